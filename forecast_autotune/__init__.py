@@ -1,0 +1,1 @@
+"""Forecast every config before compiling any."""

@@ -1,0 +1,1 @@
+"""A config without a launch: evidence, or a failure."""

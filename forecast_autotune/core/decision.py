@@ -1,0 +1,47 @@
+"""Decision: the config chosen for a key, and everything needed to say why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import InvalidInputError
+from .config import Config
+
+BASES = ("measured", "forecast", "default")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The config chosen for a workload on one kind of hardware.
+
+    `basis` says what carries it: its own measurement, a forecast, or nothing better than the default. `equivalents` are
+    configs whose times cannot be told apart from the chosen one's. `measured` and `compiled` count configs of this run.
+    """
+
+    config: Config
+    basis: str
+    reason: str
+    equivalents: tuple[Config, ...] = ()
+    space_digest: str
+    space_size: int
+    budget: str
+    forecast: int = 0  # configs forecast
+    compiled: int = 0
+    measured: int = 0  # distinct configs tried, those that failed included
+    failed: int = 0
+    spent_s: float = 0.0
+    config_us: float | None = None  # median; None unless measured
+    default_us: float | None = None
+    run: str = ""
+    decided_at: float = 0.0  # seconds since the epoch
+
+    def __post_init__(self) -> None:
+        if self.basis not in BASES:
+            raise InvalidInputError(f"basis {self.basis!r}: accepted are {', '.join(BASES)}")
+
+    @property
+    def speedup(self) -> float | None:
+        """Measured time of the default over that of the chosen config."""
+        if self.config_us is None or self.default_us is None:
+            return None
+        return self.default_us / self.config_us

@@ -1,0 +1,68 @@
+"""Where it runs and what it was built with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from .digest import canonical_json, digest
+
+REHEARSAL_KINDS = ("stub", "interpreter", "replay")
+"""Kinds of hardware that no real key ever matches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """One product, as a decision depends on it, with its roofline sheet (which is no part of its identity).
+
+    `units` are streaming multiprocessors, compute units or CPU cores. The sheet's rates are peaks; 0 where unknown.
+    """
+
+    kind: str  # "cuda", "hip", "cpu", or one of REHEARSAL_KINDS
+    name: str
+    capability: str = ""  # "9.0", "gfx942", or the vector extensions of a CPU
+    units: int = 0
+    memory_gib: int = 0
+    power_limit_w: int = 0
+    partition: str = ""  # MIG profile
+    warp_size: int = field(default=1, compare=False)
+    max_threads: int = field(default=0, compare=False)
+    shared_bytes: int = field(default=0, compare=False)
+    l2_bytes: int = field(default=0, compare=False)
+    bandwidth_gb_per_s: float = field(default=0.0, compare=False)
+    peak_gflops: float = field(default=0.0, compare=False)  # float32, fused multiply-add counted as two
+
+    @property
+    def identity(self) -> dict[str, object]:
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "capability": self.capability,
+            "units": self.units,
+            "memory_gib": self.memory_gib,
+            "power_limit_w": self.power_limit_w,
+            "partition": self.partition,
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(canonical_json(self.identity))
+
+    def __str__(self) -> str:
+        unit = {"cpu": "cores", "hip": "CUs"}.get(self.kind, "SMs")
+        return f"{self.name} ({self.units} {unit})" if self.units else self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolchain:
+    """Everything that turns source into code: component to version, flags that change code included."""
+
+    versions: Mapping[str, str]
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(canonical_json(dict(self.versions)))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {version}" for name, version in self.versions.items())

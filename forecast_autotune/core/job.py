@@ -1,0 +1,126 @@
+"""What one tuning run is about, and what was learned elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .config import Config
+from .forecast import Abstention, Forecast
+from .hardware import Hardware, Toolchain
+from .outcome import Evidence, Measurement, Outcome
+from .space import Space
+from .workload import Work, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One decision to make: a workload, on this hardware, with this toolchain, among these configs."""
+
+    workload: Workload
+    space: Space
+    hardware: Hardware
+    toolchain: Toolchain
+    work: Work | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """What is known of one workload on one hardware under one toolchain: outcomes, and the default they relate to."""
+
+    workload: Workload
+    hardware: Hardware
+    toolchain: Toolchain
+    default: Config
+    outcomes: Mapping[Config, Outcome] = field(repr=False)
+
+    def log2_speedups(self) -> dict[Config, float]:
+        """Log2 speed-up of each measured config against the default; empty if nothing ran."""
+        return log2_speedups(self.outcomes, self.default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a surrogate is asked: to forecast each of `configs` for this job, given all that is known.
+
+    `outcomes` and `evidence` are of this very job; `recordings` are of the same program at other keys, on other hardware,
+    under another toolchain or in older source.
+    """
+
+    job: Job
+    configs: Sequence[Config]
+    outcomes: Mapping[Config, Outcome] = field(default_factory=dict)
+    evidence: Mapping[Config, Evidence] = field(default_factory=dict)
+    recordings: Sequence[Recording] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """All that a policy may look at in one step.
+
+    `forecasts` stand in the order of the space. `evidence` holds the configs that are compiled. `workers` compiles run
+    side by side.
+    """
+
+    space: Space
+    forecasts: Sequence[Forecast | Abstention]
+    outcomes: Mapping[Config, Outcome]
+    evidence: Mapping[Config, Evidence]
+    configs_left: float
+    seconds_left: float
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Compile:
+    """A policy's answer: compile these configs next."""
+
+    configs: tuple[Config, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A policy's answer: measure these configs next."""
+
+    configs: tuple[Config, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A policy's answer: enough, and why. With `config`, that one is the decision; without, the evidence decides."""
+
+    reason: str
+    config: Config | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a tuning run has come; sent after each step."""
+
+    job: Job
+    doing: str
+    forecast: int
+    compiled: int
+    measured: int
+    limit: float
+    spent_s: float
+    best: Config | None
+    best_speedup: float | None
+
+
+def reference_us(outcomes: Mapping[Config, Outcome], default: Config) -> float | None:
+    """Time that speed-ups relate to: the default's; where it failed or is unknown, the median of those that ran."""
+    found = outcomes.get(default)
+    if isinstance(found, Measurement):
+        return found.median_us
+    times = sorted(o.median_us for o in outcomes.values() if isinstance(o, Measurement))
+    return times[len(times) // 2] if times else None
+
+
+def log2_speedups(outcomes: Mapping[Config, Outcome], default: Config) -> dict[Config, float]:
+    """Log2 of reference time / time for each config that ran; see `reference_us`."""
+    reference = reference_us(outcomes, default)
+    if reference is None:
+        return {}
+    return {c: math.log2(reference / o.median_us) for c, o in outcomes.items() if isinstance(o, Measurement)}

@@ -1,0 +1,30 @@
+"""The few exceptions a caller may meet. Each carries one finished message, so each survives pickling.
+
+A config that fails is never an exception: it is a `Failure`, kept with its reason.
+"""
+
+from __future__ import annotations
+
+
+class AutotuneError(Exception):
+    """Anything this package raises on purpose."""
+
+
+class InvalidInputError(AutotuneError, ValueError):
+    """An argument, a setting or a file does not say what it must; the message names the value and what is accepted."""
+
+
+class MissingExtraError(AutotuneError, ImportError):
+    """An optional package is not installed; the message is the line that installs it."""
+
+
+class NoWorkingConfigError(AutotuneError, RuntimeError):
+    """No config can be launched for this call, the default included; the message says what each ran into."""
+
+
+class CacheMissError(AutotuneError, LookupError):
+    """Mode `strict` met a key that has no decision."""
+
+
+class StoreError(AutotuneError, RuntimeError):
+    """A store cannot be read by this version, or cannot be opened where the user asked for it by name."""

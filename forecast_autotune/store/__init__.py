@@ -1,0 +1,1 @@
+"""Remembering: the SQLite store, and traces, the portable form of recorded runs."""

@@ -1,0 +1,1 @@
+"""Who forecasts. One file per surrogate; none imports another."""

@@ -1,0 +1,406 @@
+"""tune(): the one loop. Forecast, choose, compile, measure, decide; it knows protocols and nouns only."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from .core.budget import Budget
+from .core.config import Config
+from .core.decision import Decision
+from .core.forecast import Abstention, Forecast
+from .core.job import Compile, Job, Measure, Progress, Question, Stop, View, log2_speedups, reference_us
+from .core.outcome import Evidence, Failure, Measurement, Outcome
+from .errors import NoWorkingConfigError
+from .protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
+
+log = logging.getLogger(__name__)
+
+SWITCH_MARGIN = (
+    0.02  # the gain below which leaving the default is not worth it (Triton's own choice, triton#9153)
+)
+TIE_MARGIN = 0.005  # two medians closer than this are a tie however small their spread
+TRUST = 0.9  # an untried config is chosen only when its forecast beats what is known with this probability
+FINALISTS = 4  # the best so many are timed again, beside the default
+FINAL_ROUNDS = 3
+FINALIST_WINDOW = (
+    0.05  # and only those within so much of the best: campaigns differ by 3 % (FAIR benchmark hub, A4000)
+)
+
+
+def tune(
+    job: Job,
+    *,
+    compiler: Compiler,
+    surrogate: Surrogate,
+    policy: Policy,
+    measurer: Measurer,
+    store: Store,
+    budget: Budget,
+    listener: Listener | None = None,
+) -> Decision:
+    """Decide which config of the job's space to run, measuring no more than the budget allows.
+
+    A stored decision is returned at once if it was measured, or if nothing may be measured now. Otherwise what is stored
+    seeds the run: a config already tried here is not tried again. Of several processes that miss the same key, one tunes
+    and the others return its decision.
+
+    Raises:
+        NoWorkingConfigError: the default brings its process down or never ends, and nothing else was found to run.
+    """
+
+    def recalled() -> Decision | None:
+        found = store.decision(job)
+        return found if found and (found.basis == "measured" or not budget.measures) else None
+
+    if found := recalled():
+        return found
+    run = _Run(job, compiler, surrogate, policy, measurer, store, budget, listener)
+    if not budget.measures:
+        return run.decide_unmeasured()
+    with store.single_flight(job) as alone:
+        if found := recalled():
+            return found
+        if not alone:
+            log.warning(
+                "%s: another process has been tuning it for long; deciding without measuring", job.workload
+            )
+            return run.decide_unmeasured()
+        return run.tune()
+
+
+class _Run:
+    """The state of one tuning run."""
+
+    def __init__(
+        self,
+        job: Job,
+        compiler: Compiler,
+        surrogate: Surrogate,
+        policy: Policy,
+        measurer: Measurer,
+        store: Store,
+        budget: Budget,
+        listener: Listener | None,
+    ) -> None:
+        self.job = job
+        self.space = job.space
+        self.compiler = compiler
+        self.surrogate = surrogate
+        self.policy = policy
+        self.measurer = measurer
+        self.store = store
+        self.budget = budget
+        self.listener = listener
+        self.id = uuid.uuid4().hex
+        self.outcomes: dict[Config, Outcome] = {}
+        self.evidence: dict[Config, Evidence] = {}
+        self.forecasts: Sequence[Forecast | Abstention] = ()
+        self.tried: set[Config] = set()  # by this run
+        self.compiled = 0
+
+    # The three acts -------------------------------------------------------------------------------------------------
+
+    def tune(self) -> Decision:
+        stop = self.search()
+        if self.measurer.repeatable:
+            self.measure_finalists()
+        decision = self.decide(stop)
+        self.store.decide(self.job, decision)
+        self.tell("decided")
+        log.info("%s: %s (%s)", self.job.workload, decision.config, decision.reason)
+        return decision
+
+    def decide_unmeasured(self) -> Decision:
+        """Decide on what is stored and forecast. Not stored: measuring later must not find it in its way."""
+        self.begin()
+        step = self.policy.step(self.view())
+        return self.decide(step if isinstance(step, Stop) else Stop("nothing may be measured now"))
+
+    def search(self) -> Stop:
+        """Ask the policy and do what it says until it stops or the budget is gone."""
+        self.begin()
+        while True:
+            step = self.policy.step(self.view())
+            if isinstance(step, Stop):
+                return step
+            if self.budget.exhausted:
+                return Stop(f"the budget of {self.budget} is spent")
+            tried = len(self.tried)
+            evident = len(self.evidence)
+            if isinstance(step, Compile):
+                self.compile(step.configs)
+            else:
+                self.measure(step.configs)
+            if len(self.tried) == tried and len(self.evidence) == evident:
+                if self.budget.exhausted:
+                    return Stop(f"the budget of {self.budget} is spent")
+                return Stop("the policy asked for nothing new")
+            self.forecast()
+
+    # Forecasting ----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self.budget.start(len(self.space))
+        self.outcomes.update((c, o) for c, o in self.store.outcomes(self.job).items() if c in self.space)
+        self.recordings = self.store.recollect(self.job)
+        self.forecast()
+
+    def forecast(self) -> None:
+        question = Question(
+            job=self.job,
+            configs=self.space,
+            outcomes=self.outcomes,
+            evidence=self.evidence,
+            recordings=self.recordings,
+        )
+        try:
+            self.forecasts = self.surrogate.forecast(question)
+        except Exception as err:  # a surrogate may be anything, a server included; tuning goes on without it
+            log.warning(
+                "surrogate %s failed (%r): tuning goes on without forecasts", self.surrogate.name, err
+            )
+            name, reason = self.surrogate.name, repr(err)
+            self.forecasts = [Abstention(name, reason)] * len(self.space)
+        self.tell("forecast")
+
+    def view(self) -> View:
+        return View(
+            space=self.space,
+            forecasts=self.forecasts,
+            outcomes=self.outcomes,
+            evidence=self.evidence,
+            configs_left=self.budget.configs_left,
+            seconds_left=self.budget.seconds_left,
+            workers=self.compiler.workers,
+        )
+
+    # Compiling and measuring ----------------------------------------------------------------------------------------
+
+    def default_first(self, configs: Iterable[Config]) -> list[Config]:
+        """The configs not tried yet, with the default before all others until something is known of it."""
+        default = self.space.default
+        chosen = [c for c in dict.fromkeys(configs) if c not in self.outcomes and c in self.space]
+        if chosen and default not in self.outcomes:
+            chosen = [default, *(c for c in chosen if c != default)]
+        return chosen
+
+    def compile(self, configs: Iterable[Config]) -> None:
+        wanted = [c for c in self.default_first(configs) if c not in self.evidence]
+        room = self.budget.configs_left - sum(c not in self.outcomes for c in self.evidence)
+        wanted = wanted[: int(max(0, min(room, len(wanted))))]
+        building = self.compiler.compile(wanted)
+        for config, result in building:
+            self.compiled += 1
+            if isinstance(result, Failure):
+                self.keep(config, result)
+            else:
+                self.evidence[config] = result
+            self.tell("compiling")
+            if self.budget.exhausted:
+                break
+        if close := getattr(building, "close", None):
+            close()
+
+    def measure(self, configs: Iterable[Config]) -> None:
+        chosen = self.default_first(configs)
+        if missing := [c for c in chosen if c not in self.evidence]:
+            self.compile(missing)
+        for config in chosen:
+            if self.budget.exhausted:
+                return
+            if config in self.evidence and config not in self.outcomes:
+                outcome = self.measurer.measure(config)
+                if isinstance(outcome, Measurement):
+                    outcome = replace(outcome, compile_s=self.evidence[config].compile_s)
+                self.keep(config, outcome)
+                self.tell("measuring")
+
+    def keep(self, config: Config, outcome: Outcome) -> None:
+        """Remember an outcome here and, with the forecast before it, in the store."""
+        if config not in self.tried:
+            self.tried.add(config)
+            self.budget.tried += 1
+        self.outcomes[config] = outcome
+        forecast = self.forecasts[self.space.index(config)] if self.forecasts else None
+        self.store.record(self.job, self.id, config, outcome, forecast)
+        if isinstance(outcome, Failure):
+            log.info("%s: %s failed at %s: %s", self.job.workload, config, outcome.stage, outcome.message)
+
+    # Deciding -------------------------------------------------------------------------------------------------------
+
+    def measured(self) -> dict[Config, Measurement]:
+        """Configs that ran, fastest first; equal times in the order of the space."""
+        ran = {c: o for c, o in self.outcomes.items() if isinstance(o, Measurement)}
+        return dict(sorted(ran.items(), key=lambda item: (item[1].median_us, self.space.index(item[0]))))
+
+    def measure_finalists(self) -> None:
+        """Time the best few and the default again, in turns, so that all see the same state of the machine."""
+        ran = self.measured()
+        if len(ran) < 2 or not self.tried:
+            return
+        best_us = next(iter(ran.values())).median_us
+        close = [c for c, m in ran.items() if m.median_us <= best_us * (1 + FINALIST_WINDOW)][:FINALISTS]
+        finalists = (
+            close
+            if self.space.default in close or self.space.default not in ran
+            else [*close, self.space.default]
+        )
+        self.compile_again([c for c in finalists if c not in self.evidence])
+        again: dict[Config, Measurement] = {}
+        for _ in range(FINAL_ROUNDS):
+            for config in list(finalists):
+                if self.budget.seconds_left <= 0:
+                    break
+                outcome = self.measurer.measure(config)
+                if isinstance(outcome, Failure):
+                    finalists.remove(config)
+                    again.pop(config, None)
+                    self.keep(config, outcome)
+                else:
+                    again[config] = again[config].with_more(outcome) if config in again else outcome
+                self.tell("measuring finalists")
+        if len(again) < len(finalists):
+            return  # out of time before each had its turn: what is known already is the fairer comparison
+        for config, measurement in again.items():
+            first = ran[config]
+            self.keep(
+                config, replace(measurement, compile_s=first.compile_s, run_s=first.run_s + measurement.run_s)
+            )
+
+    def compile_again(self, configs: Sequence[Config]) -> None:
+        """Configs known from an earlier run are compiled here before they are timed beside the new ones."""
+        for config, result in self.compiler.compile(configs):
+            if isinstance(result, Failure):
+                self.keep(config, result)
+            else:
+                self.evidence[config] = result
+
+    def decide(self, stop: Stop) -> Decision:
+        default = self.space.default
+        ran = self.measured()
+        config, basis, reason, equivalents = default, "default", stop.reason, ()
+        if stop.config is not None:
+            config = stop.config
+        elif ran:
+            config, reason, equivalents = self.winner(ran)
+            basis = "measured" if config in ran else "default"
+        trusted = None if stop.config is not None else self.trusted_forecast(ran.get(config))
+        if trusted is not None:
+            config, basis, equivalents = trusted, "forecast", ()
+            forecast = self.forecasts[self.space.index(trusted)]
+            assert isinstance(forecast, Forecast)
+            reason = (
+                f"{forecast.source} forecasts {2**forecast.mean:.2f}x the default's speed, "
+                f"{forecast.chance_above(0.0):.0%} sure that it is faster; {stop.reason}"
+            )
+        elif basis == "measured":
+            reason = f"{reason}; {stop.reason}"
+        elif not ran and self.outcomes:
+            self.refuse_if_nothing_runs()
+        measured_us = {c: m.median_us for c, m in ran.items()}
+        return Decision(
+            config=config,
+            basis=basis,
+            reason=reason,
+            equivalents=equivalents,
+            space_digest=self.space.digest,
+            space_size=len(self.space),
+            budget=str(self.budget),
+            forecast=sum(isinstance(f, Forecast) for f in self.forecasts),
+            compiled=self.compiled,
+            measured=len(self.tried),
+            failed=sum(isinstance(self.outcomes[c], Failure) for c in self.tried),
+            spent_s=self.budget.spent_s,
+            config_us=measured_us.get(config),
+            default_us=measured_us.get(default),
+            run=self.id,
+            decided_at=time.time(),
+        )
+
+    def winner(self, ran: dict[Config, Measurement]) -> tuple[Config, str, tuple[Config, ...]]:
+        """The measured config to run, why, and those it cannot be told apart from.
+
+        The fastest must beat the default by `SWITCH_MARGIN` and beyond twice the combined standard error. Among configs
+        tied with the fastest, the one that stands first in the space wins, so that equal evidence always decides alike.
+        """
+        default = self.space.default
+        best, fastest = next(iter(ran.items()))
+        tied = [
+            c
+            for c, m in ran.items()
+            if m.median_us <= fastest.median_us * (1 + _noise(m, fastest, TIE_MARGIN))
+        ]
+        if default in ran:
+            gain = ran[default].median_us / fastest.median_us - 1
+            needed = _noise(ran[default], fastest, SWITCH_MARGIN)
+            if best == default or gain <= needed:
+                others = tuple(c for c in tied if c != default)
+                return (
+                    default,
+                    f"no config tried beats the default by more than the noise ({needed:.1%})",
+                    others,
+                )
+        chosen = min(tied, key=self.space.index)
+        equivalents = tuple(c for c in tied if c != chosen)
+        if default in ran:
+            reason = f"{ran[default].median_us / ran[chosen].median_us:.2f}x the default's speed, measured"
+        else:
+            reason = "the fastest measured; the default does not run here"
+        if equivalents:
+            reason += f"; first in the space of {len(tied)} that cannot be told apart"
+        return chosen, reason, equivalents
+
+    def trusted_forecast(self, best: Measurement | None) -> Config | None:
+        """An untried config whose forecast is good enough to choose it unmeasured, if there is one."""
+        reference = reference_us(self.outcomes, self.space.default)
+        bar = math.log2(reference / best.median_us) if best and reference else 0.0
+        bar += math.log2(1 + SWITCH_MARGIN)
+        chosen, expected = None, bar
+        for config, forecast in zip(self.space, self.forecasts, strict=False):
+            if (
+                isinstance(forecast, Forecast)
+                and config not in self.outcomes
+                and forecast.mean > expected
+                and forecast.chance_above(bar) >= TRUST
+            ):
+                chosen, expected = config, forecast.mean
+        return chosen
+
+    def refuse_if_nothing_runs(self) -> None:
+        default = self.outcomes.get(self.space.default)
+        if isinstance(default, Failure) and default.crashed:
+            failures = [(c, o) for c, o in self.outcomes.items() if isinstance(o, Failure)]
+            told = "; ".join(f"{c}: {o.stage}: {o.message}" for c, o in failures[:3])
+            raise NoWorkingConfigError(
+                f"{self.job.workload}: none of {len(failures)} configs tried can be run here, the default included "
+                f"({told}). Run it under a debugger, or set FORECAST_AUTOTUNE_MODE=first to launch the default anyway."
+            )
+
+    def tell(self, doing: str) -> None:
+        if self.listener is None:
+            return
+        speedups = log2_speedups(self.outcomes, self.space.default)
+        best = max(speedups, key=speedups.__getitem__, default=None)
+        self.listener(
+            Progress(
+                job=self.job,
+                doing=doing,
+                forecast=len(self.forecasts),
+                compiled=self.compiled,
+                measured=len(self.tried),
+                limit=self.budget.limit if self.budget.limit is not None else len(self.space),
+                spent_s=self.budget.spent_s,
+                best=best,
+                best_speedup=None if best is None else 2 ** speedups[best],
+            )
+        )
+
+
+def _noise(a: Measurement, b: Measurement, floor: float) -> float:
+    """Relative difference below which two medians are the same: twice their combined standard error, at least floor."""
+    return max(floor, 2 * math.hypot(a.relative_error, b.relative_error))
