@@ -1,1 +1,47 @@
-"""Forecast every config before compiling any."""
+"""Forecast every config before compiling any, measure only the ones that could still change the answer, remember why.
+
+Idiom: `import forecast_autotune as fa`. Names are resolved on first use, so that importing this pulls in neither torch nor
+triton.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .core.config import Config as Config
+    from .core.space import Space as Space
+    from .core.workload import Work as Work
+    from .errors import AutotuneError as AutotuneError
+    from .errors import CacheMissError as CacheMissError
+    from .errors import InvalidInputError as InvalidInputError
+    from .errors import NoWorkingConfigError as NoWorkingConfigError
+    from .errors import TuningWarning as TuningWarning
+    from .frontends.load_inline import load_inline as load_inline
+
+_HOMES = {
+    "Config": "core.config",
+    "Space": "core.space",
+    "Work": "core.workload",
+    "AutotuneError": "errors",
+    "CacheMissError": "errors",
+    "InvalidInputError": "errors",
+    "NoWorkingConfigError": "errors",
+    "TuningWarning": "errors",
+    "load_inline": "frontends.load_inline",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -28,3 +28,11 @@ class CacheMissError(AutotuneError, LookupError):
 
 class StoreError(AutotuneError, RuntimeError):
     """A store cannot be read by this version, or cannot be opened where the user asked for it by name."""
+
+
+class StoreWarning(UserWarning):
+    """The store was broken, cannot be written to or cannot be read in part; tuning goes on, and this is said once."""
+
+
+class TuningWarning(UserWarning):
+    """Tuning could not do its work; the call goes on with the best answer still available."""

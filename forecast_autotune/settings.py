@@ -65,3 +65,13 @@ def default_dir() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("forecast_autotune", appauthor=False))
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str, str | None]:
+    """Variables that start like ours and are none of them, each with the name it was perhaps meant to be."""
+    import difflib
+
+    env = os.environ if environment is None else environment
+    known = [PREFIX + name.upper() for name in Settings.__dataclass_fields__]
+    strange = [name for name in env if name.upper().startswith(PREFIX) and name not in known]
+    return {name: next(iter(difflib.get_close_matches(name.upper(), known, 1, 0.6)), None) for name in sorted(strange)}

@@ -13,23 +13,19 @@ from .core.budget import Budget
 from .core.config import Config
 from .core.decision import Decision
 from .core.forecast import Abstention, Forecast
-from .core.job import Compile, Job, Measure, Progress, Question, Stop, View, log2_speedups, reference_us
+from .core.job import Compile, Job, Progress, Question, Stop, View, log2_speedups, reference_us
 from .core.outcome import Evidence, Failure, Measurement, Outcome
 from .errors import NoWorkingConfigError
 from .protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
 
 log = logging.getLogger(__name__)
 
-SWITCH_MARGIN = (
-    0.02  # the gain below which leaving the default is not worth it (Triton's own choice, triton#9153)
-)
+SWITCH_MARGIN = 0.02  # the gain below which leaving the default is not worth it (Triton's own choice, triton#9153)
 TIE_MARGIN = 0.005  # two medians closer than this are a tie however small their spread
 TRUST = 0.9  # an untried config is chosen only when its forecast beats what is known with this probability
 FINALISTS = 4  # the best so many are timed again, beside the default
 FINAL_ROUNDS = 3
-FINALIST_WINDOW = (
-    0.05  # and only those within so much of the best: campaigns differ by 3 % (FAIR benchmark hub, A4000)
-)
+FINALIST_WINDOW = 0.05  # and only those within so much of the best: campaigns differ by 3 % (FAIR benchmark hub, A4000)
 
 
 def tune(
@@ -66,9 +62,7 @@ def tune(
         if found := recalled():
             return found
         if not alone:
-            log.warning(
-                "%s: another process has been tuning it for long; deciding without measuring", job.workload
-            )
+            log.warning("%s: another process has been tuning it for long; deciding without measuring", job.workload)
             return run.decide_unmeasured()
         return run.tune()
 
@@ -161,9 +155,7 @@ class _Run:
         try:
             self.forecasts = self.surrogate.forecast(question)
         except Exception as err:  # a surrogate may be anything, a server included; tuning goes on without it
-            log.warning(
-                "surrogate %s failed (%r): tuning goes on without forecasts", self.surrogate.name, err
-            )
+            log.warning("surrogate %s failed (%r): tuning goes on without forecasts", self.surrogate.name, err)
             name, reason = self.surrogate.name, repr(err)
             self.forecasts = [Abstention(name, reason)] * len(self.space)
         self.tell("forecast")
@@ -246,9 +238,7 @@ class _Run:
         best_us = next(iter(ran.values())).median_us
         close = [c for c, m in ran.items() if m.median_us <= best_us * (1 + FINALIST_WINDOW)][:FINALISTS]
         finalists = (
-            close
-            if self.space.default in close or self.space.default not in ran
-            else [*close, self.space.default]
+            close if self.space.default in close or self.space.default not in ran else [*close, self.space.default]
         )
         self.compile_again([c for c in finalists if c not in self.evidence])
         again: dict[Config, Measurement] = {}
@@ -268,9 +258,7 @@ class _Run:
             return  # out of time before each had its turn: what is known already is the fairer comparison
         for config, measurement in again.items():
             first = ran[config]
-            self.keep(
-                config, replace(measurement, compile_s=first.compile_s, run_s=first.run_s + measurement.run_s)
-            )
+            self.keep(config, replace(measurement, compile_s=first.compile_s, run_s=first.run_s + measurement.run_s))
 
     def compile_again(self, configs: Sequence[Config]) -> None:
         """Configs known from an earlier run are compiled here before they are timed beside the new ones."""
@@ -330,11 +318,7 @@ class _Run:
         """
         default = self.space.default
         best, fastest = next(iter(ran.items()))
-        tied = [
-            c
-            for c, m in ran.items()
-            if m.median_us <= fastest.median_us * (1 + _noise(m, fastest, TIE_MARGIN))
-        ]
+        tied = [c for c, m in ran.items() if m.median_us <= fastest.median_us * (1 + _noise(m, fastest, TIE_MARGIN))]
         if default in ran:
             gain = ran[default].median_us / fastest.median_us - 1
             needed = _noise(ran[default], fastest, SWITCH_MARGIN)

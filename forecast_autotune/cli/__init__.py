@@ -1,1 +1,68 @@
-"""The forecast-autotune command."""
+"""The forecast-autotune command. Each subcommand is a module with `add_parser(subparsers)`, imported when it is named."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "list": ("list", "what is decided here"),
+    "show": ("show", "one decision: why, forecast beside measurement, what it beat"),
+    "stats": ("stats", "size, hits, time saved, how honest the forecasts were"),
+    "replay": ("replay", "tune against recorded spaces: loss, spend, honesty"),
+    "export": ("export", "write decisions and outcomes as JSON lines"),
+    "import": ("import_", "take in exported decisions and outcomes"),
+    "prune": ("prune", "remove superseded decisions and what nothing uses any more"),
+    "clear": ("clear", "remove everything, or one kernel"),
+    "doctor": ("doctor", "check compilers, devices, the store and the settings"),
+}
+"""Name to module in this package and help line; a module sets `run`, a function of the parsed arguments, as default."""
+
+OK, NOTHING, BAD_INPUT = 0, 1, 2
+
+EPILOG = """exit codes:
+  0  done
+  1  nothing found; for doctor: a problem found
+  2  bad input: a wrong argument, a broken file, a store that cannot be used"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code; the result goes to stdout, everything else to stderr."""
+    from ..errors import AutotuneError
+
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        parsed = _parser(arguments).parse_args(arguments)
+        return int(parsed.run(parsed))
+    except SystemExit as stop:  # argparse has told what is wrong, or printed help
+        return stop.code if isinstance(stop.code, int) else BAD_INPUT
+    except BrokenPipeError:
+        # The reader of a pipe has seen enough, as `head` has. Python would complain once more when it closes stdout.
+        sys.stdout = None  # type: ignore[assignment]
+        return OK
+    except (AutotuneError, OSError) as err:
+        print(f"forecast-autotune: {err}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("forecast-autotune: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The whole parser; of the subcommands only the one that is named is imported."""
+    parser = argparse.ArgumentParser(
+        prog="forecast-autotune",
+        description="Inspect and manage what forecast_autotune has learned on this machine.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    named = next((a for a in arguments if not a.startswith("-")), None)
+    for command, (module, line) in COMMANDS.items():
+        if command == named:
+            importlib.import_module(f"{__name__}.{module}").add_parser(subparsers)
+        else:
+            subparsers.add_parser(command, help=line)
+    return parser

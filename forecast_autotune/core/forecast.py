@@ -107,11 +107,7 @@ class Forecast:
         for c in self.components:
             sigma = max(c.sigma, 1e-9)
             z = (c.mean - over) / sigma
-            gain += (
-                c.weight
-                * sigma
-                * (z * 0.5 * math.erfc(-z / _SQRT2) + math.exp(-0.5 * z * z) * 0.3989422804014327)
-            )
+            gain += c.weight * sigma * (z * 0.5 * math.erfc(-z / _SQRT2) + math.exp(-0.5 * z * z) * 0.3989422804014327)
         return (1.0 - self.fail_probability) * gain
 
     def bins(self, reference: float = 0.0) -> tuple[float, ...]:
@@ -126,9 +122,7 @@ class Forecast:
             InvalidInputError: the reference is not finite.
         """
         if not math.isfinite(reference):
-            raise InvalidInputError(
-                f"reference {reference}: give the finite log2 speed-up of the reference config"
-            )
+            raise InvalidInputError(f"reference {reference}: give the finite log2 speed-up of the reference config")
         below = [0.0, *(self.cdf(edge + reference) for edge in BIN_EDGES_LOG2), 1.0]
         return tuple(high - low for low, high in zip(below, below[1:], strict=False))
 

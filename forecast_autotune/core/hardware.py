@@ -32,6 +32,7 @@ class Hardware:
     l2_bytes: int = field(default=0, compare=False)
     bandwidth_gb_per_s: float = field(default=0.0, compare=False)
     peak_gflops: float = field(default=0.0, compare=False)  # float32, fused multiply-add counted as two
+    peak_tensor_gflops: float = field(default=0.0, compare=False)  # float16 with float32 sums on matrix units, dense
 
     @property
     def identity(self) -> dict[str, object]:

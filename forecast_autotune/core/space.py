@@ -48,8 +48,7 @@ class Space(Sequence[Config]):
             chosen = _as_config(default)
             if chosen not in set(ordered):
                 raise InvalidInputError(
-                    f"the default ({chosen}) is not in the space of {len(ordered)} configs: "
-                    "add it, or name one that is"
+                    f"the default ({chosen}) is not in the space of {len(ordered)} configs: add it, or name one that is"
                 )
             ordered.remove(chosen)
             ordered.insert(0, chosen)

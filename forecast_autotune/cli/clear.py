@@ -1,0 +1,34 @@
+"""`clear`: forget everything, or one kernel."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from . import NOTHING, OK
+from ._shared import Subparsers, add_store_argument, is_missing, new_parser, say, store_of
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = new_parser(subparsers, "clear", "Remove everything from the store, or everything of one kernel.")
+    parser.add_argument("--kernel", metavar="K", help="only the kernel of exactly this name")
+    parser.add_argument("--yes", action="store_true", help="do not ask; at a terminal the command asks otherwise")
+    add_store_argument(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from .prune import tell_removed
+
+    store = store_of(arguments)
+    if is_missing(store):
+        return NOTHING
+    if not arguments.yes and sys.stdin.isatty():
+        what = "everything" if arguments.kernel is None else f"everything of {arguments.kernel}"
+        print(f"Remove {what} from {store.path}? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            say("nothing removed")
+            return NOTHING
+    removed = store.clear(kernel=arguments.kernel)
+    tell_removed(removed)
+    return OK if arguments.kernel is None or removed.decisions + removed.outcomes else NOTHING

@@ -1,0 +1,239 @@
+"""`doctor`: does this machine have what tuning needs, and what to do where it does not."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from . import NOTHING, OK
+from ._shared import JSON_HELP, Subparsers, add_store_argument, new_parser, print_json, print_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found. `note` is worth knowing and needs nothing done; `problem` needs something done."""
+
+    check: str
+    status: str  # "ok", "note" or "problem"
+    found: str
+    advice: str = ""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = new_parser(
+        subparsers,
+        "doctor",
+        "Check compilers, torch, Triton, devices, the store and the settings, and say what to do about each problem.",
+    )
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_store_argument(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    findings = [finding for name, check in _checks(arguments.dir) for finding in _safely(name, check)]
+    if arguments.json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        print_table(
+            ("check", "status", "found", "what to do"),
+            [(f.check, f.status, f.found, f.advice) for f in findings],
+        )
+    return NOTHING if any(f.status == "problem" for f in findings) else OK
+
+
+def _checks(directory: Path | None) -> list[tuple[str, Callable[[], Iterable[Finding]]]]:
+    return [
+        ("settings", check_settings),
+        ("compiler", check_compilers),
+        ("torch", check_torch),
+        ("triton", check_triton),
+        ("hardware", check_hardware),
+        ("store", lambda: check_store(directory)),
+    ]
+
+
+def _safely(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """A check that fails is a finding: a broken torch must not hide what is wrong with the store."""
+    try:
+        yield from check()
+    except Exception as err:
+        advice = "mend this first: the check could not be finished"
+        yield Finding(check=name, status="problem", found=f"{type(err).__name__}: {err}", advice=advice)
+
+
+# Checks -----------------------------------------------------------------------------------------------------------------
+
+
+def check_settings() -> Iterator[Finding]:
+    """Whether every FORECAST_AUTOTUNE_* variable is known and says something."""
+    from ..errors import InvalidInputError
+    from ..settings import Settings, unknown_variables
+
+    for name, meant in unknown_variables().items():
+        advice = f"did you mean {meant}?" if meant else "remove it: nothing reads it"
+        yield Finding(check="settings", status="problem", found=f"{name} is no setting", advice=advice)
+    try:
+        settings = Settings.from_environment()
+    except InvalidInputError as err:
+        yield Finding(check="settings", status="problem", found=str(err), advice="set it to one of these, or unset it")
+        return
+    told = ", ".join(f"{name}={getattr(settings, name)}" for name in ("mode", "surrogate", "isolate", "toolchain"))
+    yield Finding(check="settings", status="ok", found=f"budget={settings.budget or 'default'}, {told}")
+    for pack in settings.packs:
+        yield _check_pack(pack)
+
+
+def _check_pack(pack: Path) -> Finding:
+    from ..errors import InvalidInputError
+    from ..store.lines import read_lines
+
+    try:
+        entries = read_lines(pack)
+    except (OSError, InvalidInputError) as err:
+        advice = "write it again with 'forecast-autotune export', or take it out of FORECAST_AUTOTUNE_PACKS"
+        return Finding(check="pack", status="problem", found=str(err), advice=advice)
+    return Finding(check="pack", status="ok", found=f"{pack}: {len(entries)} lines")
+
+
+def check_compilers() -> Iterator[Finding]:
+    """Whether extensions can be built: a C++ compiler and ninja, and nvcc where CUDA is wanted."""
+    import shutil
+
+    from ..probe import compiler_version, nvcc_path
+
+    compiler = os.environ.get("CXX", "c++")
+    version = compiler_version(compiler)
+    if version == "not found":
+        advice = "install one (for example g++), or let CXX name it: load_inline needs it"
+        yield Finding(check="compiler", status="problem", found=f"{compiler} cannot be run", advice=advice)
+    else:
+        yield Finding(check="compiler", status="ok", found=f"{compiler}: {version}")
+    nvcc = nvcc_path()
+    if nvcc is None:
+        advice = "only for load_inline with CUDA sources: install the CUDA toolkit, or set CUDA_HOME"
+        yield Finding(check="nvcc", status="note", found="not found", advice=advice)
+    else:
+        yield Finding(check="nvcc", status="ok", found=f"{nvcc}: {compiler_version(nvcc)}")
+    ninja = shutil.which("ninja")
+    if ninja is None:
+        advice = "pip install ninja, and put the environment's bin folder on PATH"
+        yield Finding(check="ninja", status="problem", found="not on PATH", advice=advice)
+    else:
+        yield Finding(check="ninja", status="ok", found=f"{ninja}: {compiler_version(ninja)}")
+
+
+def check_torch() -> Iterator[Finding]:
+    """Which torch there is, and for which devices it was built."""
+    try:
+        import torch
+    except ImportError as err:
+        yield Finding(check="torch", status="problem", found=str(err), advice="pip install torch")
+        return
+    built = (
+        f"CUDA {torch.version.cuda}"
+        if torch.version.cuda
+        else f"HIP {torch.version.hip}"
+        if torch.version.hip
+        else "CPU"
+    )
+    yield Finding(check="torch", status="ok", found=f"{torch.__version__}, built for {built}")
+
+
+def check_triton() -> Iterator[Finding]:
+    """Whether Triton is there once: two distributions that bring it overwrite each other's files."""
+    from importlib.metadata import packages_distributions, version
+
+    providers = sorted(set(packages_distributions().get("triton", [])))
+    yield triton_finding({name: version(name) for name in providers})
+
+
+def triton_finding(providers: Mapping[str, str]) -> Finding:
+    """What it means that these distributions, with their versions, bring a package named triton."""
+    told = ", ".join(f"{name} {version}" for name, version in providers.items())
+    if not providers:
+        advice = "only for Triton kernels: pip install triton (Linux)"
+        return Finding(check="triton", status="note", found="not installed", advice=advice)
+    if len(providers) > 1:
+        others = " ".join(name for name in providers if name != "triton")
+        advice = (
+            "one has overwritten files of the other. Keep the one that your torch needs: "
+            f"pip uninstall -y {' '.join(providers)}, then install again {others if others else 'triton'}"
+        )
+        return Finding(check="triton", status="problem", found=f"brought by {told}", advice=advice)
+    return Finding(check="triton", status="ok", found=told)
+
+
+def check_hardware() -> Iterator[Finding]:
+    """Which devices decisions would be made for."""
+    from ..probe import detect_hardware
+
+    yield Finding(check="cpu", status="ok", found=str(detect_hardware("cpu")))
+    import torch
+
+    if not torch.cuda.is_available():
+        built = torch.version.cuda or torch.version.hip
+        advice = "check the driver (nvidia-smi, rocm-smi) and CUDA_VISIBLE_DEVICES" if built else ""
+        yield Finding(check="gpu", status="note", found="torch sees none", advice=advice)
+        return
+    for index in range(torch.cuda.device_count()):
+        yield Finding(check="gpu", status="ok", found=f"cuda:{index}: {detect_hardware(f'cuda:{index}')}")
+
+
+def check_store(directory: Path | None) -> Iterator[Finding]:
+    """Whether the store can be opened and written to, and on what kind of filesystem it lies."""
+    from ..errors import StoreError
+    from ..settings import Settings
+    from ..store import filesystem
+    from ..store.manage import StoreFile
+
+    folder = directory if directory is not None else Settings.from_environment().dir
+    store = StoreFile(folder)
+    kind = filesystem.filesystem_type(folder) or "unknown"
+    network = filesystem.on_network(folder)
+    found = f"{kind}, a network filesystem: rollback journal" if network else kind
+    yield Finding(check="filesystem", status="note" if network else "ok", found=found)
+    writable = _first_existing(folder)
+    if not os.access(writable, os.W_OK):
+        advice = "let FORECAST_AUTOTUNE_DIR name a folder you may write to; until then all is kept in memory alone"
+        yield Finding(check="store", status="problem", found=f"{writable} cannot be written to", advice=advice)
+    if not store.exists():
+        yield Finding(
+            check="store", status="note", found=f"none yet at {store.path}", advice="the first tuning run makes it"
+        )
+        return
+    try:
+        problems = store.check()
+        stats = store.stats()
+    except StoreError as err:
+        yield Finding(check="store", status="problem", found=str(err), advice="see the message")
+        return
+    if problems:
+        advice = "run 'forecast-autotune export', move the file away, and import again"
+        yield Finding(check="store", status="problem", found=f"{store.path}: {problems[0]}", advice=advice)
+    if not os.access(store.path, os.W_OK):
+        advice = f"chmod u+w {store.path}; until then what is learned is kept in memory alone"
+        yield Finding(check="store", status="problem", found=f"{store.path} cannot be written to", advice=advice)
+    if os.name == "posix" and os.stat(store.path).st_mode & 0o022:
+        advice = f"chmod go-w {store.path}: what it says decides which code you run"
+        yield Finding(check="store", status="problem", found=f"others may write to {store.path}", advice=advice)
+    if stats.unreadable:
+        advice = "'forecast-autotune clear --kernel K' removes a kernel's rows"
+        yield Finding(check="store", status="problem", found=f"{stats.unreadable} rows cannot be read", advice=advice)
+    for aside in sorted(folder.glob(f"{filesystem.FILE_NAME}.corrupt-*")):
+        if not aside.name.endswith(filesystem.COMPANIONS):
+            advice = "remove it once you do not want to look into it any more"
+            yield Finding(check="store", status="note", found=f"{aside.name} was set aside as broken", advice=advice)
+    size = f"{stats.size_bytes / 2**10:.0f} KiB"
+    told = f"{store.path}: {size}, schema {stats.schema}, journal {stats.journal}, {sum(stats.decisions.values())} decisions"
+    yield Finding(check="store", status="ok", found=told)
+
+
+def _first_existing(folder: Path) -> Path:
+    for path in (folder, *folder.absolute().parents):
+        if path.exists():
+            return path
+    return folder

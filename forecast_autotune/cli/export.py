@@ -1,0 +1,31 @@
+"""`export`: decisions and outcomes as readable JSON lines."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from . import NOTHING, OK
+from ._shared import Subparsers, add_store_argument, is_missing, new_parser, say, store_of, tell_unreadable
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = new_parser(
+        subparsers,
+        "export",
+        "Write all decisions and outcomes as JSON lines, which `import` takes in elsewhere and FORECAST_AUTOTUNE_PACKS reads.\n"
+        "They hold the source text of the kernels. The file is written whole or not at all.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="where to; in gzip when the name ends in .gz")
+    add_store_argument(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    store = store_of(arguments)
+    if is_missing(store):
+        return NOTHING
+    lines = store.export(arguments.file)
+    tell_unreadable(store)
+    say(f"wrote {lines} lines to {arguments.file}")
+    return OK

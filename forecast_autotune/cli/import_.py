@@ -1,0 +1,27 @@
+"""`import`: take in what another machine exported."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from . import OK
+from ._shared import Subparsers, add_store_argument, new_parser, say, store_of
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = new_parser(
+        subparsers,
+        "import",
+        "Take in exported decisions and outcomes. Every line is checked first; if one is broken, nothing is taken.\n"
+        "Of two decisions for the same thing the newer holds; nothing that is here already is lost.",
+    )
+    parser.add_argument("file", type=Path, nargs="+", metavar="FILE", help="written by `export`")
+    add_store_argument(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    outcomes, decisions = store_of(arguments).import_lines(arguments.file)
+    say(f"took in {outcomes} outcomes and {decisions} decisions that were not here")
+    return OK

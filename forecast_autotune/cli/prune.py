@@ -1,0 +1,35 @@
+"""`prune`: remove what does not hold and what nothing uses."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..store.manage import UNSEEN_DAYS, Removed
+from . import NOTHING, OK
+from ._shared import Subparsers, add_store_argument, is_missing, new_parser, say, store_of
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = new_parser(
+        subparsers,
+        "prune",
+        "Remove superseded decisions, and everything of programs and toolchains that nothing has recorded, decided or\n"
+        "recalled for so many days. Removing costs time when it is needed again, nothing else.",
+    )
+    parser.add_argument(
+        "--days", type=float, default=UNSEEN_DAYS, metavar="N", help="unseen for so long (default: %(default)s)"
+    )
+    add_store_argument(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    store = store_of(arguments)
+    if is_missing(store):
+        return NOTHING
+    tell_removed(store.prune(unseen_days=arguments.days))
+    return OK
+
+
+def tell_removed(removed: Removed) -> None:
+    say(f"removed {removed.decisions} decisions, {removed.outcomes} outcomes, {removed.programs} programs")

@@ -1,0 +1,186 @@
+"""`show`: one decision. What was chosen, why, against what, and what forecasts had said."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from . import BAD_INPUT, NOTHING, OK
+from ._shared import (
+    JSON_HELP,
+    Subparsers,
+    add_store_argument,
+    as_date,
+    as_duration,
+    as_time,
+    as_times,
+    is_missing,
+    new_parser,
+    print_facts,
+    print_json,
+    print_table,
+    say,
+    short,
+    store_of,
+    summary_of,
+    tell_unreadable,
+)
+
+if TYPE_CHECKING:
+    from ..core.forecast import Abstention, Forecast
+    from ..store.manage import DecisionDetail
+    from ..store.rows import StoredOutcome
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = new_parser(
+        subparsers,
+        "show",
+        "One decision: what was chosen, why, what it beat, and what forecasts had said of each config.",
+    )
+    parser.add_argument(
+        "key", metavar="KEY", help="the start of a decision's digest as `list` prints it, or a kernel's name"
+    )
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_store_argument(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    store = store_of(arguments)
+    if is_missing(store):
+        return NOTHING
+    found = store.find(arguments.key)
+    if not found:
+        tell_unreadable(store)
+        say(
+            f"no decision starts with {arguments.key!r} and no kernel has that name; 'forecast-autotune list' names them"
+        )
+        return NOTHING
+    if len(found) > 1:
+        say(f"{arguments.key!r} stands for {len(found)} decisions; give the start of one's digest:")
+        for stored in found[:20]:
+            say(f"  {short(stored.digest)}  {stored.place.workload}  on {stored.place.hardware}")
+        if len(found) > 20:
+            say(f"  and {len(found) - 20} more")
+        return BAD_INPUT
+    detail = store.detail(found[0])
+    tell_unreadable(store)
+    if arguments.json:
+        print_json(_as_json(detail))
+    else:
+        _print(detail)
+    return OK
+
+
+def _ranked(detail: DecisionDetail) -> list[StoredOutcome]:
+    """Fastest first, then those that failed."""
+    return sorted(detail.touched, key=lambda t: -detail.log2_speedups.get(t.config, float("-inf")))
+
+
+def _print(detail: DecisionDetail) -> None:
+    from ..core.outcome import Failure
+
+    stored, decision, place = detail.stored, detail.stored.decision, detail.stored.place
+    speed = "" if decision.speedup is None else f", {decision.speedup:.2f}x the default's speed"
+    times = "" if decision.config_us is None else f" ({as_time(decision.config_us)}{speed})"
+    compared = f"{decision.forecast} forecast, {decision.compiled} compiled, {decision.measured} tried"
+    print_facts(
+        [
+            ("decision", stored.digest),
+            ("kernel", f"{place.workload}, {place.workload.program.language}, timed {place.workload.timing}"),
+            ("chosen", f"{decision.config}{times}"),
+            ("why", f"{decision.basis}: {decision.reason}"),
+            (
+                "default",
+                "unknown" if detail.default is None else f"{detail.default} {as_time(decision.default_us)}".strip(),
+            ),
+            ("compared with", f"{decision.space_size} configs: {compared}, of which {decision.failed} failed"),
+            ("cannot be told apart", "; ".join(map(str, decision.equivalents)) or "no other config"),
+            ("cost", f"{as_duration(decision.spent_s)} of a budget of {decision.budget}"),
+            ("decided", f"{as_date(decision.decided_at)}, run {short(decision.run) or 'unknown'}"),
+            ("hardware", f"{place.hardware} {place.hardware.capability}".strip()),
+            ("toolchain", str(place.toolchain)),
+            ("recalled", f"by {stored.hits} processes" + (f", last {as_date(stored.hit_at)}" if stored.hit_at else "")),
+            ("superseded", f"{len(detail.earlier)} earlier decisions"),
+        ]
+    )
+    if not detail.touched:
+        return
+    print()
+    print_table(
+        ("", "config", "forecast", "measured", "time", "source of forecast", "run", "when"),
+        [
+            (
+                _mark(detail, t),
+                str(t.config),
+                _forecast_words(t.forecast),
+                f"failed at {t.outcome.stage}: {t.outcome.message[:80]}"
+                if isinstance(t.outcome, Failure)
+                else as_times(detail.log2_speedups[t.config]),
+                "" if isinstance(t.outcome, Failure) else as_time(t.outcome.median_us),
+                "" if t.forecast is None else t.forecast.source,
+                short(t.run),
+                as_date(t.recorded_at),
+            )
+            for t in _ranked(detail)
+        ],
+        right=("time",),
+    )
+
+
+def _mark(detail: DecisionDetail, touched: StoredOutcome) -> str:
+    decision = detail.stored.decision
+    if touched.config == decision.config:
+        return "chosen"
+    if touched.config in decision.equivalents:
+        return "as good"
+    return "default" if touched.config == detail.default else ""
+
+
+def _forecast_words(forecast: Forecast | Abstention | None) -> str:
+    from ..core.forecast import Forecast
+
+    if forecast is None:
+        return "none"
+    if not isinstance(forecast, Forecast):
+        return f"abstained: {forecast.reason}"
+    low, high = forecast.mean - forecast.sigma, forecast.mean + forecast.sigma
+    failing = f", {forecast.fail_probability:.0%} to fail" if forecast.fail_probability >= 0.005 else ""
+    return f"{as_times(forecast.mean)} ({as_times(low)} to {as_times(high)}{failing})"
+
+
+def _as_json(detail: DecisionDetail) -> dict[str, object]:
+    from ..store import encoding
+
+    stored, place = detail.stored, detail.stored.place
+    return {
+        **summary_of(stored),
+        "reason": stored.decision.reason,
+        "equivalents": [dict(c.knobs) for c in stored.decision.equivalents],
+        "default": None if detail.default is None else dict(detail.default.knobs),
+        "space": stored.decision.space_digest,
+        "budget": stored.decision.budget,
+        "forecast": stored.decision.forecast,
+        "compiled": stored.decision.compiled,
+        "failed": stored.decision.failed,
+        "run": stored.decision.run,
+        "hit_at": stored.hit_at,
+        "language": place.workload.program.language,
+        "timing": place.workload.timing,
+        "features": dict(place.workload.features),
+        "hardware": encoding.encode_hardware(place.hardware),
+        "toolchain": encoding.encode_toolchain(place.toolchain),
+        "superseded": len(detail.earlier),
+        "configs": [
+            {
+                "config": dict(t.config.knobs),
+                "forecast": encoding.encode_forecast(t.forecast),
+                "outcome": encoding.encode_outcome(t.outcome),
+                "log2_speedup": detail.log2_speedups.get(t.config),
+                "run": t.run,
+                "recorded_at": t.recorded_at,
+            }
+            for t in _ranked(detail)
+        ],
+    }

@@ -1,0 +1,103 @@
+"""Building one variant, in a worker process: kernels alone, then the extension by torch's own `load_inline`.
+
+What makes a second variant cheap: a *slot* is a folder in which torch builds one variant after another, so that ninja
+compiles again only what changed. The binding, with torch's headers (27 s here), is compiled once per slot; a variant
+whose knobs stand in `kernel_sources` or `cuda_sources` costs that file and a link.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from ..workers import Channel, redirect_output
+
+
+def build(channel: Channel, request: dict[str, Any]) -> None:
+    """Build the variant described in `request["folder"]/request.json`; answers when the result stands there."""
+    folder = Path(request["folder"])
+    plan = json.loads((folder / "request.json").read_text())
+    redirect_output(str(folder / "build.log"))
+    began = time.perf_counter()
+    objects = [_compile_kernel(plan, folder, i, text) for i, text in enumerate(plan["kernel"])]
+    library = _build_with_torch(plan, Path(plan["slot"]), folder, objects)
+    channel.send(
+        {
+            "library": str(library),
+            "compile_s": time.perf_counter() - began,
+            "code_bytes": _code_bytes([str(o) for o in objects] or [str(library)]),
+        }
+    )
+
+
+def _compile_kernel(plan: dict[str, Any], folder: Path, index: int, text: str) -> Path:
+    """Compile one kernel source by itself, with the knobs as macros and no header of torch's."""
+    source = folder / f"kernel_{index}.cpp"
+    source.write_text(text)
+    target = source.with_suffix(".o")
+    includes = [f"-I{path}" for path in plan["arguments"].get("extra_include_paths") or []]
+    torch_flags = plan["arguments"].get("extra_cflags") or []
+    flags = ["-fPIC", *_unique_flags(plan["compiler"]), *torch_flags, *plan["defines"], *plan["flags"], *includes]
+    command = [*plan["compiler"].split(), "-c", str(source), "-o", str(target), *flags]
+    print(" ".join(command), flush=True)
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    return target
+
+
+def _unique_flags(compiler: str) -> list[str]:
+    """Flags that keep one variant's variables apart from another's in the same process.
+
+    GCC gives variables inside inline functions and templates one address in the whole process, even across libraries
+    that are loaded privately: a second variant would see the first one's constants.
+    """
+    told = subprocess.run([*compiler.split(), "--version"], capture_output=True, text=True, check=False).stdout
+    return ["-fno-gnu-unique"] if "Free Software Foundation" in told else []
+
+
+def _build_with_torch(plan: dict[str, Any], slot: Path, folder: Path, objects: list[Path]) -> Path:
+    """Have torch build the extension in the slot, and move it to the variant's own folder."""
+    import filelock
+    import torch.utils.cpp_extension as cpp_extension
+
+    arguments = {k: v for k, v in plan["arguments"].items() if k != "build_directory"}
+    knobs = [*plan["defines"], *plan["flags"]]
+    alone = bool(objects or plan["cuda"])  # the knobs' own code is compiled apart from the binding
+    arguments["extra_cflags"] = [
+        *_unique_flags(plan["compiler"]),
+        *(arguments.get("extra_cflags") or []),
+        *(plan["defines"] if alone and plan["binding_has_knobs"] else [] if alone else knobs),
+    ]
+    if plan["cuda"]:
+        arguments["extra_cuda_cflags"] = [*(arguments.get("extra_cuda_cflags") or []), *knobs]
+    arguments["extra_ldflags"] = [*map(str, objects), *(arguments.get("extra_ldflags") or [])]
+    slot.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(slot / "slot.lock", mode=0o600):
+        # torch's own lock is a file that a killed build leaves behind, and that later builds wait for without end.
+        # Ours is held here, so whoever made that one is gone.
+        (slot / "lock").unlink(missing_ok=True)
+        cpp_extension.load_inline(
+            name=plan["name"],
+            cpp_sources=list(plan["cpp"]),
+            cuda_sources=list(plan["cuda"]) or None,
+            functions=plan["functions"],
+            build_directory=str(slot),
+            is_python_module=plan["is_python_module"],
+            **arguments,
+        )
+        built = next(path for path in slot.iterdir() if path.suffix in (".so", ".pyd"))
+        os.replace(built, folder / built.name)  # under the lock: the next build of this slot writes to the same name
+    return folder / built.name
+
+
+def _code_bytes(paths: list[str]) -> int | None:
+    """Bytes of machine code in some objects, as binutils' `size` counts them; None where that is missing."""
+    try:
+        told = subprocess.run(["size", *paths], capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return sum(int(m[1]) for m in re.finditer(r"^\s*(\d+)\s+\d+\s+\d+", told, re.MULTILINE))

@@ -1,0 +1,274 @@
+"""Building variants of a C++ or CUDA extension, several at once, each in a worker process that can be killed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import queue
+import re
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ..core.config import Config
+from ..core.digest import digest
+from ..core.hardware import Hardware, Toolchain
+from ..core.outcome import Evidence, Failure
+from ..errors import AutotuneError
+from ..extension import Extension
+from ..workers import (
+    Worker,
+    WorkerDiedError,
+    WorkerRaisedError,
+    WorkerTimeoutError,
+    usable_cores,
+    usable_memory_bytes,
+    workshop,
+)
+from .cpp_build import build
+from .cpp_recipe import Recipe, Variant, build_root
+from .cuda_report import kernel_report
+
+log = logging.getLogger(__name__)
+
+BUILD_TIMEOUT_S = 300.0  # a build with all of torch's headers takes 30 s on two busy cores, with nvcc 100 s
+BUILD_MEMORY_BYTES = 2 << 30  # what one compiler takes at most with torch's headers (1.4 GiB seen, GCC 12)
+
+
+class CppCompiler:
+    """Builds a recipe's variants into folders that outlast the process; a variant built before is not built again.
+
+    Args:
+        recipe: what to build from.
+        toolchain: what builds it, as `probe.detect_cpp_toolchain` says.
+        hardware: what it is built for.
+        folder: where builds are kept.
+        nvcc: the CUDA compiler, None if there is none.
+        timeout_s: after so long a build is killed with all its processes.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        toolchain: Toolchain,
+        hardware: Hardware,
+        folder: Path,
+        *,
+        nvcc: str | None = None,
+        timeout_s: float = BUILD_TIMEOUT_S,
+    ) -> None:
+        self.recipe = recipe
+        self.toolchain = toolchain
+        self.hardware = hardware
+        self.root = Path(build_root(folder, recipe)) / recipe.name
+        self.nvcc = nvcc
+        self.timeout_s = timeout_s
+        # Variants that only link anew share one slot: two would each compile the binding, which takes longer than all else.
+        self.slots = 1 if recipe.kernel_sources and not recipe.is_cuda else self._parallel()
+        self.workers = self._parallel()
+
+    @staticmethod
+    def _parallel() -> int:
+        """Builds that run side by side: within cores and memory, shared with the other ranks of this machine."""
+        fits = min(usable_cores(), usable_memory_bytes() // BUILD_MEMORY_BYTES)
+        return max(1, fits // int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
+
+    def extension(self, config: Config) -> Extension:
+        """The built extension of a config, built now if it is not there.
+
+        Raises:
+            AutotuneError: it does not build; the message is the compiler's, and where its log is.
+        """
+        variant = self._variant(config)
+        result = self._built(variant) or self._build(config, self._slot(0))
+        if isinstance(result, Failure):
+            raise AutotuneError(f"{self.recipe.name} does not build with {config}: {result.message}")
+        return Extension(path=str(self._library(variant)), name=self.recipe.name, namespace=variant.namespace)
+
+    def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
+        waiting: list[Config] = []
+        for config in configs:
+            ready = self._built(self._variant(config))
+            if ready is None:
+                waiting.append(config)
+            else:
+                yield config, ready
+        if not waiting:
+            return
+        slots: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for i in range(self.workers):
+            slots.put(self._slot(i % self.slots))
+        done: queue.SimpleQueue[tuple[Config, Evidence | Failure]] = queue.SimpleQueue()
+        abandoned = threading.Event()
+
+        def work(config: Config) -> None:
+            slot = slots.get()
+            try:
+                if not abandoned.is_set():
+                    done.put((config, self._build(config, slot, abandoned)))
+            finally:
+                slots.put(slot)
+
+        with ThreadPoolExecutor(self.workers, thread_name_prefix="forecast_autotune_build") as pool:
+            try:
+                for config in waiting:
+                    pool.submit(work, config)
+                for _ in waiting:
+                    yield done.get()
+            finally:
+                abandoned.set()
+
+    # One variant ----------------------------------------------------------------------------------------------------
+
+    def _variant(self, config: Config) -> Variant:
+        return self.recipe.variant(config, self.toolchain, self.hardware.digest)
+
+    def _folder(self, variant: Variant) -> Path:
+        return self.root / variant.digest
+
+    def _library(self, variant: Variant) -> Path:
+        return self._folder(variant) / str(self._record(variant)["library"])
+
+    def _slot(self, index: int) -> Path:
+        return self.root / f"slot-{self._shared_digest()}-{index}"
+
+    def _shared_digest(self) -> str:
+        # Builds by another toolchain or of other sources have slots of their own: ninja would rebuild all of it anyway,
+        # and two processes with different ones would do so in turns.
+        return digest(self.recipe.name, self.recipe.text, *self.recipe.flags, self.toolchain.digest)[:12]
+
+    def _record(self, variant: Variant) -> dict[str, Any]:
+        return dict(json.loads((self._folder(variant) / "built.json").read_text()))
+
+    def _built(self, variant: Variant) -> Evidence | None:
+        """Evidence of a finished build; None if there is none, or none that may be loaded."""
+        try:
+            record = self._record(variant)
+            library = self._library(variant)
+            found = library.stat()
+            if found.st_uid not in (0, os.getuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                log.warning("%s is not this user's alone: it is not loaded but built again", library)
+                return None
+            return Evidence(**record["evidence"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _build(self, config: Config, slot: Path, abandoned: threading.Event | None = None) -> Evidence | Failure:
+        """Build one variant, or wait for the process that is building it."""
+        import filelock
+
+        variant = self._variant(config)
+        folder = self._folder(variant)
+        began = time.perf_counter()
+        try:
+            _make_private(folder)
+            with filelock.FileLock(folder / "build.lock", mode=0o600, timeout=2 * self.timeout_s):
+                if ready := self._built(variant):
+                    return ready
+                report = self.report(config)
+                if isinstance(report, Failure):
+                    return report
+                with self._start(variant, folder, slot) as worker:
+                    answer = self._wait(worker, began, abandoned)
+                    worker.finish(30.0)
+        except WorkerTimeoutError:
+            message = f"the build took more than {self.timeout_s:.0f} s; its log is {folder / 'build.log'}"
+            return Failure(stage="timeout", message=message, cost_s=time.perf_counter() - began)
+        except (WorkerRaisedError, WorkerDiedError) as err:
+            return Failure(
+                stage="compile", message=_reason(folder / "build.log", str(err)), cost_s=time.perf_counter() - began
+            )
+        except (OSError, filelock.Timeout) as err:
+            return Failure(stage="compile", message=f"{folder}: {err}", cost_s=time.perf_counter() - began)
+        resources = (
+            {k: getattr(report, k) for k in ("registers", "spill_bytes", "stack_bytes", "shared_bytes")}
+            if report
+            else {}
+        )
+        evidence = {"compile_s": answer["compile_s"], "code_bytes": answer["code_bytes"], **resources}
+        record = folder / "built.json.partial"
+        _write_private(record, json.dumps({"library": Path(answer["library"]).name, "evidence": evidence}))
+        os.replace(record, folder / "built.json")  # last: what has this file is whole
+        return Evidence(**evidence)
+
+    def report(self, config: Config) -> Evidence | Failure | None:
+        """What nvcc says of a CUDA variant's kernels alone, before anything is built; no GPU is needed.
+
+        A variant that the hardware cannot run is a `Failure` at stage `resources`; None if nothing can be said.
+        """
+        variant = self._variant(config)
+        if not variant.cuda or self.nvcc is None:
+            return None
+        by_role = [v for k, v in config.knobs.items() if self.recipe.roles.get(k) == "threads" and isinstance(v, int)]
+        folder = self._folder(variant)
+        _make_private(folder)
+        return kernel_report(
+            nvcc=self.nvcc,
+            sources=variant.cuda,
+            defines=variant.defines,
+            flags=variant.flags,
+            folder=folder,
+            hardware=self.hardware,
+            threads=math.prod(by_role) if by_role else None,
+        )
+
+    def _start(self, variant: Variant, folder: Path, slot: Path) -> Worker:
+        recipe = self.recipe
+        macros = {d[2:].partition("=")[0] for d in variant.defines}
+        plan = {
+            "name": recipe.name,
+            "digest": variant.digest,
+            "slot": str(slot),
+            "compiler": os.environ.get("CXX", "c++"),
+            "cpp": variant.cpp,
+            "cuda": variant.cuda,
+            "kernel": variant.kernel,
+            "functions": None if recipe.functions is None or not recipe.is_python_module else dict(recipe.functions),
+            "is_python_module": recipe.is_python_module,
+            "arguments": dict(recipe.arguments),
+            "defines": variant.defines,
+            "flags": variant.flags,
+            "binding_has_knobs": any(re.search(rf"\b{name}\b", text) for name in macros for text in variant.cpp),
+        }
+        _write_private(folder / "request.json", json.dumps(plan))
+        (folder / "build.log").unlink(missing_ok=True)
+        return workshop().start(build, {"folder": str(folder)})
+
+    def _wait(self, worker: Worker, began: float, abandoned: threading.Event | None) -> dict[str, Any]:
+        while True:
+            left = self.timeout_s - (time.perf_counter() - began)
+            try:
+                return worker.receive(max(0.01, min(left, 0.5)))
+            except WorkerTimeoutError:
+                if left <= 0 or (abandoned is not None and abandoned.is_set()):
+                    raise
+
+
+def _reason(build_log: Path, said: str) -> str:
+    """The first error a compiler printed, else what the worker said; and where the whole log is."""
+    try:
+        lines = build_log.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    error = next(
+        (line.strip() for line in lines if re.search(r"\b(fatal )?error\b\s*:|undefined reference|ld: ", line)), said
+    )
+    return f"{error[:500]} (log: {build_log})"
+
+
+def _make_private(folder: Path) -> None:
+    """A folder, and those above it that are missing, for this user alone: what is in them will be loaded."""
+    for path in reversed((folder, *folder.parents)):
+        if not path.exists():
+            path.mkdir(mode=0o700, exist_ok=True)
+
+
+def _write_private(path: Path, text: str) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)

@@ -1,0 +1,181 @@
+"""What an extension is built from, and what a config makes of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..core.config import Config
+from ..core.digest import Value, canonical_json, digest
+from ..core.hardware import Toolchain
+from ..core.space import Space
+from ..errors import InvalidInputError
+
+Sources = tuple[str, ...] | Mapping[str, str]
+"""Texts that are compiled together, or alternatives by name, of which the knob `source` picks one."""
+
+SOURCE_KNOB = "source"
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_LIBRARY = re.compile(r"\b(TORCH_LIBRARY(?:_FRAGMENT|_IMPL)?\s*\(\s*)([A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """An extension as `torch.utils.cpp_extension.load_inline` takes it, with sources of kernels that are compiled alone.
+
+    `arguments` are torch's own, handed on as they are.
+    """
+
+    name: str
+    cpp_sources: Sources
+    cuda_sources: Sources = ()
+    kernel_sources: Sources = ()
+    functions: Mapping[str, str] | None = None
+    roles: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    is_python_module: bool = True
+
+    @property
+    def is_cuda(self) -> bool:
+        return bool(self.cuda_sources)
+
+    @cached_property
+    def text(self) -> str:
+        """All source text, alternatives included: what a reader of the program reads."""
+        parts = []
+        for sources in (self.kernel_sources, self.cuda_sources, self.cpp_sources):
+            texts = sources.items() if isinstance(sources, Mapping) else ((None, text) for text in sources)
+            parts += [text if name is None else f"// source = {name}\n{text}" for name, text in texts]
+        return "\n\n".join(parts)
+
+    @cached_property
+    def flags(self) -> tuple[str, ...]:
+        """Every flag and build argument that may change the code, but for those that knobs set."""
+        told = {k: v for k, v in self.arguments.items() if v and k not in ("build_directory", "verbose")}
+        return tuple(f"{name}={canonical_json(value)}" for name, value in sorted(told.items()))
+
+    def validate(self, space: Space) -> None:
+        """Raises:
+        InvalidInputError: a knob is no C identifier, names a source that is not there, or is a flag without its dash.
+        """
+        alternatives = [s for s in (self.kernel_sources, self.cuda_sources, self.cpp_sources) if isinstance(s, Mapping)]
+        if alternatives and SOURCE_KNOB not in space.knobs:
+            raise InvalidInputError(
+                f"sources are given by name ({', '.join(alternatives[0])}), but the space has no knob {SOURCE_KNOB!r} to "
+                f"pick one; its knobs are {', '.join(space.knobs)}"
+            )
+        for knob in space.knobs:
+            if not _IDENTIFIER.match(knob):
+                raise InvalidInputError(f"knob {knob!r} becomes -D{knob}=…: a knob's name must be a C identifier")
+        for config in space:
+            for knob, value in config.knobs.items():
+                if knob == SOURCE_KNOB and alternatives:
+                    for names in alternatives:
+                        if value not in names:
+                            raise InvalidInputError(f"source={value!r}: the sources given are {', '.join(names)}")
+                elif self.roles.get(knob) == "flag":
+                    if not isinstance(value, str) or (value and not value.startswith("-")):
+                        raise InvalidInputError(
+                            f"flag {knob}={value!r}: give a compiler flag such as '-O3', or '' for none"
+                        )
+                elif isinstance(value, str) and re.search(r"[\s\"'\\]", value):
+                    raise InvalidInputError(f"knob {knob}={value!r} becomes a macro: no spaces, quotes or backslashes")
+
+    def variant(self, config: Config, toolchain: Toolchain, cpu: str) -> Variant:
+        """What this config builds: the chosen texts, its macros and flags, and the digest that names its folder."""
+        defines, flags = [], []
+        alternatives = any(isinstance(s, Mapping) for s in (self.kernel_sources, self.cuda_sources, self.cpp_sources))
+        for knob, value in config.knobs.items():
+            if knob == SOURCE_KNOB and alternatives:
+                continue
+            if self.roles.get(knob) == "flag":
+                flags += str(value).split()
+            else:
+                defines.append(f"-D{knob}={_macro(value)}")
+        chosen = config.knobs.get(SOURCE_KNOB)
+        cpp, cuda, kernel = (_pick(s, chosen) for s in (self.cpp_sources, self.cuda_sources, self.kernel_sources))
+        sources = {"cpp": cpp, "cuda": cuda, "kernel": kernel}
+        name = digest(
+            self.name,
+            canonical_json(sources),
+            canonical_json(self.functions and dict(self.functions)),
+            canonical_json([defines, flags, self.flags, self.is_python_module]),
+            toolchain.digest,
+            sys.implementation.cache_tag or "",
+            # Code built for this very CPU must not be run on another that shares the folder.
+            cpu if "native" in " ".join([*self.flags, *flags]) else "",
+        )
+        namespaces = {m[2] for text in (*cpp, *cuda) for m in _LIBRARY.finditer(text)}
+        renamed = {n: f"{n}_{name[:8]}" for n in namespaces if n != "TORCH_EXTENSION_NAME"}
+        return Variant(
+            digest=name,
+            defines=tuple(defines),
+            flags=tuple(flags),
+            cpp=tuple(_rename(text, renamed) for text in cpp),
+            cuda=tuple(_rename(text, renamed) for text in cuda),
+            kernel=kernel,
+            namespace=None if self.is_python_module else self._namespace(renamed),
+        )
+
+    def _namespace(self, renamed: Mapping[str, str]) -> str:
+        """Where the operators of this variant are: torch keeps one registry a process, so each variant has its own name."""
+        if len(renamed) > 1:
+            raise InvalidInputError(
+                f"{self.name} registers operators under {', '.join(sorted(renamed))}: with a space, use one namespace"
+            )
+        return next(iter(renamed.values()), self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One config's build: texts, macros and flags; `digest` names it by all that goes into it."""
+
+    digest: str
+    defines: tuple[str, ...]
+    flags: tuple[str, ...]
+    cpp: tuple[str, ...]
+    cuda: tuple[str, ...]
+    kernel: tuple[str, ...]
+    namespace: str | None
+
+
+def as_sources(value: object, argument: str) -> Sources:
+    """Sources as a user gives them: a text, several, or alternatives by name.
+
+    Raises:
+        InvalidInputError: it is none of these.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Mapping) and value and all(isinstance(t, str) for t in (*value, *value.values())):
+        return dict(value)
+    if isinstance(value, Sequence) and all(isinstance(t, str) for t in value):
+        return tuple(value)
+    raise InvalidInputError(f"{argument} is {type(value).__name__}: give a text, a list of texts, or texts by name")
+
+
+def _pick(sources: Sources, chosen: Value) -> tuple[str, ...]:
+    return (sources[str(chosen)],) if isinstance(sources, Mapping) else tuple(sources)
+
+
+def _macro(value: Value) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return "" if value is None else str(value)
+
+
+def _rename(text: str, renamed: Mapping[str, str]) -> str:
+    return _LIBRARY.sub(lambda m: m[1] + renamed.get(m[2], m[2]), text)
+
+
+def build_root(folder: os.PathLike[str] | str, recipe: Recipe) -> str:
+    """Where a recipe's builds are kept: the caller's own `build_directory` if it named one."""
+    return str(recipe.arguments.get("build_directory") or os.path.join(folder, "builds"))

@@ -1,0 +1,159 @@
+"""What nvcc says of a CUDA source's kernels without building the extension: half a second instead of a minute.
+
+torch's headers are what takes the minute, and they are only needed by the code that launches kernels. So the source is
+taken apart into its top-level declarations, those that speak of torch are left out, and what remains is compiled to a
+cubin. Template instances that only left-out code asked for are asked for again. Where that does not compile, nothing is
+reported, and the build itself decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..core.hardware import Hardware
+from ..core.outcome import Evidence, Failure
+
+log = logging.getLogger(__name__)
+
+REPORT_TIMEOUT_S = 60.0
+REGISTERS_PER_BLOCK = 65536  # on every NVIDIA GPU since compute capability 5.0 (CUDA programming guide, appendix)
+
+_TORCH = re.compile(r"\b(torch|at|c10|py|pybind11)\s*::|\b(TORCH_|PYBIND11_|AT_DISPATCH|C10_|AT_)\w*")
+_TORCH_INCLUDE = re.compile(r"#\s*include\s*[<\"](torch|ATen|c10|pybind11|Python\.h)")
+_LAUNCH = re.compile(r"([A-Za-z_][\w:]*)\s*(<[^;{}]*?>)\s*<<<")
+_TOKEN = re.compile(
+    r"""(?P<comment>//[^\n]*|/\*.*?\*/)"""
+    r"""|(?P<raw>R"(?P<fence>[^(\s]*)\(.*?\)(?P=fence)")"""
+    r"""|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
+    r"""|(?P<directive>(?m:^)[ \t]*\#(?:\\\n|[^\n])*)"""
+    r"""|(?P<open>[({\[])|(?P<close>[)}\]])|(?P<end>;)""",
+    re.DOTALL,
+)
+_BLOCK = re.compile(r"\s*(?:inline\s+)?(?:namespace\b[^{;()]*|extern\s+\"C\"\s*)\{")
+_USED = re.compile(r"Used (\d+) registers")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
+_SHARED = re.compile(r"(\d+) bytes smem")
+_REFUSED = re.compile(r"uses too much (?:shared data|.*)|too many resources requested", re.IGNORECASE)
+
+
+def kernel_part(source: str) -> str:
+    """The part of a CUDA source that compiles without torch: kernels, what they call, and plain host code."""
+    kept, dropped = [], []
+    for declaration in _declarations(source):
+        if _BLOCK.match(declaration):
+            head = _BLOCK.match(declaration)[0]  # type: ignore[index]
+            inner = declaration[len(head) : declaration.rindex("}")]
+            kept.append(f"{head}\n{kernel_part(inner)}\n}}")
+        elif _TORCH_INCLUDE.search(declaration) or _TORCH.search(_without_comments(declaration)):
+            dropped.append(declaration)
+        else:
+            kept.append(declaration)
+    instances = dict.fromkeys(f"{m[1]}{m[2]}" for text in dropped for m in _LAUNCH.finditer(text))
+    asked = (
+        f"void* forecast_autotune_keep_{i}() {{ return reinterpret_cast<void*>(&{instance}); }}"
+        for i, instance in enumerate(instances)
+    )
+    return "\n".join([*kept, *asked])
+
+
+def _declarations(source: str) -> Iterator[str]:
+    """The top-level declarations and preprocessor lines of a C++ text, in order."""
+    start = depth = 0
+    for token in _TOKEN.finditer(source):
+        if token["open"]:
+            depth += 1
+        elif token["close"]:
+            depth -= 1
+            closes_body = token[0] == "}" and depth == 0
+            if closes_body and not re.match(r"\s*[;,=]|\s*[A-Za-z_]\w*\s*[;,=\[]", source[token.end() :]):
+                yield source[start : token.end()]
+                start = token.end()
+        elif depth == 0 and token["end"]:
+            yield source[start : token.end()]
+            start = token.end()
+        elif depth == 0 and token["directive"]:
+            if source[start : token.start()].strip():
+                continue  # a directive inside a declaration stays with it
+            yield source[start : token.end()]
+            start = token.end()
+    if source[start:].strip():
+        yield source[start:]
+
+
+def _without_comments(text: str) -> str:
+    return _TOKEN.sub(lambda m: " " if m["comment"] else m[0], text)
+
+
+def kernel_report(
+    *,
+    nvcc: str,
+    sources: tuple[str, ...],
+    defines: tuple[str, ...],
+    flags: tuple[str, ...],
+    folder: Path,
+    hardware: Hardware,
+    threads: int | None,
+) -> Evidence | Failure | None:
+    """Registers, spills and shared memory of a variant's kernels, the worst of them where there are several.
+
+    A variant whose kernels the hardware cannot run is a `Failure` at stage `resources`. None if nvcc has nothing to say:
+    the kernels cannot be had without the rest, or nvcc itself fails.
+
+    Args:
+        threads: threads of a block where knobs tell; None where they do not.
+        hardware: the GPU it is for, by `capability` ("9.0") and `shared_bytes`.
+    """
+    began = time.perf_counter()
+    source = folder / "kernel_part.cu"
+    source.write_text("#include <cuda_runtime.h>\n" + kernel_part("\n".join(sources)))
+    arch = "sm_" + hardware.capability.replace(".", "")
+    command = [nvcc, "-cubin", f"-arch={arch}", "-O3", "-std=c++17", "-Xptxas", "-v", *defines, *flags]
+    command += [str(source), "-o", str(folder / "kernel_part.cubin")]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=REPORT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.SubprocessError) as err:
+        log.info("no kernel report for %s: %s", folder.name, err)
+        return None
+    seconds = time.perf_counter() - began
+    (folder / "kernel_report.log").write_text(f"{' '.join(command)}\n{told.stdout}{told.stderr}")
+    if refused := _REFUSED.search(told.stderr):
+        line = next(li for li in told.stderr.splitlines() if refused[0] in li)
+        return Failure(stage="resources", message=f"nvcc: {line.strip()}", cost_s=seconds)
+    registers = [int(n) for n in _USED.findall(told.stderr)]
+    if told.returncode != 0 or not registers:
+        log.info("no kernel report for %s: nvcc ended with %d; see kernel_report.log", folder.name, told.returncode)
+        return None
+    stacks = [(int(a), int(b)) for a, b in _STACK.findall(told.stderr)] or [(0, 0)]
+    evidence = Evidence(
+        compile_s=seconds,
+        registers=max(registers),
+        stack_bytes=max(stack for stack, _ in stacks),
+        spill_bytes=max(spill for _, spill in stacks),
+        shared_bytes=max((int(n) for n in _SHARED.findall(told.stderr)), default=0),
+        code_bytes=None,
+    )
+    wrong = _impossible(evidence, hardware, threads)
+    return Failure(stage="resources", message=wrong, cost_s=seconds) if wrong else evidence
+
+
+def _impossible(evidence: Evidence, hardware: Hardware, threads: int | None) -> str | None:
+    """Why the hardware cannot launch this, in numbers; None if it can, as far as can be told."""
+    if threads and hardware.max_threads and threads > hardware.max_threads:
+        return f"{threads} threads in a block: {hardware.name} takes {hardware.max_threads}"
+    if threads and evidence.registers:
+        # Registers are given to a thread by eights.
+        needed = -(-evidence.registers // 8) * 8 * threads
+        if needed > REGISTERS_PER_BLOCK:
+            return (
+                f"{threads} threads of {evidence.registers} registers need {needed}: a block has {REGISTERS_PER_BLOCK}"
+            )
+    if evidence.shared_bytes and hardware.shared_bytes and evidence.shared_bytes > hardware.shared_bytes:
+        return (
+            f"{evidence.shared_bytes} bytes of shared memory: {hardware.name} has {hardware.shared_bytes} for a block"
+        )
+    return None

@@ -1,0 +1,197 @@
+"""Compiles configs of a Triton kernel in worker processes, into the cache entries their launches will look up."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from ..core.config import Config
+from ..core.outcome import Evidence, Failure
+from .triton_evidence import evidence, out_of_resources
+from .triton_pool import Ended, WorkerPool, WorkersUnavailableError, current_setup, shared_pool
+from .triton_source import Source, compile_here, first_ir, found_in_cache, gpu_target, launch_kwargs, make_source
+from .triton_worker import Built, Task, limiting, told
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 60.0  # of 48 matmul configs on three targets the slowest took 1.9 s; kernels with large tiles take tens
+AHEAD = 4  # configs lowered for each worker before the first is handed back: enough to do while that one is timed
+
+Result = Evidence | Failure
+
+
+class TritonCompiler:
+    """Compiles configs of one call of a kernel, for a GPU that is present or only named.
+
+    Each config is lowered to its first IR here, which needs the kernel's globals and takes 2 to 30 ms; the rest, 0.2 to 2
+    seconds, runs in worker processes that hold nothing of the caller's. A compiler that hangs or aborts takes its worker
+    with it and becomes a `Failure`. What is compiled lies in Triton's cache under the very hash the launch looks up. A
+    config that the device cannot hold leaves as a failure at `resources`, in the words Triton's launch would use.
+
+    Args:
+        kernel: the JITFunction.
+        bind: config to the positional and keyword arguments of the call under it (see `binding`). Asked once for each
+            config, in the caller's thread.
+        target: `cuda:90`, `hip:gfx942`, or a GPUTarget.
+        properties: the device's limits under Triton's names (`max_shared_mem`, `max_num_regs`, ...); those of the driver,
+            or `hardware_sheets.device_properties`. A limit that is missing is not checked.
+        timeout_s: how long a config may compile.
+        pool: whose workers; the process's own if not given.
+    Raises:
+        InvalidInputError: the target does not parse.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        bind: Callable[[Config], tuple[Sequence[Any], Mapping[str, Any]]],
+        *,
+        target: object,
+        properties: Mapping[str, int],
+        timeout_s: float = TIMEOUT_S,
+        pool: WorkerPool | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.bind = bind
+        self.target = gpu_target(target)
+        self.properties = dict(properties)
+        self.timeout_s = timeout_s
+        self._pool = pool
+
+    @property
+    def pool(self) -> WorkerPool:
+        return self._pool or shared_pool()
+
+    @property
+    def workers(self) -> int:
+        return self.pool.workers
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Stop all compiling, for as long as something is timed that must not be disturbed."""
+        return self.pool.paused()
+
+    def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Result]]:
+        """Compile each config, yielding each as it is done, what Triton's cache holds already first.
+
+        Workers go on with what they have been given while the caller does something else between two results. Closing
+        the iterator abandons what has not begun; what has begun still reaches the cache.
+        """
+        compiling: dict[Future[Built | Ended], list[tuple[Config, Source, float]]] = {}
+        by_hash: dict[str, Future[Built | Ended]] = {}
+        waiting = iter(configs)
+        more = True
+        try:
+            while more or compiling:
+                while more and len(compiling) < AHEAD * self.workers:
+                    config = next(waiting, None)
+                    if config is None:
+                        more = False
+                        break
+                    began = time.perf_counter()
+                    begun = self._begin(config, by_hash)
+                    if isinstance(begun, (Evidence, Failure)):
+                        yield config, begun
+                    else:
+                        made, future = begun
+                        by_hash[made.hash] = future
+                        compiling.setdefault(future, []).append((config, made, time.perf_counter() - began))
+                done = wait(compiling, return_when=FIRST_COMPLETED).done if compiling else ()
+                for future in done:
+                    for config, made, here_s in compiling.pop(future):
+                        yield config, self._result(made, future, here_s)
+        finally:
+            for future in compiling:
+                future.cancel()
+
+    def source(self, config: Config) -> Source:
+        """What the compiler would be given for a config; its `hash` names the entry in Triton's cache."""
+        args, kwargs = self.bind(config)
+        return make_source(self.kernel, args, kwargs, self.target)
+
+    def _begin(
+        self, config: Config, by_hash: Mapping[str, Future[Built | Ended]]
+    ) -> Result | tuple[Source, Future[Built | Ended]]:
+        """Bind, look the config up in Triton's cache, else lower it and hand it to a worker."""
+        began = time.perf_counter()
+        try:
+            made = self.source(config)
+            if made.hash in by_hash:  # another config that means the same
+                return made, by_hash[made.hash]
+            if (kernel := found_in_cache(made)) is not None:
+                return self._judge(kernel.metadata._asdict(), _evidence_of(kernel, time.perf_counter() - began))
+            setup = current_setup()
+            if setup is None:
+                return self._compile_here(made)
+            source = made.source
+            task = Task(
+                ir=first_ir(made),
+                name=source.name,
+                extension=source.ext,
+                language=source.language,
+                signature=source.signature,
+                source_hash=source.hash(),
+                options=made.options,
+                target=made.target,
+                environment=made.environment,
+                key=made.key,
+            )
+        except Exception as err:  # a config's own fault: Triton's front end, a heuristic or a hook refused it
+            return Failure(stage="compile", message=told(err), cost_s=time.perf_counter() - began)
+        try:
+            return made, self.pool.submit(task, setup, self.timeout_s)
+        except WorkersUnavailableError as err:
+            return self._without_workers(made, err)
+
+    def _result(self, made: Source, future: Future[Built | Ended], here_s: float) -> Result:
+        try:
+            built = future.result()
+        except WorkersUnavailableError as err:
+            return self._without_workers(made, err)
+        except Exception as err:  # the pool itself broke, by an answer that cannot be read for one
+            return Failure(stage="compile", message=told(err), cost_s=here_s)
+        cost_s = here_s + built.cost_s
+        if isinstance(built, Ended):
+            stage = "timeout" if built.timed_out else "compile"
+            return Failure(stage=stage, message=built.message, cost_s=cost_s, crashed=True)
+        if built.evidence is None:
+            return Failure(stage="compile", message=built.error, cost_s=cost_s)
+        if built.hash != made.hash:  # another Triton in the worker: right, but of no use to the launch
+            log.warning("%s was compiled under %s, its launch looks for %s", made.source.name, built.hash, made.hash)
+        return self._judge(built.metadata, replace(built.evidence, compile_s=cost_s))
+
+    def _judge(self, metadata: Mapping[str, Any], found: Evidence) -> Result:
+        return out_of_resources(metadata, found, self.properties, cost_s=found.compile_s) or found
+
+    def _without_workers(self, made: Source, err: WorkersUnavailableError) -> Result:
+        global _warned
+        if not _warned:
+            _warned = True
+            log.warning("%s: configs are compiled in this process, one after the other", err)
+        return self._compile_here(made)
+
+    def _compile_here(self, made: Source) -> Result:
+        began = time.perf_counter()
+        try:
+            kernel = compile_here(made)
+        except Exception as err:
+            return Failure(stage="compile", message=told(err), cost_s=time.perf_counter() - began)
+        return self._judge(limiting(kernel.metadata._asdict()), _evidence_of(kernel, time.perf_counter() - began))
+
+
+_warned = False
+
+
+def binding(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Callable[[Config], tuple[Sequence[Any], Mapping[str, Any]]]:
+    """The plain way to bind: the call's own arguments, with the config's knobs as further keywords."""
+    return lambda config: (args, {**kwargs, **launch_kwargs(config.knobs)})
+
+
+def _evidence_of(kernel: Any, seconds: float) -> Evidence:
+    return evidence(kernel.metadata._asdict(), kernel.asm, compile_s=seconds)

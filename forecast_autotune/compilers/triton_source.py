@@ -1,0 +1,223 @@
+"""From a call of a Triton kernel to what its compiler takes: the source it would build, its key, its first IR."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InvalidInputError
+
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+"""What a Triton config sets beside the kernel's own parameters; None in one of them means that it is not set."""
+
+Bind = Callable[[Any], tuple[Sequence[Any], Mapping[str, Any]]]
+"""Config to the positional and keyword arguments the kernel would be called with under it."""
+
+
+def gpu_target(target: object) -> Any:
+    """The target a text such as `cuda:90` or `hip:gfx942` names; a `GPUTarget` is handed back.
+
+    Raises:
+        InvalidInputError: the text has another form.
+    """
+    from triton.backends.compiler import GPUTarget
+
+    if isinstance(target, GPUTarget):
+        return target
+    if match := re.fullmatch(r"cuda:(?:sm_?)?(\d{2,3})[af]?", str(target).strip().lower()):
+        return GPUTarget("cuda", int(match[1]), 32)
+    if match := re.fullmatch(r"hip:(gfx(\d+)[0-9a-f]{2})", str(target).strip().lower()):
+        return GPUTarget("hip", match[1], 64 if match[2] == "9" else 32)  # GCN and CDNA run 64 lanes in step, RDNA 32
+    raise InvalidInputError(
+        f"target {target!r} does not parse: accepted are cuda:CAPABILITY such as cuda:90, and hip:ARCH such as hip:gfx942"
+    )
+
+
+def jit_function(kernel: object) -> Any:
+    """The JITFunction under any number of `@triton.heuristics` and autotuners; None if there is none.
+
+    In the interpreter (`TRITON_INTERPRET=1`) there is none: nothing is compiled there.
+    """
+    from triton.runtime.jit import JITFunction
+
+    seen = 0
+    while not isinstance(kernel, JITFunction):
+        kernel = getattr(kernel, "fn", None)
+        seen += 1
+        if kernel is None or seen > 16:
+            return None
+    return kernel
+
+
+def apply_heuristics(kernel: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments as the JITFunction under `@triton.heuristics` gets them: theirs computed and added."""
+    from triton.runtime.autotuner import Heuristics
+    from triton.runtime.jit import JITFunction
+
+    given = dict(kwargs)
+    while kernel is not None and not isinstance(kernel, JITFunction):
+        if isinstance(kernel, Heuristics):
+            for name, heuristic in kernel.values.items():
+                given[name] = heuristic({**dict(zip(kernel.arg_names, args, strict=False)), **given})
+        kernel = getattr(kernel, "fn", None)
+    return given
+
+
+def launch_kwargs(knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's knobs as keywords of a launch: options that are None are left out, as `triton.Config` does."""
+    return {name: value for name, value in knobs.items() if value is not None or name not in OPTIONS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What Triton's compiler is given for one config, and the key and hash of the cache entry it will fill."""
+
+    source: Any  # triton.compiler.ASTSource
+    options: dict[str, Any]
+    target: Any
+    environment: dict[str, str]  # what Triton's cache key holds of it
+    key: str
+    hash: str
+
+
+def make_source(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], target: Any) -> Source:
+    """Build the source and options exactly as `JITFunction.run` does, for a GPU that need not be present.
+
+    The hash is that of the entry in Triton's cache which the launch looks up (seen equal to `JITFunction.warmup()`'s on
+    Triton 3.4 to 3.9, for meta, CPU and mock tensors). Tensors on the meta device have no address: they count as
+    aligned to 16 bytes.
+
+    Raises:
+        whatever Triton raises for arguments the kernel does not take.
+    """
+    from triton import knobs
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+
+    given = dict(kwargs)
+    given["debug"] = given.get("debug", kernel.debug) or knobs.runtime.debug
+    for name in ("instrumentation_mode", "fpsan_homomorphic_casts"):  # 3.6 and 3.9 began to pass these
+        if hasattr(knobs.compilation, name):
+            given[name] = getattr(knobs.compilation, name)
+    backend, binder = _binder(kernel, target)
+    bound, specialization, rest = binder(*args, **given)
+    if hasattr(kernel, "_pack_args"):
+        options, signature, constexprs, attributes = kernel._pack_args(backend, given, bound, specialization, rest)
+    else:
+        options, signature, constexprs, attributes = _pack_args_of_34(kernel, backend, given, bound, specialization)
+    source = _source_class(kernel)(kernel, signature, constexprs, attributes)
+    environment = get_cache_invalidating_env_vars()
+    key = _cache_key(source, backend, options, environment)
+    if (hook := getattr(knobs.runtime, "add_stages_inspection_hook", None)) is not None:
+        key += hook()[0]
+    return Source(
+        source=source,
+        options=dict(options.__dict__),
+        target=target,
+        environment=environment,
+        key=key,
+        hash=hashlib.sha256(key.encode()).hexdigest(),
+    )
+
+
+def first_ir(made: Source) -> str:
+    """Lower the Python source to the first IR, as text with its source locations.
+
+    This is the one step that needs the caller's process: it reads the kernel's globals, closure and callees. It takes 2 to
+    30 ms of a compile that takes 200 to 2,000.
+
+    Raises:
+        whatever Triton's front end raises, such as `CompilationError`.
+    """
+    from triton._C.libtriton import ir
+    from triton.compiler.compiler import make_backend
+
+    backend = make_backend(made.target)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    options = backend.parse_options(dict(made.options))
+    given: tuple[Any, ...] = (options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+    if "target" in made.source.make_ir.__code__.co_varnames:  # since 3.5
+        given = (made.target, *given)
+    return str(made.source.make_ir(*given))
+
+
+def found_in_cache(made: Source) -> Any:
+    """The kernel Triton's cache already holds, as a `CompiledKernel`; None if it has to be compiled."""
+    from triton import knobs
+    from triton.compiler.compiler import CompiledKernel
+    from triton.runtime.cache import get_cache_manager
+
+    if knobs.compilation.always_compile:
+        return None
+    filename = f"{made.source.name[:150]}.json"
+    try:
+        group = get_cache_manager(made.hash).get_group(filename)
+        if not group or filename not in group:
+            return None
+        return CompiledKernel(made.source, group, made.hash)
+    except (OSError, ValueError, KeyError):  # swept away or half written by another process: compile it again
+        return None
+
+
+def compile_here(made: Source) -> Any:
+    """Compile in this process, where no worker can: a compiler that aborts takes the process with it."""
+    import triton
+
+    return triton.compile(made.source, target=made.target, options=made.options)
+
+
+def _binder(kernel: Any, target: Any) -> tuple[Any, Any]:
+    """Triton's own function that binds and specialises arguments; building it takes 1 ms, so it is kept on the kernel."""
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    kept = kernel.__dict__.setdefault("_forecast_autotune_binders", {})
+    if target not in kept:
+        backend = make_backend(target)
+        kept[target] = backend, create_function_from_signature(kernel.signature, kernel.params, backend)
+    return kept[target]  # type: ignore[no-any-return]
+
+
+def _source_class(kernel: Any) -> Any:
+    if getattr(kernel, "is_gluon", lambda: False)():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource
+    from triton.compiler import ASTSource
+
+    return ASTSource
+
+
+def _cache_key(source: Any, backend: Any, options: Any, environment: dict[str, str]) -> str:
+    from triton.compiler import compiler
+
+    if hasattr(compiler, "get_cache_key"):
+        return str(compiler.get_cache_key(source, backend, options, env_vars=environment))
+    parts = (compiler.triton_key(), source.hash(), backend.hash(), options.hash(), str(sorted(environment.items())))
+    return "-".join(parts)  # 3.4 builds it within compile()
+
+
+def _pack_args_of_34(kernel: Any, backend: Any, kwargs: dict[str, Any], bound: Any, specialization: Any) -> Any:
+    """What 3.4 does in the middle of `run()`, and later versions in a method of its own."""
+    from triton._utils import find_paths_if, get_iterable_path
+
+    options = backend.parse_options(kwargs)
+    names = [parameter.name for parameter in kernel.params]
+    types = [entry[0] for entry in specialization]
+    for name in kwargs:
+        if name not in options.__dict__ and name not in names:
+            raise KeyError(f"Keyword argument {name} was specified but unrecognised")
+    values = list(bound.values())
+    constexprs = {
+        path: get_iterable_path(values, path) for path in find_paths_if(types, lambda _, kind: kind == "constexpr")
+    }
+    hints = [entry[1] for entry in specialization]
+    attributes = {
+        path: backend.parse_attr(get_iterable_path(hints, path))
+        for path in find_paths_if(hints, lambda _, hint: isinstance(hint, str))
+    }
+    return options, dict(zip(names, types, strict=False)), constexprs, attributes

@@ -1,0 +1,165 @@
+"""The worker process: takes first IR, compiles it into Triton's cache, answers with evidence. It runs no code of the user's.
+
+It is started clean, with the caller's environment, module path and knobs, never by forking the caller: a fork copies the
+page tables of all that is mapped (gigabytes, pinned for a network card perhaps), inherits whatever lock another thread
+held at that moment, and from Python 3.12 on warns when the caller has threads, which a caller with a GPU always has.
+(24 of 24 forked compiles did succeed beside a busy compiling thread, so it is the caller that is spared, not the worker.)
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import time
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ..core.outcome import Evidence
+
+PARENT_CHECK_S = 5.0  # how often an idle worker looks whether its caller still lives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One compile: the first IR, and the options and key of the cache entry to fill."""
+
+    ir: str
+    name: str
+    extension: str
+    language: Any
+    signature: Any
+    source_hash: str
+    options: dict[str, Any]
+    target: Any
+    environment: dict[str, str]
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What a worker answers: the evidence and the metadata that limits are checked against, or what went wrong."""
+
+    cost_s: float
+    hash: str = ""
+    evidence: Evidence | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+def main(descriptor: int) -> None:
+    """Serve tasks until the caller closes the connection or is gone."""
+    # A group of its own, so that killing it takes ptxas along, and Ctrl-C in the caller does not reach it.
+    os.setpgid(0, 0)
+    caller = os.getppid()
+    connection = Connection(descriptor)
+    try:
+        use_knobs(connection.recv())
+        import triton
+
+        connection.send(triton.__version__)
+        while True:
+            while not connection.poll(PARENT_CHECK_S):
+                # A process that the caller forked holds the other end too, so its death alone closes nothing.
+                if os.getppid() != caller:
+                    return
+            task = connection.recv()
+            os.ftruncate(2, 0)  # the log is told to the caller when this compile brings the process down
+            connection.send(build(task))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def use_knobs(overrides: dict[str, dict[str, Any]]) -> None:
+    """Set what the caller's program set on `triton.knobs` itself; what it set in the environment is inherited."""
+    from triton import knobs
+
+    for group, values in overrides.items():
+        vars(getattr(knobs, group)).update(values)
+    if "dump_ptxas_log" in vars(type(knobs.nvidia)):  # from 3.6 on
+        vars(knobs.nvidia)["dump_ptxas_log"] = True  # the only place where the bytes spilled are told; costs nothing
+
+
+def build(task: Task) -> Built:
+    """Compile one task into Triton's cache."""
+    import triton
+
+    from .triton_evidence import evidence
+
+    began = time.perf_counter()
+    printed = io.StringIO()
+    try:
+        arguments: dict[str, Any] = {"target": task.target, "options": task.options}
+        if "_env_vars" in triton.compile.__code__.co_varnames:  # since 3.5
+            arguments["_env_vars"] = task.environment
+        with redirect_stdout(printed):
+            _use_key(task.key)
+            kernel = triton.compile(_source(task), **arguments)
+    except Exception as err:
+        return Built(cost_s=time.perf_counter() - began, error=told(err))
+    seconds = time.perf_counter() - began
+    metadata = kernel.metadata._asdict()
+    return Built(
+        cost_s=seconds,
+        hash=kernel.hash,
+        evidence=evidence(metadata, kernel.asm, compile_s=seconds, log=printed.getvalue()),
+        metadata=limiting(metadata),
+    )
+
+
+def limiting(metadata: dict[str, Any]) -> dict[str, Any]:
+    """The part of a kernel's metadata that a device's limits are checked against."""
+    return {name: metadata.get(name) for name in ("shared", "num_warps", "warp_size", "tmem_size", "target")}
+
+
+def told(err: BaseException) -> str:
+    """What went wrong, short enough to keep: the kind, and the last 1,500 characters (Triton ends with the point)."""
+    text = str(err).strip()
+    return f"{type(err).__name__}: {text if len(text) <= 1500 else '...' + text[-1500:]}"
+
+
+def _source(task: Task) -> Any:
+    from triton.compiler import ASTSource
+
+    class Shipped(ASTSource):  # type: ignore[misc]
+        """A source whose first IR and hash the caller has made."""
+
+        def __init__(self) -> None:
+            self.fn = None
+            self.language = task.language
+            self.ext = task.extension
+            self.name = task.name
+            self.signature = task.signature
+            self.constants: dict[Any, Any] = {}
+            self.attrs: dict[Any, Any] = {}
+
+        def hash(self) -> str:
+            return task.source_hash
+
+        def make_ir(self, *given: Any) -> Any:
+            from triton._C.libtriton import ir
+
+            context = given[-1]
+            with tempfile.TemporaryDirectory() as folder:  # the parser takes a path, no text
+                path = Path(folder) / f"{task.name[:100]}.{task.extension}"
+                path.write_text(task.ir)
+                module = ir.parse_mlir_module(str(path), context)
+            module.context = context
+            return module
+
+    return Shipped()
+
+
+def _use_key(key: str) -> None:
+    """Let the compiler store under the very key the caller will look up.
+
+    It would arrive at the same one by itself (3.4, which has no such function, does), after a second in each worker
+    spent hashing its own library of 480 MB.
+    """
+    from triton.compiler import compiler
+
+    if hasattr(compiler, "get_cache_key"):
+        compiler.get_cache_key = lambda *_args, **_kwargs: key

@@ -1,0 +1,126 @@
+"""What the front doors share: settings become a policy, a surrogate, a store and a budget, and those a decision."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.budget import Budget
+from ..core.decision import Decision
+from ..core.job import Job
+from ..errors import CacheMissError
+from ..policies import Exhaustive, First, Selective, StoredOnly
+from ..progress import show_progress
+from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
+from ..settings import Settings
+from ..tuner import tune
+
+if TYPE_CHECKING:
+    from ..store.sqlite import SqliteStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """How a decision is to be made: what the code says, overridden by the environment."""
+
+    settings: Settings
+    budget: str
+    surrogate: Surrogate
+
+    @property
+    def may_measure(self) -> bool:
+        return self.settings.mode in ("tune", "strict") and Budget(self.budget).measures
+
+
+def request(budget: str | int | None, *, default_budget: str) -> Request:
+    """Read the settings; `budget` is the code's own.
+
+    Raises:
+        InvalidInputError: a setting does not parse.
+    """
+    settings = Settings.from_environment()
+    text = settings.budget or (default_budget if budget is None else str(budget))
+    if settings.mode in ("cached", "forecast", "first"):
+        text = "0"
+    return Request(settings=settings, budget=text, surrogate=make_surrogate(settings.surrogate))
+
+
+def make_surrogate(name: str) -> Surrogate:
+    """The surrogate a setting names."""
+    from ..surrogates.blend import Blend
+    from ..surrogates.history import History
+    from ..surrogates.roofline import Roofline
+
+    if name == "roofline":
+        return Roofline()
+    if name == "history":
+        return History()
+    return Blend([History(), Roofline()])
+
+
+def make_policy(settings: Settings, budget: Budget) -> Policy:
+    """The policy that a mode and a budget call for."""
+    if settings.mode == "first":
+        return First()
+    if not budget.measures:
+        return StoredOnly()
+    return Exhaustive() if budget.all else Selective()
+
+
+def make_store(settings: Settings) -> SqliteStore:
+    """The store of these settings; in mode `forecast` an empty one, so that what is stored changes no answer."""
+    from ..store.sqlite import SqliteStore, open_store
+
+    return SqliteStore.in_memory() if settings.mode == "forecast" else open_store(settings)
+
+
+def decide(
+    job: Job,
+    how: Request,
+    *,
+    compiler: Compiler,
+    measurer: Measurer,
+    store: Store,
+    listener: Listener | None = None,
+) -> Decision:
+    """The decision for a job: stored, or tuned now.
+
+    Raises:
+        CacheMissError: mode is `strict` and there is no decision for this key.
+        NoWorkingConfigError: nothing can be run.
+    """
+    budget = Budget(how.budget)
+    if how.settings.mode == "strict":
+        if found := store.decision(job):
+            return found
+        raise CacheMissError(f"{_missed(job, store)}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
+    with show_progress(listener) as told:
+        return tune(
+            job,
+            compiler=compiler,
+            surrogate=how.surrogate,
+            policy=make_policy(how.settings, budget),
+            measurer=measurer,
+            store=store,
+            budget=budget,
+            listener=told,
+        )
+
+
+def _missed(job: Job, store: Store) -> str:
+    """Which key has no decision, and which known one is most like it."""
+
+    def likeness(key: dict[str, object]) -> int:
+        return sum(key.get(name) == value for name, value in job.workload.key.items())
+
+    known = [
+        r.workload
+        for r in store.recollect(job)
+        if r.hardware == job.hardware and r.workload.program.digest == job.workload.program.digest
+    ]
+    nearest = max(known, key=lambda w: likeness(dict(w.key)), default=None)
+    told = f"no decision for {job.workload} on {job.hardware}"
+    return f"{told}; the nearest key known is {nearest}" if nearest else f"{told}, nor for any other key of it"

@@ -1,0 +1,221 @@
+"""Policies: what to compile and to measure next."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING
+
+from .arrays import Columns, KnobMatrix, columns_of, expected_gain, knob_matrix, normal_cdf
+from .core.config import Config
+from .core.job import Compile, Measure, Stop, View, log2_speedups
+from .core.outcome import Failure
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+CHUNK = 64  # configs that Exhaustive compiles ahead of measuring: enough for any pool, little lost if it is stopped
+SPREAD_CANDIDATES = (
+    400  # maximin over so many of the untried; over all 11,130 it chose no better and took 20 times longer
+)
+FIRST_SPREAD = 3  # configs spread over the space before forecasts made from this run's own outcomes are followed
+FLAT = 0.3  # share of their own uncertainty by which forecasts must differ to be followed before that
+OUTSIDE_EVERY = 3  # of so many picks, one lies outside the model's favourites
+LIKE_FAILURES = 4  # so many first outcomes, all failed with one message: it is the call, not the config
+NEAR = 1.0  # configs of one batch closer than this, in deviations of their knobs, teach each other's outcome
+WORTHWHILE = math.log2(1.01)  # a gain that would be worth another measurement
+HOPELESS = 0.01  # stop when the chance that any config left gains that much is below this
+STOP_FROM = 50  # outcomes before Selective may stop by itself; from 30 and a 5 % chance it cost 1.4-3.1 % in replay
+
+
+class Exhaustive:
+    """Measure every config, in the order of the space."""
+
+    def step(self, view: View) -> Compile | Measure | Stop:
+        if ready := _ready(view):
+            return Measure(ready)
+        untried = tuple(c for c in view.space if c not in view.outcomes and c not in view.evidence)
+        return Compile(untried[: max(CHUNK, view.workers)]) if untried else Stop("every config was tried")
+
+
+class StoredOnly:
+    """Measure nothing: what is stored or forecast must do."""
+
+    def step(self, view: View) -> Compile | Measure | Stop:
+        known = sum(c in view.outcomes for c in view.space)
+        return Stop(f"measuring is not wanted here; {known} of {len(view.space)} configs were known")
+
+
+class First:
+    """Take the first config, whatever is known."""
+
+    def step(self, view: View) -> Compile | Measure | Stop:
+        return Stop("the first config was asked for", config=view.space.default)
+
+
+class Selective:
+    """Measure the configs that could still change the answer.
+
+    Follows forecasts by expected improvement over the best so far, failures gaining nothing; every third pick lies outside
+    their favourites, because a forecast can be wrong about a whole region. Where forecasts say nothing, configs are spread
+    over the space.
+
+    Args:
+        seed: of the draws; the same seed and view give the same step.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def step(self, view: View) -> Compile | Measure | Stop:
+        if ready := _ready(view):
+            return Measure(ready)
+        if alike := _failing_alike(view):
+            return Stop(alike)
+        if len(view.outcomes) >= len(view.space):
+            return Stop("every config was tried")
+        picking = _Picking(view, self.seed)
+        if picking.untried.size == 0:
+            return Stop("every config was tried")
+        if reason := picking.nothing_left():
+            return Stop(reason)
+        return Compile(tuple(view.space[i] for i in picking.batch(_batch_size(view))))
+
+
+def _ready(view: View) -> tuple[Config, ...]:
+    """Configs that are compiled and wait for being measured."""
+    return tuple(c for c in view.evidence if c not in view.outcomes)
+
+
+def _failing_alike(view: View) -> str:
+    """Why to stop, if all that was tried failed when launched, each time with the same words."""
+    outcomes = list(view.outcomes.values())
+    if len(outcomes) < LIKE_FAILURES:
+        return ""
+    messages = {o.message if isinstance(o, Failure) and o.stage in ("load", "launch") else None for o in outcomes}
+    if len(messages) > 1 or None in messages:
+        return ""
+    return f"all of the first {len(outcomes)} configs failed alike: {messages.pop()}"
+
+
+def _batch_size(view: View) -> int:
+    """How many to compile next: one while each outcome teaches much, more as the picture settles."""
+    n = len(view.outcomes)
+    size = 1 if n < 20 else 2 if n < 50 else 4 if n < 100 else round((0.2 if n < 250 else 0.4) * n)
+    return int(max(1, min(max(size, view.workers), view.configs_left)))
+
+
+class _Picking:
+    """One step's view as arrays."""
+
+    def __init__(self, view: View, seed: int) -> None:
+        import numpy as np
+
+        self.view = view
+        self.knobs: KnobMatrix = knob_matrix(view.space)
+        self.forecasts: Columns = columns_of(view.forecasts)
+        self.random = random.Random(f"{seed} {len(view.outcomes)}")
+        self.turn = len(view.outcomes)
+        index = view.space.index
+        self.tried = np.array([index(c) for c in view.outcomes if c in view.space], dtype=np.intp)
+        busy = np.zeros(len(view.space), dtype=bool)
+        busy[self.tried] = True
+        self.untried = np.flatnonzero(~busy)
+        self.speedups = log2_speedups(view.outcomes, view.space.default)
+        self.best = max(self.speedups.values(), default=0.0)
+        self.incumbent = index(max(self.speedups, key=self.speedups.__getitem__)) if self.speedups else 0
+
+    def nothing_left(self) -> str:
+        """Why to stop, if no config left has a real chance of a gain worth having."""
+        import numpy as np
+
+        if self.turn < STOP_FROM or not self.speedups:
+            return ""
+        f = self.forecasts
+        mean, sigma, fail = f.mean[self.untried], f.sigma[self.untried], f.fail[self.untried]
+        if np.isnan(mean).any():
+            return ""
+        chance = (1.0 - fail) * normal_cdf((mean - self.best - WORTHWHILE) / np.maximum(sigma, 1e-9))
+        any_gains = 1.0 - float(np.exp(np.log1p(-np.minimum(chance, 1.0 - 1e-12)).sum()))
+        if any_gains >= HOPELESS:
+            return ""
+        return f"the chance that any of {self.untried.size} configs left gains 1 % is {any_gains:.1%}"
+
+    def batch(self, size: int) -> list[int]:
+        """Positions of the next configs to try."""
+        import numpy as np
+
+        size = min(size, self.untried.size)
+        gains = expected_gain(self.forecasts, self.best)
+        gains[self.tried] = np.nan
+        if not self.forecasts.known[self.untried].all() or (len(self.speedups) < FIRST_SPREAD and self._flat()):
+            return self._spread(size)
+        chosen: list[int] = []
+        weight = np.ones(gains.size)
+        for turn in range(self.turn, self.turn + size):
+            usable = gains * weight
+            usable[chosen] = np.nan
+            pick = self._outside(usable) if turn % OUTSIDE_EVERY == OUTSIDE_EVERY - 1 else None
+            if pick is None:
+                pick = int(np.nanargmax(usable))
+            chosen.append(pick)
+            if size > 1:
+                weight *= self._novelty(pick)
+        return chosen
+
+    def _flat(self) -> bool:
+        """Whether the forecasts hardly tell one config from another: their means differ less than each is unsure."""
+        f = self.forecasts
+        return float(f.mean[self.untried].std()) < FLAT * float(f.sigma[self.untried].mean())
+
+    def _novelty(self, pick: int) -> Array:
+        """How much each config would still teach beside this pick: 0 for the pick itself, 1 far away."""
+        import numpy as np
+
+        x = self.knobs.values
+        apart = ((x - x[pick]) ** 2).sum(axis=1)
+        novelty: Array = 1.0 - np.exp(-0.5 * apart / NEAR**2)
+        return novelty
+
+    def _outside(self, gains: Array) -> int | None:
+        """The best config with a forced value in one knob: the value that was tried least so far."""
+        import numpy as np
+
+        rarest: list[tuple[float, str, int]] = []
+        for knob, level in self.knobs.levels.items():
+            tried = np.bincount(level[self.tried], minlength=int(level.max()) + 1)
+            if self.turn < 10 and tried.size > 3:
+                continue
+            for value, count in enumerate(tried):
+                if value != level[self.incumbent]:
+                    rarest.append((count * tried.size + self.random.random(), knob, value))
+        for _, knob, value in sorted(rarest):
+            forced = np.flatnonzero((self.knobs.levels[knob] == value) & ~np.isnan(gains))
+            if forced.size:
+                changes = sum(
+                    (level[forced] != level[self.incumbent]).astype(int) for level in self.knobs.levels.values()
+                )
+                nearest = forced[changes == changes.min()]
+                return int(nearest[np.argmax(gains[nearest])])
+        return None
+
+    def _spread(self, size: int) -> list[int]:
+        """Configs far from all tried so far, out of a seeded draw: maximin."""
+        import numpy as np
+
+        pool = self.untried
+        if pool.size > SPREAD_CANDIDATES:
+            pool = np.array(self.random.sample(list(pool), max(SPREAD_CANDIDATES, size)), dtype=np.intp)
+        x = self.knobs.values
+        taken = list(self.tried) or [0]
+        apart = np.min([((x[pool] - x[t]) ** 2).sum(axis=1) for t in taken], axis=0)
+        picks: list[int] = []
+        for _ in range(size):
+            far = int(np.argmax(apart))
+            picks.append(int(pool[far]))
+            apart = np.minimum(apart, ((x[pool] - x[pool[far]]) ** 2).sum(axis=1))
+            apart[far] = -1.0
+        return picks

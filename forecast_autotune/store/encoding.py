@@ -1,0 +1,313 @@
+"""Nouns as JSON values, and back. What comes back is checked field by field; nothing in it is ever executed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING
+from dataclasses import fields as dataclass_fields
+from typing import NoReturn, TypeVar
+
+from ..core.config import Config
+from ..core.decision import Decision
+from ..core.digest import Value, canonical_json
+from ..core.forecast import Abstention, Forecast, Normal
+from ..core.hardware import Hardware, Toolchain
+from ..core.outcome import Failure, Measurement, Outcome
+from ..core.workload import Program, Workload
+from ..errors import InvalidInputError
+
+Json = dict[str, object]
+_T = TypeVar("_T")
+
+
+def to_text(value: object) -> str:
+    """One line of JSON, keys in the order given.
+
+    ASCII only: compilers print bytes that are no UTF-8, and Python carries those as lone surrogates, which neither
+    SQLite nor a text file takes.
+
+    Raises:
+        ValueError: a float is NaN or infinite.
+    """
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def from_text(text: str, what: str) -> object:
+    """Parse JSON that may have been written by anyone.
+
+    Raises:
+        InvalidInputError: the text is no JSON, holds NaN or an infinity, or is nested too deeply.
+    """
+
+    def refuse(name: str) -> NoReturn:
+        raise InvalidInputError(f"{what} holds {name}: numbers must be finite")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except InvalidInputError:
+        raise
+    except (ValueError, RecursionError) as err:
+        raise InvalidInputError(f"{what} is no JSON ({err}): it starts with {text[:40]!r}") from None
+
+
+# Reading one field ------------------------------------------------------------------------------------------------------
+
+
+def fields(value: object, what: str) -> Mapping[str, object]:
+    """A JSON object, or an error that names what should have been one."""
+    if not isinstance(value, dict):
+        raise InvalidInputError(f"{what} is {_shown(value)}: it must be a JSON object")
+    return value
+
+
+def text_field(found: Mapping[str, object], name: str, what: str, default: str | None = None) -> str:
+    value = found.get(name, default)
+    if not isinstance(value, str):
+        raise InvalidInputError(f"{what} has {name} {_shown(value)}: it must be text")
+    return value
+
+
+def refuse_surrogates(text: str, what: str) -> None:
+    """A name that cannot be written as UTF-8 has no digest, so nothing could be kept under it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(f"{what} is {text[:60]!a}: lone surrogates are no text") from None
+
+
+def number_field(found: Mapping[str, object], name: str, what: str, default: float | None = None) -> float:
+    value = found.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidInputError(f"{what} has {name} {_shown(value)}: it must be a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise InvalidInputError(f"{what} has {name} {_shown(value)}: it must be finite")
+    return number
+
+
+def optional_number(found: Mapping[str, object], name: str, what: str) -> float | None:
+    return None if found.get(name) is None else number_field(found, name, what)
+
+
+def count_field(found: Mapping[str, object], name: str, what: str, default: int | None = None) -> int:
+    value = found.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInputError(f"{what} has {name} {_shown(value)}: it must be a whole number")
+    return value
+
+
+def list_field(found: Mapping[str, object], name: str, what: str) -> list[object]:
+    value = found.get(name, [])
+    if not isinstance(value, list):
+        raise InvalidInputError(f"{what} has {name} {_shown(value)}: it must be a list")
+    return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return "missing" if value is None else text if len(text) <= 60 else text[:57] + "..."
+
+
+# One pair of functions for each noun ------------------------------------------------------------------------------------
+
+
+def encode_config(config: Config) -> Json:
+    return dict(config.knobs)
+
+
+def decode_config(value: object, what: str = "config") -> Config:
+    knobs: Mapping[str, Value] = fields(value, what)  # type: ignore[assignment]  # Config checks every knob itself
+    try:
+        config = Config(knobs)
+    except InvalidInputError as err:
+        raise InvalidInputError(f"{what}: {err}") from None
+    refuse_surrogates(config.text, what)
+    return config
+
+
+def encode_program(program: Program) -> Json:
+    return {"name": program.name, "language": program.language, "source": program.source}
+
+
+def decode_program(value: object, what: str = "program") -> Program:
+    found = fields(value, what)
+    texts = {name: text_field(found, name, what) for name in ("name", "language", "source")}
+    for name, text in texts.items():
+        refuse_surrogates(text, f"{what}'s {name}")
+    return Program(**texts)
+
+
+def encode_workload(workload: Workload) -> Json:
+    """The key, the timing and the features; the program is kept beside it."""
+    return {"key": dict(workload.key), "timing": workload.timing, "features": dict(workload.features)}
+
+
+def decode_workload(value: object, program: Program, what: str = "workload") -> Workload:
+    found = fields(value, what)
+    features: dict[str, Value] = {}
+    for name, feature in fields(found.get("features", {}), f"{what}'s features").items():
+        if not isinstance(feature, (bool, int, float, str, type(None))):
+            raise InvalidInputError(f"{what} has feature {name} {_shown(feature)}: it must be a number, text or null")
+        features[name] = feature
+    key = dict(fields(found.get("key"), f"{what}'s key"))
+    timing = text_field(found, "timing", what, "eager")
+    refuse_surrogates(canonical_json(key) + timing, f"{what}'s key or timing")
+    return Workload(program=program, key=key, timing=timing, features=features)
+
+
+_HARDWARE = {f.name: (str(f.type), None if f.default is MISSING else f.default) for f in dataclass_fields(Hardware)}
+"""Each field of the sheet with its type and what it is when unknown; an older file lacks the newer ones."""
+
+
+def encode_hardware(hardware: Hardware) -> Json:
+    return {name: getattr(hardware, name) for name in _HARDWARE}
+
+
+def decode_hardware(value: object, what: str = "hardware") -> Hardware:
+    found = fields(value, what)
+    read: dict[str, Callable[..., object]] = {"str": text_field, "int": count_field, "float": number_field}
+    given = {name: read[kind](found, name, what, unknown) for name, (kind, unknown) in _HARDWARE.items()}
+    hardware = Hardware(**given)  # type: ignore[arg-type]  # each was read as its type
+    refuse_surrogates(canonical_json(hardware.identity), what)
+    return hardware
+
+
+def encode_toolchain(toolchain: Toolchain) -> Json:
+    return dict(toolchain.versions)
+
+
+def decode_toolchain(value: object, what: str = "toolchain") -> Toolchain:
+    found = fields(value, what)
+    versions = {name: text_field(found, name, what) for name in found}
+    refuse_surrogates(canonical_json(versions), what)
+    return Toolchain(versions=versions)
+
+
+def encode_forecast(forecast: Forecast | Abstention | None) -> Json | None:
+    if forecast is None:
+        return None
+    if isinstance(forecast, Abstention):
+        return {"source": forecast.source, "abstains": forecast.reason}
+    return {
+        "source": forecast.source,
+        "components": [[c.mean, c.sigma, c.weight] for c in forecast.components],
+        "fail_probability": forecast.fail_probability,
+        "default_us": forecast.default_us,
+    }
+
+
+def decode_forecast(value: object, what: str = "forecast") -> Forecast | Abstention | None:
+    if value is None:
+        return None
+    found = fields(value, what)
+    source = text_field(found, "source", what)
+    if "abstains" in found:
+        return Abstention(source, text_field(found, "abstains", what))
+    components = []
+    for given in list_field(found, "components", what):
+        if not isinstance(given, list) or len(given) != 3:
+            raise InvalidInputError(f"{what} has component {_shown(given)}: it must be [mean, sigma, weight]")
+        named = dict(zip(("mean", "sigma", "weight"), given, strict=True))
+        mean, sigma, weight = (number_field(named, n, f"{what}'s component") for n in named)
+        if sigma < 0 or weight < 0:
+            raise InvalidInputError(f"{what} has component {_shown(given)}: sigma and weight must not be negative")
+        components.append(Normal(mean, sigma, weight))
+    if not components:
+        raise InvalidInputError(f"{what} has no components: give at least one, or 'abstains' with a reason")
+    fail_probability = number_field(found, "fail_probability", what, 0.0)
+    if not 0 <= fail_probability <= 1:
+        raise InvalidInputError(f"{what} has fail_probability {fail_probability}: it must lie between 0 and 1")
+    return Forecast(tuple(components), source, fail_probability, optional_number(found, "default_us", what))
+
+
+def encode_outcome(outcome: Outcome) -> Json:
+    if isinstance(outcome, Failure):
+        return {
+            "stage": outcome.stage,
+            "message": outcome.message,
+            "cost_s": outcome.cost_s,
+            "crashed": outcome.crashed,
+        }
+    return {
+        "samples_us": list(outcome.samples_us),
+        "compile_s": outcome.compile_s,
+        "run_s": outcome.run_s,
+        "clock_mhz": outcome.clock_mhz,
+    }
+
+
+def decode_outcome(value: object, what: str = "outcome") -> Outcome:
+    found = fields(value, what)
+    if "stage" in found:
+        stage = text_field(found, "stage", what)
+        message = text_field(found, "message", what)
+        cost_s = number_field(found, "cost_s", what, 0.0)
+        crashed = found.get("crashed", False) is True
+        return _named(what, lambda: Failure(stage=stage, message=message, cost_s=cost_s, crashed=crashed))
+    samples = list_field(found, "samples_us", what)
+    if any(type(s) is not float and type(s) is not int for s in samples):
+        wrong = next(s for s in samples if type(s) is not float and type(s) is not int)
+        raise InvalidInputError(f"{what} has the sample {_shown(wrong)}: times are positive finite microseconds")
+    compile_s = number_field(found, "compile_s", what, 0.0)
+    run_s = number_field(found, "run_s", what, 0.0)
+    clock_mhz = optional_number(found, "clock_mhz", what)
+    return _named(
+        what,
+        lambda: Measurement(
+            samples_us=tuple(float(s) for s in samples),  # type: ignore[arg-type]
+            compile_s=compile_s,
+            run_s=run_s,
+            clock_mhz=clock_mhz,
+        ),
+    )
+
+
+_DECISION_COUNTS = ("space_size", "forecast", "compiled", "measured", "failed")
+
+
+def encode_decision(decision: Decision) -> Json:
+    return {
+        "config": encode_config(decision.config),
+        "basis": decision.basis,
+        "reason": decision.reason,
+        "equivalents": [encode_config(c) for c in decision.equivalents],
+        "space_digest": decision.space_digest,
+        "budget": decision.budget,
+        **{name: getattr(decision, name) for name in _DECISION_COUNTS},
+        "spent_s": decision.spent_s,
+        "config_us": decision.config_us,
+        "default_us": decision.default_us,
+        "run": decision.run,
+        "decided_at": decision.decided_at,
+    }
+
+
+def decode_decision(value: object, what: str = "decision") -> Decision:
+    found = fields(value, what)
+    values: dict[str, object] = {name: count_field(found, name, what, 0) for name in _DECISION_COUNTS}
+    for name in ("config_us", "default_us"):
+        time_us = optional_number(found, name, what)
+        if time_us is not None and time_us <= 0:
+            raise InvalidInputError(f"{what} has {name} {time_us}: times are positive finite microseconds")
+        values[name] = time_us
+    values |= {name: text_field(found, name, what) for name in ("basis", "reason", "space_digest", "budget")}
+    values["run"] = text_field(found, "run", what, "")
+    values |= {name: number_field(found, name, what, 0.0) for name in ("spent_s", "decided_at")}
+    values["config"] = decode_config(found.get("config"), f"{what}'s config")
+    values["equivalents"] = tuple(
+        decode_config(c, f"{what}'s equivalent") for c in list_field(found, "equivalents", what)
+    )
+    return _named(what, lambda: Decision(**values))  # type: ignore[arg-type]
+
+
+def _named(what: str, build: Callable[[], _T]) -> _T:
+    """Build a noun that checks its own values, and say in its complaint which one it was."""
+    try:
+        return build()
+    except (InvalidInputError, OverflowError) as err:
+        raise InvalidInputError(f"{what}: {err}") from None

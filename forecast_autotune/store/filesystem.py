@@ -1,0 +1,115 @@
+"""The store's file and folder: made private, never reached through a link, set aside when broken."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+FILE_NAME = "store.sqlite3"
+COMPANIONS = ("-wal", "-shm", "-journal")
+"""What SQLite keeps beside a database, under the database's name with these endings."""
+
+NETWORK_TYPES = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "afs", "gluster", "9p", "sshfs", "orangefs")
+"""Parts of Linux's names for filesystems where WAL cannot work: its index is memory shared by one machine alone."""
+
+Identity = tuple[int, int]
+"""Device and inode: tells a file from another one that took its name."""
+
+
+def identity_of(path: Path) -> Identity | None:
+    """Which file stands at a path now; None if there is none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def make_folder(folder: Path) -> None:
+    """A folder for this user alone; one that is there already keeps its mode."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def make_file(path: Path) -> None:
+    """Create the file if there is none, mode 0600; SQLite gives its -wal and -shm the same mode.
+
+    Raises:
+        OSError: the folder cannot be written to, or what stands there is no plain file. A link is refused: in a folder
+            that others may write to, it would lead this user's writes to a file of their choosing.
+    """
+    try:
+        # O_EXCL refuses a link as well. No descriptor of an existing file is ever opened and closed here: closing one
+        # would drop the locks that SQLite holds on that file elsewhere in this process.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600))
+    except FileExistsError:
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            raise OSError(
+                f"{path} is a symbolic link, which is not followed: let FORECAST_AUTOTUNE_DIR name the folder it leads to"
+            ) from None
+        if not stat.S_ISREG(mode):
+            raise OSError(f"{path} is no plain file: move it away") from None
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold off every other process that would create a store here or set one aside."""
+    import filelock
+
+    make_folder(folder / "locks")
+    with filelock.FileLock(str(folder / "locks" / "open.lock"), timeout=10, mode=0o600):
+        yield
+
+
+def set_aside(path: Path, seen: Identity | None) -> Path | None:
+    """Rename a broken store and what belongs to it; None if another process was faster.
+
+    `seen` is the file found to be broken: when many processes meet one broken store, the later ones must not set aside
+    the fresh one that the first has begun.
+    """
+    with folder_lock(path.parent):
+        if seen is None or identity_of(path) != seen:
+            return None
+        aside = path.with_name(f"{path.name}.corrupt-{time.strftime('%Y%m%d-%H%M%S')}")
+        for number in range(2, 1000):
+            if not aside.exists():
+                break
+            aside = path.with_name(f"{path.name}.corrupt-{time.strftime('%Y%m%d-%H%M%S')}-{number}")
+        # The log goes first: a fresh store beside the old log would replay it.
+        for ending in COMPANIONS:
+            companion = path.with_name(path.name + ending)
+            if companion.exists():
+                companion.rename(aside.with_name(aside.name + ending))
+        path.rename(aside)
+        return aside
+
+
+def filesystem_type(path: Path) -> str:
+    """What kind of filesystem a path lies on, in Linux's words; empty where that cannot be told."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        try:
+            mount = left.split()[4].encode().decode("unicode_escape")  # a blank is written \040
+            found = right.split()[0]
+        except (IndexError, UnicodeDecodeError):
+            continue
+        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):  # of two mounts at one point, the later covers the earlier
+            best, kind = mount, found
+    return kind
+
+
+def on_network(path: Path) -> bool:
+    """Whether other machines may have the same file open."""
+    kind = filesystem_type(path)
+    return any(name in kind for name in NETWORK_TYPES)

@@ -1,0 +1,241 @@
+"""Decisions and outcomes as readable JSON lines: what `export` writes, and `import` and packs read.
+
+The first line is a header, `{"schema": "forecast_autotune.store", "version": 1}`. Every other line stands for itself
+and is one of two kinds, named by its `line`:
+
+- `run`: the outcomes of one tuning run at one place, each with the forecast that preceded it;
+- `decision`: one decision; `superseded_at` is there if it does not hold any more.
+
+Both carry `program` (name, language, source), `workload` (key, timing, features), `hardware` and `toolchain` in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core.decision import Decision
+from ..errors import InvalidInputError
+from . import encoding, rows
+from .encoding import Json, from_text, to_text
+from .rows import Complain, Place, StoredDecision, StoredOutcome
+from .textfile import read_text
+
+if TYPE_CHECKING:
+    import sqlite3
+
+SCHEMA = "forecast_autotune.store"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The outcomes of one tuning run at one place."""
+
+    place: Place
+    outcomes: tuple[StoredOutcome, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """A decision that was made somewhere."""
+
+    place: Place
+    decision: Decision
+    superseded_at: float | None
+
+
+Entry = Run | Decided
+
+
+# Writing ----------------------------------------------------------------------------------------------------------------
+
+
+def export_lines(connection: sqlite3.Connection, complain: Complain) -> Iterator[str]:
+    """A store as lines; `complain` is told of each row that does not decode and is therefore left out."""
+    yield to_text({"schema": SCHEMA, "version": VERSION})
+    reader = rows.PlaceReader(connection)
+    places = connection.execute(
+        "SELECT DISTINCT workload, hardware, toolchain FROM outcome ORDER BY 1, 2, 3"
+    ).fetchall()
+    for workload, hardware, toolchain in places:
+        try:
+            place = reader.read(workload, hardware, toolchain)
+        except InvalidInputError as err:
+            complain(str(err))
+            continue
+        runs: dict[tuple[str, str], list[StoredOutcome]] = {}
+        for stored in rows.stored_outcomes(connection, place.digests, complain):
+            runs.setdefault((stored.run, stored.default.text), []).append(stored)
+        for outcomes in runs.values():
+            yield to_text(_encode_run(Run(place=place, outcomes=tuple(outcomes))))
+    for decided in stored_decisions(connection, complain):
+        yield to_text(_encode_decided(decided))
+
+
+def stored_decisions(
+    connection: sqlite3.Connection, complain: Complain, where: str = "", values: tuple[object, ...] = ()
+) -> Iterator[StoredDecision]:
+    """Decisions of a store, the newest first; `where` is an SQL condition of our own making."""
+    reader = rows.PlaceReader(connection)
+    found = connection.execute(
+        "SELECT id, workload, hardware, toolchain, value, superseded_at, hits, hit_at FROM decision "  # noqa: S608
+        f"{where} ORDER BY decided_at DESC, id DESC",
+        values,
+    ).fetchall()
+    for number, workload, hardware, toolchain, value, superseded_at, hits, hit_at in found:
+        what = f"decision {number}"
+        try:
+            yield StoredDecision(
+                id=number,
+                place=reader.read(workload, hardware, toolchain),
+                decision=encoding.decode_decision(from_text(value, what), what),
+                superseded_at=superseded_at,
+                hits=hits,
+                hit_at=hit_at,
+            )
+        except InvalidInputError as err:
+            complain(str(err))
+
+
+def _encode_place(place: Place) -> Json:
+    return {
+        "program": encoding.encode_program(place.workload.program),
+        "workload": encoding.encode_workload(place.workload),
+        "hardware": encoding.encode_hardware(place.hardware),
+        "toolchain": encoding.encode_toolchain(place.toolchain),
+    }
+
+
+def _encode_run(run: Run) -> Json:
+    first = run.outcomes[0]
+    return {
+        "line": "run",
+        **_encode_place(run.place),
+        "run": first.run,
+        "default": encoding.encode_config(first.default),
+        "outcomes": [
+            {
+                "config": encoding.encode_config(stored.config),
+                "outcome": encoding.encode_outcome(stored.outcome),
+                "forecast": encoding.encode_forecast(stored.forecast),
+                "recorded_at": stored.recorded_at,
+            }
+            for stored in run.outcomes
+        ],
+    }
+
+
+def _encode_decided(decided: StoredDecision) -> Json:
+    line: Json = {
+        "line": "decision",
+        **_encode_place(decided.place),
+        "decision": encoding.encode_decision(decided.decision),
+    }
+    if decided.superseded_at is not None:
+        line["superseded_at"] = decided.superseded_at
+    return line
+
+
+# Reading ----------------------------------------------------------------------------------------------------------------
+
+
+def read_lines(path: Path) -> list[Entry]:
+    """Every entry of an exported file, each line checked.
+
+    Raises:
+        OSError: the file cannot be read.
+        InvalidInputError: it is no such file, of another version, or has broken lines; names up to five of them.
+    """
+    lines = read_text(path).split("\n")
+    _check_header(path, lines[0] if lines else "")
+    entries: list[Entry] = []
+    broken: list[str] = []
+    for number, line in enumerate(lines[1:], start=2):
+        if not line.strip():
+            continue
+        try:
+            entries.append(_decode_line(from_text(line, "it")))
+        except InvalidInputError as err:
+            broken.append(f"line {number}: {err}")
+    if broken:
+        more = f"; and {len(broken) - 5} more" if len(broken) > 5 else ""
+        raise InvalidInputError(
+            f"{path} has {len(broken)} broken lines, so nothing of it is taken: {'; '.join(broken[:5])}{more}. "
+            "Remove or mend them, or export the file again"
+        )
+    return entries
+
+
+def bring(connection: sqlite3.Connection, entries: list[Entry]) -> tuple[int, int]:
+    """Write entries; returns how many outcomes and decisions are new here. The transaction is the caller's."""
+    outcomes = decisions = 0
+    seen_at = rows.now()  # what is brought here is about to be used: `prune` must not take it for forgotten
+    for entry in entries:
+        rows.keep_place(connection, entry.place, seen_at)
+        if isinstance(entry, Run):
+            outcomes += sum(
+                rows.keep_outcome(connection, entry.place, stored, from_elsewhere=True) for stored in entry.outcomes
+            )
+        else:
+            decisions += rows.bring_decision(connection, entry.place, entry.decision, entry.superseded_at)
+    return outcomes, decisions
+
+
+def _check_header(path: Path, line: str) -> None:
+    accepted = f"the first line of such a file is {to_text({'schema': SCHEMA, 'version': VERSION})}"
+    try:
+        header = encoding.fields(from_text(line, "the first line"), "the first line")
+    except InvalidInputError as err:
+        raise InvalidInputError(f"{path} is not an exported store ({err}): {accepted}") from None
+    if header.get("schema") != SCHEMA:
+        raise InvalidInputError(f"{path} has the schema {header.get('schema')!r}: {accepted}")
+    if header.get("version") != VERSION:
+        raise InvalidInputError(
+            f"{path} has version {header.get('version')!r}, this version of forecast_autotune reads {VERSION}: "
+            "export it again with this version, or update"
+        )
+
+
+def _decode_line(value: object) -> Entry:
+    found = encoding.fields(value, "it")
+    decode: dict[object, Callable[[Json, Place], Entry]] = {"run": _decode_run, "decision": _decode_decided}
+    kind = found.get("line")
+    if not isinstance(kind, str) or kind not in decode:
+        raise InvalidInputError(f"its 'line' is {kind!r}: accepted are {', '.join(map(str, decode))}")
+    program = encoding.decode_program(found.get("program"))
+    place = Place(
+        workload=encoding.decode_workload(found.get("workload"), program),
+        hardware=encoding.decode_hardware(found.get("hardware")),
+        toolchain=encoding.decode_toolchain(found.get("toolchain")),
+    )
+    return decode[kind](dict(found), place)
+
+
+def _decode_run(found: Json, place: Place) -> Run:
+    default = encoding.decode_config(found.get("default"), "default")
+    run = encoding.text_field(found, "run", "it")
+    encoding.refuse_surrogates(run, "run")
+    outcomes = []
+    for number, value in enumerate(encoding.list_field(found, "outcomes", "it"), start=1):
+        what = f"outcome {number}"
+        given = encoding.fields(value, what)
+        outcomes.append(
+            StoredOutcome(
+                config=encoding.decode_config(given.get("config"), f"{what}'s config"),
+                outcome=encoding.decode_outcome(given.get("outcome"), what),
+                forecast=encoding.decode_forecast(given.get("forecast"), f"{what}'s forecast"),
+                default=default,
+                run=run,
+                recorded_at=encoding.number_field(given, "recorded_at", what),
+            )
+        )
+    return Run(place=place, outcomes=tuple(outcomes))
+
+
+def _decode_decided(found: Json, place: Place) -> Decided:
+    decision = encoding.decode_decision(found.get("decision"))
+    encoding.refuse_surrogates(decision.space_digest, "decision's space_digest")
+    return Decided(place=place, decision=decision, superseded_at=encoding.optional_number(found, "superseded_at", "it"))

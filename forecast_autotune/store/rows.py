@@ -1,0 +1,385 @@
+"""What is written to and read from a store's tables, given an open connection; transactions are the caller's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.config import Config
+from ..core.decision import Decision
+from ..core.digest import digest
+from ..core.forecast import Abstention, Forecast
+from ..core.hardware import REHEARSAL_KINDS, Hardware, Toolchain
+from ..core.job import Job, Recording
+from ..core.outcome import Outcome
+from ..core.workload import Program, Workload
+from ..errors import InvalidInputError
+from . import encoding
+from .encoding import from_text, to_text
+
+if TYPE_CHECKING:
+    import sqlite3
+
+RECOLLECTED_OUTCOMES = 10_000
+"""Outcomes read from elsewhere to seed a forecast: 0.2 s of decoding; more would eat into a budget given in seconds."""
+
+Complain = Callable[[str], None]
+"""Told of each row that does not decode; the row is passed over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A workload on one hardware under one toolchain: what outcomes and decisions belong to."""
+
+    workload: Workload
+    hardware: Hardware
+    toolchain: Toolchain
+
+    @classmethod
+    def of(cls, job: Job) -> Place:
+        return cls(workload=job.workload, hardware=job.hardware, toolchain=job.toolchain)
+
+    @property
+    def digests(self) -> tuple[str, str, str]:
+        return self.workload.digest, self.hardware.digest, self.toolchain.digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredOutcome:
+    """An outcome with its config, the run it belongs to, and the forecast that preceded it."""
+
+    config: Config
+    outcome: Outcome
+    forecast: Forecast | Abstention | None
+    default: Config
+    run: str
+    recorded_at: float  # seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredDecision:
+    """A decision with where it holds, and since when it does not any more."""
+
+    id: int
+    place: Place
+    decision: Decision
+    superseded_at: float | None = None
+    hits: int = 0
+    hit_at: float | None = None
+
+    @property
+    def digest(self) -> str:
+        """The same for a decision and those it superseded."""
+        return decision_digest(self.place, self.decision.space_digest)
+
+
+def decision_digest(place: Place, space_digest: str) -> str:
+    return digest(*place.digests, space_digest)
+
+
+# Writing ----------------------------------------------------------------------------------------------------------------
+
+
+def keep_place(connection: sqlite3.Connection, place: Place, seen_at: float) -> None:
+    """Write what a row refers to; what is there already is only seen again."""
+    workload, hardware, toolchain = place.digests
+    program = place.workload.program
+    connection.execute(
+        "INSERT INTO hardware (digest, value) VALUES (?, ?) ON CONFLICT (digest) DO UPDATE SET value = excluded.value",
+        (hardware, to_text(encoding.encode_hardware(place.hardware))),
+    )
+    connection.execute(
+        "INSERT INTO toolchain (digest, value, seen_at) VALUES (?, ?, ?)"
+        " ON CONFLICT (digest) DO UPDATE SET seen_at = max(seen_at, excluded.seen_at)",
+        (toolchain, to_text(encoding.encode_toolchain(place.toolchain)), seen_at),
+    )
+    connection.execute(
+        "INSERT INTO program (digest, name, value, seen_at) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (digest) DO UPDATE SET seen_at = max(seen_at, excluded.seen_at)",
+        (program.digest, program.name, to_text(encoding.encode_program(program)), seen_at),
+    )
+    connection.execute(
+        "INSERT INTO workload (digest, program, value) VALUES (?, ?, ?)"
+        " ON CONFLICT (digest) DO UPDATE SET value = excluded.value",
+        (workload, program.digest, to_text(encoding.encode_workload(place.workload))),
+    )
+
+
+def keep_outcome(
+    connection: sqlite3.Connection, place: Place, stored: StoredOutcome, *, from_elsewhere: bool = False
+) -> bool:
+    """Write an outcome and the forecast before it; its place is there already. Returns whether anything changed.
+
+    A later outcome of the same config and run replaces the earlier one but keeps its forecast: the forecast made after
+    a config was timed has seen the answer, and says nothing of how honest forecasts are. One from elsewhere replaces
+    only an older one; one of this process always does, even when the clock was set back in between.
+    """
+    row = (*place.digests, stored.config.text, stored.run)
+    found = connection.execute(
+        "SELECT id, recorded_at, value FROM outcome"
+        " WHERE workload = ? AND hardware = ? AND toolchain = ? AND config = ? AND run = ?",
+        row,
+    ).fetchone()
+    value = to_text(encoding.encode_outcome(stored.outcome))
+    default = stored.default.text
+    if found is not None:
+        if from_elsewhere and (stored.recorded_at < found[1] or value == found[2]):
+            return False
+        connection.execute(
+            "UPDATE outcome SET value = ?, default_config = ?, recorded_at = ? WHERE id = ?",
+            (value, default, stored.recorded_at, found[0]),
+        )
+        return True
+    inserted = connection.execute(
+        "INSERT INTO outcome (workload, hardware, toolchain, config, run, default_config, value, recorded_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (*row, default, value, stored.recorded_at),
+    )
+    if stored.forecast is not None:
+        connection.execute(
+            "INSERT INTO forecast (outcome, value) VALUES (?, ?)",
+            (inserted.lastrowid, to_text(encoding.encode_forecast(stored.forecast))),
+        )
+    return True
+
+
+def keep_decision(
+    connection: sqlite3.Connection, place: Place, decision: Decision, superseded_at: float | None = None
+) -> None:
+    """Write a decision; without `superseded_at` it supersedes the one that holds. Its place is there already."""
+    name = decision_digest(place, decision.space_digest)
+    if superseded_at is None:
+        connection.execute(
+            "UPDATE decision SET superseded_at = ? WHERE digest = ? AND superseded_at IS NULL",
+            (decision.decided_at, name),
+        )
+    connection.execute(
+        "INSERT INTO decision (digest, workload, hardware, toolchain, space, value, decided_at, superseded_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            name,
+            *place.digests,
+            decision.space_digest,
+            to_text(encoding.encode_decision(decision)),
+            decision.decided_at,
+            superseded_at,
+        ),
+    )
+
+
+def bring_decision(
+    connection: sqlite3.Connection, place: Place, decision: Decision, superseded_at: float | None
+) -> bool:
+    """Write a decision made elsewhere: the newer of it and the one that holds goes on to hold.
+
+    Returns whether anything changed: a decision that is here already, to the letter, is not written twice.
+    """
+    name = decision_digest(place, decision.space_digest)
+    twin = connection.execute(
+        "SELECT 1 FROM decision WHERE digest = ? AND decided_at = ? AND value = ?",
+        (name, decision.decided_at, to_text(encoding.encode_decision(decision))),
+    ).fetchone()
+    if twin is not None:
+        return False
+    holding = connection.execute(
+        "SELECT decided_at FROM decision WHERE digest = ? AND superseded_at IS NULL", (name,)
+    ).fetchone()
+    if superseded_at is None and holding is not None and holding[0] >= decision.decided_at:
+        superseded_at = holding[0]
+    keep_decision(connection, place, decision, superseded_at)
+    return True
+
+
+def count_hits(connection: sqlite3.Connection, hits: Mapping[int, int], now: float) -> None:
+    """Add recalls to decisions, and see their programs and toolchains again."""
+    for decision, count in hits.items():
+        connection.execute("UPDATE decision SET hits = hits + ?, hit_at = ? WHERE id = ?", (count, now, decision))
+        connection.execute(
+            "UPDATE toolchain SET seen_at = ? WHERE digest = (SELECT toolchain FROM decision WHERE id = ?)",
+            (now, decision),
+        )
+        connection.execute(
+            "UPDATE program SET seen_at = ? WHERE digest ="
+            " (SELECT program FROM workload JOIN decision ON workload.digest = workload WHERE decision.id = ?)",
+            (now, decision),
+        )
+
+
+# Reading ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """A decision found for a job, with what counting the recall needs."""
+
+    id: int
+    decision: Decision
+    noted_at: float  # when the store last heard that this decision is in use
+
+
+def recall(connection: sqlite3.Connection, job: Job, *, any_toolchain: bool, complain: Complain) -> Recall | None:
+    """The decision that holds for a job; with `any_toolchain`, one of another toolchain if this one has none."""
+    place = Place.of(job)
+    exact = connection.execute(
+        "SELECT id, value, max(decided_at, coalesce(hit_at, 0)) FROM decision"
+        " WHERE digest = ? AND superseded_at IS NULL",
+        (decision_digest(place, job.space.digest),),
+    ).fetchall()
+    others: list[tuple[int, str, float]] = []
+    if any_toolchain:
+        others = connection.execute(
+            "SELECT id, value, max(decided_at, coalesce(hit_at, 0)) FROM decision"
+            " WHERE workload = ? AND hardware = ? AND space = ? AND superseded_at IS NULL"
+            " ORDER BY decided_at DESC, id DESC",
+            (place.workload.digest, place.hardware.digest, job.space.digest),
+        ).fetchall()
+    for found, text, noted_at in (*exact, *others):
+        try:
+            decision = encoding.decode_decision(from_text(text, f"decision {found}"), f"decision {found}")
+        except InvalidInputError as err:
+            complain(str(err))
+            continue
+        return Recall(id=found, decision=decision, noted_at=noted_at)
+    return None
+
+
+def stored_outcomes(
+    connection: sqlite3.Connection, digests: tuple[str, str, str], complain: Complain
+) -> Iterator[StoredOutcome]:
+    """Outcomes of one place, the oldest first."""
+    rows = connection.execute(
+        "SELECT outcome.id, config, outcome.value, forecast.value, default_config, run, recorded_at"
+        " FROM outcome LEFT JOIN forecast ON forecast.outcome = outcome.id"
+        " WHERE workload = ? AND hardware = ? AND toolchain = ? ORDER BY recorded_at, outcome.id",
+        digests,
+    ).fetchall()
+    for number, config, value, forecast, default, run, recorded_at in rows:
+        what = f"outcome {number}"
+        try:
+            yield StoredOutcome(
+                config=encoding.decode_config(from_text(config, what), what),
+                outcome=encoding.decode_outcome(from_text(value, what), what),
+                forecast=None if forecast is None else encoding.decode_forecast(from_text(forecast, what), what),
+                default=encoding.decode_config(from_text(default, what), what),
+                run=run,
+                recorded_at=recorded_at,
+            )
+        except InvalidInputError as err:
+            complain(str(err))
+
+
+def newest_outcomes(
+    connection: sqlite3.Connection, digests: tuple[str, str, str], complain: Complain
+) -> tuple[dict[Config, Outcome], Config | None]:
+    """The newest outcome of each config of one place, and the default of its newest run."""
+    outcomes: dict[Config, Outcome] = {}
+    default = None
+    rows = connection.execute(
+        "SELECT id, config, value, default_config FROM outcome"
+        " WHERE workload = ? AND hardware = ? AND toolchain = ? ORDER BY recorded_at, id",
+        digests,
+    ).fetchall()
+    for number, config, value, default_text in rows:
+        what = f"outcome {number}"
+        try:
+            decoded = encoding.decode_config(from_text(config, what), what)
+            outcomes[decoded] = encoding.decode_outcome(from_text(value, what), what)
+            default = default_text
+        except InvalidInputError as err:
+            complain(str(err))
+    if default is None:
+        return {}, None
+    try:
+        return outcomes, encoding.decode_config(from_text(default, "default"), "default")
+    except InvalidInputError as err:
+        complain(str(err))
+        return outcomes, None
+
+
+def recollect(connection: sqlite3.Connection, job: Job, complain: Complain) -> list[Recording]:
+    """Recordings of the program's name at other places: the same source first, then the same hardware, then the newest.
+
+    Rehearsals are left out: no time of theirs says anything of a device. A rehearsal sees its own kind alone.
+    """
+    here = Place.of(job)
+    groups = connection.execute(
+        "SELECT workload.digest, outcome.hardware, outcome.toolchain, count(*) FROM program"
+        " JOIN workload ON workload.program = program.digest JOIN outcome ON outcome.workload = workload.digest"
+        " WHERE program.name = ? GROUP BY 1, 2, 3"
+        " ORDER BY max(program.digest = ?) DESC, max(outcome.hardware = ?) DESC, max(recorded_at) DESC",
+        (job.workload.program.name, job.workload.program.digest, job.hardware.digest),
+    ).fetchall()
+    reader = PlaceReader(connection)
+    found: list[Recording] = []
+    rows_left = RECOLLECTED_OUTCOMES
+    for *digests, rows in groups:
+        if tuple(digests) == here.digests or rows > rows_left:
+            continue
+        try:
+            place = reader.read(digests[0], digests[1], digests[2])
+        except InvalidInputError as err:
+            complain(str(err))
+            continue
+        kinds = {place.hardware.kind, job.hardware.kind}
+        if place.workload.program.language != job.workload.program.language:
+            continue
+        if len(kinds) > 1 and kinds & set(REHEARSAL_KINDS):
+            continue
+        outcomes, default = newest_outcomes(connection, place.digests, complain)
+        if outcomes and default is not None:
+            rows_left -= rows
+            found.append(
+                Recording(
+                    workload=place.workload,
+                    hardware=place.hardware,
+                    toolchain=place.toolchain,
+                    default=default,
+                    outcomes=outcomes,
+                )
+            )
+    return found
+
+
+class PlaceReader:
+    """Reads places by their digests, each program, hardware and toolchain once."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._programs: dict[str, Program] = {}
+        self._workloads: dict[str, Workload] = {}
+        self._hardware: dict[str, Hardware] = {}
+        self._toolchains: dict[str, Toolchain] = {}
+
+    def read(self, workload: str, hardware: str, toolchain: str) -> Place:
+        """Raises InvalidInputError where a row does not decode or is gone."""
+        if workload not in self._workloads:
+            program, text = self._row("SELECT program, value FROM workload WHERE digest = ?", workload, "workload")
+            if program not in self._programs:
+                (value,) = self._row("SELECT value FROM program WHERE digest = ?", program, "program")
+                self._programs[program] = encoding.decode_program(from_text(value, f"program {program}"))
+            self._workloads[workload] = encoding.decode_workload(
+                from_text(text, f"workload {workload}"), self._programs[program]
+            )
+        if hardware not in self._hardware:
+            (value,) = self._row("SELECT value FROM hardware WHERE digest = ?", hardware, "hardware")
+            self._hardware[hardware] = encoding.decode_hardware(from_text(value, f"hardware {hardware}"))
+        if toolchain not in self._toolchains:
+            (value,) = self._row("SELECT value FROM toolchain WHERE digest = ?", toolchain, "toolchain")
+            self._toolchains[toolchain] = encoding.decode_toolchain(from_text(value, f"toolchain {toolchain}"))
+        return Place(
+            workload=self._workloads[workload],
+            hardware=self._hardware[hardware],
+            toolchain=self._toolchains[toolchain],
+        )
+
+    def _row(self, query: str, name: str, what: str) -> tuple[str, ...]:
+        found: tuple[str, ...] | None = self._connection.execute(query, (name,)).fetchone()
+        if found is None:
+            raise InvalidInputError(f"{what} {name} is referred to but is not in the store: prune or clear it")
+        return found
+
+
+def now() -> float:
+    return time.time()

@@ -1,0 +1,131 @@
+"""The tables of a store, and how an older one becomes a newer one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import sqlite3
+
+APPLICATION_ID = 0x46_41_75_74  # "FAut", in the file's header: another program's database is not ours to write to
+
+_VERSION_1 = """
+CREATE TABLE hardware (
+    digest TEXT PRIMARY KEY,
+    value TEXT NOT NULL  -- JSON, the roofline sheet included
+) WITHOUT ROWID;
+CREATE TABLE toolchain (
+    digest TEXT PRIMARY KEY,
+    value TEXT NOT NULL,
+    seen_at REAL NOT NULL  -- seconds since the epoch: last recorded, decided or recalled under it
+) WITHOUT ROWID;
+CREATE TABLE program (
+    digest TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    value TEXT NOT NULL,
+    seen_at REAL NOT NULL
+);
+CREATE INDEX program_by_name ON program (name);
+CREATE TABLE workload (
+    digest TEXT PRIMARY KEY,
+    program TEXT NOT NULL REFERENCES program (digest),
+    value TEXT NOT NULL
+);
+CREATE INDEX workload_by_program ON workload (program);
+CREATE TABLE outcome (
+    id INTEGER PRIMARY KEY,
+    workload TEXT NOT NULL REFERENCES workload (digest),
+    hardware TEXT NOT NULL REFERENCES hardware (digest),
+    toolchain TEXT NOT NULL REFERENCES toolchain (digest),
+    config TEXT NOT NULL,  -- canonical JSON, which is its identity
+    run TEXT NOT NULL,
+    default_config TEXT NOT NULL,  -- what speed-ups relate to in this run
+    value TEXT NOT NULL,
+    recorded_at REAL NOT NULL,
+    UNIQUE (workload, hardware, toolchain, config, run)
+);
+CREATE TABLE forecast (
+    outcome INTEGER PRIMARY KEY REFERENCES outcome (id) ON DELETE CASCADE,
+    value TEXT NOT NULL
+);
+CREATE TABLE decision (
+    id INTEGER PRIMARY KEY,
+    digest TEXT NOT NULL,  -- names workload, hardware, toolchain and space together
+    workload TEXT NOT NULL REFERENCES workload (digest),
+    hardware TEXT NOT NULL REFERENCES hardware (digest),
+    toolchain TEXT NOT NULL REFERENCES toolchain (digest),
+    space TEXT NOT NULL,
+    value TEXT NOT NULL,
+    decided_at REAL NOT NULL,
+    superseded_at REAL,  -- NULL in the one that holds
+    hits INTEGER NOT NULL DEFAULT 0,  -- recalls by processes that had it not in memory yet
+    hit_at REAL
+);
+CREATE UNIQUE INDEX decision_that_holds ON decision (digest) WHERE superseded_at IS NULL;
+CREATE INDEX decision_by_workload ON decision (workload);
+"""
+
+MIGRATIONS = (_VERSION_1,)
+"""Statement lists; the one at index n turns schema n into schema n + 1. Add to the end, change none."""
+
+VERSION = len(MIGRATIONS)
+
+
+class NewerSchemaError(Exception):
+    """The file was written by a version of this package that knows more than this one."""
+
+    def __init__(self, found: int) -> None:
+        super().__init__(found)
+        self.found = found
+
+
+class NotAStoreError(Exception):
+    """The file is a healthy database of something else."""
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """Schema version of an open database, 0 if it is empty.
+
+    Raises:
+        NewerSchemaError: this version cannot read it.
+        NotAStoreError: it holds tables that are not a store's.
+    """
+    found = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    application_id = int(connection.execute("PRAGMA application_id").fetchone()[0])
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if (tables and application_id != APPLICATION_ID) or (found and not tables):
+        raise NotAStoreError
+    if found > VERSION:
+        raise NewerSchemaError(found)
+    return found
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring an open database to this version's schema, in one transaction; many processes may do it at once."""
+    if version_of(connection) == VERSION:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Looked at again with the lock held: another process may have done it while this one waited.
+        for statements in MIGRATIONS[version_of(connection) :]:
+            for statement in _split(statements):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _split(statements: str) -> list[str]:
+    """Single statements: `executescript` would commit the transaction they belong to."""
+    import sqlite3
+
+    found, pending = [], ""
+    for line in statements.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            found.append(pending)
+            pending = ""
+    return found

@@ -1,0 +1,587 @@
+"""The store: one SQLite file that remembers outcomes, forecasts and decisions, and never stands in a launch's way."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ..core.config import Config
+from ..core.decision import Decision
+from ..core.digest import digest
+from ..core.forecast import Abstention, Forecast
+from ..core.job import Job, Recording
+from ..core.outcome import Outcome
+from ..errors import InvalidInputError, StoreWarning
+from ..settings import Settings
+from . import filesystem, rows, schema
+from .lock import WAIT_S, SingleFlight
+from .rows import Place, StoredOutcome
+
+if TYPE_CHECKING:
+    import sqlite3
+
+BUSY_S = 20.0
+"""How long a write waits for another process's: 64 processes that write one row each need about one second (ext4)."""
+
+JOURNAL_S = 2.0
+"""How long to ask for another journal mode while others have the file open."""
+
+SEEN_EVERY_S = 86_400.0
+"""A recall writes at once only when the decision was last noted to be in use longer ago than this."""
+
+_T = TypeVar("_T")
+
+
+class SqliteStore:
+    """Outcomes, forecasts and decisions in one file, shared by any number of threads and processes.
+
+    Nothing is opened before the first call, and no call raises. A file that is broken is set aside under another name
+    and a fresh one begun. Where the file cannot be written to, or a newer version has written it, the process goes on
+    in memory, with what could be read. Either is told once, as a `StoreWarning`.
+
+    Args:
+        directory: the folder of `store.sqlite3`; None keeps everything in memory.
+        packs: JSON-lines files, looked up after the store.
+        toolchain: `exact`, or `any` to accept a decision made under another toolchain when this one has none.
+        wait_s: how long `single_flight` waits for another process.
+        journal: `wal` or `rollback` for how SQLite makes writes atomic; `auto` is WAL, and rollback on a network
+            filesystem or where WAL cannot work.
+    Raises:
+        InvalidInputError: `toolchain` or `journal` is none of these.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str | None,
+        *,
+        packs: Sequence[Path | str] = (),
+        toolchain: str = "exact",
+        wait_s: float = WAIT_S,
+        journal: str = "auto",
+    ) -> None:
+        if toolchain not in ("exact", "any"):
+            raise InvalidInputError(f"toolchain {toolchain!r}: accepted are exact, any")
+        if journal not in ("auto", "wal", "rollback"):
+            raise InvalidInputError(f"journal {journal!r}: accepted are auto, wal, rollback")
+        self.directory = None if directory is None else Path(directory)
+        self.path = None if self.directory is None else self.directory / filesystem.FILE_NAME
+        self.packs = tuple(Path(p) for p in packs)
+        self.any_toolchain = toolchain == "any"
+        self.journal = journal
+        self._told: set[str] = set()
+        locks = None if self.directory is None else self.directory / "locks"
+        self._flight = SingleFlight(locks, wait_s=wait_s, complain=lambda text: self._tell("lock", text))
+        self._begin()
+        _STORES.add(self)
+
+    @classmethod
+    def in_memory(cls) -> SqliteStore:
+        """A store that ends with the process: for tests, and for modes that read no store."""
+        return cls(None)
+
+    def _begin(self) -> None:
+        """Nothing open yet: in a new store, and in the child of a fork."""
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._pack_connection: sqlite3.Connection | None = None
+        self._identity: filesystem.Identity | None = None  # of the open file; None in memory
+        self._gave_way = False  # in memory although a file was asked for
+        self._hits: dict[int, int] = {}  # recalls not written yet, by decision
+        self._counted: set[int] = set()  # decisions that this process has recalled
+
+    # The protocol ---------------------------------------------------------------------------------------------------
+
+    def decision(self, job: Job) -> Decision | None:
+        """The decision that holds for this key, hardware, toolchain and space; else a pack's."""
+
+        def look(connection: sqlite3.Connection) -> rows.Recall | None:
+            return rows.recall(connection, job, any_toolchain=self.any_toolchain, complain=self._complain)
+
+        found = self._do(look, None)
+        if found is not None:
+            self._count(found)
+            return found.decision
+        from_pack = self._ask_packs(look, None)
+        return None if from_pack is None else from_pack.decision
+
+    def outcomes(self, job: Job) -> Mapping[Config, Outcome]:
+        """The newest outcome of each config of this job; the store's before a pack's."""
+
+        def look(connection: sqlite3.Connection) -> dict[Config, Outcome]:
+            return rows.newest_outcomes(connection, Place.of(job).digests, self._complain)[0]
+
+        nothing: dict[Config, Outcome] = {}
+        return {**self._ask_packs(look, nothing), **self._do(look, nothing)}
+
+    def recollect(self, job: Job) -> Sequence[Recording]:
+        """The same program at other keys, on other hardware, under other toolchains, or in older source."""
+
+        def look(connection: sqlite3.Connection) -> list[Recording]:
+            return rows.recollect(connection, job, self._complain)
+
+        nothing: list[Recording] = []
+        found = self._do(look, nothing)
+        places = {(r.workload.digest, r.hardware.digest, r.toolchain.digest) for r in found}
+        packed = self._ask_packs(look, nothing)
+        return [
+            *found,
+            *(r for r in packed if (r.workload.digest, r.hardware.digest, r.toolchain.digest) not in places),
+        ]
+
+    def record(
+        self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
+    ) -> None:
+        """Keep an outcome and the forecast that preceded it, in one transaction, at once.
+
+        A later outcome of the same run replaces it; the forecast made before the first one stays.
+        """
+        stored = StoredOutcome(
+            config=config,
+            outcome=outcome,
+            forecast=forecast,
+            default=job.space.default,
+            run=run,
+            recorded_at=rows.now(),
+        )
+
+        def write(connection: sqlite3.Connection) -> None:
+            rows.keep_place(connection, Place.of(job), stored.recorded_at)
+            rows.keep_outcome(connection, Place.of(job), stored)
+
+        self._write(write)
+
+    def decide(self, job: Job, decision: Decision) -> None:
+        """Keep a decision; the one it supersedes stays as history until it is pruned."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            rows.keep_place(connection, Place.of(job), rows.now())
+            rows.keep_decision(connection, Place.of(job), decision)
+
+        self._write(write)
+
+    def single_flight(self, job: Job) -> AbstractContextManager[bool]:
+        """Hold this job against every other process and thread; False after waiting too long."""
+        return self._flight.hold(digest(*Place.of(job).digests))
+
+    # Opening, closing, forking --------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Write the recalls not counted yet and close the file; a later call opens it again. Memory is forgotten."""
+        with self._lock:
+            if self._connection is not None:
+                self._write_hits()
+            for connection in (self._connection, self._pack_connection):
+                if connection is not None:
+                    with suppress(Exception):  # an error here loses nothing that was reported as kept
+                        connection.close()
+            self._connection = self._pack_connection = self._identity = None
+            self._gave_way = False
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # also where the constructor raised
+            self.close()
+
+    def __enter__(self) -> SqliteStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"SqliteStore({str(self.path) if self.path else 'in memory'})"
+
+    @property
+    def _in_memory(self) -> bool:
+        return self.path is None or self._gave_way
+
+    def _after_fork(self) -> None:
+        """In the child: leave the parent's connection alone and open another one when it is needed.
+
+        SQLite must not use, nor even close, a connection made before a fork; so it is kept from being collected. The
+        lock may be held by a thread that does not exist here, so it is replaced.
+        """
+        _PARENTS.extend(c for c in (self._connection, self._pack_connection) if c is not None)
+        self._begin()
+        self._flight.begin()
+
+    def _open(self) -> sqlite3.Connection:
+        """The connection of this process, opened if need be."""
+        if (
+            self._connection is not None
+            and not self._in_memory
+            and filesystem.identity_of(self._path) != self._identity
+        ):
+            # Removed, or set aside by another process: what is written to it now, nobody will read.
+            with suppress(Exception):
+                self._connection.close()
+            self._connection = None
+        if self._connection is None and not self._in_memory:
+            self._connect()
+        if self._connection is None:
+            self._connection = self._memory(None)
+        return self._connection
+
+    @property
+    def _path(self) -> Path:
+        if self.path is None:
+            raise AssertionError("a store in memory was asked for its file")
+        return self.path
+
+    def _connect(self) -> None:
+        """Open the file; set it aside and begin a fresh one if it is broken; else go on in memory."""
+        import sqlite3
+
+        try:
+            try:
+                self._connection = open_file(self._path, self.journal)
+            except (schema.NotAStoreError, sqlite3.DatabaseError) as err:
+                if not (is_broken(err) and self._set_aside(err, filesystem.identity_of(self._path))):
+                    raise
+                self._connection = open_file(self._path, self.journal)
+            self._identity = filesystem.identity_of(self._path)
+        except schema.NewerSchemaError as err:
+            hint = "use a newer forecast_autotune, or let FORECAST_AUTOTUNE_DIR name another folder"
+            self._give_way(f"it has schema {err.found}, this version reads {schema.VERSION}: {hint}", keep=False)
+        except (schema.NotAStoreError, sqlite3.Error, OSError) as err:
+            self._give_way(str(err) or "it is not a store of this package")
+
+    def _set_aside(self, reason: Exception, seen: filesystem.Identity | None) -> bool:
+        """Rename the broken store away; False where that cannot be done."""
+        import filelock
+
+        if self._connection is not None:
+            with suppress(Exception):
+                self._connection.close()
+        self._connection = None
+        try:
+            aside = filesystem.set_aside(self._path, seen)
+        except (OSError, filelock.Timeout):
+            return False
+        if aside is not None:
+            self._tell(
+                "broken",
+                f"store {self._path} is broken ({str(reason) or 'not a store of this package'}): it is kept as "
+                f"{aside.name}, and a fresh one is begun",
+            )
+        return True
+
+    def _give_way(self, reason: str, *, keep: bool = True) -> None:
+        """Go on in memory, with what can be read from the file."""
+        if self._connection is not None:
+            with suppress(Exception):
+                self._connection.close()
+        self._gave_way = True
+        self._identity = None
+        self._connection = self._memory(self._path if keep else None)
+        self._tell(
+            "memory",
+            f"store {self._path} cannot be used ({reason}): what this process learns is kept in memory alone. "
+            "'forecast-autotune doctor' says more",
+        )
+
+    def _memory(self, snapshot_of: Path | None) -> sqlite3.Connection:
+        import sqlite3
+
+        connection = connect(":memory:")
+        if snapshot_of is not None and filesystem.identity_of(snapshot_of) is not None:
+            try:
+                with read_only(snapshot_of) as source:
+                    source.backup(connection)
+            except (sqlite3.Error, schema.NewerSchemaError, schema.NotAStoreError):
+                connection.close()
+                connection = connect(":memory:")
+        try:
+            schema.migrate(connection)
+        except (sqlite3.Error, schema.NewerSchemaError, schema.NotAStoreError):
+            connection.close()
+            connection = connect(":memory:")
+            schema.migrate(connection)
+        return connection
+
+    # Doing ----------------------------------------------------------------------------------------------------------
+
+    def _do(self, operation: Callable[[sqlite3.Connection], _T], otherwise: _T) -> _T:
+        """Run an operation on the open store; on trouble with the file, make a way and run it again."""
+        import sqlite3
+
+        with self._telling(), self._lock:
+            for _ in range(3):
+                connection = self._open()
+                try:
+                    return operation(connection)
+                except sqlite3.Error as err:
+                    if self._in_memory:
+                        self._complain(str(err))
+                        return otherwise
+                    if filesystem.identity_of(self._path) != self._identity:
+                        continue  # removed under our hands: `_open` begins another
+                    if not (is_broken(err) and self._set_aside(err, self._identity)):
+                        self._give_way(str(err))
+                except ValueError as err:  # a value that JSON or UTF-8 cannot hold
+                    self._complain(str(err))
+                    return otherwise
+            return otherwise
+
+    def _write(self, write: Callable[[sqlite3.Connection], None]) -> None:
+        def operation(connection: sqlite3.Connection) -> None:
+            with transaction(connection):
+                write(connection)
+                if self._hits:
+                    rows.count_hits(connection, self._hits, rows.now())
+            self._hits.clear()
+
+        self._do(operation, None)
+
+    def _count(self, found: rows.Recall) -> None:
+        """Remember a process's first recall of a decision, to be written with the next row or when the process ends.
+
+        Writing it here would make every process a writer: with 64 that start at once, reading would wait for them.
+        Once a day it is, so that `prune` knows what long-lived processes use even if they end by being killed.
+        """
+        with self._lock:
+            if found.id in self._counted:
+                return
+            self._counted.add(found.id)
+            self._hits[found.id] = 1
+            if not self._in_memory and rows.now() - found.noted_at > SEEN_EVERY_S:
+                self._write_hits()
+
+    def _write_hits(self) -> None:
+        """Write counted recalls if that needs no waiting and makes no trouble; they are worth neither."""
+        import sqlite3
+
+        connection = self._connection
+        if not self._hits or connection is None or self._in_memory:
+            return
+        if filesystem.identity_of(self._path) != self._identity:
+            return
+        with suppress(sqlite3.Error):
+            connection.execute("PRAGMA busy_timeout = 0")
+            try:
+                with transaction(connection):
+                    rows.count_hits(connection, self._hits, rows.now())
+                self._hits.clear()
+            finally:
+                connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
+
+    def _ask_packs(self, look: Callable[[sqlite3.Connection], _T], otherwise: _T) -> _T:
+        if not self.packs:
+            return otherwise
+        with self._telling(), self._lock:
+            if self._pack_connection is None:
+                self._pack_connection = self._read_packs()
+            return look(self._pack_connection)
+
+    def _read_packs(self) -> sqlite3.Connection:
+        """All packs in one database in memory; one that cannot be read is told of and left out."""
+        from .lines import bring, read_lines
+
+        connection = self._memory(None)
+        for pack in reversed(self.packs):  # the first named is written last, so that at equal times it holds
+            try:
+                entries = read_lines(pack)
+            except (OSError, InvalidInputError) as err:
+                self._tell(f"pack {pack}", f"pack {pack} is left out: {err}")
+                continue
+            with transaction(connection):
+                bring(connection, entries)
+        return connection
+
+    # Telling --------------------------------------------------------------------------------------------------------
+
+    def _complain(self, text: str) -> None:
+        """Told of rows passed over; the first speaks for all."""
+        self._tell("rows", f"store {self.path or 'in memory'} passes over what it cannot read or keep: {text}")
+
+    def _tell(self, about: str, text: str) -> None:
+        """Warn once about each kind of trouble; held back until the store is whole again and its lock is free."""
+        if about not in self._told:
+            self._told.add(about)
+            self._pending().append(text)
+            if not getattr(_HELD, "depth", 0):
+                self._release_warnings()
+
+    def _pending(self) -> list[str]:
+        pending: list[str] = _HELD.__dict__.setdefault("pending", [])
+        return pending
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Warnings may be errors by the user's choice; raised inside a step they would leave it half done."""
+        _HELD.depth = getattr(_HELD, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            _HELD.depth -= 1
+        if not _HELD.depth:
+            self._release_warnings()
+
+    def _release_warnings(self) -> None:
+        pending, _HELD.pending = self._pending(), []
+        for text in pending:
+            warnings.warn(text, StoreWarning, stacklevel=2)
+
+
+_HELD = threading.local()  # warnings held back, of this thread
+_STORES: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
+_PARENTS: list[sqlite3.Connection] = []  # connections of the process this one was forked from; never closed here
+_OPENED: dict[tuple[object, ...], SqliteStore] = {}
+_OPENING = threading.Lock()
+
+
+def open_store(settings: Settings) -> SqliteStore:
+    """The store that the settings name, one for each folder in a process; in mode `forecast`, an empty one in memory.
+
+    Mode `forecast` must come to the same answer in every run, so it may not know what an earlier one learned.
+    """
+    if settings.mode == "forecast":
+        return SqliteStore.in_memory()
+    key = (str(settings.dir), tuple(str(p) for p in settings.packs), settings.toolchain)
+    with _OPENING:
+        if key not in _OPENED:
+            _OPENED[key] = SqliteStore(settings.dir, packs=settings.packs, toolchain=settings.toolchain)
+        return _OPENED[key]
+
+
+def open_file(path: Path, journal: str) -> sqlite3.Connection:
+    """Open a store's file for reading and writing, created and brought to this version's schema if need be.
+
+    Raises:
+        OSError: the folder or the file cannot be had, or a link stands there.
+        sqlite3.Error: SQLite cannot use the file.
+        schema.NewerSchemaError, schema.NotAStoreError: it is not for this version, or no store.
+    """
+    import filelock
+
+    filesystem.make_folder(path.parent)
+    try:
+        if filesystem.identity_of(path) is None:
+            with filesystem.folder_lock(path.parent):
+                filesystem.make_file(path)
+        else:
+            filesystem.make_file(path)  # refuses a link
+    except filelock.Timeout as err:
+        raise OSError(f"{err}: another process holds it") from None
+    connection = connect(str(path))
+    try:
+        schema.version_of(connection)  # before anything is changed: a newer version's file stays as it is
+        _choose_journal(connection, path, journal)
+        schema.migrate(connection)
+        connection.execute("PRAGMA foreign_keys = ON")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def read_only(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a store's file without ever writing to it.
+
+    Raises:
+        sqlite3.Error: SQLite cannot read it.
+        schema.NewerSchemaError, schema.NotAStoreError: it is not for this version, or no store.
+    """
+    import sqlite3
+    from urllib.parse import quote
+
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro"
+    connection = connect(uri, uri=True)
+    try:
+        try:
+            schema.version_of(connection)
+        except sqlite3.OperationalError:
+            # A WAL database in a folder that cannot be written to has no place for its index. Nobody else can be
+            # writing there either, which is what `immutable` asks to be promised.
+            connection.close()
+            connection = connect(uri + "&immutable=1", uri=True)
+            schema.version_of(connection)
+        yield connection
+    finally:
+        connection.close()
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing; the lock for writing is taken at the start, where waiting for it is safe."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            with suppress(Exception):  # the error that led here is the one to tell
+                connection.execute("ROLLBACK")
+        raise
+
+
+def is_broken(err: Exception) -> bool:
+    """Whether an error says that the file's content is at fault, not the disk or another process."""
+    import sqlite3
+
+    if isinstance(err, schema.NotAStoreError) or type(err) is sqlite3.DatabaseError:
+        return True  # "file is not a database", "database disk image is malformed"
+    text = str(err)
+    return isinstance(err, sqlite3.OperationalError) and ("no such table" in text or "no such column" in text)
+
+
+def connect(target: str, *, uri: bool = False) -> sqlite3.Connection:
+    """A connection for any thread (the store's lock takes turns), with transactions begun by hand."""
+    import sqlite3
+
+    return sqlite3.connect(target, timeout=BUSY_S, isolation_level=None, check_same_thread=False, uri=uri)
+
+
+def _choose_journal(connection: sqlite3.Connection, path: Path, journal: str) -> None:
+    """WAL where it works: readers and a writer do not wait for each other, and no row waits for the disk."""
+    rollback = journal == "rollback" or (journal == "auto" and filesystem.on_network(path))
+    mode = _set_journal(connection, "delete" if rollback else "wal")
+    if mode not in ("wal", "delete"):
+        mode = _set_journal(connection, "delete")
+    # In WAL mode NORMAL loses at most the last rows at a power failure and never breaks the file; a rollback journal
+    # needs FULL for that.
+    connection.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'FULL'}")
+
+
+def _set_journal(connection: sqlite3.Connection, wanted: str) -> str:
+    """Ask for a journal mode; returns the one in force, which others who have the file open may hold it to."""
+    import sqlite3
+
+    deadline = time.monotonic() + JOURNAL_S
+    while True:
+        mode = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
+        if mode == wanted:
+            return mode
+        try:
+            return str(connection.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0])
+        except sqlite3.OperationalError as err:
+            # Changing it needs the file for oneself and does not wait for that, whatever the timeout says.
+            if "locked" not in str(err) or time.monotonic() > deadline:
+                return mode
+            time.sleep(0.01)
+
+
+def _after_fork_in_child() -> None:
+    global _OPENING
+    _OPENING = threading.Lock()
+    _HELD.__dict__.clear()
+    for store in list(_STORES):
+        store._after_fork()
+
+
+@atexit.register
+def _close_all() -> None:
+    for store in list(_STORES):
+        store.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,151 @@
+"""Roofline: what the work, the hardware sheet and the roles of knobs say, before anything was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..arrays import normal_cdf
+from ..core.config import Config
+from ..core.forecast import Abstention, Forecast
+from ..core.hardware import Hardware
+from ..core.job import Job, Question
+from ..core.outcome import Measurement
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+SIGMA = 0.9  # rules of thumb explain little: on kernels they were not written beside, they did harm (replays, 2026-11)
+TRUST_IN_RULES = 0.5  # of what the rules of thumb say, so much is believed
+WARP = 32  # where the sheet does not say
+FLOAT_BYTES = 4  # of an element, which no role tells
+LIKELY_FAILURE = 0.6  # chance of failing beyond a limit of the device, estimated from roles alone
+
+
+class Roofline:
+    """Forecast from the work to be done, the hardware sheet and the knobs' roles.
+
+    No config can be faster than the roofline allows, so that a default near it leaves little to gain; roles say, gently,
+    which configs suit the device better than the default. Always unsure. Abstains where it has neither roles, nor work
+    together with a time of the default.
+    """
+
+    name = "roofline"
+
+    def forecast(self, question: Question) -> Sequence[Forecast | Abstention]:
+        import numpy as np
+
+        job = question.job
+        default = question.outcomes.get(job.space.default)
+        default_us = default.median_us if isinstance(default, Measurement) else None
+        bound_us = least_us(job)
+        if not job.space.roles and (bound_us is None or default_us is None):
+            return [Abstention(self.name, "no roles of knobs, and no work with a time of the default")] * len(
+                question.configs
+            )
+        penalty, fails = rules_of_thumb([job.space.default, *question.configs], job.space.roles, job.hardware)
+        mean = TRUST_IN_RULES * (penalty[0] - penalty[1:])
+        sigma = np.full(mean.size, SIGMA)
+        said = ["knob roles"] if job.space.roles else []
+        if bound_us is not None and default_us is not None:
+            headroom = max(0.0, math.log2(default_us / bound_us))
+            mean, sigma = _below(mean, sigma, headroom)
+            said.append(f"at most {2**headroom:.2f}x the default's speed")
+        source = f"{self.name} ({', '.join(said)})"
+        return [
+            Forecast.normal(m, s, source=source, fail_probability=f, default_us=default_us)
+            for m, s, f in zip(mean.tolist(), sigma.tolist(), fails[1:].tolist(), strict=True)
+        ]
+
+
+def least_us(job: Job) -> float | None:
+    """Time the work takes at the hardware's peak rates, in microseconds; None where work or rates are unknown.
+
+    The longer of computing at the peak rate and moving the bytes at the full bandwidth (Williams, Waterman and Patterson,
+    Roofline, CACM 2009).
+    """
+    if job.work is None:
+        return None
+    times_us = []
+    if job.hardware.peak_gflops > 0:
+        times_us.append(job.work.flops / job.hardware.peak_gflops * 1e-3)
+    if job.hardware.bandwidth_gb_per_s > 0:
+        times_us.append(job.work.bytes / job.hardware.bandwidth_gb_per_s * 1e-3)
+    return max(times_us, default=0.0) or None
+
+
+def rules_of_thumb(configs: Sequence[Config], roles: dict[str, str], hardware: Hardware) -> tuple[Array, Array]:
+    """What each config's knobs cost by their roles, in log2 of time, and its chance of exceeding a limit of the device."""
+    import numpy as np
+
+    penalty, fails = np.zeros(len(configs)), np.zeros(len(configs))
+    sizes = {role: _sizes(configs, roles, role, hardware) for role in ("threads", "tile", "unroll", "stages", "vector")}
+    threads, tile, stages = sizes["threads"], sizes["tile"], sizes["stages"]
+    on_cpu = hardware.kind == "cpu"
+    if threads is not None and on_cpu:
+        total = threads.prod(axis=0)
+        penalty += 0.5 * np.log2(np.maximum(1.0, max(1, hardware.units) / total))
+        penalty += 0.2 * np.log2(np.maximum(1.0, total / max(1, hardware.units)))
+    elif threads is not None:
+        total = threads.prod(axis=0)
+        warp = hardware.warp_size if hardware.warp_size > 1 else WARP
+        penalty += 0.35 * np.log2(np.maximum(1.0, 2 * warp / total)) + 0.15 * (total % warp != 0)
+        penalty += 0.2 * np.log2(np.maximum(1.0, total / 512))
+        if hardware.max_threads:
+            fails = np.maximum(fails, LIKELY_FAILURE * (total > hardware.max_threads))
+    if tile is not None:
+        elements = np.sort(tile, axis=0)[-2:].prod(axis=0)
+        if on_cpu:
+            cached = max(hardware.l2_bytes, 256 * 1024)
+            penalty += 0.15 * np.log2(np.maximum(1.0, elements * FLOAT_BYTES / cached))
+            penalty += 0.1 * np.log2(np.maximum(1.0, 64 / elements))
+        else:
+            side_by_side = threads.prod(axis=0) if threads is not None else 4.0 * WARP
+            each = elements / side_by_side
+            penalty += 0.12 * np.maximum(0.0, np.abs(np.log2(each / 8)) - 2) + 0.2 * np.log2(
+                np.maximum(1.0, each / 128)
+            )
+            if hardware.shared_bytes and tile.shape[0] > 2:
+                # Of three sides, the two larger make the result, kept in registers; the shortest meets both in shared
+                # memory, once per stage.
+                ordered = np.sort(tile, axis=0)
+                deep = stages.prod(axis=0) if stages is not None else 1.0
+                staged = ordered[0] * (ordered[-1] + ordered[-2]) * deep * FLOAT_BYTES / 2
+                fails = np.maximum(fails, LIKELY_FAILURE * (staged > hardware.shared_bytes))
+    if stages is not None:
+        deep = stages.prod(axis=0)
+        penalty += 0.1 * (deep < 2) + 0.05 * np.maximum(0.0, deep - 5)
+    if sizes["vector"] is not None:
+        penalty += 0.1 * (2 - np.minimum(2.0, np.log2(sizes["vector"].prod(axis=0))))
+    if sizes["unroll"] is not None:
+        copies = np.log2(sizes["unroll"].prod(axis=0))
+        penalty += 0.05 * (3 - np.minimum(3.0, copies)) + 0.1 * np.maximum(0.0, copies - 4)
+    return penalty, fails
+
+
+def _sizes(configs: Sequence[Config], roles: dict[str, str], role: str, hardware: Hardware) -> Array | None:
+    """The values of the knobs with this role, one row per knob, at least 1; None if there is no such knob."""
+    import numpy as np
+
+    rows = []
+    for knob in (k for k, r in roles.items() if r == role):
+        values = [c.knobs[knob] for c in configs]
+        if all(isinstance(v, (int, float)) for v in values):
+            # Triton counts threads in warps.
+            each = max(WARP, hardware.warp_size) if role == "threads" and knob.endswith("warps") else 1
+            rows.append(np.maximum(1.0, np.array(values, dtype=float) * each))
+    return np.array(rows) if rows else None
+
+
+def _below(mean: Array, sigma: Array, limit: float) -> tuple[Array, Array]:
+    """Mean and deviation of bells cut off above a limit (Johnson, Kotz and Balakrishnan, 1994, section 10.1)."""
+    import numpy as np
+
+    at = (limit - mean) / sigma
+    inside = np.maximum(normal_cdf(at), 1e-12)
+    ratio = np.exp(-0.5 * at * at) / math.sqrt(2 * math.pi) / inside
+    return mean - sigma * ratio, sigma * np.sqrt(np.maximum(1.0 - at * ratio - ratio * ratio, 0.05))

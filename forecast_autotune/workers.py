@@ -1,0 +1,344 @@
+"""Processes of our own that do one job each and may die of it.
+
+A *workshop* is one child process that imports torch once and then forks a *worker* for each job: about 20 ms instead of
+the seconds that a new interpreter with torch takes. It is started clean (never forked from the caller, which may hold a
+CUDA context, threads and locks; never through `multiprocessing`, which would import the caller's `__main__` again). A
+worker that crashes, hangs or is killed leaves the workshop and the caller as they were.
+
+Messages are JSON objects over a socket pair, one datagram each; what is large travels as an open file beside them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_PACKAGE = __name__.rpartition(".")[0]
+_MESSAGE_BYTES = 128 * 1024  # below the default socket buffer of Linux (208 KiB); logs and tensors travel as files
+_MAX_FILES = 16
+# Datagrams that keep their order and report the other end's death: SEQPACKET on Linux, DGRAM where it is missing (macOS).
+_KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
+
+Message = dict[str, Any]
+Job = Callable[["Channel", Message], None]
+
+
+class WorkerDiedError(Exception):
+    """A worker ended without the answer that was waited for; the message says by which signal or exit status."""
+
+
+class WorkerRaisedError(Exception):
+    """A worker's job raised; the message is that exception's."""
+
+
+class WorkerTimeoutError(Exception):
+    """A worker did not answer in time."""
+
+
+class Channel:
+    """One end of a conversation between a caller and its worker."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self.files: list[int] = []  # descriptors that came with the last message; the receiver closes them
+
+    def send(self, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
+        socket.send_fds(self._socket, [json.dumps(message).encode()], list(files))
+
+    def receive(self, timeout_s: float | None = None) -> Message:
+        """The next message.
+
+        Raises:
+            WorkerTimeoutError: none came in time.
+            WorkerDiedError: the other end is gone.
+        """
+        self._socket.settimeout(timeout_s)
+        try:
+            data, self.files, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, _MAX_FILES)
+        except TimeoutError:
+            raise WorkerTimeoutError(f"no answer within {timeout_s:.0f} s") from None
+        except OSError as err:
+            raise WorkerDiedError(f"the connection broke: {err}") from None
+        if not data:
+            raise WorkerDiedError("the process is gone")
+        return dict(json.loads(data))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Worker:
+    """The caller's handle on one worker process; a context manager that never leaves it running."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.files: list[int] = []
+        self.pid = int(self.receive(60.0)["pid"])
+
+    def send(self, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
+        """Send a message; that the worker is gone already shows at the next `receive`."""
+        with contextlib.suppress(OSError):
+            self._channel.send(message, files)
+
+    def receive(self, timeout_s: float) -> Message:
+        """The worker's next message.
+
+        Raises:
+            WorkerTimeoutError: none came in time; the worker is still running.
+            WorkerRaisedError: its job raised.
+            WorkerDiedError: it ended; the message says how.
+        """
+        message = self._channel.receive(timeout_s)
+        self.files = self._channel.files
+        if "exit" in message:
+            raise WorkerDiedError(_describe_exit(int(message["exit"])))
+        if "raised" in message:
+            raise WorkerRaisedError(str(message["raised"]))
+        return message
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for the worker to end by itself.
+
+        Raises:
+            WorkerTimeoutError: it does not.
+            WorkerDiedError: it ended by a signal or with an error, which freeing corrupted memory leads to.
+        """
+        message = self._channel.receive(timeout_s)
+        if message.get("exit") != 0:
+            raise WorkerDiedError(_describe_exit(int(message.get("exit", 1))))
+
+    def kill(self) -> None:
+        """End the worker and every process it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._channel.close()
+
+
+class Workshop:
+    """Starts workers; see the module's docstring. One per process is enough: `workshop()`."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: Channel | None = None
+
+    def start(self, job: Job, request: Mapping[str, Any], files: Sequence[int] = ()) -> Worker:
+        """Fork a worker that runs `job(channel, request)`, a module-level function of this package.
+
+        Raises:
+            WorkerDiedError: the workshop cannot be started (no fork, no memory); says what its start printed.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, _KIND)
+        try:
+            message = {"module": job.__module__, "function": job.__name__, "request": dict(request)}
+            with self._lock:
+                self._ensure_running().send(message, [theirs.fileno(), *files])
+            return Worker(Channel(ours))
+        except (OSError, WorkerDiedError, WorkerTimeoutError) as err:
+            ours.close()
+            self.stop()
+            raise WorkerDiedError(f"the worker process could not be started: {err}") from None
+        finally:
+            theirs.close()
+
+    def _ensure_running(self) -> Channel:
+        if self._owner != os.getpid():  # we are a fork of the process that started it: its workshop is not ours
+            _not_ours.append(self._process)
+            self._owner, self._process, self._control = os.getpid(), None, None
+        if self._control is not None and self._process is not None and self._process.poll() is None:
+            return self._control
+        ours, theirs = socket.socketpair(socket.AF_UNIX, _KIND)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import serve; serve({theirs.fileno()})"],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is the caller's; it ends the workshop by closing the connection
+        )
+        theirs.close()
+        self._control = Channel(ours)
+        atexit.register(self.stop)
+        return self._control
+
+    def stop(self) -> None:
+        """End the workshop and all its workers."""
+        if self._owner == os.getpid() and self._control is not None and self._process is not None:
+            self._control.close()
+            try:
+                self._process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process = self._control = None
+
+
+_workshop = Workshop()
+_not_ours: list[object] = []  # kept, or their finalisers would complain of a process that still runs
+
+
+def workshop() -> Workshop:
+    """The process's workshop, started at its first job and ended with the process."""
+    return _workshop
+
+
+def serve(descriptor: int) -> None:
+    """Run a workshop: fork a worker per request until the caller is gone. Called in the workshop's own process."""
+    import torch.utils.cpp_extension  # noqa: F401  # the point of the workshop: every worker finds it imported
+
+    os.umask(0o077)  # what workers write is this user's alone
+    control = socket.socket(fileno=descriptor)
+    children: dict[int, socket.socket] = {}
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    while True:
+        ready, _, _ = select.select([control, wake_read], [], [])
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+            _report_ended(children)
+        if control in ready:
+            data, files, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, _MAX_FILES)
+            if not data:
+                break
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.setpgid(0, 0)
+                for inherited in (control, *children.values()):
+                    inherited.close()
+                _die_with_parent()
+                _work(data, files)
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)  # both sides set it, so that it holds whoever comes first
+            children[pid] = socket.socket(fileno=files[0])
+            for file in files[1:]:
+                os.close(file)
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _report_ended(children: dict[int, socket.socket]) -> None:
+    """Tell the callers of ended workers how they ended, as the last message of the conversation."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if (end := children.pop(pid, None)) is not None:
+            with contextlib.suppress(OSError):
+                Channel(end).send({"exit": os.waitstatus_to_exitcode(status)})
+            end.close()
+
+
+def _work(data: bytes, files: list[int]) -> None:
+    """The life of a worker; never returns."""
+    channel = Channel(socket.socket(fileno=files[0]))
+    status = 1
+    try:
+        message = json.loads(data)
+        module, function = str(message["module"]), str(message["function"])
+        if module.partition(".")[0] != _PACKAGE:
+            raise PermissionError(f"{module} is no part of {_PACKAGE}")
+        job: Job = getattr(importlib.import_module(module), function)
+        channel.files = files[1:]
+        channel.send({"pid": os.getpid()})
+        job(channel, message["request"])
+        status = 0
+    except WorkerDiedError:
+        status = 0  # the caller hung up: nobody is left to answer
+    except BaseException as err:
+        with contextlib.suppress(OSError):
+            channel.send({"raised": f"{type(err).__name__}: {err}"[:4000]})
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _die_with_parent() -> None:
+    """Have Linux kill this worker when the workshop goes, even by SIGKILL."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _describe_exit(code: int) -> str:
+    if code < 0:
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+    return f"ended with exit status {code}"
+
+
+def redirect_output(path: str) -> None:
+    """Send this process's stdout and stderr, those of C++ code included, to the end of a file."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def memory_file(size: int, name: str) -> int:
+    """A descriptor of an anonymous file of `size` bytes, gone with the last process that holds it."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create(name)
+    else:
+        import tempfile
+
+        descriptor, path = tempfile.mkstemp(prefix=name)
+        os.unlink(path)
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+def usable_cores() -> int:
+    """Cores this process may use, by its affinity and its cgroup's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def usable_memory_bytes() -> int:
+    """Memory that can still be taken, by the kernel's estimate and the cgroup's limit; 4 GiB where nobody says."""
+    free = 4 << 30
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+    with contextlib.suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        free = min(free, max(0, limit - used))
+    return free

@@ -1,0 +1,27 @@
+"""What every test shares: a store of its own, and one small real extension, built once a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from toy import Toy
+
+
+@pytest.fixture(autouse=True)
+def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No setting of the person running the tests reaches them, and each test has a store folder of its own."""
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("FORECAST_AUTOTUNE_"):
+            monkeypatch.delenv(name)
+    folder = tmp_path / "forecast_autotune"
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """A C++ extension with variants of every kind, the bad ones included; its binding is compiled once a session."""
+    return Toy(tmp_path_factory.mktemp("builds"))

@@ -1,0 +1,184 @@
+"""Candidates that misbehave in every way, in real processes, on a real extension."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy import Toy
+
+from forecast_autotune.core.outcome import Failure, Measurement, Outcome
+from forecast_autotune.measure import isolated
+from forecast_autotune.measure.arguments import UnportableError
+from forecast_autotune.measure.in_process import InProcess
+from forecast_autotune.measure.isolated import Isolated
+from forecast_autotune.workers import workshop
+
+
+@contextlib.contextmanager
+def measuring(toy: Toy, function: str, args: tuple[Any, ...], log: Path, check: Any = "allclose") -> Iterator[Isolated]:
+    with Isolated(
+        extension=toy.compiler().extension,
+        function=function,
+        default=toy.config("plain"),
+        arguments=args,
+        check=check,
+        log=log / "trials.log",
+    ) as measurer:
+        yield measurer
+
+
+def outcome_of(toy: Toy, mode: str, log: Path, function: str = "scaled") -> Outcome:
+    x = torch.arange(5000, dtype=torch.float32)
+    args = {"scaled": (x, 2.0), "scale_into": (torch.zeros_like(x), x, 2.0), "scale_in_place": (x, 2.0)}[function]
+    with measuring(toy, function, args, log) as measurer:
+        return measurer.measure(toy.config(mode))
+
+
+def test_a_good_variant_is_timed(toy: Toy, tmp_path: Path) -> None:
+    outcome = outcome_of(toy, "plain", tmp_path)
+    assert isinstance(outcome, Measurement)
+    assert len(outcome.samples_us) >= 5
+    assert outcome.run_s > 0
+
+
+def test_a_slower_variant_measures_slower(toy: Toy, tmp_path: Path) -> None:
+    with measuring(toy, "scaled", (torch.ones(20_000), 2.0), tmp_path, check=None) as measurer:
+        plain, slower = measurer.measure(toy.config("plain")), measurer.measure(toy.config("slower"))
+    assert isinstance(plain, Measurement)
+    assert isinstance(slower, Measurement)
+    assert slower.median_us > 4 * plain.median_us
+    assert len(slower.samples_us) == 1, "a hopeless variant is timed once"
+
+
+@pytest.mark.parametrize(
+    ("mode", "function", "stage", "crashed", "says"),
+    [
+        ("segfaults", "scaled", "launch", True, "SIGSEGV"),
+        ("aborts", "scaled", "launch", True, "SIGABRT"),
+        ("corrupts_heap", "scaled", "launch", True, "SIG"),
+        ("raises", "scaled", "launch", False, "RuntimeError: this variant raises"),
+        ("computes_nonsense", "scaled", "check", False, "1 of 5000 elements differ"),
+        ("computes_nonsense", "scale_into", "check", False, "1 of 5000 elements differ"),
+        ("computes_nonsense", "scale_in_place", "check", False, "1 of 5000 elements differ"),
+        ("overruns", "scale_into", "check", False, "wrote 32 bytes past the end of tensor argument 0"),
+        ("overruns", "scale_in_place", "check", False, "wrote 32 bytes past the end of tensor argument 0"),
+    ],
+)
+def test_a_bad_variant_becomes_a_failure(
+    toy: Toy, tmp_path: Path, mode: str, function: str, stage: str, crashed: bool, says: str
+) -> None:
+    outcome = outcome_of(toy, mode, tmp_path, function)
+    assert isinstance(outcome, Failure)
+    assert (outcome.stage, outcome.crashed) == (stage, crashed)
+    assert says in outcome.message
+    assert outcome.cost_s > 0
+
+
+def test_a_hanging_variant_is_killed_after_a_time_that_the_default_sets(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated, "TIMEOUT_FLOOR_S", 0.5)
+    began = time.monotonic()
+    outcome = outcome_of(toy, "hangs", tmp_path)
+    assert isinstance(outcome, Failure)
+    assert (outcome.stage, outcome.crashed) == ("timeout", True)
+    assert time.monotonic() - began < 10
+
+
+def test_no_worker_outlives_its_trial(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated, "TIMEOUT_FLOOR_S", 0.5)
+    outcome_of(toy, "hangs", tmp_path)
+    server = workshop()._process
+    assert server is not None
+    for _ in range(100):
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        if not children:
+            break
+        time.sleep(0.05)
+    assert not children
+
+
+def test_the_arguments_of_the_caller_are_never_touched(toy: Toy, tmp_path: Path) -> None:
+    x = torch.arange(100, dtype=torch.float32)
+    with measuring(toy, "scale_in_place", (x, 2.0), tmp_path) as measurer:
+        assert isinstance(measurer.measure(toy.config("plain")), Measurement)
+    assert torch.equal(x, torch.arange(100, dtype=torch.float32))
+
+
+def test_an_in_place_kernel_starts_every_repeat_from_the_original(toy: Toy, tmp_path: Path) -> None:
+    # 50 repeats of x *= 3 from 1e20 would overflow float32 and differ from the default's single one.
+    x = torch.full((64,), 1e20)
+    with measuring(toy, "scale_in_place", (x, 3.0), tmp_path) as measurer:
+        measurer.measure(toy.config("plain"))
+        assert isinstance(measurer.measure(toy.config("plain")), Measurement)
+
+
+def test_what_a_candidate_prints_goes_to_the_log(
+    toy: Toy, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outcome_of(toy, "plain", tmp_path)
+    assert "scale runs as mode 0" in (tmp_path / "trials.log").read_text()
+    assert (tmp_path / "trials.log").stat().st_mode & 0o777 == 0o600
+    assert "scale runs" not in "".join(capfd.readouterr())
+
+
+def test_a_check_of_the_users_own_sees_both_outputs(toy: Toy, tmp_path: Path) -> None:
+    seen = []
+
+    def check(got: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+        seen.append((got[0], expected[0]))
+        return bool((got[0] - expected[0]).abs().max() < 1)
+
+    x = torch.ones(10)
+    with measuring(toy, "scaled", (x, 2.0), tmp_path, check) as measurer:
+        assert isinstance(measurer.measure(toy.config("slow")), Measurement)
+        outcome = measurer.measure(toy.config("computes_nonsense"))
+    assert isinstance(outcome, Failure)
+    assert outcome.message == "the check said no"
+    assert torch.equal(seen[0][1], 2 * x)
+
+
+def test_a_check_that_raises_fails_the_candidate_not_the_caller(toy: Toy, tmp_path: Path) -> None:
+    def check(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+        raise AssertionError("not what I wanted")
+
+    with measuring(toy, "scaled", (torch.ones(10), 2.0), tmp_path, check) as measurer:
+        outcome = measurer.measure(toy.config("slow"))
+    assert isinstance(outcome, Failure)
+    assert "not what I wanted" in outcome.message
+
+
+def test_arguments_that_cannot_be_copied_are_named(toy: Toy, tmp_path: Path) -> None:
+    with (
+        measuring(toy, "scaled", (torch.ones(3).to_sparse(), 2.0), tmp_path) as measurer,
+        pytest.raises(UnportableError, match="argument 0 is a Tensor"),
+    ):
+        measurer.measure(toy.config("plain"))
+
+
+def test_descriptors_are_closed(toy: Toy, tmp_path: Path) -> None:
+    outcome_of(toy, "plain", tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for mode in ("plain", "segfaults", "computes_nonsense"):
+        outcome_of(toy, mode, tmp_path)
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_in_process_times_and_checks_alike(toy: Toy) -> None:
+    compiler = toy.compiler()
+    with InProcess(
+        function=lambda config: compiler.extension(config).function("scale_into"),
+        default=toy.config("plain"),
+        arguments=(torch.zeros(1000), torch.ones(1000), 2.0),
+        check="allclose",
+    ) as measurer:
+        assert isinstance(measurer.measure(toy.config("slow")), Measurement)
+        wrong, overrun, raised = (measurer.measure(toy.config(m)) for m in ("computes_nonsense", "overruns", "raises"))
+    assert [o.stage for o in (wrong, overrun, raised) if isinstance(o, Failure)] == ["check", "check", "launch"]
