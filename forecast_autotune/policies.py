@@ -21,7 +21,7 @@ CHUNK = 64  # configs that Exhaustive compiles ahead of measuring: enough for an
 SPREAD_CANDIDATES = (
     400  # maximin over so many of the untried; over all 11,130 it chose no better and took 20 times longer
 )
-FIRST_SPREAD = 3  # configs spread over the space before forecasts made from this run's own outcomes are followed
+FIRST = 4  # configs that ran before improvement is expected of more: till then the forecasts' best, or spread
 FLAT = 0.3  # share of their own uncertainty by which forecasts must differ to be followed before that
 OUTSIDE_EVERY = 3  # of so many picks, one lies outside the model's favourites
 LIKE_FAILURES = 4  # so many first outcomes, all failed with one message: it is the call, not the config
@@ -149,10 +149,14 @@ class _Picking:
         import numpy as np
 
         size = min(size, self.untried.size)
-        gains = expected_gain(self.forecasts, self.best)
-        gains[self.tried] = np.nan
-        if not self.forecasts.known[self.untried].all() or (len(self.speedups) < FIRST_SPREAD and self._flat()):
+        first = len(self.speedups) < FIRST
+        if not self.forecasts.known[self.untried].all() or (first and self._flat()):
             return self._spread(size)
+        f = self.forecasts
+        # Against the default alone, improvement is all but certain and its expectation favours whatever is least known:
+        # take the forecasts at their word first.
+        gains = (1.0 - f.fail) * 2.0**f.mean if first else expected_gain(f, self.best)
+        gains[self.tried] = np.nan
         chosen: list[int] = []
         weight = np.ones(gains.size)
         for turn in range(self.turn, self.turn + size):
@@ -207,8 +211,8 @@ class _Picking:
         import numpy as np
 
         pool = self.untried
-        if pool.size > SPREAD_CANDIDATES:
-            pool = np.array(self.random.sample(list(pool), max(SPREAD_CANDIDATES, size)), dtype=np.intp)
+        candidates = max(size, min(SPREAD_CANDIDATES, pool.size // 2))
+        pool = np.array(self.random.sample(pool.tolist(), candidates), dtype=np.intp)
         x = self.knobs.values
         taken = list(self.tried) or [0]
         apart = np.min([((x[pool] - x[t]) ** 2).sum(axis=1) for t in taken], axis=0)

@@ -1,4 +1,4 @@
-# ruff: noqa: ARG001, ARG002, ARG004  # a driver takes what Triton passes to every driver
+# ruff: noqa: ARG002, ARG004  # a driver takes what Triton passes to every driver
 """A Triton driver without a GPU: real compiling, real resource limits, launches that take the time somebody recorded.
 
 For tests and demonstrations. What it times says something about the recording and about the tuner, never about a kernel;
@@ -87,7 +87,7 @@ class Rehearsal:
         """
         tables = [*self._tables.get(kernel, ()), *self._tables.get("", ())]
         names = dict.fromkeys(name for table in tables for name in (*table.knobs, *table.key)) or shown
-        call = (kernel, tuple(values.get(name) for name in names))
+        call = (kernel, tuple(value if _scalar(value := values.get(name)) else None for name in names))
         found = self._known.get(call)  # a benchmark launches the same thousands of times: 1 us instead of 15
         if found is None:
             found = self._known[call] = self._recorded(kernel, values, tables, shown)

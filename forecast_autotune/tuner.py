@@ -240,6 +240,8 @@ class _Run:
         finalists = (
             close if self.space.default in close or self.space.default not in ran else [*close, self.space.default]
         )
+        if len(finalists) < 2:
+            return  # nothing comes near the best
         self.compile_again([c for c in finalists if c not in self.evidence])
         again: dict[Config, Measurement] = {}
         for _ in range(FINAL_ROUNDS):
@@ -271,7 +273,8 @@ class _Run:
     def decide(self, stop: Stop) -> Decision:
         default = self.space.default
         ran = self.measured()
-        config, basis, reason, equivalents = default, "default", stop.reason, ()
+        config, basis, reason = default, "default", stop.reason
+        equivalents: tuple[Config, ...] = ()
         if stop.config is not None:
             config = stop.config
         elif ran:
@@ -279,9 +282,8 @@ class _Run:
             basis = "measured" if config in ran else "default"
         trusted = None if stop.config is not None else self.trusted_forecast(ran.get(config))
         if trusted is not None:
-            config, basis, equivalents = trusted, "forecast", ()
-            forecast = self.forecasts[self.space.index(trusted)]
-            assert isinstance(forecast, Forecast)
+            config, forecast = trusted
+            basis, equivalents = "forecast", ()
             reason = (
                 f"{forecast.source} forecasts {2**forecast.mean:.2f}x the default's speed, "
                 f"{forecast.chance_above(0.0):.0%} sure that it is faster; {stop.reason}"
@@ -339,8 +341,8 @@ class _Run:
             reason += f"; first in the space of {len(tied)} that cannot be told apart"
         return chosen, reason, equivalents
 
-    def trusted_forecast(self, best: Measurement | None) -> Config | None:
-        """An untried config whose forecast is good enough to choose it unmeasured, if there is one."""
+    def trusted_forecast(self, best: Measurement | None) -> tuple[Config, Forecast] | None:
+        """An untried config whose forecast is good enough to choose it unmeasured, and that forecast; None without one."""
         reference = reference_us(self.outcomes, self.space.default)
         bar = math.log2(reference / best.median_us) if best and reference else 0.0
         bar += math.log2(1 + SWITCH_MARGIN)
@@ -352,7 +354,7 @@ class _Run:
                 and forecast.mean > expected
                 and forecast.chance_above(bar) >= TRUST
             ):
-                chosen, expected = config, forecast.mean
+                chosen, expected = (config, forecast), forecast.mean
         return chosen
 
     def refuse_if_nothing_runs(self) -> None:

@@ -215,7 +215,7 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     while True:
-        ready, _, _ = select.select([control, wake_read], [], [])
+        ready: list[object] = select.select([control, wake_read], [], [])[0]
         if wake_read in ready:
             os.read(wake_read, 4096)
             _report_ended(children)

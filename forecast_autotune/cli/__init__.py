@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 COMMANDS = {
-    "list": ("list", "what is decided here"),
+    "list": ("listing", "what is decided here"),
     "show": ("show", "one decision: why, forecast beside measurement, what it beat"),
     "stats": ("stats", "size, hits, time saved, how honest the forecasts were"),
     "replay": ("replay", "tune against recorded spaces: loss, spend, honesty"),
@@ -18,7 +19,8 @@ COMMANDS = {
     "clear": ("clear", "remove everything, or one kernel"),
     "doctor": ("doctor", "check compilers, devices, the store and the settings"),
 }
-"""Name to module in this package and help line; a module sets `run`, a function of the parsed arguments, as default."""
+"""Name to module and help line. The module sets `run`, a function of the parsed arguments, as its parser's default. None
+is called like a builtin: once imported, a module `list` would hide the builtin from this one."""
 
 OK, NOTHING, BAD_INPUT = 0, 1, 2
 
@@ -35,12 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         parsed = _parser(arguments).parse_args(arguments)
-        return int(parsed.run(parsed))
+        code = int(parsed.run(parsed))
+        sys.stdout.flush()  # a reader that has gone is met here, not while Python ends
+        return code
     except SystemExit as stop:  # argparse has told what is wrong, or printed help
         return stop.code if isinstance(stop.code, int) else BAD_INPUT
     except BrokenPipeError:
-        # The reader of a pipe has seen enough, as `head` has. Python would complain once more when it closes stdout.
-        sys.stdout = None  # type: ignore[assignment]
+        # The reader of a pipe has seen enough, as `head` has. What is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (AutotuneError, OSError) as err:
         print(f"forecast-autotune: {err}", file=sys.stderr)

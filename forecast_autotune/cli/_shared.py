@@ -7,13 +7,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from ..store.manage import StoreFile
     from ..store.rows import StoredDecision
 
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 SHOWN_DIGITS = 10
 """Digits of a decision's digest that `list` prints: among a million decisions two agree in them once in two stores."""

@@ -13,8 +13,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = new_parser(
         subparsers,
         "export",
-        "Write all decisions and outcomes as JSON lines, which `import` takes in elsewhere and FORECAST_AUTOTUNE_PACKS reads.\n"
-        "They hold the source text of the kernels. The file is written whole or not at all.",
+        "Write all decisions and outcomes as JSON lines, for `import` elsewhere or for FORECAST_AUTOTUNE_PACKS. They\n"
+        "hold the source text of the kernels. The file is written whole or not at all.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="where to; in gzip when the name ends in .gz")
     add_store_argument(parser)

@@ -75,7 +75,7 @@ def _print(stats: StoreStats, scores: ForecastScores | None) -> None:
         facts.append(("honesty", "no forecast can be compared with a measurement yet"))
     else:
         facts += [
-            ("honesty", f"{scores.count} forecasts compared: right bin {scores.accuracy:.0%}, within one {scores.off_by_one:.0%}"),
+            ("honesty", f"{scores.count} compared: right bin {scores.accuracy:.0%}, within one {scores.off_by_one:.0%}"),
             ("", f"half Brier {scores.half_brier:.3f}, CRPS {scores.crps7:.3f}, calibration error {scores.ece:.3f}"
                  + ("" if scores.brier_skill is None else f", skill {scores.brier_skill:+.2f}")),
         ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -14,7 +15,16 @@ from ..core.config import Config
 from ..core.outcome import Evidence, Failure
 from .triton_evidence import evidence, out_of_resources
 from .triton_pool import Ended, WorkerPool, WorkersUnavailableError, current_setup, shared_pool
-from .triton_source import Source, compile_here, first_ir, found_in_cache, gpu_target, launch_kwargs, make_source
+from .triton_source import (
+    Source,
+    compile_here,
+    first_ir,
+    found_in_cache,
+    gpu_target,
+    hash_installation,
+    launch_kwargs,
+    make_source,
+)
 from .triton_worker import Built, Task, limiting, told
 
 log = logging.getLogger(__name__)
@@ -71,6 +81,15 @@ class TritonCompiler:
     def workers(self) -> int:
         return self.pool.workers
 
+    def warm(self) -> None:
+        """Begin now what every first compile waits for, 0.5 s of starting workers and 1 s of hashing Triton's library.
+
+        Worth calling as soon as a call turns out to need tuning, before its configs are forecast. Returns at once.
+        """
+        if (setup := current_setup()) is not None:
+            self.pool.warm(setup)
+        threading.Thread(target=hash_installation, name="forecast_autotune-hash", daemon=True).start()
+
     def paused(self) -> AbstractContextManager[None]:
         """Stop all compiling, for as long as something is timed that must not be disturbed."""
         return self.pool.paused()
@@ -83,27 +102,32 @@ class TritonCompiler:
         """
         compiling: dict[Future[Built | Ended], list[tuple[Config, Source, float]]] = {}
         by_hash: dict[str, Future[Built | Ended]] = {}
+        ready: list[tuple[Config, Result]] = []
         waiting = iter(configs)
         more = True
         try:
-            while more or compiling:
-                while more and len(compiling) < AHEAD * self.workers:
+            while more or compiling or ready:
+                while more and len(compiling) + len(ready) < AHEAD * self.workers:
                     config = next(waiting, None)
                     if config is None:
                         more = False
                         break
                     began = time.perf_counter()
                     begun = self._begin(config, by_hash)
+                    seconds = time.perf_counter() - began
                     if isinstance(begun, (Evidence, Failure)):
-                        yield config, begun
+                        ready.append((config, begun))
+                        if seconds > 0.05:  # it was compiled here: hand it over before the next one
+                            break
                     else:
                         made, future = begun
                         by_hash[made.hash] = future
-                        compiling.setdefault(future, []).append((config, made, time.perf_counter() - began))
-                done = wait(compiling, return_when=FIRST_COMPLETED).done if compiling else ()
-                for future in done:
-                    for config, made, here_s in compiling.pop(future):
-                        yield config, self._result(made, future, here_s)
+                        compiling.setdefault(future, []).append((config, made, seconds))
+                if not ready and compiling:
+                    for future in wait(compiling, return_when=FIRST_COMPLETED).done:
+                        ready += [(c, self._result(made, future, s)) for c, made, s in compiling.pop(future)]
+                while ready:
+                    yield ready.pop(0)
         finally:
             for future in compiling:
                 future.cancel()

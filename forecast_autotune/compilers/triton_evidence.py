@@ -136,7 +136,7 @@ def cubin_facts(cubin: bytes) -> dict[str, int | None]:
                     elif extent == 8 and attribute == _EIATTR_FRAME_SIZE:
                         frames.append(struct.unpack_from("<II", cubin, at)[1])
                     at += extent
-    except (struct.error, ValueError, IndexError):
+    except (struct.error, ValueError, IndexError, OverflowError):
         return {}
     facts["code_bytes"] = code
     if registers:

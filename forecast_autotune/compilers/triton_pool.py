@@ -28,7 +28,7 @@ from .triton_worker import Built, Task
 
 log = logging.getLogger(__name__)
 
-WORKER_BYTES = 1 << 30  # what a compile may take: 0.3 GiB seen for a matmul, ptxas beside it; larger kernels take more
+WORKER_BYTES = 1 << 30  # 0.17 GiB seen for matmuls (Triton 3.9, sm_90); larger kernels, and ptxas beside, take more
 MOST_WORKERS = 16  # a short list is no longer
 START_S = 60.0  # importing Triton takes 0.3 s, from a cold network file system far longer
 IDLE_S = 120.0  # then a worker gives its memory back; the next compile starts one in 0.5 s
@@ -60,7 +60,7 @@ class Setup:
 
 @dataclass(slots=True, kw_only=True)
 class _Job:
-    task: Task
+    task: Task | None  # None: only have a worker ready
     setup: Setup
     timeout_s: float
     future: Future[Built | Ended] = field(default_factory=Future)
@@ -100,6 +100,10 @@ class WorkerPool:
     def submit(self, task: Task, setup: Setup, timeout_s: float) -> Future[Built | Ended]:
         """Have a task compiled; the future raises `WorkersUnavailableError` where no worker can be started."""
         job = _Job(task=task, setup=setup, timeout_s=timeout_s)
+        self._put(job)
+        return job.future
+
+    def _put(self, job: _Job) -> None:
         with self._lock:
             if self._unavailable:
                 raise WorkersUnavailableError(self._unavailable)
@@ -110,7 +114,12 @@ class WorkerPool:
                 self._idle += 1
                 thread.start()
         self._jobs.put(job)
-        return job.future
+
+    def warm(self, setup: Setup) -> None:
+        """Have all workers start now, so that they stand ready when the first task comes."""
+        with contextlib.suppress(WorkersUnavailableError):
+            for _ in range(self.workers - len(self.processes())):
+                self._put(_Job(task=None, setup=setup, timeout_s=START_S))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -198,6 +207,8 @@ class WorkerPool:
                 self._retire(worker)
                 self._unavailable = str(err)
                 raise
+        if job.task is None:
+            return worker
         answer = worker.run(job.task, job.timeout_s, self._may_run)
         if isinstance(answer, Ended):
             self._retire(worker)
@@ -246,7 +257,10 @@ class _Worker:
 
     @property
     def alive(self) -> bool:
-        return self.process.poll() is None
+        if self.process.returncode is not None:
+            return False
+        # Looked at, not reaped: as long as it is not, its number and its group's are not given to another.
+        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def wait_until_ready(self) -> None:
         """Raises WorkersUnavailableError if it does not get as far as having Triton imported."""
@@ -274,6 +288,8 @@ class _Worker:
                     return answer
                 if may_run.is_set():
                     left -= time.perf_counter() - look
+                if not self.alive:
+                    raise EOFError
                 if left <= 0:
                     self.kill()
                     spent = time.perf_counter() - began
@@ -283,7 +299,7 @@ class _Worker:
                         message=f"compiling took longer than {timeout_s:g} s and was killed",
                     )
         except (EOFError, OSError):
-            self.process.wait()
+            self.kill()  # if it is gone already, what it started
             return Ended(
                 cost_s=time.perf_counter() - began,
                 timed_out=False,
@@ -298,8 +314,8 @@ class _Worker:
         return ""
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process and all it started."""
-        if not self.alive:
+        """Send a signal to the process and all it started, even if it has ended itself."""
+        if self.process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if os.getpgid(self.process.pid) == self.process.pid:
@@ -351,7 +367,10 @@ def current_setup() -> Setup | None:
         if plain:
             overrides.append((name, tuple(plain)))
     environment = sorted((k, v) for k, v in os.environ.items() if k in read or k.startswith(_PREFIXES))
-    folder = os.getcwd()
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was removed; only a relative path would tell the difference
+        folder = os.sep
     # Both are found by the caller's path, unless an import hook of an editable installation finds them.
     homes = [str(Path(__file__).resolve().parents[2]), str(Path(triton.__file__).resolve().parents[1])]
     path = [entry or folder for entry in sys.path if isinstance(entry, str)]

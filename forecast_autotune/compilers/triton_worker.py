@@ -54,6 +54,7 @@ def main(descriptor: int) -> None:
     """Serve tasks until the caller closes the connection or is gone."""
     # A group of its own, so that killing it takes ptxas along, and Ctrl-C in the caller does not reach it.
     os.setpgid(0, 0)
+    os.set_inheritable(descriptor, False)  # Triton starts ptxas with every inheritable descriptor open
     caller = os.getppid()
     connection = Connection(descriptor)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import os
@@ -16,6 +17,7 @@ from ..compilers.cpp_compile import CppCompiler
 from ..compilers.cpp_recipe import Recipe, as_sources
 from ..core.budget import Budget
 from ..core.config import Config
+from ..core.decision import Decision
 from ..core.digest import Value
 from ..core.hardware import Hardware
 from ..core.job import Job
@@ -121,7 +123,7 @@ def _functions(functions: object) -> dict[str, str] | None:
 class TunedModule(types.ModuleType):
     """An extension whose functions dispatch to the variant decided for each key.
 
-    Where the sources bring a binding of their own (no `functions=`), what they offer shows when they are first called.
+    Each function has an attribute `decisions`: from key to `Decision`, those made or recalled in this process. Where the sources bring a binding of their own (no `functions=`), what they offer shows when they are first called.
     """
 
     def __init__(self, recipe: Recipe, space: Space, options: Mapping[str, Any]) -> None:
@@ -167,6 +169,7 @@ class TunedModule(types.ModuleType):
         call = tuned.dispatcher()
         call.__name__ = call.__qualname__ = function
         call.__doc__ = (self._recipe.functions or {}).get(function)
+        call.decisions = tuned.decisions  # type: ignore[attr-defined]
         setattr(self, function, call)
         return call
 
@@ -213,6 +216,7 @@ class TunedFunction:
         self._check = check
         self._budget = budget
         self._table: dict[Hashable, Callable[..., Any]] = {}
+        self.decisions: dict[Hashable, Decision] = {}
         self._loaded: dict[tuple[str, Config], Callable[..., Any]] = {}
         self._lock = threading.Lock()
         self._program = Program(
@@ -267,10 +271,10 @@ class TunedFunction:
         """Decide for a key that is met for the first time, and return the variant to call."""
         with self._lock:
             if (found := self._table.get(wanted)) is None:
-                found = self._table[wanted] = self._variant(self._decide(args), _device(args))
+                found = self._table[wanted] = self._variant(self._decide(wanted, args), _device(args))
             return found
 
-    def _decide(self, args: tuple[Any, ...]) -> Config:
+    def _decide(self, wanted: Hashable, args: tuple[Any, ...]) -> Config:
         how = request(self._budget, default_budget=DEFAULT_BUDGET)
         device = _device(args)
         if self._recipe.is_cuda and device == "cpu":
@@ -292,7 +296,9 @@ class TunedFunction:
         try:
             with self._measurer(compiler, args, how.settings.isolate != "0") as measurer:
                 store = make_store(how.settings)
-                return decide(job, how, compiler=compiler, measurer=measurer, store=store).config
+                decision = decide(job, how, compiler=compiler, measurer=measurer, store=store)
+                self.decisions[wanted] = decision
+                return decision.config
         except (CacheMissError, InvalidInputError, NoWorkingConfigError):
             raise
         except Exception as err:
@@ -356,7 +362,8 @@ def _features(args: tuple[Any, ...]) -> dict[str, Value]:
     for i, value in enumerate(args):
         if hasattr(value, "data_ptr") and hasattr(value, "shape"):
             features.update({f"shape_{i}_{d}": int(n) for d, n in enumerate(value.shape)})
-            features[f"alignment_{i}"] = min(64, value.data_ptr() & -value.data_ptr())
+            with contextlib.suppress(RuntimeError):  # a sparse tensor has no pointer
+                features[f"alignment_{i}"] = min(64, value.data_ptr() & -value.data_ptr())
         elif isinstance(value, (bool, int, float)):
             features[f"value_{i}"] = value
     return features

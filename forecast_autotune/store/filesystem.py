@@ -30,8 +30,10 @@ def identity_of(path: Path) -> Identity | None:
 
 
 def make_folder(folder: Path) -> None:
-    """A folder for this user alone; one that is there already keeps its mode."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """A folder for this user alone, and those above it that are missing; one that is there already keeps its mode."""
+    if not folder.parent.exists():
+        make_folder(folder.parent)  # `parents=True` would make these for everybody
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def make_file(path: Path) -> None:

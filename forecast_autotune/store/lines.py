@@ -71,7 +71,7 @@ def export_lines(connection: sqlite3.Connection, complain: Complain) -> Iterator
             runs.setdefault((stored.run, stored.default.text), []).append(stored)
         for outcomes in runs.values():
             yield to_text(_encode_run(Run(place=place, outcomes=tuple(outcomes))))
-    for decided in stored_decisions(connection, complain):
+    for decided in reversed(list(stored_decisions(connection, complain))):  # oldest first, as they were made
         yield to_text(_encode_decided(decided))
 
 

@@ -14,11 +14,11 @@ NESTED_WAIT_S = 30.0
 
 
 class SingleFlight:
-    """Locks for jobs, one of 256 lock files each, by the first byte of the job's digest.
+    """Locks for jobs, one of 4096 lock files each, by the first three digits of the job's digest.
 
     Two jobs that share a file take turns, which costs a wait and nothing else: on one device they ought to take turns
-    anyway. In return the files stay few, none is ever removed (removing a lock that another process is about to take
-    lets two in), and the operating system frees the lock of a process that is killed.
+    anyway. In return there is a bound on the files, all empty, and none need ever be removed (removing a lock that
+    another process is about to take lets two in). The operating system frees the lock of a process that is killed.
 
     Args:
         folder: where the lock files are; None holds the threads of this process apart, and no other process.
@@ -41,7 +41,7 @@ class SingleFlight:
     @contextmanager
     def hold(self, digest: str) -> Iterator[bool]:
         """Hold a job's lock; yields False after waiting too long. A thread that holds it already has it."""
-        slot = digest[:2]
+        slot = digest[:3]
         mine: set[str] = self._mine.__dict__.setdefault("slots", set())
         if slot in mine:
             yield True

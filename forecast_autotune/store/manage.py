@@ -17,8 +17,8 @@ from ..core.outcome import Failure, Outcome
 from ..errors import InvalidInputError, StoreError
 from . import filesystem, rows, schema
 from .lines import bring, export_lines, read_lines, stored_decisions
+from .opening import connect, open_file, read_only, transaction
 from .rows import StoredDecision, StoredOutcome
-from .sqlite import connect, open_file, read_only, transaction
 from .textfile import write_lines
 
 if TYPE_CHECKING:

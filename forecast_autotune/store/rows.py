@@ -22,8 +22,9 @@ from .encoding import from_text, to_text
 if TYPE_CHECKING:
     import sqlite3
 
-RECOLLECTED_OUTCOMES = 10_000
-"""Outcomes read from elsewhere to seed a forecast: 0.2 s of decoding; more would eat into a budget given in seconds."""
+RECOLLECTED_OUTCOMES = 5_000
+"""Outcomes read from elsewhere to seed a forecast; more would eat into a budget given in seconds. 10,000 of 8 knobs and 32
+samples each took 0.7 s (two busy cores)."""
 
 Complain = Callable[[str], None]
 """Told of each row that does not decode; the row is passed over."""
@@ -271,15 +272,18 @@ def stored_outcomes(
 
 
 def newest_outcomes(
-    connection: sqlite3.Connection, digests: tuple[str, str, str], complain: Complain
+    connection: sqlite3.Connection, digests: tuple[str, str, str], complain: Complain, limit: int = -1
 ) -> tuple[dict[Config, Outcome], Config | None]:
-    """The newest outcome of each config of one place, and the default of its newest run."""
+    """The newest outcome of each config of one place, and the default of its newest run.
+
+    A limit keeps the oldest rows: the default is measured first, and the others say little without it.
+    """
     outcomes: dict[Config, Outcome] = {}
     default = None
     rows = connection.execute(
         "SELECT id, config, value, default_config FROM outcome"
-        " WHERE workload = ? AND hardware = ? AND toolchain = ? ORDER BY recorded_at, id",
-        digests,
+        " WHERE workload = ? AND hardware = ? AND toolchain = ? ORDER BY recorded_at, id LIMIT ?",
+        (*digests, limit),
     ).fetchall()
     for number, config, value, default_text in rows:
         what = f"outcome {number}"
@@ -315,7 +319,7 @@ def recollect(connection: sqlite3.Connection, job: Job, complain: Complain) -> l
     found: list[Recording] = []
     rows_left = RECOLLECTED_OUTCOMES
     for *digests, rows in groups:
-        if tuple(digests) == here.digests or rows > rows_left:
+        if tuple(digests) == here.digests or rows_left <= 0:
             continue
         try:
             place = reader.read(digests[0], digests[1], digests[2])
@@ -327,7 +331,7 @@ def recollect(connection: sqlite3.Connection, job: Job, complain: Complain) -> l
             continue
         if len(kinds) > 1 and kinds & set(REHEARSAL_KINDS):
             continue
-        outcomes, default = newest_outcomes(connection, place.digests, complain)
+        outcomes, default = newest_outcomes(connection, place.digests, complain, rows_left)
         if outcomes and default is not None:
             rows_left -= rows
             found.append(

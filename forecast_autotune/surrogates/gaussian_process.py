@@ -12,10 +12,9 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-CONSTANT = 1.0  # variance of the unknown common offset, as a multiple of the variance around it
 SCALE_COUNT = 4.0  # the prior guess of the scale counts like so many outcomes
 NUGGETS = (0.003, 0.03, 0.2)  # what the knobs do not explain, as a share of the variance
-LENGTH = 1.5  # prior length per square root of the number of columns, which have deviation 1
+LENGTH = 2.0  # prior length per square root of the number of columns, which have deviation 1
 LENGTH_SPREAD = 0.8  # standard deviation of its logarithm
 START_LENGTHS = (0.35, 0.6, 1.0, 1.7, 3.0)  # as multiples of the prior length, all columns alike
 LENGTH_STEPS = (0.4, 0.63, 1.0, 1.6, 2.5, 6.0)  # then tried column by column
@@ -32,28 +31,42 @@ class Shape:
     nugget: float
 
 
-def choose_shape(x: Array, y: Array, guess: float) -> Shape:
-    """The most probable lengths, searched column by column over a small grid.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Outcomes `y`, one per row of `x` (columns are knobs) and of `trend`, each blurred by a `noise` of its own.
 
-    Args:
-        x: one row per outcome, one column per knob.
-        y: outcomes, in units in which `guess` is their expected deviation.
+    A trend is a column that outcomes may follow by an unknown factor; its scale is how far that factor is expected to be
+    from 0. Noise is a variance, as a share of that of the process.
     """
+
+    x: Array
+    trend: Array
+    y: Array
+    noise: Array
+
+    def at(self, rows: NDArray[np.intp]) -> Known:
+        return Known(self.x[rows], self.trend[rows], self.y[rows], self.noise[rows])
+
+
+def choose_shape(known: Known, guess: float) -> Shape:
+    """The most probable lengths, searched column by column over a small grid; `guess` is the expected deviation."""
     import numpy as np
 
+    x, y = known.x, known.y
     n, d = x.shape
     prior_length = LENGTH * math.sqrt(max(d, 1))
     if d == 0 or n < 2:
         return Shape(np.full(d, prior_length), NUGGETS[1])
     apart = np.moveaxis((x[:, None, :] - x[None, :, :]) ** 2, 2, 0)
     noise = np.eye(n)
+    common = known.trend @ known.trend.T + np.diag(known.noise)
 
     def log_prior(log_lengths: Array) -> Array:
         prior: Array = -0.5 * ((log_lengths - math.log(prior_length)) / LENGTH_SPREAD) ** 2
         return prior
 
     alike = prior_length * np.array(START_LENGTHS)
-    shared = matern(apart.sum(axis=0)[None] / alike[:, None, None] ** 2) + CONSTANT
+    shared = matern(apart.sum(axis=0)[None] / alike[:, None, None] ** 2) + common
     ranked = [
         (float(score), float(length), nugget)
         for nugget in NUGGETS
@@ -70,32 +83,33 @@ def choose_shape(x: Array, y: Array, guess: float) -> Shape:
             tried = np.clip(log_lengths[k] + np.log(LENGTH_STEPS), low, high)
             changes = np.exp(-2.0 * tried) - math.exp(-2.0 * log_lengths[k])
             moved = np.maximum(squared[None] + changes[:, None, None] * apart[k][None], 0.0)
-            scores = _log_evidence(matern(moved) + CONSTANT + nugget * noise, y, guess) + log_prior(tried)
+            scores = _log_evidence(matern(moved) + common + nugget * noise, y, guess) + log_prior(tried)
             best = int(np.argmax(scores))
             log_lengths[k], squared = tried[best], moved[best]
-        by_nugget = (matern(squared) + CONSTANT)[None] + np.array(NUGGETS)[:, None, None] * noise
+        by_nugget = (matern(squared) + common)[None] + np.array(NUGGETS)[:, None, None] * noise
         nugget = NUGGETS[int(np.argmax(_log_evidence(by_nugget, y, guess)))]
     return Shape(np.exp(log_lengths), nugget)
 
 
-def predict(x: Array, y: Array, at: Array, shape: Shape, guess: float) -> tuple[Array, Array]:
-    """Mean and standard deviation expected at the rows of `at`, given outcomes `y` at the rows of `x`.
+def predict(known: Known, x: Array, trend: Array, shape: Shape, guess: float) -> tuple[Array, Array]:
+    """Mean and standard deviation expected at the rows of `x` and `trend`.
 
     The scale is integrated out under an inverse-gamma prior around `guess`, so few outcomes give wide answers.
     """
     import numpy as np
 
-    near = similarity(x, x, shape) + CONSTANT + shape.nugget * np.eye(len(y))
-    whiten = np.linalg.inv(np.linalg.cholesky(near))
-    white = whiten @ y
+    near = similarity(known.x, known.x, shape) + known.trend @ known.trend.T
+    whiten = np.linalg.inv(np.linalg.cholesky(near + np.diag(known.noise + shape.nugget)))
+    white = whiten @ known.y
     scale = _mean_square(white, guess)
-    single, single_white = whiten.astype(np.float32), white.astype(np.float32)
-    mean, left = np.empty(len(at)), np.empty(len(at))
-    for start in range(0, len(at), BLOCK):
+    single, single_white, trends = whiten.astype(np.float32), white.astype(np.float32), known.trend.astype(np.float32)
+    mean, left = np.empty(len(x)), np.empty(len(x))
+    for start in range(0, len(x), BLOCK):
         part = slice(start, start + BLOCK)
-        spread = single @ (similarity(x, at[part], shape) + np.float32(CONSTANT))
+        spread = single @ (similarity(known.x, x[part], shape) + trends @ trend[part].astype(np.float32).T)
         mean[part] = single_white @ spread
-        left[part] = 1.0 + CONSTANT + shape.nugget - np.einsum("ij,ij->j", spread, spread)
+        left[part] = np.einsum("ij,ij->j", spread, spread)
+    left = 1.0 + (trend**2).sum(axis=1) + shape.nugget - left
     return mean, np.sqrt(scale * np.maximum(left, 1e-6))
 
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..arrays import KnobMatrix, knob_matrix
+from ..arrays import KnobMatrix, forecasts_from, knob_matrix
 from ..core.config import Config
 from ..core.forecast import Abstention, Forecast
 from ..core.hardware import Hardware
 from ..core.job import Job, Question, Recording, log2_speedups
 from ..core.outcome import Failure, Measurement
 from ..core.space import Space
-from .gaussian_process import FITTED_ON, Shape, choose_shape, predict, total_similarity
+from .gaussian_process import FITTED_ON, Known, Shape, choose_shape, predict, total_similarity
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,8 +23,13 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 GUESS = 0.8  # deviation of log2 speed-ups over a space nothing is known of: eight spaces here have 0.1 to 1.6
+OFFSET = 1.5  # variance of the mean over a space, as a multiple of that around it
+DOUBT = 0.7  # what is told from elsewhere holds by a factor of 1, give or take so much
+DEFAULT_NOISE = 6.0  # variance of the default's own oddity between two devices, as a multiple of that of other configs
 OWN_SIGMA = 0.03  # a config measured again differs by 3 % (FAIR benchmark hub, A4000, median)
 OWN_FAILURE = 0.99  # chance that a config that failed here fails again
+FAILURE_NEARNESS = 0.4  # length over which failing spreads, as a share of that of times
+FAILURE_PRIOR = 0.5  # what is known at large counts like so many outcomes next door
 DATA = 200  # outcomes the process is built on: best half, the rest at random; 11,130 configs then take 60 ms
 REFIT_GROWTH = 1.15  # lengths are chosen anew when outcomes have grown by so much (each time below 20)
 SOURCES = 8  # recordings read, the most alike first
@@ -45,35 +50,25 @@ class History:
     name = "history"
 
     def __init__(self) -> None:
-        self._asked: Question | None = None
-        self._answer: list[Forecast | Abstention] = []
+        # Each is replaced as a whole, so that threads that share this object at worst compute an answer twice.
+        self._last: tuple[Question, list[Forecast | Abstention]] | None = None
         self._told: tuple[Job, tuple[Recording, ...], list[Told]] | None = None
-        self._shape: tuple[tuple[object, ...], Shape] | None = None
+        self._shape: tuple[tuple[object, ...], frozenset[int], Shape] | None = None
 
     def forecast(self, question: Question) -> Sequence[Forecast | Abstention]:
-        if self._is_answered(question):
-            return self._answer
+        last = self._last
+        if last is not None and _is_same(last[0], question):
+            return last[1]
         answer = self._forecast(question)
         # The loop hands in its own dict and goes on filling it: keep what it held now.
-        self._asked = Question(
+        asked = Question(
             job=question.job,
             configs=question.configs,
             outcomes=dict(question.outcomes),
             recordings=tuple(question.recordings),
         )
-        self._answer = answer
+        self._last = (asked, answer)
         return answer
-
-    def _is_answered(self, question: Question) -> bool:
-        """Whether this very question came last, as it does after a step that only compiled."""
-        asked = self._asked
-        return (
-            asked is not None
-            and asked.job is question.job
-            and asked.configs is question.configs
-            and asked.recordings == tuple(question.recordings)
-            and asked.outcomes == question.outcomes
-        )
 
     def _forecast(self, question: Question) -> list[Forecast | Abstention]:
         import numpy as np
@@ -88,13 +83,19 @@ class History:
         at = np.array([space.index(c) for c in speedups], dtype=np.intp)
         y = np.array(list(speedups.values()))
         broken = np.array([space.index(c) for c in failed], dtype=np.intp)
-        mean = np.zeros(len(space)) if elsewhere is None else elsewhere.mean
-        unit = np.full(len(space), GUESS) if elsewhere is None else elsewhere.sigma
-        shape = self._choose_shape(question.job, knobs, at, (y - mean[at]) / unit[at])
+        told = elsewhere or _nothing_told(len(space))
+        unit = told.sigma
+        # Outcomes follow two trends: a common offset, and more or less of what is told from elsewhere.
+        trend = np.stack([np.full(len(space), math.sqrt(OFFSET)), DOUBT * told.mean / unit], axis=1)
+        noise = np.zeros(y.size)
+        if elsewhere is not None:
+            # The default's outcome is 0 here and there by definition. It must not pass for a confirmation.
+            noise[at == 0] = DEFAULT_NOISE
+        known = Known(knobs.values[at], trend[at], (y - told.mean[at]) / unit[at], noise)
+        shape = self._choose_shape(question.job, known, at, y)
         used = _most_telling(y)
-        x = knobs.values[at[used]]
-        shift, sigma = predict(x, ((y - mean[at]) / unit[at])[used], knobs.values, shape, 1.0)
-        mean, sigma = mean + shift * unit, sigma * unit
+        shift, sigma = predict(known.at(used), knobs.values, trend, shape, 1.0)
+        mean, sigma = told.mean + shift * unit, sigma * unit
         fail = _fail_probability(knobs, shape, at[used], broken, None if elsewhere is None else elsewhere.fail)
         mean[at], fail[at], fail[broken] = y, 0.0, OWN_FAILURE
         sigma[at] = [math.hypot(OWN_SIGMA, _log2_error(question.outcomes[c])) for c in speedups]
@@ -110,23 +111,24 @@ class History:
         source = f"{self.name} ({', '.join(told)})"
         default = question.outcomes.get(space.default)
         default_us = default.median_us if isinstance(default, Measurement) else None
-        rows = zip(mean.tolist(), sigma.tolist(), fail.tolist(), strict=True)
-        of_space = [Forecast.normal(m, s, source=source, fail_probability=f, default_us=default_us) for m, s, f in rows]
+        of_space = forecasts_from(mean, sigma, fail, source=source, default_us=default_us)
         if question.configs is space:
-            return list(of_space)
+            return of_space
         unknown = Abstention(self.name, "not a config of the space")
         return [of_space[space.index(c)] if c in space else unknown for c in question.configs]
 
-    def _choose_shape(self, job: Job, knobs: KnobMatrix, at: NDArray[np.intp], y: Array) -> Shape:
+    def _choose_shape(self, job: Job, known: Known, at: NDArray[np.intp], y: Array) -> Shape:
         """Lengths for these outcomes; below a growth of 15 % those chosen before."""
         n = at.size
         if n >= 20:
             n = int(20 * REFIT_GROWTH ** int(math.log(n / 20) / math.log(REFIT_GROWTH)))
         key = (job.workload.digest, job.hardware.digest, job.space.digest, n)
-        if self._shape is None or self._shape[0] != key:
-            used = _most_telling(y, FITTED_ON)
-            self._shape = (key, choose_shape(knobs.values[at[used]], y[used], 1.0))
-        return self._shape[1]
+        before = self._shape
+        if before is not None and before[0] == key and before[1] <= set(at.tolist()):
+            return before[2]
+        shape = choose_shape(known.at(_most_telling(y, FITTED_ON)), 1.0)
+        self._shape = (key, frozenset(at.tolist()), shape)
+        return shape
 
     def _read_elsewhere(self, question: Question) -> Elsewhere | None:
         """What the recordings say, weighted by what is known of this job; read once, weighted at every question."""
@@ -134,12 +136,23 @@ class History:
         if not question.recordings:
             return None
         recordings = tuple(question.recordings)
-        if self._told is None or self._told[0] is not job or self._told[1] != recordings:
+        known = self._told
+        if known is None or known[0] is not job or known[1] != recordings:
             likeness = sorted(((_likeness(job, r), i) for i, r in enumerate(recordings)), reverse=True)
             told = [_read(recordings[i], job.space, weight) for weight, i in likeness[:SOURCES]]
-            self._told = (job, recordings, [t for t in told if t is not None])
-        told_by = self._told[2]
+            known = self._told = (job, recordings, [t for t in told if t is not None])
+        told_by = known[2]
         return _together(told_by, log2_speedups(question.outcomes, job.space.default), job.space) if told_by else None
+
+
+def _is_same(asked: Question, question: Question) -> bool:
+    """Whether a question was asked before, as the loop does after a step that only compiled."""
+    return (
+        asked.job is question.job
+        and asked.configs is question.configs
+        and asked.recordings == tuple(question.recordings)
+        and asked.outcomes == question.outcomes
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +175,12 @@ class Elsewhere:
     count: int
 
 
+def _nothing_told(size: int) -> Elsewhere:
+    import numpy as np
+
+    return Elsewhere(np.zeros(size), np.full(size, GUESS), np.zeros(size), 0)
+
+
 def _read(recording: Recording, space: Space, likeness: float) -> Told | None:
     """One recording, carried to configs it lacks by their neighbours; None if it shares nothing with the space."""
     import numpy as np
@@ -177,9 +196,10 @@ def _read(recording: Recording, space: Space, likeness: float) -> Told | None:
     knobs = knob_matrix(space)
     used = _most_telling(y)
     if at.size + broken.size < len(space):
-        few = _most_telling(y, FITTED_ON)
-        shape = choose_shape(knobs.values[at[few]], y[few], GUESS)
-        mean, sigma = predict(knobs.values[at[used]], y[used], knobs.values, shape, GUESS)
+        trend = np.full((len(space), 1), math.sqrt(OFFSET))
+        known = Known(knobs.values[at], trend[at], y, np.zeros(y.size))
+        shape = choose_shape(known.at(_most_telling(y, FITTED_ON)), GUESS)
+        mean, sigma = predict(known.at(used), knobs.values, trend, shape, GUESS)
         fail = _fail_probability(knobs, shape, at[used], broken, None)
     else:
         fail = np.zeros(len(space))
@@ -263,13 +283,13 @@ def _fail_probability(
     import numpy as np
 
     x = knobs.values
-    at_large = broken.size / max(1, broken.size + ran.size)
-    expected = np.full(len(x), at_large / 2) if prior is None else prior
-    if not broken.size:
-        return expected * (1.0 / (1.0 + total_similarity(x[ran], x, shape))) if prior is not None else expected
-    bad = total_similarity(x[broken], x, shape)
-    good = total_similarity(x[ran], x, shape)
-    chance: Array = (bad + expected) / (bad + good + 1.0)
+    at_large = np.full(len(x), broken.size / max(1, broken.size + ran.size)) if prior is None else prior
+    if not broken.size and prior is None:
+        return at_large
+    # What fails does so beyond an edge that times do not show: look nearer than the lengths that times call for.
+    near = Shape(shape.lengths * FAILURE_NEARNESS, shape.nugget)
+    bad, good = total_similarity(x[broken], x, near), total_similarity(x[ran], x, near)
+    chance: Array = (bad + FAILURE_PRIOR * at_large) / (bad + good + FAILURE_PRIOR)
     return chance
 
 

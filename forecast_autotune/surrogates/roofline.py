@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..arrays import normal_cdf
+from ..arrays import forecasts_from, normal_cdf
 from ..core.config import Config
 from ..core.forecast import Abstention, Forecast
 from ..core.hardware import Hardware
@@ -56,10 +56,7 @@ class Roofline:
             mean, sigma = _below(mean, sigma, headroom)
             said.append(f"at most {2**headroom:.2f}x the default's speed")
         source = f"{self.name} ({', '.join(said)})"
-        return [
-            Forecast.normal(m, s, source=source, fail_probability=f, default_us=default_us)
-            for m, s, f in zip(mean.tolist(), sigma.tolist(), fails[1:].tolist(), strict=True)
-        ]
+        return forecasts_from(mean, sigma, fails[1:], source=source, default_us=default_us)
 
 
 def least_us(job: Job) -> float | None:
@@ -71,8 +68,10 @@ def least_us(job: Job) -> float | None:
     if job.work is None:
         return None
     times_us = []
-    if job.hardware.peak_gflops > 0:
-        times_us.append(job.work.flops / job.hardware.peak_gflops * 1e-3)
+    # Which units a program computes on is not known: a bound takes the faster.
+    peak_gflops = max(job.hardware.peak_gflops, job.hardware.peak_tensor_gflops)
+    if peak_gflops > 0:
+        times_us.append(job.work.flops / peak_gflops * 1e-3)
     if job.hardware.bandwidth_gb_per_s > 0:
         times_us.append(job.work.bytes / job.hardware.bandwidth_gb_per_s * 1e-3)
     return max(times_us, default=0.0) or None
@@ -134,7 +133,7 @@ def _sizes(configs: Sequence[Config], roles: dict[str, str], role: str, hardware
     rows = []
     for knob in (k for k, r in roles.items() if r == role):
         values = [c.knobs[knob] for c in configs]
-        if all(isinstance(v, (int, float)) for v in values):
+        if all(issubclass(kind, (int, float)) for kind in set(map(type, values))):
             # Triton counts threads in warps.
             each = max(WARP, hardware.warp_size) if role == "threads" and knob.endswith("warps") else 1
             rows.append(np.maximum(1.0, np.array(values, dtype=float) * each))

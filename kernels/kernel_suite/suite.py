@@ -24,13 +24,13 @@ class Kernel:
     """A kernel with its reference.
 
     `make_inputs(case, seed)` gives the arguments of one call, the last one the output, filled with NaN so that an
-    element which nobody wrote is found. `reference` and `work` take the same arguments, and `reference` returns what the
-    output should hold, to within `rtol` and `atol`. `load(**options)` hands the options on to the front door.
+    element which nobody wrote is found. `reference` and `work` take the same arguments, and `reference` returns what
+    the output should hold, to within `rtol` and `atol`. `load(**options)` hands the options on to the front door.
     """
 
     name: str  # also of its function in the module that `load` returns
     space: Space
-    cases: tuple[Case, ...]  # sizes people use, 1 to 50 ms a call
+    cases: tuple[Case, ...]  # sizes people use, 1 to 50 ms a call with the default config
     corners: tuple[Case, ...]  # sizes that catch a wrong edge, under 1 ms a call
     make_inputs: Callable[[Case, int], tuple[Any, ...]]
     reference: Callable[..., Any]

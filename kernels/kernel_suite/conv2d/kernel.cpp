@@ -2,8 +2,8 @@
 // weight [features][channels][taps_y][taps_x], out [features][height - taps_y + 1][width - taps_x + 1].
 //
 // Either FEATURES x (VECTORS * VECTOR) sums stay in registers while channels and taps run, or a row of `out` stays in
-// cache while taps are added to it. Sizes are free: the last tile of a line moves left until it fits, and what it shares
-// with the one before is not stored again; a line shorter than a tile is copied first.
+// cache while taps are added to it. Sizes are free: the last tile of a line moves left until it fits, and what it
+// shares with the one before is not stored again; a line shorter than a tile is copied first.
 
 #include <algorithm>
 #include <cstdint>

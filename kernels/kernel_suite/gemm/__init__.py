@@ -110,7 +110,7 @@ KERNEL = Kernel(
         Case(name="tall", sizes={"m": 2048, "n": 64, "k": 512}),
         Case(name="few_rows", sizes={"m": 16, "n": 2048, "k": 1024}),  # a linear layer on a small batch
         Case(name="projection", sizes={"m": 128, "n": 4096, "k": 1024}),  # rows of b lie a power of two apart
-        Case(name="long_sum", sizes={"m": 64, "n": 64, "k": 4096}),
+        Case(name="long_sum", sizes={"m": 128, "n": 128, "k": 4096}),
         Case(name="odd", sizes={"m": 500, "n": 333, "k": 777}),
     ),
     corners=(
@@ -125,7 +125,8 @@ KERNEL = Kernel(
     reference=reference,
     work=work,
     load=load,
-    # Float32 sums of up to 4096 products below 1 drift by about 3e-5 with their order; a lost product is 0.3 or so.
+    # Float32 sums of up to 4096 products below 1 were off by at most 4e-5, whatever their order; one product that is
+    # lost is off by 0.3 or so.
     rtol=1e-4,
     atol=1e-3,
     sources=SOURCES,

@@ -1,0 +1,247 @@
+"""Rehearsals: tuning runs and forecasts against recorded spaces, over several processes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+
+from ..core.budget import Budget
+from ..core.config import Config
+from ..core.decision import Decision
+from ..core.forecast import Abstention, Forecast
+from ..core.job import Job, Question, Recording, reference_us
+from ..core.outcome import Measurement, Outcome
+from ..core.space import Space
+from ..errors import NoWorkingConfigError
+from ..frontends.engine import make_surrogate
+from ..measure.replay import Replay
+from ..policies import Exhaustive, First, Selective, StoredOnly
+from ..protocols import Policy
+from ..scores import score_forecasts
+from ..store.trace import read_trace
+from ..tuner import tune
+
+QUIET_S = 2.0  # no progress is shown for less
+
+POLICIES: Mapping[str, Callable[[int], Policy]] = {
+    "selective": Selective,
+    "exhaustive": lambda _: Exhaustive(),
+    "stored": lambda _: StoredOnly(),
+    "first": lambda _: First(),
+}
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One run at a budget as typed, or one scoring of forecasts that know so many outcomes."""
+
+    trace: int
+    what: str | int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What is replayed: traces, the history of each, and the parts of the tuner that are tried."""
+
+    traces: tuple[Path, ...]
+    histories: tuple[tuple[Path, ...], ...]
+    policy: str
+    surrogate: str
+
+    def do(self, task: Task) -> Row:
+        recording, space = _read(self.traces[task.trace])
+        recordings = [_read(path)[0] for path in self.histories[task.trace]]
+        job = Job(workload=recording.workload, space=space, hardware=recording.hardware, toolchain=recording.toolchain)
+        named: Row = {"trace": self.traces[task.trace].name}
+        if isinstance(task.what, int):
+            return named | self.score(job, recording, recordings, task.what, task.seed)
+        named |= {
+            "kernel": recording.workload.program.name,
+            "hardware": recording.hardware.name,
+            "history": [path.name for path in self.histories[task.trace]],
+            "budget": task.what,
+            "seed": task.seed,
+        }
+        return named | self.tune(job, recording, recordings, task.what, task.seed)
+
+    def tune(self, job: Job, recording: Recording, recordings: Sequence[Recording], budget: str, seed: int) -> Row:
+        """One tuning run, and how far its decision is from the recording's best; no slowdown if that one does not run."""
+        replay = Replay(recording)
+        spent = Budget(budget, clock=replay.clock)
+        decision: Decision | None = None
+        with contextlib.suppress(NoWorkingConfigError):
+            decision = tune(
+                job,
+                compiler=replay,
+                surrogate=make_surrogate(self.surrogate),
+                policy=POLICIES[self.policy](seed),
+                measurer=replay,
+                store=Given(recordings=recordings),
+                budget=spent,
+            )
+        chosen = recording.outcomes.get(decision.config) if decision else None
+        best_us = min(o.median_us for o in recording.outcomes.values() if isinstance(o, Measurement))
+        slowdown = chosen.median_us / best_us if isinstance(chosen, Measurement) else None
+        return {
+            "slowdown": slowdown,
+            "regret": None if slowdown is None else slowdown - 1.0,
+            "measured": spent.tried,
+            "compiled": decision.compiled if decision else spent.tried,
+            "spent_s": spent.spent_s,
+        }
+
+    def score(self, job: Job, recording: Recording, recordings: Sequence[Recording], known: int, draw: int) -> Row:
+        """Scores of the forecasts of all configs, the median config being the reference.
+
+        Of the outcomes known, the default's is one, for forecasts relate to it; the others are drawn at random.
+        """
+        others = random.Random(f"{draw} {known}").sample(job.space[1:], min(max(0, known - 1), len(job.space) - 1))
+        outcomes = {c: recording.outcomes[c] for c in [job.space.default, *others][:known]}
+        forecasts: Sequence[Forecast | Abstention] = make_surrogate(self.surrogate).forecast(
+            Question(job=job, configs=job.space, outcomes=outcomes, recordings=recordings)
+        )
+        known_us = reference_us(outcomes, job.space.default)
+        # A trace without a config that ran is refused when it is read.
+        unit_us = known_us or reference_us(recording.outcomes, job.space.default) or math.nan
+        speedups = [
+            math.log2(unit_us / o.median_us) if isinstance(o, Measurement) else -math.inf
+            for o in (recording.outcomes[c] for c in job.space)
+        ]
+        scores = score_forecasts(forecasts, speedups, reference=statistics.median(s for s in speedups if s > -math.inf))
+        return {
+            "target_measured": known,
+            "accuracy": scores.accuracy,
+            "off_by_one": scores.off_by_one,
+            "half_brier": scores.half_brier,
+            "brier_skill": scores.brier_skill,
+            "crps7": scores.crps7,
+            "nll": scores.nll,
+            "ece": scores.ece,
+            "error_by_fifth": list(scores.error_by_fifth),
+            "top_1_percent": scores.top_1_percent,
+            "top_10_percent": scores.top_10_percent,
+            "top_50_percent": scores.top_50_percent,
+        }
+
+
+@dataclass(frozen=True)
+class Given:
+    """A store that holds recordings from elsewhere, and remembers nothing."""
+
+    recordings: Sequence[Recording] = field(default=())
+
+    def decision(self, _job: Job) -> Decision | None:
+        return None
+
+    def outcomes(self, _job: Job) -> Mapping[Config, Outcome]:
+        return {}
+
+    def recollect(self, _job: Job) -> Sequence[Recording]:
+        return self.recordings
+
+    def record(self, *_: object) -> None:
+        pass
+
+    def decide(self, *_: object) -> None:
+        pass
+
+    def single_flight(self, _job: Job) -> contextlib.AbstractContextManager[bool]:
+        return contextlib.nullcontext(True)
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path) -> tuple[Recording, Space]:
+    recording = read_trace(path)
+    # Traces stay for good: looking through their millions of values at each full collection doubled the time of a run.
+    gc.freeze()
+    return recording, Replay(recording).space
+
+
+def histories(traces: Sequence[Path], history: Sequence[Path]) -> Iterator[tuple[Path, ...]]:
+    """The history of each trace: recordings of the same kernel, without the trace itself or a rerun of it."""
+
+    def identity(path: Path) -> tuple[str, str, str]:
+        recording = _read(path)[0]
+        return (recording.workload.program.name, recording.workload.digest, recording.hardware.digest)
+
+    for trace in traces:
+        mine = identity(trace)
+        kept = []
+        for path in dict.fromkeys(history):
+            if path.resolve() == trace.resolve() or identity(path) == mine:
+                print(
+                    f"{path.name} is left out of the history of {trace.name}: it is the run under test", file=sys.stderr
+                )
+            elif identity(path)[0] == mine[0]:
+                kept.append(path)
+        yield tuple(kept)
+
+
+# Many at once -----------------------------------------------------------------------------------------------------------
+
+_worker: list[Rehearsal] = []  # what this worker process replays
+
+
+def _begin(rehearsal: Rehearsal) -> None:
+    # Ctrl-C is the parent's to handle. One thread each: workers are as many as there are cores.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for library in ("OPENBLAS", "OMP", "MKL"):
+        os.environ[f"{library}_NUM_THREADS"] = "1"
+    _worker[:] = [rehearsal]
+
+
+def _do(task: Task) -> Row:
+    return _worker[0].do(task)
+
+
+def work(rehearsal: Rehearsal, tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Row]]:
+    """Each task with its row, as they finish."""
+    if jobs == 1 or len(tasks) == 1:
+        yield from ((task, rehearsal.do(task)) for task in tasks)
+        return
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
+    pool = ProcessPoolExecutor(
+        min(jobs, len(tasks)), mp_context=get_context("spawn"), initializer=partial(_begin, rehearsal)
+    )
+    try:
+        futures = {pool.submit(_do, task): task for task in tasks}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def show_progress(rows: Iterator[tuple[Task, Row]], total: int) -> Iterator[tuple[Task, Row]]:
+    """The rows; a bar on a terminal's stderr from the second second on."""
+    if not sys.stderr.isatty():
+        yield from rows
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        bar = None
+        for count, row in enumerate(rows, start=1):
+            if bar is None and time.monotonic() - began > QUIET_S:
+                bar = stack.enter_context(Progress(console=Console(stderr=True)))
+                bar.add_task("replaying", total=total)
+            if bar is not None:
+                bar.update(bar.task_ids[0], completed=count)
+            yield row

@@ -1,0 +1,175 @@
+"""forecast-autotune replay: tune against recorded spaces and say what it would have cost and won."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..core.budget import Budget
+from .rehearsal import POLICIES, Rehearsal, Row, Task, histories, show_progress, work
+
+BUDGETS = ("10", "1%", "10%")
+TARGETS = (0, 10, 50)  # configs whose outcomes are known when forecasts are scored
+DRAWS = 3  # of those configs; more than so many move the scores by less than 0.01
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "replay",
+        help="tune against a recorded space: loss, spend, honesty",
+        description="Tune against recorded spaces, as if their hardware were here, and say how close the decisions come "
+        "to each space's best, what they cost, and how good and how honest the forecasts were.",
+    )
+    parser.add_argument("traces", nargs="+", metavar="TRACE", type=Path, help="recorded run: T4 JSON or our own form")
+    parser.add_argument(
+        "--history",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="TRACE",
+        type=Path,
+        help="runs that are in the store; the one under test is left out of its own history",
+    )
+    parser.add_argument("--budget", action="append", metavar="B", help="as FORECAST_AUTOTUNE_BUDGET; may be repeated")
+    parser.add_argument("--policy", choices=sorted(POLICIES), default="selective", help="default: %(default)s")
+    parser.add_argument("--surrogate", choices=("auto", "history", "roofline"), default="auto")
+    parser.add_argument(
+        "--seeds", type=_positive, default=10, metavar="N", help="runs per budget; default: %(default)s"
+    )
+    parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="processes to use")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay, print, and return the exit code: 0, or 130 when interrupted.
+
+    Raises:
+        InvalidInputError: a budget does not parse, or a file is no trace.
+        OSError: a file cannot be read.
+    """
+    budgets = list(dict.fromkeys(args.budget or BUDGETS))
+    for text in budgets:
+        Budget(text)
+    rehearsal = Rehearsal(
+        traces=tuple(args.traces),
+        histories=tuple(histories(args.traces, args.history)),
+        policy=args.policy,
+        surrogate=args.surrogate,
+    )
+    tasks: list[Task] = [
+        Task(trace, text, seed)
+        for seed in range(args.seeds)
+        for text in sorted(budgets, key=lambda text: Budget(text).share or 0.0, reverse=True)
+        for trace in range(len(args.traces))
+    ]
+    draws = min(DRAWS, args.seeds)
+    tasks += [
+        Task(trace, known, draw)
+        for trace in range(len(args.traces))
+        for known in TARGETS
+        for draw in range(draws if known else 1)
+    ]
+    done: dict[Task, Row] = {}
+    finished = True
+    try:
+        for task, row in show_progress(work(rehearsal, tasks, args.jobs), len(tasks)):
+            done[task] = row  # noqa: PERF403 - one by one: what is finished when Ctrl-C comes is reported
+    except KeyboardInterrupt:
+        finished = False
+        print(f"interrupted: {len(done)} of {len(tasks)} runs are finished; these follow", file=sys.stderr)
+    report = _report(done, budgets)
+    if args.json:
+        print(json.dumps(report, allow_nan=False))
+    else:
+        _show(report)
+    return 0 if finished else 130
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
+    return int(text)
+
+
+# Reporting --------------------------------------------------------------------------------------------------------------
+
+
+def _report(done: Mapping[Task, Row], budgets: Sequence[str]) -> dict[str, list[Row]]:
+    tuned = [t for t in done if isinstance(t.what, str)]
+    tuned.sort(key=lambda t: (t.trace, budgets.index(str(t.what)), t.seed))
+    runs = [done[t] for t in tuned]
+    kernels = list(dict.fromkeys(str(r["kernel"]) for r in runs))
+    summary = [
+        _summary(budget, kernel, [r for r in runs if r["budget"] == budget and kernel in (None, r["kernel"])])
+        for budget in budgets
+        for kernel in (None, *kernels)
+        if any(r["budget"] == budget and kernel in (None, r["kernel"]) for r in runs)
+    ]
+    scored: dict[tuple[int, int], list[Row]] = {}
+    for task in sorted((t for t in done if isinstance(t.what, int)), key=lambda t: (t.trace, int(t.what), t.seed)):
+        scored.setdefault((task.trace, int(task.what)), []).append(done[task])
+    return {
+        "runs": runs,
+        "summary": summary,
+        "forecast": [_mean_row(rows) for rows in scored.values()],
+        "priors": [],  # nothing here was fitted beforehand
+    }
+
+
+def _summary(budget: str, kernel: str | None, runs: Sequence[Row]) -> Row:
+    """Over all runs: median, 90th percentile, worst; and the geometric mean over traces of their medians over seeds."""
+    by_trace: dict[object, list[float]] = {}
+    for row in runs:
+        slowdown = row["slowdown"]
+        by_trace.setdefault(row["trace"], []).append(slowdown if isinstance(slowdown, float) else math.inf)
+    everything = sorted(s for slowdowns in by_trace.values() for s in slowdowns)
+    figures = {
+        "geomean_of_medians": statistics.geometric_mean(statistics.median(s) for s in by_trace.values()),
+        "median": statistics.median(everything),
+        "p90": everything[math.ceil(0.9 * len(everything)) - 1],
+        "worst": everything[-1],
+    }
+    return {"budget": budget, "kernel": kernel} | {k: v if math.isfinite(v) else None for k, v in figures.items()}
+
+
+def _mean_row(rows: Sequence[Row]) -> Row:
+    """The rows' mean, entry by entry; None where one of them has none."""
+
+    def mean(values: list[object]) -> object:
+        if isinstance(values[0], list):
+            return [mean(list(v)) for v in zip(*values, strict=True)]
+        numbers = [v for v in values if isinstance(v, float)]
+        return sum(numbers) / len(numbers) if len(numbers) == len(values) else None
+
+    same = ("trace", "target_measured")
+    return {name: rows[0][name] if name in same else mean([row[name] for row in rows]) for name in rows[0]}
+
+
+def _show(report: Mapping[str, Sequence[Row]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    def text(value: object) -> str:
+        return f"{value:.3f}" if isinstance(value, float) else "-" if value is None else str(value)
+
+    def table(title: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        drawn = Table(*(name.replace("_", " ") for name in columns), title=title, title_justify="left")
+        for row in rows:
+            drawn.add_row(*("all" if name == "kernel" and row[name] is None else text(row[name]) for name in columns))
+        console.print(drawn)
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    table(
+        "Slowdown of the decided config against the best in the trace",
+        ("budget", "kernel", "geomean_of_medians", "median", "p90", "worst"),
+        report["summary"],
+    )
+    names = ("accuracy", "off_by_one", "half_brier", "brier_skill", "crps7", "nll", "ece", "top_1_percent")
+    table("Forecasts in eight bins against the median config", ("trace", "target_measured", *names), report["forecast"])

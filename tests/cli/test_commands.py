@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
+
+from forecast_autotune.cli import COMMANDS, doctor, main
+from forecast_autotune.core.forecast import Abstention, Forecast
+from forecast_autotune.core.outcome import Failure
+from forecast_autotune.store.sqlite import SqliteStore
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("FORECAST_AUTOTUNE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "store"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    with SqliteStore(tmp_path / "store") as store:
+        for job in (a_job(), a_job(key={"n": 1}), a_job(name="evil[bold]\x1b[31m")):
+            store.record(job, "run-1", SPACE[0], a_measurement(15.0), Abstention("history", "nothing alike"))
+            store.record(job, "run-1", SPACE[1], a_measurement(10.0), Forecast.normal(0.4, 0.3, source="roofline"))
+            store.record(job, "run-1", SPACE[2], Failure(stage="launch", message="too\nlarge", cost_s=0.5), None)
+            store.decide(job, a_decision(job, SPACE[0]))
+            store.decide(job, a_decision(job, decided_at=time.time()))
+    return tmp_path / "store"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
+    assert main(arguments) == code
+    told = capsys.readouterr()
+    return told.out, told.err
+
+
+def test_list_prints_one_line_per_decision(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = printed(capsys, "list")
+    lines = out.splitlines()
+    assert len(lines) == 4
+    assert err == ""
+    assert "BLOCK=64 num_warps=4" in lines[3]
+    assert "1.50x" in lines[3]
+    assert "rmsnorm(n=4096)" in lines[3]
+    assert "\x1b" not in out
+    assert "evil[bold]\\x1b[31m" in lines[1]
+    assert printed(capsys, "list", "--kernel", "rms")[0].count("\n") == 3
+    assert printed(capsys, "list", "--limit", "1")[0].count("\n") == 2
+    assert printed(capsys, "list", "--superseded")[0].count("\n") == 7
+
+
+def test_list_for_programs_is_json_and_an_empty_result_is_an_empty_list(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = json.loads(printed(capsys, "list", "--json", "--hardware", "h200")[0])
+    assert len(found) == 3
+    assert found[-1]["config"] == {"BLOCK": 64, "num_warps": 4}
+    assert found[-1]["speedup"] == 1.5
+    out, _ = printed(capsys, "list", "--json", "--kernel", "nothing", code=1)
+    assert json.loads(out) == []
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "x"], ["stats"], ["export", "x"], ["prune"], ["clear"]])
+def test_without_a_store_nothing_is_found_and_nothing_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    out, err = printed(capsys, *command, code=1)
+    assert out == ""
+    assert "there is no store at" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_show_says_what_was_chosen_why_and_against_what(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = (d for d in json.loads(printed(capsys, "list", "--json")[0]) if d["key"] == {"n": 1})
+    out, _ = printed(capsys, "show", found["decision"][:10])
+    for told in (
+        "BLOCK=64 num_warps=4 (10 us, 1.50x the default's speed)",
+        "measured: 1.50x the default's speed, measured",
+        "6 configs: 6 forecast, 4 compiled, 3 tried, of which 1 failed",
+        "NVIDIA H200 (132 SMs) 9.0",
+        "triton 3.9.0, torch 2.13.0",
+        "2.5 s of a budget of 16,30s",
+        "1.32x (1.07x to 1.62x)",
+        "failed at launch: too large",
+        "abstained: nothing alike",
+        "1 earlier decisions",
+    ):
+        assert told in out
+    shown = json.loads(printed(capsys, "show", found["decision"], "--json")[0])
+    assert [c["log2_speedup"] for c in shown["configs"]] == [pytest.approx(0.585, abs=1e-3), 0.0, None]
+    assert shown["hardware"]["name"] == "NVIDIA H200"
+    assert shown["configs"][2]["outcome"]["stage"] == "launch"
+
+
+def test_an_ambiguous_key_lists_the_candidates(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = printed(capsys, "show", "rmsnorm", code=2)
+    assert out == ""
+    assert "2 decisions" in err
+    assert "rmsnorm(n=1)" in err
+    assert "rmsnorm(n=4096)" in err
+    assert "no decision starts with" in printed(capsys, "show", "softmax", code=1)[1]
+
+
+def test_stats_for_people_and_for_programs(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = printed(capsys, "stats")
+    assert "3 (3 measured); 3 superseded" in out
+    assert "6 measurements, 3 failures (3 launch)" in out
+    found = json.loads(printed(capsys, "stats", "--json")[0])
+    assert found["decisions"] == {"measured": 3}
+    assert found["honesty"]["count"] == 3
+    assert found["journal"] == "wal"
+
+
+def test_export_clear_and_import_bring_everything_back(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = printed(capsys, "list", "--json")[0]
+    assert printed(capsys, "export", str(tmp_path / "out.jsonl"))[0] == ""
+    printed(capsys, "clear", "--yes")
+    printed(capsys, "list", code=1)
+    assert "9 outcomes and 6 decisions" in printed(capsys, "import", str(tmp_path / "out.jsonl"))[1]
+    assert printed(capsys, "list", "--json")[0] == before
+    assert "3 decisions" in printed(capsys, "prune")[1]
+    printed(capsys, "clear", "--yes", "--kernel", "nothing", code=1)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [],
+        ["nonsense"],
+        ["list", "--limit", "0"],
+        ["list", "--limit", "x"],
+        ["import", "nowhere.jsonl"],
+        ["prune", "--days", "-1"],
+        ["export", "/no/such/folder/x"],
+    ],
+)
+def test_bad_input_ends_with_two_and_one_message(
+    store: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    out, err = printed(capsys, *command, code=2)
+    assert out == ""
+    assert "Traceback" not in err
+    assert "forecast-autotune" in err
+
+
+def test_a_broken_store_is_bad_input(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (store / "store.sqlite3").write_bytes(b"nonsense" * 1000)
+    assert "cannot be used" in printed(capsys, "list", code=2)[1]
+
+
+def test_another_folder_can_be_named(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store.rename(tmp_path / "elsewhere")
+    printed(capsys, "list", code=1)
+    assert printed(capsys, "list", "--dir", str(tmp_path / "elsewhere"))[0].count("\n") == 4
+
+
+def test_help_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = printed(capsys, "--help")
+    assert all(f"    {command} " in out for command in COMMANDS)
+    assert "exit codes" in out
+    for command in COMMANDS:
+        assert "--help" in printed(capsys, command, "--help")[0] or "-h" in out
+
+
+def test_list_is_quick_and_imports_neither_torch_nor_numpy(store: Path) -> None:
+    code = (
+        "import sys; from forecast_autotune.cli import main; main(['list']);"
+        "print(sorted({'torch', 'triton', 'numpy', 'forecast_autotune.cli.doctor'} & set(sys.modules)))"
+    )
+    began = time.monotonic()
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines()[-1] == "[]"
+    assert time.monotonic() - began < 5  # 0.2 s on a quiet machine
+
+
+def test_a_reader_that_leaves_is_no_error(store: Path) -> None:
+    with SqliteStore(store) as opened:
+        for number in range(300):
+            opened.decide(a_job(key={"n": number}), a_decision(a_job(key={"n": number})))
+    command = (
+        f"'{sys.executable}' -c 'from forecast_autotune.cli import main; main([\"list\", \"--json\"])' | head -c 10"
+    )
+    told = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr) == (0, "")
+
+
+# doctor -----------------------------------------------------------------------------------------------------------------
+
+
+def statuses(findings: list[doctor.Finding]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for finding in findings:
+        found.setdefault(finding.check, []).append(finding.status)
+    return found
+
+
+def test_doctor_checks_everything_and_prints_json(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--json"])
+    findings = [doctor.Finding(**f) for f in json.loads(capsys.readouterr().out)]
+    found = statuses(findings)
+    assert found.keys() >= {
+        "settings",
+        "compiler",
+        "nvcc",
+        "ninja",
+        "torch",
+        "triton",
+        "cpu",
+        "gpu",
+        "filesystem",
+        "store",
+    }
+    assert found["store"] == found["settings"] == ["ok"]
+    assert all(f.advice for f in findings if f.status == "problem")
+    assert code == (1 if any(f.status == "problem" for f in findings) else 0)
+    assert all(isinstance(v, str) for f in findings for v in asdict(f).values())
+
+
+def test_doctor_finds_a_misspelt_setting_and_says_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_BUGDET", "16")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "fast")
+    wrong = [f for f in doctor.check_settings() if f.status == "problem"]
+    assert ["FORECAST_AUTOTUNE_BUDGET" in f.advice for f in wrong] == [True, False]
+    assert "'fast'" in wrong[1].found
+    assert "tune, cached" in wrong[1].found
+
+
+def test_doctor_finds_two_distributions_that_bring_triton() -> None:
+    finding = doctor.triton_finding({"pytorch-triton-rocm": "3.9.0", "triton": "3.9.0"})
+    assert finding.status == "problem"
+    assert "pip uninstall -y pytorch-triton-rocm triton, then install again pytorch-triton-rocm" in finding.advice
+    assert doctor.triton_finding({"triton": "3.9.0"}).status == "ok"
+    assert doctor.triton_finding({}).status == "note"
+
+
+def test_doctor_finds_a_broken_store_and_one_set_aside(store: Path) -> None:
+    (store / "store.sqlite3.corrupt-20260101-000000").touch()
+    (store / "store.sqlite3.corrupt-20260101-000000-wal").touch()
+    assert statuses(list(doctor.check_store(store)))["store"] == ["note", "ok"]
+    (store / "store.sqlite3").chmod(0o666)
+    assert statuses(list(doctor.check_store(store)))["store"] == ["problem", "note", "ok"]
+    (store / "store.sqlite3").write_bytes(b"nonsense" * 1000)
+    assert statuses(list(doctor.check_store(store)))["store"] == ["problem"]
+
+
+def test_doctor_finds_a_pack_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_PACKS", str(tmp_path / "missing.jsonl"))
+    assert statuses(list(doctor.check_settings()))["pack"] == ["problem"]
+
+
+def test_a_check_that_fails_does_not_hide_the_others() -> None:
+    def broken() -> list[doctor.Finding]:
+        raise ImportError("libcudart.so.13")
+
+    (finding,) = doctor._safely("torch", broken)
+    assert finding.status == "problem"
+    assert "libcudart.so.13" in finding.found

@@ -1,0 +1,175 @@
+"""Building variants with real compilers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from toy import GOOD, Toy
+
+import forecast_autotune as fa
+from forecast_autotune.compilers.cpp_compile import CppCompiler
+from forecast_autotune.compilers.cpp_recipe import Recipe
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.outcome import Evidence, Failure
+from forecast_autotune.probe import detect_cpp_toolchain, detect_hardware
+
+OPERATORS = r"""
+#include <torch/library.h>
+#include <ATen/core/Tensor.h>
+int64_t knob(const at::Tensor& x) { return KNOB; }
+TORCH_LIBRARY(toy_operators, m) { m.def("knob(Tensor x) -> int"); m.impl("knob", c10::kCPU, &knob); }
+"""
+
+
+def test_variants_are_built_side_by_side_and_only_once(toy: Toy) -> None:
+    compiler = toy.compiler()
+    configs = [toy.config(mode) for mode in GOOD]
+    first = dict(compiler.compile(configs))
+    assert set(first) == set(configs)
+    assert all(isinstance(e, Evidence) and e.code_bytes and e.compile_s > 0 for e in first.values())
+    began = time.perf_counter()
+    assert dict(toy.compiler().compile(configs)) == first, "a second compiler finds the builds of the first"
+    assert time.perf_counter() - began < 1
+
+
+def test_a_second_variant_compiles_its_kernel_alone(toy: Toy) -> None:
+    list(toy.compiler().compile([toy.config("plain")]))
+    slot = next(toy.builds.glob("toy/slot-*"))
+    binding = (slot / "main.o").stat().st_mtime_ns
+    ((_, evidence),) = toy.compiler().compile([Config({"MODE": "plain", "UNUSED": time.time_ns()})])
+    assert isinstance(evidence, Evidence)
+    assert (slot / "main.o").stat().st_mtime_ns == binding
+
+
+def test_a_variant_that_does_not_compile_says_the_compilers_error_and_where_the_log_is(toy: Toy) -> None:
+    ((_, failure),) = toy.compiler().compile([toy.config("does_not_compile")])
+    assert isinstance(failure, Failure)
+    assert failure.stage == "compile"
+    assert "error: " in failure.message
+    log = Path(failure.message.partition("(log: ")[2].rstrip(")"))
+    assert "this is no C++" in log.read_text()
+
+
+def test_a_build_that_takes_too_long_is_killed_with_its_compiler(toy: Toy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow_compiler = tmp_path / "slow_compiler"
+    slow_compiler.write_text('#!/bin/sh\ncase "$*" in *--version*) echo slow;; *) echo $$ > "$PID_FILE"; exec sleep 300;; esac\n')
+    slow_compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(slow_compiler))
+    compiler = toy.compiler(timeout_s=0.5)
+    script = f"export PID_FILE={tmp_path / 'pid'}; exec {slow_compiler} \"$@\""
+    slow_compiler.with_name("wrapped").write_text(f"#!/bin/sh\n{script}\n")
+    slow_compiler.with_name("wrapped").chmod(0o755)
+    monkeypatch.setenv("CXX", str(slow_compiler.with_name("wrapped")))
+    ((_, failure),) = compiler.compile([toy.config("plain")])
+    assert isinstance(failure, Failure)
+    assert failure.stage == "timeout"
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists():
+            break
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_abandoning_the_iterator_stops_the_builds(toy: Toy) -> None:
+    compiler = toy.compiler()
+    building = compiler.compile([Config({"MODE": "plain", "NUMBER": time.time_ns() + i}) for i in range(40)])
+    next(building)
+    began = time.perf_counter()
+    building.close()  # type: ignore[attr-defined]
+    assert time.perf_counter() - began < 5, "forty builds would take twenty seconds"
+
+
+def test_a_lock_that_torch_left_behind_does_not_hang_the_next_build(toy: Toy) -> None:
+    list(toy.compiler().compile([toy.config("plain")]))
+    (next(toy.builds.glob("toy/slot-*")) / "lock").touch()
+    ((_, evidence),) = toy.compiler().compile([Config({"MODE": "plain", "NUMBER": time.time_ns()})])
+    assert isinstance(evidence, Evidence)
+
+
+def test_a_build_killed_half_way_is_built_again(toy: Toy) -> None:
+    number = time.time_ns()
+    script = f"""
+        import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        from pathlib import Path
+        from forecast_autotune.core.config import Config
+        from toy import Toy
+        print("ready", flush=True)
+        list(Toy(Path({str(toy.builds)!r})).compiler().compile([Config({{"MODE": "plain", "NUMBER": {number}}})]))
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process, process.stdout:
+        assert process.stdout.readline() == b"ready\n"
+        folder_count = len(list(toy.builds.glob("toy/*")))
+        for _ in range(400):
+            if len(list(toy.builds.glob("toy/*"))) > folder_count:
+                break
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+    compiler = toy.compiler()
+    config = Config({"MODE": "plain", "NUMBER": number})
+    ((_, evidence),) = compiler.compile([config])
+    assert isinstance(evidence, Evidence)
+    assert compiler.extension(config).function("mode")() == 0
+
+
+def test_a_library_that_others_may_write_to_is_built_again(toy: Toy) -> None:
+    compiler = toy.compiler()
+    config = Config({"MODE": "plain", "NUMBER": time.time_ns()})
+    library = Path(compiler.extension(config).path)
+    before = library.stat().st_ino
+    library.chmod(0o777)
+    assert Path(compiler.extension(config).path).stat().st_ino != before
+
+
+def test_what_is_built_is_this_users_alone(toy: Toy) -> None:
+    config = Config({"MODE": "plain", "NUMBER": time.time_ns()})
+    folder = Path(toy.compiler().extension(config).path).parent
+    assert folder.stat().st_mode & 0o077 == 0
+    assert [p.name for p in folder.iterdir() if p.stat().st_mode & 0o077] == []
+
+
+def test_operators_of_two_variants_do_not_collide_in_one_process(own_settings: Path) -> None:
+    module = fa.load_inline(
+        "toy_operators",
+        OPERATORS,
+        functions=None,
+        no_implicit_headers=True,
+        is_python_module=False,
+        space=[{"KNOB": 1}, {"KNOB": 2}],
+        check=None,
+        budget=2,
+    )
+    x = torch.ones(1)
+    assert module.knob(x) == 1
+    compiler = module._compiler("cpu")
+    assert [compiler.extension(Config({"KNOB": knob})).function("knob")(x) for knob in (1, 2)] == [1, 2]
+
+
+def test_the_folder_of_a_variant_is_named_by_all_that_goes_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest(source: str = "a", cpu: str = "x", arguments: dict[str, object] | None = None, **knobs: int) -> str:
+        recipe = Recipe(name="r", cpp_sources=(source,), arguments=arguments or {})
+        return recipe.variant(Config(knobs), detect_cpp_toolchain(recipe.flags), cpu).digest
+
+    base = digest(N=1)
+    assert digest(N=1) == base
+    assert len({base, digest(N=2), digest("b", N=1), digest(N=1, arguments={"extra_cflags": ["-O3"]})}) == 4
+    assert digest(N=1, cpu="y") == base, "portable code is shared between CPUs"
+    native = {"extra_cflags": ["-march=native"]}
+    assert digest(N=1, cpu="y", arguments=native) != digest(N=1, arguments=native)
+    monkeypatch.setenv("CXX", "gcc")
+    assert digest(N=1) != base
+
+
+def test_builds_share_the_machine_with_the_other_ranks(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
+    assert CppCompiler(toy.compiler().recipe, toy.compiler().toolchain, detect_hardware(), Path()).workers == 1

@@ -1,0 +1,213 @@
+"""What every store keeps to. Subclass `StoreContract` and give it a `store` fixture; both modes of lookup are tried."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.decision import Decision
+from forecast_autotune.core.forecast import Abstention, Forecast
+from forecast_autotune.core.hardware import Hardware, Toolchain
+from forecast_autotune.core.job import Job
+from forecast_autotune.core.outcome import Failure, Measurement
+from forecast_autotune.core.space import Space
+from forecast_autotune.core.workload import Program, Workload
+from forecast_autotune.protocols import Store
+
+SPACE = Space.grid({"BLOCK": [64, 128, 256], "num_warps": [2, 4]})
+HARDWARE = Hardware(kind="cuda", name="NVIDIA H200", capability="9.0", units=132, memory_gib=141, power_limit_w=700)
+TOOLCHAIN = Toolchain(versions={"triton": "3.9.0", "torch": "2.13.0"})
+PROGRAM = Program(name="rmsnorm", language="triton", source="def rmsnorm(x, y):\n    y = x\n")
+
+
+def a_job(**changes: Any) -> Job:
+    """A job; `source`, `name`, `key`, `space`, `hardware`, `toolchain` and `features` say what is special about it."""
+    program = Program(
+        name=changes.get("name", PROGRAM.name), language="triton", source=changes.get("source", PROGRAM.source)
+    )
+    return Job(
+        workload=Workload(
+            program=program, key=changes.get("key", {"n": 4096}), features=changes.get("features", {"grid": 128})
+        ),
+        space=changes.get("space", SPACE),
+        hardware=changes.get("hardware", HARDWARE),
+        toolchain=changes.get("toolchain", TOOLCHAIN),
+    )
+
+
+def a_measurement(us: float = 10.0) -> Measurement:
+    return Measurement(samples_us=(us, us * 1.01, us * 0.99), compile_s=0.5, run_s=0.1, clock_mhz=1980.0)
+
+
+def a_decision(job: Job, config: Config | None = None, **changes: Any) -> Decision:
+    values: dict[str, Any] = {
+        "config": config if config is not None else job.space[1],
+        "basis": "measured",
+        "reason": "1.50x the default's speed, measured",
+        "equivalents": (job.space[2],),
+        "space_digest": job.space.digest,
+        "space_size": len(job.space),
+        "budget": "16,30s",
+        "forecast": 6,
+        "compiled": 4,
+        "measured": 3,
+        "failed": 1,
+        "spent_s": 2.5,
+        "config_us": 10.0,
+        "default_us": 15.0,
+        "run": "run-1",
+        "decided_at": 1_800_000_000.0,
+    }
+    return Decision(**{**values, **changes})
+
+
+class StoreContract:
+    @pytest.fixture
+    def store(self) -> Store:
+        raise NotImplementedError("a subclass gives the store")
+
+    def test_an_empty_store_knows_nothing(self, store: Store) -> None:
+        assert store.decision(a_job()) is None
+        assert store.outcomes(a_job()) == {}
+        assert list(store.recollect(a_job())) == []
+
+    def test_a_decision_comes_back_as_it_was(self, store: Store) -> None:
+        store.decide(a_job(), a_decision(a_job()))
+        assert store.decision(a_job()) == a_decision(a_job())
+
+    def test_a_newer_decision_supersedes_whatever_the_clock_says(self, store: Store) -> None:
+        store.decide(a_job(), a_decision(a_job()))
+        later = a_decision(a_job(), SPACE[3], decided_at=1_700_000_000.0)
+        store.decide(a_job(), later)
+        assert store.decision(a_job()) == later
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"key": {"n": 8192}},
+            {"source": "def rmsnorm(x, y):\n    y = x * 1\n"},
+            {"name": "layernorm"},
+            {"hardware": Hardware(kind="cuda", name="NVIDIA H100", capability="9.0", units=132)},
+            {"hardware": Hardware(kind="stub", name="NVIDIA H200", capability="9.0", units=132)},
+            {"toolchain": Toolchain(versions={"triton": "3.8.0", "torch": "2.13.0"})},
+            {"space": Space(SPACE[:4])},
+            {"space": Space(SPACE, default=SPACE[1])},
+        ],
+    )
+    def test_a_decision_holds_for_its_own_key_hardware_toolchain_and_space_alone(
+        self, store: Store, change: dict[str, Any]
+    ) -> None:
+        store.decide(a_job(), a_decision(a_job()))
+        assert store.decision(a_job(**change)) is None
+
+    def test_features_and_the_roofline_sheet_are_no_part_of_the_key(self, store: Store) -> None:
+        store.decide(a_job(), a_decision(a_job()))
+        sheet = Hardware(**{**HARDWARE.identity, "bandwidth_gb_per_s": 4800.0})  # type: ignore[arg-type]
+        assert store.decision(a_job(features={"grid": 1}, hardware=sheet)) is not None
+
+    def test_the_newest_outcome_of_each_config_comes_back(self, store: Store) -> None:
+        failure = Failure(stage="resources", message="needs 300 KiB", cost_s=0.25, crashed=True)
+        store.record(a_job(), "run-1", SPACE[0], a_measurement(20.0), None)
+        store.record(a_job(), "run-1", SPACE[1], failure, Forecast.normal(0.5, 0.2, source="roofline"))
+        store.record(a_job(), "run-2", SPACE[0], a_measurement(30.0), Abstention("history", "nothing alike"))
+        assert store.outcomes(a_job()) == {SPACE[0]: a_measurement(30.0), SPACE[1]: failure}
+
+    def test_a_later_outcome_of_the_same_run_replaces_the_earlier(self, store: Store) -> None:
+        for us in (20.0, 10.0):
+            store.record(a_job(), "run-1", SPACE[0], a_measurement(us), None)
+        assert store.outcomes(a_job()) == {SPACE[0]: a_measurement(10.0)}
+
+    def test_outcomes_survive_a_change_of_the_space(self, store: Store) -> None:
+        store.record(a_job(), "run-1", SPACE[0], a_measurement(), None)
+        wider = Space([*SPACE, Config({"BLOCK": 512, "num_warps": 8})])
+        assert store.outcomes(a_job(space=wider)) == {SPACE[0]: a_measurement()}
+
+    def test_values_that_look_alike_stay_apart(self, store: Store) -> None:
+        configs = [Config({"x": v}) for v in (1, 1.0, True, "1", None)]
+        job = a_job(space=Space(configs))
+        for number, config in enumerate(configs):
+            store.record(job, "run", config, a_measurement(10.0 + number), None)
+        assert store.outcomes(job) == {c: a_measurement(10.0 + n) for n, c in enumerate(configs)}
+        assert [type(c["x"]) for c in store.outcomes(job)] == [type(c["x"]) for c in configs]
+
+    def test_text_of_any_kind_is_kept(self, store: Store) -> None:
+        message = "é\x00\x1b[31m line\nbreak \U0001f600 \udcff"  # a compiler's bytes that were no UTF-8 among them
+        job = a_job(source="# naïve ∑\n", key={"dtype": 'float32["]'})
+        store.record(job, "run", SPACE[0], Failure(stage="compile", message=message), None)
+        assert store.outcomes(job) == {SPACE[0]: Failure(stage="compile", message=message)}
+
+    def test_recollects_the_program_elsewhere_and_not_this_job(self, store: Store) -> None:
+        elsewhere = {
+            "key": a_job(key={"n": 1}),
+            "hardware": a_job(hardware=Hardware(kind="cuda", name="NVIDIA A100", units=108)),
+            "toolchain": a_job(toolchain=Toolchain(versions={"triton": "3.7.0"})),
+            "source": a_job(source="def rmsnorm(x): pass"),
+        }
+        for job in (a_job(), *elsewhere.values(), a_job(name="layernorm")):
+            store.record(job, "run", job.space[2], a_measurement(), None)
+            store.record(job, "run", job.space[0], a_measurement(20.0), None)
+        found = {(r.workload.digest, r.hardware.digest, r.toolchain.digest): r for r in store.recollect(a_job())}
+        assert set(found) == {(j.workload.digest, j.hardware.digest, j.toolchain.digest) for j in elsewhere.values()}
+        for recording in found.values():
+            assert recording.default == SPACE[0]
+            assert recording.outcomes == {SPACE[0]: a_measurement(20.0), SPACE[2]: a_measurement()}
+            assert recording.workload.features == {"grid": 128}
+            assert recording.log2_speedups()[SPACE[2]] == pytest.approx(1.0)
+
+    def test_a_rehearsal_teaches_nothing_about_a_device(self, store: Store) -> None:
+        rehearsal = Hardware(kind="replay", name="NVIDIA H200")
+        store.record(a_job(hardware=rehearsal), "run", SPACE[0], a_measurement(), None)
+        assert list(store.recollect(a_job())) == []
+        assert len(store.recollect(a_job(hardware=rehearsal, key={"n": 2}))) == 1
+
+    def test_a_value_that_cannot_be_written_is_told_and_passed_over(self, store: Store) -> None:
+        with pytest.warns(UserWarning, match="cannot read or keep"):
+            store.record(a_job(), "run", SPACE[0], Failure(stage="launch", message="", cost_s=float("nan")), None)
+        store.record(a_job(), "run", SPACE[1], a_measurement(), None)
+        assert store.outcomes(a_job()) == {SPACE[1]: a_measurement()}
+
+    def test_one_thread_at_a_time_flies(self, store: Store) -> None:
+        inside, most = 0, 0
+
+        def fly() -> None:
+            nonlocal inside, most
+            with store.single_flight(a_job()) as alone:
+                assert alone
+                inside += 1
+                most = max(most, inside)
+                threading.Event().wait(0.01)
+                inside -= 1
+
+        threads = [threading.Thread(target=fly) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert most == 1
+
+    def test_a_flight_inside_a_flight_does_not_wait_for_itself(self, store: Store) -> None:
+        with store.single_flight(a_job()) as outer, store.single_flight(a_job()) as inner:
+            assert outer
+            assert inner
+
+    def test_two_threads_use_one_store(self, store: Store) -> None:
+        errors: list[BaseException] = []
+
+        def work(run: str) -> None:
+            try:
+                for number in range(30):
+                    store.record(a_job(key={"n": number}), run, SPACE[0], a_measurement(), None)
+                    assert store.outcomes(a_job(key={"n": number}))
+            except BaseException as err:
+                errors.append(err)
+
+        threads = [threading.Thread(target=work, args=(run,)) for run in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert len(store.recollect(a_job(key={"n": -1}))) == 30

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from contracts.store_contract import SPACE, StoreContract, a_decision, a_job, a_measurement
+
+from forecast_autotune.core.forecast import Forecast
+from forecast_autotune.core.hardware import Toolchain
+from forecast_autotune.errors import InvalidInputError, StoreWarning
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import filesystem, rows
+from forecast_autotune.store.manage import StoreFile
+from forecast_autotune.store.sqlite import SqliteStore, open_store
+
+
+class TestFile(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[SqliteStore]:
+        with SqliteStore(tmp_path / "store") as store:
+            yield store
+        assert journal_of(tmp_path / "store") in ("wal", None)
+
+
+class TestInMemory(StoreContract):
+    @pytest.fixture
+    def store(self) -> Iterator[SqliteStore]:
+        with SqliteStore.in_memory() as store:
+            yield store
+
+
+class TestRollbackJournal(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[SqliteStore]:
+        with SqliteStore(tmp_path / "store", journal="rollback") as store:
+            yield store
+        assert journal_of(tmp_path / "store") in ("delete", None)
+
+
+class TestTwoStoresOnOneFile(StoreContract):
+    """Each call goes to the other one in turn, as two processes would."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[object]:
+        stores = [SqliteStore(tmp_path / "store") for _ in range(2)]
+
+        class Either:
+            turn = 0
+
+            def __getattr__(self, name: str) -> object:
+                self.turn += 1
+                return getattr(stores[self.turn % 2 if name != "single_flight" else 0], name)
+
+        yield Either()
+        for store in stores:
+            store.close()
+
+
+def journal_of(directory: Path) -> str | None:
+    if not (directory / "store.sqlite3").exists():
+        return None
+    connection = sqlite3.connect(directory / "store.sqlite3")
+    try:
+        return str(connection.execute("PRAGMA journal_mode").fetchone()[0])
+    finally:
+        connection.close()
+
+
+def test_what_was_kept_is_there_after_closing(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path) as store:
+        store.record(a_job(), "run", SPACE[0], a_measurement(), None)
+        store.decide(a_job(), a_decision(a_job()))
+    with SqliteStore(tmp_path) as store:
+        assert store.outcomes(a_job()) == {SPACE[0]: a_measurement()}
+        assert store.decision(a_job()) == a_decision(a_job())
+        assert [c.config for c in [store.decision(a_job())] if c] == [SPACE[1]]
+
+
+def test_nothing_is_made_before_the_first_call(tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "store").close()
+    assert not (tmp_path / "store").exists()
+
+
+def test_folder_and_files_are_private(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "new" / "store") as store, store.single_flight(a_job()):
+        store.decide(a_job(), a_decision(a_job()))
+        files = [p for p in (tmp_path / "new" / "store").rglob("*") if p.is_file()]
+        assert {p.name for p in files} >= {"store.sqlite3", "store.sqlite3-wal", "store.sqlite3-shm"}
+        assert {stat.S_IMODE(p.stat().st_mode) for p in files} == {0o600}
+        assert stat.S_IMODE((tmp_path / "new" / "store").stat().st_mode) == 0o700
+        assert stat.S_IMODE((tmp_path / "new" / "store" / "locks").stat().st_mode) == 0o700
+
+
+def test_the_forecast_before_the_first_outcome_of_a_run_stays(tmp_path: Path) -> None:
+    before, after = Forecast.normal(0.0, 1.0, source="x"), Forecast.normal(0.5, 0.1, source="x")
+    with SqliteStore(tmp_path) as store:
+        store.record(a_job(), "run", SPACE[1], a_measurement(20.0), before)
+        store.record(a_job(), "run", SPACE[1], a_measurement(10.0), after)
+        store.decide(a_job(), a_decision(a_job()))
+    detail = StoreFile(tmp_path).detail(StoreFile(tmp_path).find("rmsnorm")[0])
+    assert [(t.outcome, t.forecast) for t in detail.touched] == [(a_measurement(10.0), before)]
+
+
+def test_any_toolchain_is_good_enough_where_asked_for_but_its_own_is_better(tmp_path: Path) -> None:
+    older = a_job(toolchain=Toolchain(versions={"triton": "3.0.0"}))
+    with SqliteStore(tmp_path, toolchain="any") as store:
+        store.decide(older, a_decision(older, SPACE[4], decided_at=1_900_000_000.0))
+        assert store.decision(a_job()) == a_decision(a_job(), SPACE[4], decided_at=1_900_000_000.0)
+        store.decide(a_job(), a_decision(a_job(), SPACE[2]))
+        assert store.decision(a_job()) == a_decision(a_job(), SPACE[2])
+        assert store.decision(a_job(key={"n": 1})) is None
+
+
+def test_a_recall_writes_nothing_until_there_is_something_to_write(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path) as store:
+        store.decide(a_job(), a_decision(a_job(), decided_at=time.time()))
+    with SqliteStore(tmp_path) as store:
+        before = (tmp_path / "store.sqlite3").read_bytes()
+        for _ in range(3):
+            store.decision(a_job())
+        assert (tmp_path / "store.sqlite3").read_bytes() == before
+        assert (tmp_path / "store.sqlite3-wal").stat().st_size == 0
+    assert StoreFile(tmp_path).stats().hits == 1  # one process that had it not in memory
+
+
+def test_a_decision_long_in_use_is_seen_at_once(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path) as store:
+        store.decide(a_job(), a_decision(a_job(), decided_at=time.time() - 2 * 86_400))
+        store.decision(a_job())
+        assert StoreFile(tmp_path).stats().hits == 1
+
+
+def test_packs_are_looked_up_after_the_store(tmp_path: Path) -> None:
+    other = a_job(key={"n": 1})
+    with SqliteStore(tmp_path / "a") as store:
+        for job in (a_job(), other):
+            store.record(job, "run", SPACE[0], a_measurement(), None)
+            store.record(job, "run", SPACE[1], a_measurement(5.0), None)
+            store.decide(job, a_decision(job))
+    pack = tmp_path / "pack.jsonl.gz"
+    StoreFile(tmp_path / "a").export(pack)
+    with SqliteStore(tmp_path / "b", packs=[pack]) as store:
+        assert store.decision(other) == a_decision(other)
+        store.decide(other, a_decision(other, SPACE[5]))
+        assert store.decision(other) == a_decision(other, SPACE[5])
+        store.record(a_job(), "run-2", SPACE[0], a_measurement(30.0), None)
+        assert store.outcomes(a_job()) == {SPACE[0]: a_measurement(30.0), SPACE[1]: a_measurement(5.0)}
+        assert [r.workload.key for r in store.recollect(a_job())] == [{"n": 1}]
+    assert StoreFile(tmp_path / "b").find("rmsnorm")[0].decision == a_decision(other, SPACE[5])
+
+
+@pytest.mark.parametrize("text", [None, "", "{}\n", '{"schema":"forecast_autotune.store","version":1}\n{"line":\n'])
+def test_a_pack_that_cannot_be_read_is_told_of_once_and_left_out(tmp_path: Path, text: str | None) -> None:
+    pack = tmp_path / "pack.jsonl"
+    if text is not None:
+        pack.write_text(text)
+    with SqliteStore(tmp_path / "store", packs=[pack]) as store:
+        with pytest.warns(StoreWarning, match=r"pack .*pack\.jsonl is left out") as told:
+            assert store.decision(a_job()) is None
+        assert len(told) == 1
+        store.decide(a_job(), a_decision(a_job()))
+        assert store.decision(a_job(key={"n": 2})) is None
+
+
+def test_recollecting_stops_at_so_many_outcomes_and_begins_with_the_closest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "RECOLLECTED_OUTCOMES", 3)
+    with SqliteStore(tmp_path) as store:
+        for job in (a_job(key={"n": 1}), a_job(source="older"), a_job(key={"n": 2})):
+            store.record(job, "run", SPACE[0], a_measurement(), None)
+            store.record(job, "run", SPACE[1], a_measurement(), None)
+        found = store.recollect(a_job())
+        assert [(r.workload.key["n"], list(r.outcomes)) for r in found] == [(2, list(SPACE[:2])), (1, [SPACE[0]])]
+
+
+def test_one_store_for_each_folder_in_a_process_and_none_in_mode_forecast(tmp_path: Path) -> None:
+    settings = Settings(dir=tmp_path)
+    assert open_store(settings) is open_store(Settings(dir=tmp_path))
+    assert open_store(settings) is not open_store(replace(settings, toolchain="any"))
+    with open_store(replace(settings, mode="forecast")) as store:
+        assert store.path is None
+    open_store(settings).close()
+
+
+@pytest.mark.parametrize("wrong", [{"toolchain": "some"}, {"journal": "off"}])
+def test_an_unknown_word_is_refused_with_the_accepted_ones(tmp_path: Path, wrong: dict[str, str]) -> None:
+    with pytest.raises(InvalidInputError, match="accepted are"):
+        SqliteStore(tmp_path, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_network_filesystem_gets_a_rollback_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filesystem, "filesystem_type", lambda _: "nfs4")
+    with SqliteStore(tmp_path) as store:
+        store.decide(a_job(), a_decision(a_job()))
+        assert journal_of(tmp_path) == "delete"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mount points are read from /proc")
+def test_the_filesystem_of_a_path_is_told() -> None:
+    assert filesystem.filesystem_type(Path("/proc/self")) == "proc"
+    assert filesystem.filesystem_type(Path("/no/such/folder")) == filesystem.filesystem_type(Path("/"))
+
+
+def test_opening_is_quick_and_pulls_in_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys; import forecast_autotune.store.sqlite as s; assert 'sqlite3' not in sys.modules;"
+        "s.SqliteStore.in_memory().close(); print(sorted({'torch', 'triton', 'numpy', 'rich'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"

@@ -1,0 +1,38 @@
+"""Write the sample store of the current schema: `python tests/stores/make_sample.py`. Samples of older schemas are kept."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
+
+from forecast_autotune.core.forecast import Abstention, Forecast
+from forecast_autotune.core.outcome import Failure
+from forecast_autotune.store.schema import VERSION
+from forecast_autotune.store.sqlite import SqliteStore
+
+
+def fill(store: SqliteStore) -> None:
+    """One decision that holds, one superseded, a measurement, a failure, a forecast and an abstention."""
+    job = a_job()
+    store.record(job, "run-1", SPACE[0], a_measurement(15.0), Abstention("history", "nothing alike"))
+    store.record(job, "run-1", SPACE[1], a_measurement(10.0), Forecast.normal(0.4, 0.3, source="roofline"))
+    store.record(job, "run-1", SPACE[2], Failure(stage="launch", message="out of resources", cost_s=0.5), None)
+    store.decide(job, a_decision(job, SPACE[0]))
+    store.decide(job, a_decision(job, SPACE[1], run="run-2"))
+
+
+if __name__ == "__main__":
+    path = Path(__file__).with_name(f"schema_{VERSION}.sqlite3")
+    path.unlink(missing_ok=True)
+    folder = path.with_name("making")
+    with SqliteStore(folder, journal="rollback") as store:
+        fill(store)
+    (folder / "store.sqlite3").rename(path)
+    (folder / "locks" / "open.lock").unlink()
+    (folder / "locks").rmdir()
+    folder.rmdir()
+    path.chmod(0o644)

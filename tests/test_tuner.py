@@ -1,0 +1,346 @@
+"""The loop on small recordings; what a decision rests on is the recording, so every expectation is computed from it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from recorded import best_us, job_of, measurement, recording
+
+from forecast_autotune.core.budget import Budget
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.decision import Decision
+from forecast_autotune.core.forecast import Abstention, Forecast
+from forecast_autotune.core.job import Compile, Job, Measure, Progress, Question, Recording, Stop, View
+from forecast_autotune.core.outcome import Failure, Measurement, Outcome
+from forecast_autotune.errors import NoWorkingConfigError
+from forecast_autotune.measure.replay import Replay
+from forecast_autotune.policies import Exhaustive, First, Selective, StoredOnly
+from forecast_autotune.protocols import Policy, Surrogate
+from forecast_autotune.surrogates.history import History
+from forecast_autotune.tuner import tune
+
+
+@dataclass
+class Memory:
+    """A store in a few dicts that notes the order of what it is told."""
+
+    known: dict[Config, Outcome] = field(default_factory=dict)
+    decided: Decision | None = None
+    recordings: Sequence[Recording] = ()
+    alone: bool = True
+    recorded: list[tuple[Config, Outcome, Forecast | Abstention | None]] = field(default_factory=list)
+
+    def decision(self, job: Job) -> Decision | None:
+        return self.decided
+
+    def outcomes(self, job: Job) -> Mapping[Config, Outcome]:
+        return self.known
+
+    def recollect(self, job: Job) -> Sequence[Recording]:
+        return self.recordings
+
+    def record(
+        self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
+    ) -> None:
+        self.recorded.append((config, outcome, forecast))
+
+    def decide(self, job: Job, decision: Decision) -> None:
+        self.decided = decision
+
+    def single_flight(self, job: Job) -> contextlib.AbstractContextManager[bool]:
+        return contextlib.nullcontext(self.alone)
+
+
+class Fixed:
+    """Forecasts what it is given."""
+
+    name = "fixed"
+
+    def __init__(self, forecasts: Mapping[Config, Forecast] | None = None) -> None:
+        self.forecasts = forecasts or {}
+
+    def forecast(self, asked: Question) -> Sequence[Forecast | Abstention]:
+        return [self.forecasts.get(c, Abstention("fixed", "not said")) for c in asked.configs]
+
+
+def recorded_as(times_us: Sequence[float | Outcome]) -> Recording:
+    """A recording of configs i=0, 1, … with these times."""
+    outcomes = {Config({"i": i}): measurement(t) if isinstance(t, (int, float)) else t for i, t in enumerate(times_us)}
+    return replace(recording(), default=Config({"i": 0}), outcomes=outcomes)
+
+
+def decide(
+    of: Recording,
+    budget: str | int = "all",
+    *,
+    policy: Policy | None = None,
+    surrogate: Surrogate | None = None,
+    store: Memory | None = None,
+    listener: list[Progress] | None = None,
+) -> Decision:
+    replay = Replay(of)
+    return tune(
+        job_of(of),
+        compiler=replay,
+        surrogate=surrogate or Fixed(),
+        policy=policy or Exhaustive(),
+        measurer=replay,
+        store=store if store is not None else Memory(),
+        budget=Budget(budget, clock=replay.clock),
+        listener=None if listener is None else listener.append,
+    )
+
+
+FAILED = Failure(stage="launch", message="too many resources requested", cost_s=0.1)
+
+
+def test_everything_measured_decides_for_the_best() -> None:
+    decision = decide(recorded_as([100, 90, 50, 70]))
+    assert decision.config == Config({"i": 2})
+    assert decision.basis == "measured"
+    assert (decision.measured, decision.compiled, decision.failed) == (4, 4, 0)
+    assert decision.speedup == pytest.approx(2.0)
+    assert decision.reason.startswith("2.00x the default's speed")
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 7])
+def test_no_more_configs_are_tried_than_the_budget_allows(budget: int) -> None:
+    whole = recording()
+    for policy in (Exhaustive(), Selective()):
+        store = Memory()
+        decision = decide(whole, budget, policy=policy, surrogate=History(), store=store)
+        assert decision.measured == len({c for c, _, _ in store.recorded}) == budget
+        assert decision.compiled <= budget
+
+
+def test_a_share_of_the_space_is_so_many_configs() -> None:
+    assert decide(recording(), "10%").measured == 8
+
+
+def test_a_time_budget_ends_between_configs() -> None:
+    decision = decide(recorded_as([100] * 50), "2s")
+    # Compiling one takes 0.5 s and measuring it 0.1 s as recorded; four are compiled before the time is gone.
+    assert decision.compiled <= 5
+    assert decision.spent_s < 3.0
+
+
+def test_the_default_is_tried_first() -> None:
+    store = Memory()
+    decide(recording(), 5, policy=Selective(3), surrogate=History(), store=store)
+    launched = [c for c, o, _ in store.recorded if isinstance(o, Measurement) or o.stage == "launch"]
+    assert launched[0] == recording().default
+
+
+def test_equal_times_are_decided_alike_and_the_others_are_named() -> None:
+    times = [100, 50.1, 50.0, 50.05, 80]
+    decision = decide(recorded_as(times))
+    assert decision.config == Config({"i": 1})
+    assert set(decision.equivalents) == {Config({"i": 2}), Config({"i": 3})}
+    assert decide(recorded_as(times)).config == decision.config
+
+
+def test_a_winner_must_beat_the_default_beyond_the_noise() -> None:
+    decision = decide(recorded_as([100, 99]))
+    assert decision.config == Config({"i": 0})
+    assert "noise" in decision.reason
+    noisy = recorded_as([measurement(100, spread=0.5), measurement(90, spread=0.5)])
+    assert decide(noisy).config == Config({"i": 0})
+    assert decide(recorded_as([100, 90])).config == Config({"i": 1})
+
+
+def test_a_failure_is_remembered_and_never_wins() -> None:
+    store = Memory()
+    decision = decide(recorded_as([100, FAILED, 80]), store=store)
+    assert decision.config == Config({"i": 2})
+    assert decision.failed == 1
+    assert (Config({"i": 1}), FAILED) in [(c, o) for c, o, _ in store.recorded]
+
+
+def test_a_config_that_does_not_compile_counts_like_one_that_was_timed() -> None:
+    broken = Failure(stage="compile", message="no", cost_s=0.2)
+    decision = decide(recorded_as([100, broken, broken, 50]), 3)
+    assert decision.measured == 3
+    assert decision.failed == 2
+    assert decision.config == Config({"i": 0})
+
+
+def test_the_forecast_before_an_outcome_is_kept_with_it() -> None:
+    said = Forecast.normal(0.5, 0.2, source="fixed")
+    store = Memory()
+    decide(recorded_as([100, 60]), surrogate=Fixed({Config({"i": 1}): said}), store=store)
+    assert {c: f for c, _, f in store.recorded}[Config({"i": 1})] == said
+
+
+def test_an_interrupted_run_goes_on_without_trying_again_what_it_knows() -> None:
+    class Interrupted(Exhaustive):
+        steps = 0
+
+        def step(self, view: View) -> Compile | Measure | Stop:
+            self.steps += 1
+            if self.steps == 3:
+                raise KeyboardInterrupt
+            return super().step(view)
+
+    store = Memory()
+    with pytest.raises(KeyboardInterrupt):
+        decide(recorded_as([100, FAILED, 70, 60]), 2, policy=Interrupted(), store=store)
+    assert store.decided is None
+    assert [c for c, _, _ in store.recorded] == [Config({"i": 0}), Config({"i": 1})]
+    store.known = {c: o for c, o, _ in store.recorded}
+    store.recorded = []
+    decision = decide(recorded_as([100, FAILED, 70, 60]), store=store)
+    assert [c for c, _, _ in store.recorded] == [Config({"i": 2}), Config({"i": 3})]
+    assert decision.config == Config({"i": 3})
+    assert decision.speedup == pytest.approx(100 / 60)
+
+
+def test_outcomes_of_configs_that_left_the_space_are_no_part_of_the_run() -> None:
+    store = Memory(known={Config({"i": 9}): measurement(1.0)})
+    assert decide(recorded_as([100, 60]), store=store).config == Config({"i": 1})
+
+
+def test_a_measured_decision_is_returned_at_once() -> None:
+    store = Memory()
+    first = decide(recorded_as([100, 60]), store=store)
+    again = decide(recorded_as([100, 60, 30]), store=store)
+    assert again is first
+
+
+def test_a_forecast_decision_does_not_block_measuring_later() -> None:
+    store = Memory()
+    job = job_of(recorded_as([100, 60]))
+    store.decided = Decision(
+        config=Config({"i": 0}), basis="forecast", reason="", space_digest=job.space.digest, space_size=2, budget="0"
+    )
+    assert decide(recorded_as([100, 60]), "0", store=store).basis == "forecast"
+    assert decide(recorded_as([100, 60]), store=store).basis == "measured"
+
+
+def test_nothing_is_measured_or_stored_on_a_budget_of_nothing() -> None:
+    store = Memory()
+    decision = decide(recorded_as([100, 60]), "0", policy=StoredOnly(), store=store)
+    assert (decision.config, decision.basis, decision.measured) == (Config({"i": 0}), "default", 0)
+    assert store.recorded == []
+    assert store.decided is None
+
+
+def test_a_trusted_forecast_decides_on_a_budget_of_nothing() -> None:
+    said = {
+        Config({"i": 1}): Forecast.normal(0.5, 0.2, source="fixed"),
+        Config({"i": 2}): Forecast.normal(0.9, 2.0, source="fixed"),  # better, but far from sure
+        Config({"i": 3}): Forecast.normal(0.9, 0.2, source="fixed", fail_probability=0.5),
+    }
+    decision = decide(recorded_as([100, 60, 60, 60]), "0", policy=StoredOnly(), surrogate=Fixed(said))
+    assert (decision.config, decision.basis) == (Config({"i": 1}), "forecast")
+    assert "fixed" in decision.reason
+
+
+def test_what_is_stored_decides_on_a_budget_of_nothing() -> None:
+    store = Memory(known={Config({"i": 0}): measurement(100), Config({"i": 1}): measurement(60)})
+    decision = decide(recorded_as([100, 60]), "0", policy=StoredOnly(), store=store)
+    assert (decision.config, decision.basis) == (Config({"i": 1}), "measured")
+
+
+def test_the_first_config_may_be_asked_for() -> None:
+    decision = decide(recorded_as([100, 60]), "0", policy=First())
+    assert (decision.config, decision.basis) == (Config({"i": 0}), "default")
+
+
+def test_a_default_that_brings_the_process_down_is_an_error_where_nothing_else_runs() -> None:
+    crash = Failure(stage="launch", message="segmentation fault", cost_s=0.1, crashed=True)
+    with pytest.raises(NoWorkingConfigError, match="segmentation fault"):
+        decide(recorded_as([crash, FAILED]))
+    assert decide(recorded_as([crash, 80])).config == Config({"i": 1})
+    # One that merely fails is the caller's to launch, as if there had been no tuning.
+    assert decide(recorded_as([FAILED, FAILED])).config == Config({"i": 0})
+
+
+def test_without_a_working_default_the_fastest_is_taken() -> None:
+    decision = decide(recorded_as([FAILED, 90, 80]))
+    assert decision.config == Config({"i": 2})
+    assert decision.default_us is None
+    assert "default does not run" in decision.reason
+
+
+def test_a_surrogate_that_raises_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
+    class Raises:
+        name = "raises"
+
+        def forecast(self, asked: Question) -> Sequence[Forecast | Abstention]:
+            raise RuntimeError("no server")
+
+    caplog.set_level(logging.WARNING)
+    assert decide(recorded_as([100, 60]), surrogate=Raises()).config == Config({"i": 1})
+    assert any("no server" in r.getMessage() for r in caplog.records)
+
+
+def test_a_policy_that_asks_for_nothing_new_ends_the_run() -> None:
+    class Stuck:
+        def step(self, view: View) -> Compile | Measure | Stop:
+            return Measure((view.space.default,))
+
+    decision = decide(recorded_as([100, 60]), policy=Stuck())
+    assert decision.measured == 1
+    assert "nothing new" in decision.reason
+
+
+def test_whoever_waited_in_vain_for_another_process_decides_unmeasured(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    decision = decide(recorded_as([100, 60]), store=Memory(alone=False))
+    assert decision.measured == 0
+    assert any("another process" in r.getMessage() for r in caplog.records)
+
+
+def test_the_listener_hears_how_far_it_has_come() -> None:
+    heard: list[Progress] = []
+    decide(recorded_as([100, 60]), listener=heard)
+    assert [p.doing for p in heard][-1] == "decided"
+    assert heard[-1].best == Config({"i": 1})
+    assert heard[-1].best_speedup == pytest.approx(100 / 60)
+    assert max(p.measured for p in heard) == 2
+
+
+def test_finalists_are_timed_again_in_turns() -> None:
+    class Repeatable(Replay):
+        repeatable = True
+        asked: list[Config]
+
+        def measure(self, config: Config) -> Outcome:
+            self.__dict__.setdefault("asked", []).append(config)
+            return super().measure(config)
+
+    of = recorded_as([100, 50, 51, 90])
+    replay = Repeatable(of)
+    store = Memory()
+    decision = tune(
+        job_of(of),
+        compiler=replay,
+        surrogate=Fixed(),
+        policy=Exhaustive(),
+        measurer=replay,
+        store=store,
+        budget=Budget(4, clock=replay.clock),
+    )
+    assert decision.config == Config({"i": 1})
+    assert decision.measured == 4
+    turns = [c["i"] for c in replay.asked[4:]]
+    assert turns == [1, 2, 0] * (len(turns) // 3)
+    last = [o for c, o, _ in store.recorded if c == Config({"i": 1})][-1]
+    assert isinstance(last, Measurement)
+    assert len(last.samples_us) == 8 * (len(turns) // 3)
+
+
+def test_selective_with_history_comes_near_the_best_on_a_quarter_of_the_space() -> None:
+    whole = recording()
+    slowdowns = []
+    for seed in range(5):
+        found = whole.outcomes[decide(whole, 20, policy=Selective(seed), surrogate=History()).config]
+        assert isinstance(found, Measurement)
+        slowdowns.append(found.median_us / best_us(whole))
+    assert sorted(slowdowns)[2] < 1.05
+    assert math.isclose(min(slowdowns), 1.0, abs_tol=0.05)
