@@ -215,11 +215,11 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     while True:
-        ready: list[object] = select.select([control, wake_read], [], [])[0]
+        ready = select.select([control.fileno(), wake_read], [], [])[0]
         if wake_read in ready:
             os.read(wake_read, 4096)
             _report_ended(children)
-        if control in ready:
+        if control.fileno() in ready:
             data, files, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, _MAX_FILES)
             if not data:
                 break

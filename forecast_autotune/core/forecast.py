@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class Forecast:
         return cls(
             tuple(
                 Normal((low + high) / 2, (high - low) / 4, p / total)
-                for low, high, p in zip(edges, edges[1:], probabilities, strict=False)
+                for (low, high), p in zip(itertools.pairwise(edges), probabilities, strict=True)
                 if p > 0
             ),
             source,
@@ -124,7 +125,7 @@ class Forecast:
         if not math.isfinite(reference):
             raise InvalidInputError(f"reference {reference}: give the finite log2 speed-up of the reference config")
         below = [0.0, *(self.cdf(edge + reference) for edge in BIN_EDGES_LOG2), 1.0]
-        return tuple(high - low for low, high in zip(below, below[1:], strict=False))
+        return tuple(high - low for low, high in itertools.pairwise(below))
 
     def time_us(self) -> float | None:
         """Median run time it stands for, in microseconds; None where no absolute time is known."""

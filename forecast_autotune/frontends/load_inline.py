@@ -123,7 +123,8 @@ def _functions(functions: object) -> dict[str, str] | None:
 class TunedModule(types.ModuleType):
     """An extension whose functions dispatch to the variant decided for each key.
 
-    Each function has an attribute `decisions`: from key to `Decision`, those made or recalled in this process. Where the sources bring a binding of their own (no `functions=`), what they offer shows when they are first called.
+    Each function has an attribute `decisions`: from key to `Decision`, those made or recalled in this process. Where the
+    sources bring a binding of their own (no `functions=`), what they offer shows when it is first called.
     """
 
     def __init__(self, recipe: Recipe, space: Space, options: Mapping[str, Any]) -> None:
@@ -395,5 +396,5 @@ def _no_gpu(name: str) -> str:
     built = "built without CUDA" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
     return (
         f"{name} has cuda_sources, and torch {torch.__version__} ({built}) finds no GPU here: nothing can be launched. "
-        "module.report(config) tells registers and shared memory without one; 'forecast-autotune doctor' says what is missing"
+        "module.report(config) tells registers and shared memory without one; 'forecast-autotune doctor' tells more"
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.config import Config
 from ..core.outcome import Failure, Measurement, Outcome
-from .arguments import Arguments, Snapshot, snapshot
+from .arguments import Arguments, Snapshot, UnportableError, snapshot
 from .checks import Check, disagreement
 
 if TYPE_CHECKING:
@@ -141,8 +141,6 @@ class InProcess:
         Raises:
             UnportableError: an argument of the call cannot be copied for trials.
         """
-        if self._snapshot is None:
-            self._snapshot = snapshot(self._arguments)
         began = time.perf_counter()
 
         def failure(stage: str, message: str) -> Failure:
@@ -160,12 +158,15 @@ class InProcess:
             elif wrong := disagreement(self._check, outputs, self._expected):
                 return failure("check", wrong)
             samples = trial.time(self._best_us)
+        except UnportableError:
+            raise
         except Exception as err:
             return failure("launch", f"{type(err).__name__}: {err}")
         self._best_us = min(self._best_us, *samples)
         return Measurement(samples_us=samples, run_s=time.perf_counter() - began)
 
     def _trial(self, config: Config) -> Trial:
+        if self._snapshot is None:
+            self._snapshot = snapshot(self._arguments)
         copy = self._snapshot
-        assert copy is not None  # measure() made it
         return Trial(self._function(config), Arguments(copy.layout, copy.file, copy.size))

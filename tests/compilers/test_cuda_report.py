@@ -74,7 +74,9 @@ def test_registers_and_shared_memory_are_what_cuobjdump_reads_from_the_cubin(tmp
     assert isinstance(found, Evidence)
     assert found.shared_bytes == 2 * 16 * 16 * 4
     tool = Path(str(NVCC)).resolve().with_name("cuobjdump")
-    told = subprocess.run([tool, "-res-usage", tmp_path / "kernel_part.cubin"], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [tool, "-res-usage", tmp_path / "kernel_part.cubin"], capture_output=True, text=True, check=True
+    )
     assert f"REG:{found.registers} " in told.stdout + told.stderr
 
 
@@ -98,7 +100,7 @@ def test_spills_are_seen(tmp_path: Path) -> None:
     body = "float v[96]; for (int i = 0; i < 96; ++i) v[i] = x[i * 33 + threadIdx.x];"
     sums = "for (int r = 0; r < 50; ++r) for (int i = 0; i < 96; ++i) v[i] = v[i] * v[(i * 7 + 1) % 96] + 1;"
     source = (
-        f"__global__ void __launch_bounds__(1024, 2) f(float* x) {{ {body} _Pragma(\"unroll 2\") {sums} "
+        f'__global__ void __launch_bounds__(1024, 2) f(float* x) {{ {body} _Pragma("unroll 2") {sums} '
         "for (int i = 0; i < 96; ++i) x[i * 33 + threadIdx.x] = v[i]; }"
     )
     found = report(tmp_path, source)
@@ -115,9 +117,13 @@ def test_where_nvcc_has_nothing_to_say_nothing_is_said(tmp_path: Path, source: s
 def test_without_a_gpu_a_call_ends_in_a_clear_error_and_the_report_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     module = fa.load_inline(
-        "toy_cuda", "torch::Tensor run(torch::Tensor a, torch::Tensor b);", SOURCE, functions=["run"], space=[{"TILE": 16}]
+        "toy_cuda",
+        "torch::Tensor run(torch::Tensor a, torch::Tensor b);",
+        SOURCE,
+        functions=["run"],
+        space=[{"TILE": 16}],
     )
-    with pytest.raises(fa.NoWorkingConfigError, match="toy_cuda has cuda_sources, and torch .* finds no GPU here"):
+    with pytest.raises(fa.NoWorkingConfigError, match=r"toy_cuda has cuda_sources, and torch .* finds no GPU here"):
         module.run(torch.ones(64, 64), torch.ones(64, 64))
     if NVCC is not None:
         found = module.report({"TILE": 16})

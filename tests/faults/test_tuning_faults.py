@@ -24,8 +24,6 @@ SCRIPT = """
     import forecast_autotune as fa
     from forecast_autotune.measure.isolated import Isolated
     from toy import Toy
-
-from forecast_autotune.workers import workshop
     from pathlib import Path
 
     tried = []

@@ -122,7 +122,7 @@ def test_arguments_go_by_name_where_a_signature_tells_their_order(toy: Toy) -> N
         load(toy, ["plain"], signature=None).scaled(X, a=2.0)
 
 
-@pytest.mark.parametrize("key", [{"scaled": "x"}, {"scaled": ["x"]}, {"scaled": lambda x, a: (x.shape, x.dtype)}])
+@pytest.mark.parametrize("key", [{"scaled": "x"}, {"scaled": ["x"]}, {"scaled": lambda x, _: (x.shape, x.dtype)}])
 def test_a_key_is_names_or_a_callable_and_may_be_given_per_function(toy: Toy, key: Any) -> None:
     module = load(toy, ["plain"], key=key)
     for factor in (1.0, 2.0, 3.0):
@@ -164,9 +164,7 @@ def test_the_environments_budget_overrides_the_codes(toy: Toy, monkeypatch: pyte
     assert only_decision(module.scaled).measured == 1
 
 
-def test_isolate_0_times_in_the_callers_process(
-    toy: Toy, counting: Counting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_isolate_0_times_in_the_callers_process(toy: Toy, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_ISOLATE", "0")
     module = load(toy, ["slow", "plain"])
     assert torch.equal(module.scaled(X, 2.0), 2 * X)
@@ -192,7 +190,7 @@ def test_a_call_that_is_wrong_itself_raises_what_the_extension_raises(toy: Toy) 
 
 
 def test_arguments_that_cannot_be_tried_run_the_default_with_a_warning(toy: Toy) -> None:
-    module = load(toy, ["plain", "slow"], key={"same": lambda x: 0})
+    module = load(toy, ["plain", "slow"], key={"same": lambda *_: 0})
     sparse = torch.ones(3).to_sparse()
     with pytest.warns(fa.TuningWarning, match="argument 0 is a Tensor"):
         assert module.same(sparse) is not None
@@ -210,7 +208,9 @@ def test_threads_that_miss_one_key_tune_it_once(toy: Toy, counting: Counting) ->
 
 def test_without_a_space_it_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {}
-    monkeypatch.setattr(torch.utils.cpp_extension, "load_inline", lambda *a, **k: seen.update(args=a, kwargs=k) or "module")
+    monkeypatch.setattr(
+        torch.utils.cpp_extension, "load_inline", lambda *a, **k: seen.update(args=a, kwargs=k) or "module"
+    )
     assert fa.load_inline("m", "src", None, functions=["f"], verbose=True) == "module"
     assert seen == {"args": ("m", "src", None), "kwargs": {"functions": ["f"], "verbose": True}}
 
@@ -225,7 +225,9 @@ def test_sources_by_name_are_picked_by_the_knob_source(toy: Toy) -> None:
 
 
 def test_a_flag_knob_is_passed_as_it_is(toy: Toy) -> None:
-    space = fa.Space([{"MODE": "plain", "OPT": "-DMODE_OF_FLAG=1 -O1"}, {"MODE": "plain", "OPT": ""}], roles={"OPT": "flag"})
+    space = fa.Space(
+        [{"MODE": "plain", "OPT": "-DMODE_OF_FLAG=1 -O1"}, {"MODE": "plain", "OPT": ""}], roles={"OPT": "flag"}
+    )
     compiler = CppCompiler(
         toy.compiler().recipe.__class__(
             name="toy", cpp_sources=(BINDING,), kernel_sources=(KERNEL,), functions={"mode": "mode"}, roles=space.roles
@@ -269,7 +271,7 @@ def test_a_default_outside_the_space_is_named(toy: Toy) -> None:
 
 
 def test_extras_without_a_space_are_named() -> None:
-    with pytest.raises(fa.InvalidInputError, match="kernel_sources, key of m.*add space="):
+    with pytest.raises(fa.InvalidInputError, match=r"kernel_sources, key of m.*add space="):
         fa.load_inline("m", "src", kernel_sources="x", key="a")
 
 
@@ -281,15 +283,15 @@ def test_a_function_that_is_not_in_the_module_is_named(toy: Toy) -> None:
 def test_a_setting_that_does_not_parse_is_an_error_at_the_call(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     module = load(toy)
     monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "many")
-    with pytest.raises(fa.InvalidInputError, match="FORECAST_AUTOTUNE_BUDGET.*'many'.*accepted"):
+    with pytest.raises(fa.InvalidInputError, match=r"FORECAST_AUTOTUNE_BUDGET.*'many'.*accepted"):
         module.scaled(X, 2.0)
 
 
 def test_an_unhashable_key_is_named(toy: Toy) -> None:
     with pytest.raises(fa.InvalidInputError, match="cannot be looked up"):
-        load(toy, key={"scaled": lambda x, a: [1]}).scaled(X, 2.0)
+        load(toy, key={"scaled": lambda *_: [1]}).scaled(X, 2.0)
 
 
 def test_a_key_without_json_form_is_named(toy: Toy) -> None:
     with pytest.raises(fa.InvalidInputError, match="the key holds <object"):
-        load(toy, key={"scaled": lambda x, a: (object(),)}).scaled(X, 2.0)
+        load(toy, key={"scaled": lambda *_: (object(),)}).scaled(X, 2.0)

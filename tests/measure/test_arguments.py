@@ -18,7 +18,9 @@ def copy_of(*values: object) -> Arguments:
         taken.close()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
+)
 def test_a_tensor_arrives_bit_for_bit(dtype: torch.dtype) -> None:
     x = (torch.randn(7, 5) * 3).to(dtype)
     (got,) = copy_of(x).values

@@ -120,9 +120,7 @@ def test_an_in_place_kernel_starts_every_repeat_from_the_original(toy: Toy, tmp_
         assert isinstance(measurer.measure(toy.config("plain")), Measurement)
 
 
-def test_what_a_candidate_prints_goes_to_the_log(
-    toy: Toy, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_candidate_prints_goes_to_the_log(toy: Toy, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     outcome_of(toy, "plain", tmp_path)
     assert "scale runs as mode 0" in (tmp_path / "trials.log").read_text()
     assert (tmp_path / "trials.log").stat().st_mode & 0o777 == 0o600
