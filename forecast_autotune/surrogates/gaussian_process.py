@@ -33,19 +33,18 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Outcomes `y`, one per row of `x` (columns are knobs) and of `trend`, each blurred by a `noise` of its own.
+    """Outcomes `y`, one per row of `x` (columns are knobs) and of `trend`.
 
     A trend is a column that outcomes may follow by an unknown factor; its scale is how far that factor is expected to be
-    from 0. Noise is a variance, as a share of that of the process.
+    from 0.
     """
 
     x: Array
     trend: Array
     y: Array
-    noise: Array
 
     def at(self, rows: NDArray[np.intp]) -> Known:
-        return Known(self.x[rows], self.trend[rows], self.y[rows], self.noise[rows])
+        return Known(self.x[rows], self.trend[rows], self.y[rows])
 
 
 def choose_shape(known: Known, guess: float) -> Shape:
@@ -59,7 +58,7 @@ def choose_shape(known: Known, guess: float) -> Shape:
         return Shape(np.full(d, prior_length), NUGGETS[1])
     apart = np.moveaxis((x[:, None, :] - x[None, :, :]) ** 2, 2, 0)
     noise = np.eye(n)
-    common = known.trend @ known.trend.T + np.diag(known.noise)
+    common = known.trend @ known.trend.T
 
     def log_prior(log_lengths: Array) -> Array:
         prior: Array = -0.5 * ((log_lengths - math.log(prior_length)) / LENGTH_SPREAD) ** 2
@@ -99,7 +98,7 @@ def predict(known: Known, x: Array, trend: Array, shape: Shape, guess: float) ->
     import numpy as np
 
     near = similarity(known.x, known.x, shape) + known.trend @ known.trend.T
-    whiten = np.linalg.inv(np.linalg.cholesky(near + np.diag(known.noise + shape.nugget)))
+    whiten = np.linalg.inv(np.linalg.cholesky(near + shape.nugget * np.eye(len(near))))
     white = whiten @ known.y
     scale = _mean_square(white, guess)
     single, single_white, trends = whiten.astype(np.float32), white.astype(np.float32), known.trend.astype(np.float32)

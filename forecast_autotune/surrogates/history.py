@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 GUESS = 0.8  # deviation of log2 speed-ups over a space nothing is known of: eight spaces here have 0.1 to 1.6
 OFFSET = 1.5  # variance of the mean over a space, as a multiple of that around it
 DOUBT = 0.7  # what is told from elsewhere holds by a factor of 1, give or take so much
-DEFAULT_NOISE = 6.0  # variance of the default's own oddity between two devices, as a multiple of that of other configs
 OWN_SIGMA = 0.03  # a config measured again differs by 3 % (FAIR benchmark hub, A4000, median)
 OWN_FAILURE = 0.99  # chance that a config that failed here fails again
 FAILURE_NEARNESS = 0.4  # length over which failing spreads, as a share of that of times
@@ -87,11 +86,7 @@ class History:
         unit = told.sigma
         # Outcomes follow two trends: a common offset, and more or less of what is told from elsewhere.
         trend = np.stack([np.full(len(space), math.sqrt(OFFSET)), DOUBT * told.mean / unit], axis=1)
-        noise = np.zeros(y.size)
-        if elsewhere is not None:
-            # The default's outcome is 0 here and there by definition. It must not pass for a confirmation.
-            noise[at == 0] = DEFAULT_NOISE
-        known = Known(knobs.values[at], trend[at], (y - told.mean[at]) / unit[at], noise)
+        known = Known(knobs.values[at], trend[at], (y - told.mean[at]) / unit[at])
         shape = self._choose_shape(question.job, known, at, y)
         used = _most_telling(y)
         shift, sigma = predict(known.at(used), knobs.values, trend, shape, 1.0)
@@ -197,7 +192,7 @@ def _read(recording: Recording, space: Space, likeness: float) -> Told | None:
     used = _most_telling(y)
     if at.size + broken.size < len(space):
         trend = np.full((len(space), 1), math.sqrt(OFFSET))
-        known = Known(knobs.values[at], trend[at], y, np.zeros(y.size))
+        known = Known(knobs.values[at], trend[at], y)
         shape = choose_shape(known.at(_most_telling(y, FITTED_ON)), GUESS)
         mean, sigma = predict(known.at(used), knobs.values, trend, shape, GUESS)
         fail = _fail_probability(knobs, shape, at[used], broken, None)
