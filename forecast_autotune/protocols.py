@@ -16,14 +16,22 @@ from .core.outcome import Evidence, Failure, Outcome
 class Compiler(Protocol):
     """Builds configs so that a measurer can run them."""
 
-    workers: int
-    """How many configs it builds side by side."""
+    @property
+    def workers(self) -> int:
+        """How many configs it builds side by side."""
+
+    @property
+    def beside_timing(self) -> bool:
+        """Whether it may build while a config is timed: not where both need the same cores."""
 
     def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
         """Build each config, yielding each as it is done, in any order.
 
         Never raises for a config that does not build: that is a `Failure`. Closing the iterator abandons the rest.
         """
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Nothing is built while this is held, what has begun included."""
 
 
 class Surrogate(Protocol):

@@ -33,14 +33,21 @@ class Settings:
     toolchain: str = "exact"
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """Read `FORECAST_AUTOTUNE_*`.
+    def from_environment(
+        cls, environment: Mapping[str, str] | None = None, *, mode: str | None = None, surrogate: str | None = None
+    ) -> Settings:
+        """Read `FORECAST_AUTOTUNE_*`; `mode` and `surrogate` hold where it says nothing of them.
 
         Raises:
             InvalidInputError: a value does not parse; names the variable, the value and the accepted forms.
         """
         env = os.environ if environment is None else environment
         values: dict[str, object] = {}
+        for name, given in (("MODE", mode), ("SURROGATE", surrogate)):
+            if given is not None and given not in _CHOICES[name]:
+                raise InvalidInputError(f"{name.lower()}={given!r}: accepted are {', '.join(_CHOICES[name])}")
+            if given is not None:
+                values[name.lower()] = given
         for name, accepted in _CHOICES.items():
             text = env.get(PREFIX + name, "").strip()
             if text and text not in accepted:

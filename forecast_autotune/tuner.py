@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from .core.budget import Budget
@@ -182,35 +183,44 @@ class _Run:
         return chosen
 
     def compile(self, configs: Iterable[Config]) -> None:
+        """Build configs; where building does not disturb timing, each is timed as soon as it is built."""
         wanted = [c for c in self.default_first(configs) if c not in self.evidence]
         room = self.budget.configs_left - sum(c not in self.outcomes for c in self.evidence)
         wanted = wanted[: int(max(0, min(room, len(wanted))))]
-        building = self.compiler.compile(wanted)
-        for config, result in building:
-            self.compiled += 1
-            if isinstance(result, Failure):
-                self.keep(config, result)
-            else:
-                self.evidence[config] = result
-            self.tell("compiling")
-            if self.budget.exhausted:
-                break
-        if close := getattr(building, "close", None):
-            close()
+        with contextlib.closing(_closable(self.compiler.compile(wanted))) as building:
+            for config, result in building:
+                self.compiled += 1
+                if isinstance(result, Failure):
+                    self.keep(config, result)
+                else:
+                    self.evidence[config] = result
+                self.tell("compiling")
+                if self.compiler.beside_timing:
+                    self.time(c for c in self.evidence if c not in self.outcomes)
+                if self.budget.exhausted:
+                    break
 
     def measure(self, configs: Iterable[Config]) -> None:
+        """Time configs, building first those that are not built."""
         chosen = self.default_first(configs)
         if missing := [c for c in chosen if c not in self.evidence]:
             self.compile(missing)
-        for config in chosen:
+        self.time(chosen)
+
+    def time(self, configs: Iterable[Config]) -> None:
+        """Time those of the configs that are built, none before the default is known."""
+        for config in self.default_first(configs):
             if self.budget.exhausted:
                 return
-            if config in self.evidence and config not in self.outcomes:
-                outcome = self.measurer.measure(config)
-                if isinstance(outcome, Measurement):
-                    outcome = replace(outcome, compile_s=self.evidence[config].compile_s)
-                self.keep(config, outcome)
-                self.tell("measuring")
+            if config not in self.evidence:
+                if config == self.space.default:
+                    return  # still being built
+                continue
+            outcome = self.measurer.measure(config)
+            if isinstance(outcome, Measurement):
+                outcome = replace(outcome, compile_s=self.evidence[config].compile_s)
+            self.keep(config, outcome)
+            self.tell("measuring")
 
     def keep(self, config: Config, outcome: Outcome) -> None:
         """Remember an outcome here and, with the forecast before it, in the store."""
@@ -243,6 +253,16 @@ class _Run:
         if len(finalists) < 2:
             return  # nothing comes near the best
         self.compile_again([c for c in finalists if c not in self.evidence])
+        with self.compiler.paused():
+            again = self.measure_in_turns(finalists)
+        if len(again) < len(finalists):
+            return  # out of time before each had its turn: what is known already is the fairer comparison
+        for config, measurement in again.items():
+            first = ran[config]
+            self.keep(config, replace(measurement, compile_s=first.compile_s, run_s=first.run_s + measurement.run_s))
+
+    def measure_in_turns(self, finalists: list[Config]) -> dict[Config, Measurement]:
+        """Each finalist's samples of all rounds; one that fails leaves the list."""
         again: dict[Config, Measurement] = {}
         for _ in range(FINAL_ROUNDS):
             for config in list(finalists):
@@ -256,11 +276,7 @@ class _Run:
                 else:
                     again[config] = again[config].with_more(outcome) if config in again else outcome
                 self.tell("measuring finalists")
-        if len(again) < len(finalists):
-            return  # out of time before each had its turn: what is known already is the fairer comparison
-        for config, measurement in again.items():
-            first = ran[config]
-            self.keep(config, replace(measurement, compile_s=first.compile_s, run_s=first.run_s + measurement.run_s))
+        return again
 
     def compile_again(self, configs: Sequence[Config]) -> None:
         """Configs known from an earlier run are compiled here before they are timed beside the new ones."""
@@ -385,6 +401,13 @@ class _Run:
                 best_speedup=None if best is None else 2 ** speedups[best],
             )
         )
+
+
+def _closable(
+    building: Iterator[tuple[Config, Evidence | Failure]],
+) -> Generator[tuple[Config, Evidence | Failure], None, None]:
+    """The same as a generator, closing which closes it: so building stops when the budget is gone."""
+    yield from building
 
 
 def _noise(a: Measurement, b: Measurement, floor: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,8 @@ class CppCompiler:
         nvcc: the CUDA compiler, None if there is none.
         timeout_s: after so long a build is killed with all its processes.
     """
+
+    beside_timing = False  # both want the CPU
 
     def __init__(
         self,
@@ -123,6 +127,9 @@ class CppCompiler:
                     yield done.get()
             finally:
                 abandoned.set()
+
+    def paused(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()  # every build has ended when `compile` hands back its last config
 
     # One variant ----------------------------------------------------------------------------------------------------
 

@@ -16,13 +16,18 @@ from .workload import Work, Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One decision to make: a workload, on this hardware, with this toolchain, among these configs."""
+    """One decision to make: a workload, on this hardware, with this toolchain, among these configs.
+
+    `described` says of each config, in the order of the space, what can be told of it without compiling: see
+    `kernel_features.features` for the names. Empty where nothing can.
+    """
 
     workload: Workload
     space: Space
     hardware: Hardware
     toolchain: Toolchain
     work: Work | None = None
+    described: Sequence[Mapping[str, float]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

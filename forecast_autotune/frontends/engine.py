@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,17 +36,27 @@ class Request:
         return self.settings.mode in ("tune", "strict") and Budget(self.budget).measures
 
 
-def request(budget: str | int | None, *, default_budget: str) -> Request:
-    """Read the settings; `budget` is the code's own.
+def request(
+    budget: str | int | None,
+    *,
+    default_budget: str,
+    mode: str | None = None,
+    surrogate: str | Surrogate | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Request:
+    """Read the settings; the other arguments are the code's own, which the environment overrides.
 
     Raises:
-        InvalidInputError: a setting does not parse.
+        InvalidInputError: one of them does not parse.
     """
-    settings = Settings.from_environment()
+    named = surrogate if isinstance(surrogate, str) else None
+    settings = Settings.from_environment(environment, mode=mode, surrogate=named)
     text = settings.budget or (default_budget if budget is None else str(budget))
     if settings.mode in ("cached", "forecast", "first"):
         text = "0"
-    return Request(settings=settings, budget=text, surrogate=make_surrogate(settings.surrogate))
+    given = surrogate is not None and named is None and settings.surrogate == "auto"
+    chosen = surrogate if given else make_surrogate(settings.surrogate)
+    return Request(settings=settings, budget=text, surrogate=chosen)  # type: ignore[arg-type]
 
 
 def make_surrogate(name: str) -> Surrogate:

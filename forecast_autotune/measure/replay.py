@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 from ..core.config import Config
 from ..core.job import Recording
@@ -24,6 +26,7 @@ class Replay:
 
     repeatable = False
     workers = 1
+    beside_timing = False
 
     def __init__(self, recording: Recording, *, now: Callable[[], float] = time.perf_counter) -> None:
         self.recording = recording
@@ -40,6 +43,9 @@ class Replay:
     def clock(self) -> float:
         """Real time so far, and the recorded seconds charged so far."""
         return self._now() + self.charged_s
+
+    def paused(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
         for config in configs:

@@ -1,0 +1,421 @@
+"""The Triton front door: a drop-in for `triton.autotune` that forecasts every config and compiles few."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from triton import knobs
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.autotuner import Config as TritonConfig
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from ..core.budget import Budget
+from ..core.config import Config
+from ..core.decision import Decision
+from ..core.hardware import Hardware
+from ..core.space import Space
+from ..errors import AutotuneError, CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
+from ..measure.checks import Check, validate
+from ..protocols import Store, Surrogate
+from ..rehearsal import current_rehearsal
+from ..store.sqlite import SqliteStore
+from .engine import Request, decide, make_store, request
+from .triton_call import TritonCall
+from .triton_dispatch import DecisionCache, Table, call_form, make_dispatch, power_of_two
+
+log = logging.getLogger(__name__)
+
+DEFAULT_BUDGET = "16,30s"
+TIMINGS = ("eager", "graph")
+BUCKETS: dict[str, Callable[[Any], Any]] = {"pow2": power_of_two}
+
+
+def _tell_overrides_apart() -> None:
+    """Let a config's text show its `ir_override`, as since Triton 3.9; before, two configs that differ there read alike."""
+    if "ir_override" in inspect.getsource(TritonConfig.__str__):
+        return
+    plain = TritonConfig.__str__
+
+    def text(config: Any) -> str:
+        override = getattr(config, "ir_override", None)
+        return f"{plain(config)}, ir_override: {override}" if override else str(plain(config))
+
+    TritonConfig.__str__ = text
+
+
+_tell_overrides_apart()
+
+
+class ForecastAutotuner(Autotuner):  # type: ignore[misc]
+    """Triton's Autotuner with forecasts: same arguments, same attributes, same results, fewer compiles.
+
+    What Triton 3.9 does, older versions do here too: None in `reset_to_zero` and `restore_value`, a fractional `top_k` of
+    the pruned list, no benchmark for a single config, the listener. What only a newer Triton refuses is warned about.
+
+    Args:
+        budget: as FORECAST_AUTOTUNE_BUDGET, which overrides it; by default at most 16 configs and 30 s for each key.
+        mode: as FORECAST_AUTOTUNE_MODE, which overrides it.
+        surrogate: a name as in FORECAST_AUTOTUNE_SURROGATE, which overrides it, or a Surrogate.
+        space: a `Space`, such as `Space.grid(...)`, instead of `configs`; `num_warps`, `num_stages`, `num_ctas` and
+            `maxnreg` are knobs like others.
+        check: `"allclose"`, `"bitexact"` or a callable: configs whose outputs differ from the first config's are never
+            chosen.
+        key_buckets: names in `key` to `"pow2"` or a function: calls whose values fall in one bucket share a decision.
+        timing: `"eager"`, or `"graph"` to time replays of a CUDA graph; part of the key.
+    Raises:
+        InvalidInputError: one of these does not say what it must.
+        ValueError: as Triton does, for names that are no arguments of the kernel.
+    """
+
+    def __init__(
+        self,
+        fn: Any,
+        arg_names: Sequence[str],
+        configs: Sequence[Any] | None,
+        key: Sequence[str],
+        reset_to_zero: Sequence[str] | None = None,
+        restore_value: Sequence[str] | None = None,
+        pre_hook: Callable[..., Any] | None = None,
+        post_hook: Callable[..., Any] | None = None,
+        prune_configs_by: Mapping[str, Any] | None = None,
+        warmup: int | None = None,
+        rep: int | None = None,
+        use_cuda_graph: bool = False,
+        do_bench: Callable[..., Any] | None = None,
+        cache_results: bool = False,
+        *,
+        budget: str | int | None = None,
+        mode: str | None = None,
+        surrogate: str | Surrogate | None = None,
+        space: Space | None = None,
+        check: Check = None,
+        key_buckets: Mapping[str, str | Callable[[Any], Any]] | None = None,
+        timing: str = "eager",
+    ) -> None:
+        self._lock = threading.RLock()
+        self._table: Table = {}
+        self._forms: dict[tuple[Any, ...], tuple[Callable[..., Any], Callable[..., Hashable]] | None] = {}
+        self._configs: list[Any] = []
+        self._device: Callable[[], Any] = _no_device
+        self.decisions: dict[Any, Decision] = {}
+        name = getattr(getattr(fn, "fn", fn), "__name__", repr(fn))
+        if space is not None:
+            if configs:
+                raise InvalidInputError(f"{name} has both configs= and space=: give one of them")
+            configs = [_triton_config(c) for c in space]
+        _check_names(name, arg_names, key=key, reset_to_zero=reset_to_zero, restore_value=restore_value)
+        super().__init__(
+            fn, arg_names, configs, key, reset_to_zero, restore_value, pre_hook, post_hook, prune_configs_by, warmup,
+            rep, use_cuda_graph, do_bench, cache_results,
+        )  # fmt: skip
+        if knobs.runtime.interpret:
+            self.cache_results = False
+        self._install_hooks()
+        if budget is not None:
+            Budget(budget)
+        validate(check)
+        if timing not in TIMINGS:
+            raise InvalidInputError(f"timing={timing!r} of {name}: accepted are {', '.join(TIMINGS)}")
+        self._budget, self._mode, self._surrogate = budget, mode, surrogate
+        self.check, self.timing, self.space, self.user_do_bench = check, timing, space, do_bench
+        self._memory: Store | None = None
+        self.buckets = {n: _bucket(name, n, b, key) for n, b in (key_buckets or {}).items()}
+        request(budget, default_budget=DEFAULT_BUDGET, environment={}, mode=mode, surrogate=surrogate)  # does it parse?
+
+    # What others read and assign ------------------------------------------------------------------------------------
+
+    @property
+    def configs(self) -> list[Any]:
+        """The configs to choose among; assigning a list forgets what was decided about the old one."""
+        return self._configs
+
+    @configs.setter
+    def configs(self, configs: Sequence[Any]) -> None:
+        self._configs = list(configs)
+        if "cache" in self.__dict__ or hasattr(self, "_cache"):
+            self.cache.clear()
+
+    @property
+    def cache(self) -> DecisionCache:
+        """From tuning key to the config decided for it in this process."""
+        return self._cache
+
+    @cache.setter
+    def cache(self, entries: Mapping[Any, Any]) -> None:
+        self._table.clear()
+        self._cache = DecisionCache(self._table.clear, entries)
+
+    @property
+    def name(self) -> str:
+        return str(self.base_fn.__name__)
+
+    def _install_hooks(self) -> None:
+        """Triton's default hooks as of 3.8, which leave out arguments that are None."""
+
+        self.restore_copies: dict[str, Any] = {}
+
+        def pre_hook(kwargs: dict[str, Any], reset_only: bool = False) -> None:
+            for name in self.reset_to_zero:
+                if kwargs[name] is not None:
+                    kwargs[name].zero_()
+            if not reset_only:
+                wanted = ((name, kwargs[name]) for name in self.restore_value)
+                self.restore_copies = {name: value.clone() for name, value in wanted if value is not None}
+
+        def post_hook(kwargs: dict[str, Any], exception: Exception | None) -> None:  # noqa: ARG001  # Triton's signature
+            for name, value in self.restore_copies.items():
+                kwargs[name].copy_(value)
+            self.restore_copies = {}
+
+        if not self.user_defined_pre_hook and (self.reset_to_zero or self.restore_value):
+            self.pre_hook = pre_hook
+        if not self.user_defined_post_hook and self.restore_value:
+            self.post_hook = post_hook
+
+    # The call -------------------------------------------------------------------------------------------------------
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch the kernel under the config decided for this call's key, deciding now if it is the first of its key."""
+        form = self._forms.get((len(args), *kwargs))
+        if form is not None:
+            return form[0](self, self._table.get, self._device, self._miss, *args, **kwargs)
+        return self._miss(*args, **kwargs)
+
+    def _miss(self, *args: Any, **kwargs: Any) -> Any:
+        """A call whose key, or whose form, is met for the first time in this process."""
+        if len(self._configs) > 1:
+            call = {
+                n: v
+                for n, v in {**dict(zip(self.arg_names, args, strict=False)), **kwargs}.items()
+                if n in self.arg_names
+            }
+            key = self._tuning_key(call)
+            config = self.cache.get(key)
+            if config is None:
+                with self._lock:
+                    config = self.cache.get(key)
+                    if config is None:
+                        config = self._decide(key, args, kwargs)
+                        self._cache.add(key, config)
+        else:
+            config, call, key = self._configs[0], {}, None
+        self.best_config = config
+        if key is not None:
+            self._remember(config, call, args, kwargs)
+        if config.pre_hook is not None:
+            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()})
+        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+    def _tuning_key(self, call: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Triton's own rule, values of `key` and then the dtype of each argument that has one; and the device."""
+        key = [self.buckets[n](call[n]) if n in self.buckets else call[n] for n in self.keys if n in call]
+        key += [str(value.dtype) for value in call.values() if hasattr(value, "dtype")]
+        if self._device is _no_device:
+            self._device = _find_device()
+        device = self._device()
+        return tuple(key) if device is None else (*key, device)
+
+    def _remember(self, config: Any, call: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let the next call of this form and key go straight to the launch."""
+        form = call_form(args, kwargs)
+        if form not in self._forms:
+            self._forms[form] = make_dispatch(
+                arg_names=self.arg_names,
+                form=form,
+                tensors=frozenset(n for n, value in call.items() if hasattr(value, "dtype")),
+                key_names=frozenset(self.keys),
+                buckets=self.buckets,
+            )
+        made = self._forms[form]
+        if made is not None:
+            self._table[made[1](self._device, *args, **kwargs)] = (config, config.all_kwargs(), config.pre_hook)
+
+    # A decision -----------------------------------------------------------------------------------------------------
+
+    def _decide(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The config for a key that is met for the first time in this process."""
+        self.nargs: dict[str, Any] | None = dict(
+            zip(self.arg_names, args, strict=False)
+        )  # user's pruning may read it, as it does Triton's
+        try:
+            candidates = self.prune_configs(kwargs)
+            if len(candidates) == 1:
+                return candidates[0]
+            began = time.perf_counter()
+            how = request(self._budget, default_budget=DEFAULT_BUDGET, mode=self._mode, surrogate=self._surrogate)
+            tuning = TritonCall(self, candidates, args, kwargs)
+            if how.settings.mode == "first":
+                return candidates[0]
+            config = self._tune(tuning, key, how)
+            self.bench_time = time.perf_counter() - began
+            self._tell(key, config, tuning)
+            return config
+        finally:
+            self.nargs = None
+
+    def _tune(self, tuning: TritonCall, key: tuple[Any, ...], how: Request) -> Any:
+        store = self._store(tuning.hardware, how)
+        try:
+            decision = decide(tuning.job, how, compiler=tuning.compiler, measurer=tuning.measurer, store=store)
+        except (CacheMissError, InvalidInputError, NoWorkingConfigError):
+            raise
+        except Exception as err:
+            log.debug("tuning failed", exc_info=True)
+            warnings.warn(
+                f"kernel {self.name} is not tuned, its first config is run: {type(err).__name__}: {err}",
+                TuningWarning,
+                stacklevel=5,
+            )
+            return tuning.theirs(tuning.job.space.default)
+        self.decisions[key] = decision
+        self.configs_timings = tuning.timings_ms(store.outcomes(tuning.job))
+        return tuning.theirs(decision.config)
+
+    def _store(self, hardware: Hardware, how: Request) -> Store:
+        """The user's store; one of this kernel's own in memory where times mean nothing to anybody later."""
+        if hardware.kind not in ("interpreter", "stub") or current_rehearsal() is not None:
+            return make_store(how.settings)
+        if self._memory is None:
+            self._memory = SqliteStore.in_memory()
+        return self._memory
+
+    def _tell(self, key: tuple[Any, ...], config: Any, tuning: TritonCall) -> None:
+        """What Triton does after tuning: timings kept, arguments reset, the listener told, the user shown."""
+        fresh = tuning.measurer.measured > 0
+        if fresh:
+            self.pre_hook({**tuning.named, **config.all_kwargs()}, reset_only=True)
+        listener = getattr(knobs.autotuning, "listener", None)
+        kernel = self.fn
+        while kernel is not None and not isinstance(kernel, JITFunction):
+            kernel = getattr(kernel, "fn", None)
+        if listener is not None and kernel is not None:
+            listener(
+                fn=kernel,
+                key=key,
+                best_config=config,
+                configs_timings=getattr(self, "configs_timings", {}),
+                duration=self.bench_time if fresh else None,
+                cache_hit=not fresh,
+            )
+        if knobs.autotuning.print and fresh:
+            print(
+                f"Triton autotuning for function {self.name},\nwith key as {key},\n"
+                f"finished after {self.bench_time:.2f}s,\nbest config selected: {config};"
+            )
+
+    def prune_configs(self, kwargs: dict[str, Any]) -> list[Any]:
+        """The user's pruning, as the newest Triton does it: early pruning first, then the model's best `top_k` of those."""
+        pruned = list(self._configs)
+        if self.early_config_prune:
+            pruned = self.early_config_prune(self._configs, self.nargs, **kwargs)
+            if not pruned:
+                raise _autotuner_error(
+                    "No valid autotuner configs after pruning. `early_config_prune` should return at least one config."
+                )
+        if self.perf_model:
+            top_k = self.configs_top_k
+            if isinstance(top_k, float) and top_k <= 1.0:
+                top_k = max(1, int(len(pruned) * top_k))
+            elif not isinstance(top_k, int):
+                raise TypeError(
+                    f"top_k={top_k!r} in prune_configs_by of {self.name}: give a share up to 1.0, or a whole number"
+                )
+            if len(pruned) > top_k:
+                named = self.nargs or {}
+                expected = {c: self.perf_model(**named, **kwargs, **c.all_kwargs()) for c in pruned}
+                pruned = sorted(expected, key=expected.__getitem__)[:top_k]
+        return list(pruned)
+
+
+def autotune(
+    configs: Sequence[Any] | None = None,
+    key: Sequence[str] = (),
+    prune_configs_by: Mapping[str, Any] | None = None,
+    reset_to_zero: Sequence[str] | None = None,
+    restore_value: Sequence[str] | None = None,
+    pre_hook: Callable[..., Any] | None = None,
+    post_hook: Callable[..., Any] | None = None,
+    warmup: int | None = None,
+    rep: int | None = None,
+    use_cuda_graph: bool = False,
+    do_bench: Callable[..., Any] | None = None,
+    cache_results: bool = False,
+    **extras: Any,
+) -> Callable[[Any], ForecastAutotuner]:
+    """Decorate a `triton.jit` function: `triton.autotune` with forecasts.
+
+    All arguments of `triton.autotune` in its order; `extras` are the keyword-only arguments of `ForecastAutotuner`.
+    """
+
+    def decorate(fn: Any) -> ForecastAutotuner:
+        return ForecastAutotuner(
+            fn, fn.arg_names, configs, key, reset_to_zero, restore_value, pre_hook=pre_hook, post_hook=post_hook,
+            prune_configs_by=prune_configs_by, warmup=warmup, rep=rep, use_cuda_graph=use_cuda_graph,
+            do_bench=do_bench, cache_results=cache_results, **extras,
+        )  # fmt: skip
+
+    return decorate
+
+
+def _check_names(kernel: str, arg_names: Sequence[str], **named: Sequence[str] | None) -> None:
+    """Names that are no arguments are an error where the installed Triton makes them one, else a warning."""
+    for parameter, names in named.items():
+        unknown = [n for n in names or () if n not in arg_names]
+        if not unknown:
+            continue
+        told = (
+            f"{parameter} of kernel {kernel} contains names that are not kernel arguments: {', '.join(unknown)}. "
+            f"Valid argument names are: {', '.join(arg_names)}."
+        )
+        if "not kernel arguments" in inspect.getsource(Autotuner.__init__):  # since 3.9
+            raise ValueError(told)
+        warnings.warn(told, TuningWarning, stacklevel=5)
+
+
+def _bucket(kernel: str, name: str, bucket: str | Callable[[Any], Any], key: Sequence[str]) -> Callable[[Any], Any]:
+    if name not in key:
+        raise InvalidInputError(f"key_buckets of {kernel} names {name!r}: key is {', '.join(key) or 'empty'}")
+    found = BUCKETS.get(bucket) if isinstance(bucket, str) else bucket
+    if not callable(found):
+        raise InvalidInputError(
+            f"key_buckets of {kernel}: {name}={bucket!r}; accepted are {', '.join(BUCKETS)}, or a function of the value"
+        )
+    return found
+
+
+def _triton_config(config: Config) -> Any:
+    """A config of ours as Triton's own."""
+    options = {
+        n: v for n, v in config.knobs.items() if n in ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+    }
+    return TritonConfig({n: v for n, v in config.knobs.items() if n not in options}, **options)
+
+
+def _no_device() -> None:
+    """There is no device, or nobody has asked yet."""
+
+
+def _find_device() -> Callable[[], Any]:
+    """How to ask for the current device; where no driver is active (in the interpreter), a constant answer."""
+    if knobs.runtime.interpret:
+        return lambda: None
+    try:
+        driver.active.get_current_device()
+    except Exception:  # no driver: Triton says so itself when something is launched
+        return lambda: None
+    return lambda: driver.active.get_current_device()
+
+
+def _autotuner_error(message: str) -> Exception:
+    try:
+        from triton.runtime.errors import AutotunerError
+    except ImportError:  # before 3.6
+        return AutotuneError(message)
+    return AutotunerError(message)  # type: ignore[no-any-return]

@@ -1,0 +1,298 @@
+"""One call of a Triton kernel as a job: what is tuned, among what, on what, and how a config of it is compiled and timed."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+from triton import knobs
+from triton.runtime.driver import driver
+
+from ..compilers.no_compile import NoCompiler
+from ..compilers.triton_compile import TritonCompiler
+from ..compilers.triton_source import apply_heuristics, jit_function
+from ..core.config import Config
+from ..core.digest import Value
+from ..core.hardware import Hardware, Toolchain
+from ..core.job import Job
+from ..core.outcome import Measurement, Outcome
+from ..core.space import Space
+from ..core.workload import Workload
+from ..errors import InvalidInputError
+from ..kernel_features import Call, describe_call, features, knob_roles, work_of
+from ..measure.benchmarker import Benchmarker
+from ..measure.checks import disagreement
+from ..probe import detect_hardware
+from ..protocols import Compiler
+from ..rehearsal import current_rehearsal
+from .triton_program import program_of
+
+if TYPE_CHECKING:
+    from .triton_autotune import ForecastAutotuner
+
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+
+
+class TritonCall:
+    """A call whose key is met for the first time, with the configs that the user's pruning left."""
+
+    def __init__(
+        self, tuner: ForecastAutotuner, candidates: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.tuner = tuner
+        self.args, self.kwargs = args, kwargs
+        self.named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+        self.kernel = jit_function(tuner.fn)
+        self.hardware = current_hardware()
+        self._theirs = self._own_configs(candidates)
+        self._expected: list[torch.Tensor] | None = None
+        self.measurer = Benchmarker(
+            self._launch,
+            self._do_bench,
+            inspect=None if tuner.check is None else self._inspect,
+            repeatable=tuner.user_do_bench is None,
+        )
+        self.compiler: Compiler = self._make_compiler()
+        self.job = self._make_job()
+
+    def theirs(self, config: Config) -> Any:
+        """A config of ours as the `triton.Config` it was made from."""
+        return self._theirs[config]
+
+    def timings_ms(self, outcomes: Mapping[Config, Outcome]) -> dict[Any, list[float]]:
+        """What Triton calls `configs_timings`: median, 20 % and 80 % quantile in milliseconds; infinite for a failure."""
+        return {self._theirs[c]: _quantiles_ms(o) for c, o in outcomes.items() if c in self._theirs}
+
+    # What it is -----------------------------------------------------------------------------------------------------
+
+    def _make_job(self) -> Job:
+        configs = list(self._theirs)
+        roles = self.tuner.space.roles if self.tuner.space is not None else {}
+        described: list[dict[str, float]] = []
+        if self.kernel is not None:
+            roles = {**knob_roles(self.kernel, configs[0].knobs), **roles}
+            call: Call | Callable[[Mapping[str, Any]], Call] = describe_call(self._with_heuristics(self.named))
+            described = features(
+                self.kernel,
+                call,
+                [c.knobs for c in configs],
+                grid=self.kwargs.get("grid"),
+                hardware=self.hardware,
+            )
+        return Job(
+            workload=Workload(
+                program=program_of(self.kernel or self.tuner.base_fn),
+                key=self._key(),
+                timing=self.tuner.timing,
+                features=self._call_features(),
+            ),
+            space=Space(configs, roles={k: r for k, r in roles.items() if k in configs[0].knobs}),
+            hardware=self.hardware,
+            toolchain=current_toolchain(),
+            work=work_of(described) if described else None,
+            described=described,
+        )
+
+    def _own_configs(self, candidates: Sequence[Any]) -> dict[Config, Any]:
+        """Triton's configs by ours, in their order, the first of equal ones kept.
+
+        Every config names all five options, so that timings of a config stay with it whatever others are in the list.
+        """
+        names = dict.fromkeys(name for c in candidates for name in c.kwargs)
+        own: dict[Config, Any] = {}
+        for theirs in candidates:
+            if conflicts := self.kwargs.keys() & theirs.kwargs.keys():
+                raise ValueError(
+                    f"Conflicting meta-parameters: {', '.join(sorted(conflicts))}. Kernel {self.tuner.name} was called "
+                    "with them, and its configs set them."
+                )
+            kwargs = {name: theirs.kwargs[name] if name in theirs.kwargs else self._missing(name) for name in names}
+            options = {name: getattr(theirs, name, None) for name in OPTIONS}
+            values = {name: _plain(value) for name, value in {**kwargs, **options}.items()}
+            if theirs.pre_hook is not None and Config(values) in own and own[Config(values)] != theirs:
+                values["ir_override"] = f"{values['ir_override']} {_plain(theirs.pre_hook)} {len(own)}"
+            own.setdefault(Config(values), theirs)
+        return own
+
+    def _missing(self, name: str) -> Any:
+        """The default of a parameter that some configs set and others leave alone."""
+        default = getattr(self.kernel, "signature", None) and self.kernel.signature.parameters[name].default
+        if self.kernel is None or default is self.kernel.signature.empty:
+            raise InvalidInputError(
+                f"configs of kernel {self.tuner.name} set different knobs: {name} is missing in some, and the kernel has "
+                "no default for it; set it in every config"
+            )
+        return default
+
+    def _key(self) -> dict[str, object]:
+        key: dict[str, object] = {}
+        for name in self.tuner.keys:
+            if name in self.named:
+                value = self.named[name]
+                key[name] = _plain(self.tuner.buckets[name](value) if name in self.tuner.buckets else value)
+        dtypes = {n: str(v.dtype) for n, v in self.named.items() if n in self.tuner.arg_names and hasattr(v, "dtype")}
+        return {**key, **({"dtypes": dtypes} if dtypes else {})}
+
+    def _call_features(self) -> dict[str, Value]:
+        found: dict[str, Value] = {}
+        for name, value in self.named.items():
+            if name in self.tuner.arg_names:
+                if isinstance(value, torch.Tensor):
+                    found.update({f"{name}_{d}": int(n) for d, n in enumerate(value.shape)})
+                elif isinstance(value, (bool, int, float, str)):
+                    found[name] = value
+        return found
+
+    # Compiling ------------------------------------------------------------------------------------------------------
+
+    def _make_compiler(self) -> Compiler:
+        if self.kernel is None or knobs.runtime.interpret or self.hardware.kind == "interpreter":
+            return NoCompiler()
+        try:
+            target = driver.active.get_current_target()
+            limits = driver.active.utils.get_device_properties(driver.active.get_current_device())
+            if self.tuner.user_defined_post_hook:
+                limits = {}  # the hook is to hear of a config that is too large, so the launch has to refuse it
+        except Exception:  # no driver: whatever is launched will say so
+            return NoCompiler()
+        return TritonCompiler(self.kernel, self._bind, target=target, properties=limits)
+
+    def _bind(self, config: Config) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The call's arguments under a config, its hook run on copies of them.
+
+        A hook may set up tensor descriptors, which the launch shares: were it run on them here, two configs compiled side
+        by side would meet in one descriptor. Tensors are shown to it without their data, and given to the compiler as
+        they are.
+        """
+        theirs = self._theirs[config]
+        args, kwargs = self.args, {**self.kwargs, **theirs.all_kwargs()}
+        if theirs.pre_hook is not None:
+            copies = {name: _own_copy(value) for name, value in {**self.named, **theirs.all_kwargs()}.items()}
+            theirs.pre_hook(copies)
+            args = tuple(_after_hook(v, copies.get(n)) for n, v in zip(self.tuner.arg_names, args, strict=False))
+            kwargs = {n: _after_hook(v, copies.get(n)) for n, v in kwargs.items()}
+        kwargs = apply_heuristics(self.tuner.fn, args, kwargs)
+        return args, {n: v for n, v in kwargs.items() if n not in ("grid", "warmup")}
+
+    def _with_heuristics(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return apply_heuristics(
+                self.tuner.fn, self.args, {**self.kwargs, **next(iter(self._theirs.values())).kwargs}
+            )
+        except Exception:
+            return dict(named)
+
+    # Timing ---------------------------------------------------------------------------------------------------------
+
+    def _do_bench(self, call: Callable[[], None], quantiles: Sequence[float]) -> Any:
+        if self.tuner.timing == "graph" and self.tuner.user_do_bench is None:
+            from triton.testing import do_bench_cudagraph
+
+            return do_bench_cudagraph(call, quantiles=quantiles)
+        return self.tuner.do_bench(call, quantiles=quantiles)
+
+    def _launch(self, config: Config) -> Callable[[], None]:
+        """Launch once under a config with the hooks around it, as Triton's own autotuner times it."""
+        tuner, theirs = self.tuner, self._theirs[config]
+        if knobs.autotuning.print:
+            print(f"Autotuning kernel {tuner.name} with config {theirs}")
+        keywords = {**self.kwargs, **theirs.all_kwargs()}
+        named = {**self.named, **theirs.all_kwargs()}
+
+        def launch() -> None:
+            if theirs.pre_hook is not None:
+                theirs.pre_hook(named)
+            tuner.pre_hook(named)
+            try:
+                tuner.fn.run(*self.args, **keywords)
+            except Exception as err:
+                tuner.post_hook(named, exception=err)
+                raise
+            tuner.post_hook(named, exception=None)
+
+        return launch
+
+    def _inspect(self, config: Config) -> str | None:
+        """Run a config once and compare what it wrote with what the first config writes; arguments are put back."""
+        if self._expected is None:
+            self._expected = self._outputs(next(iter(self._theirs)))
+        return disagreement(self.tuner.check, self._outputs(config), self._expected)
+
+    def _outputs(self, config: Config) -> list[torch.Tensor]:
+        tensors = [v for v in self.named.values() if isinstance(v, torch.Tensor)]
+        before = [t.clone() for t in tensors]
+        theirs = self._theirs[config]
+        named = {**self.named, **theirs.all_kwargs()}
+        try:
+            if theirs.pre_hook is not None:
+                theirs.pre_hook(named)
+            self.tuner.pre_hook(named, reset_only=True)
+            self.tuner.fn.run(*self.args, **{**self.kwargs, **theirs.all_kwargs()})
+            return [t.clone() for t in tensors]
+        finally:
+            for tensor, saved in zip(tensors, before, strict=True):
+                tensor.copy_(saved)
+
+
+def current_hardware() -> Hardware:
+    """The device a launch would run on now."""
+    if knobs.runtime.interpret:
+        return Hardware(kind="interpreter", name="Triton interpreter")
+    if (playing := current_rehearsal()) is not None:
+        return playing.hardware
+    try:
+        target, device = driver.active.get_current_target(), driver.active.get_current_device()
+    except Exception:
+        return Hardware(kind="stub", name="no driver")
+    if torch.cuda.is_available():
+        return detect_hardware(f"cuda:{device}")
+    if target.backend in ("cuda", "hip"):
+        return Hardware(kind="stub", name=f"a driver without a device, {target.backend} {target.arch}")
+    return Hardware(kind=target.backend, name=str(target.arch), warp_size=target.warp_size)
+
+
+def current_toolchain() -> Toolchain:
+    """What compiles a Triton kernel now, with the settings that change its code."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.compiler.compiler import make_backend
+
+    versions = {"triton": triton.__version__, "torch": str(torch.__version__)}
+    try:
+        versions["backend"] = str(make_backend(driver.active.get_current_target()).hash())
+    except Exception:
+        versions["backend"] = "none"
+    if torch.version.cuda is not None:
+        versions["cuda"] = torch.version.cuda
+    versions.update(get_cache_invalidating_env_vars())
+    return Toolchain(versions=versions)
+
+
+def _plain(value: Any) -> Value:
+    """A knob or key value as text where it has no JSON form: a dtype, a function given as a constexpr."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if type(value).__name__ == "constexpr":
+        return _plain(value.value)
+    return str(getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or value)
+
+
+def _own_copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_like(value, device="meta")
+    return value if value is None or isinstance(value, (bool, int, float, str)) else copy.copy(value)
+
+
+def _after_hook(value: Any, copied: Any) -> Any:
+    return value if isinstance(value, torch.Tensor) or copied is None else copied
+
+
+def _quantiles_ms(outcome: Outcome) -> list[float]:
+    if not isinstance(outcome, Measurement):
+        return [float("inf")] * 3
+    samples = sorted(outcome.samples_us)
+    low, high = samples[len(samples) // 5], samples[-1 - len(samples) // 5]
+    return [statistics.median(samples) / 1e3, low / 1e3, high / 1e3]
