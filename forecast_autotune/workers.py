@@ -150,16 +150,18 @@ class Workshop:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, _KIND)
         try:
-            message = {"module": job.__module__, "function": job.__name__, "request": dict(request)}
-            with self._lock:
-                self._ensure_running().send(message, [theirs.fileno(), *files])
+            with theirs:  # closed before the answer is waited for: a workshop that is gone must show as an end, not as silence
+                message = {"module": job.__module__, "function": job.__name__, "request": dict(request)}
+                with self._lock:
+                    self._ensure_running().send(message, [theirs.fileno(), *files])
             return Worker(Channel(ours))
         except (OSError, WorkerDiedError, WorkerTimeoutError) as err:
             ours.close()
             self.stop()
             raise WorkerDiedError(f"the worker process could not be started: {err}") from None
-        finally:
-            theirs.close()
+        except BaseException:
+            ours.close()
+            raise
 
     def _ensure_running(self) -> Channel:
         if self._owner != os.getpid():  # we are a fork of the process that started it: its workshop is not ours
@@ -167,6 +169,8 @@ class Workshop:
             self._owner, self._process, self._control = os.getpid(), None, None
         if self._control is not None and self._process is not None and self._process.poll() is None:
             return self._control
+        if self._control is not None:
+            self._control.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, _KIND)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         self._process = subprocess.Popen(
@@ -185,7 +189,7 @@ class Workshop:
     def stop(self) -> None:
         """End the workshop and all its workers."""
         if self._owner == os.getpid() and self._control is not None and self._process is not None:
-            self._control.close()
+            self._control.close()  # which is what tells it
             try:
                 self._process.wait(5.0)
             except subprocess.TimeoutExpired:

@@ -171,6 +171,7 @@ class TunedModule(types.ModuleType):
         call.__name__ = call.__qualname__ = function
         call.__doc__ = (self._recipe.functions or {}).get(function)
         call.decisions = tuned.decisions  # type: ignore[attr-defined]
+        call.tuned = tuned  # type: ignore[attr-defined]
         setattr(self, function, call)
         return call
 
@@ -277,21 +278,10 @@ class TunedFunction:
 
     def _decide(self, wanted: Hashable, args: tuple[Any, ...]) -> Config:
         how = request(self._budget, default_budget=DEFAULT_BUDGET)
-        device = _device(args)
-        if self._recipe.is_cuda and device == "cpu":
+        if self._recipe.is_cuda and _device(args) == "cpu":
             raise NoWorkingConfigError(_no_gpu(self._recipe.name))
-        compiler = self._module._compiler(device)
-        job = Job(
-            workload=Workload(
-                program=self._program,
-                key=key_as_json(self._key(*args), args, self._names, self._key_names),
-                features=_features(args),
-            ),
-            space=self._space,
-            hardware=compiler.hardware,
-            toolchain=compiler.toolchain,
-            work=self._work_of(args),
-        )
+        job = self.job(args)
+        compiler = self._module._compiler(_device(args))
         if how.settings.mode == "first":
             return self._space.default
         try:
@@ -310,6 +300,21 @@ class TunedFunction:
                 stacklevel=4,
             )
             return self._space.default
+
+    def job(self, args: tuple[Any, ...]) -> Job:
+        """What there is to decide for a call: its workload and space, on the device its arguments are on."""
+        compiler = self._module._compiler(_device(args))
+        return Job(
+            workload=Workload(
+                program=self._program,
+                key=key_as_json(self._key(*args), args, self._names, self._key_names),
+                features=_features(args),
+            ),
+            space=self._space,
+            hardware=compiler.hardware,
+            toolchain=compiler.toolchain,
+            work=self._work_of(args),
+        )
 
     def _measurer(self, compiler: CppCompiler, args: tuple[Any, ...], isolate: bool) -> Isolated | InProcess:
         if not isolate:

@@ -1,0 +1,27 @@
+"""Importing the package stays light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "triton", "numpy", "sqlite3", "rich", "platformdirs", "filelock")
+
+
+@pytest.mark.parametrize("statement", ["import forecast_autotune", "import forecast_autotune.cli", "from forecast_autotune import Space"])
+def test_importing_pulls_in_nothing_heavy(statement: str) -> None:
+    program = f"import sys; {statement}; print(sorted(set({HEAVY}) & set(sys.modules)))"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+def test_every_public_name_resolves() -> None:
+    import forecast_autotune as fa
+
+    for name in fa.__all__:
+        assert getattr(fa, name) is not None
+    assert set(fa.__all__) <= set(dir(fa))
+    with pytest.raises(AttributeError, match="has no attribute 'missing'"):
+        fa.missing  # noqa: B018

@@ -1,0 +1,121 @@
+"""Worker processes: they answer, they die, they are ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune import workers
+from forecast_autotune.measure.isolated import trial
+from forecast_autotune.workers import (
+    Worker,
+    WorkerDiedError,
+    WorkerRaisedError,
+    WorkerTimeoutError,
+    Workshop,
+    memory_file,
+    usable_cores,
+    usable_memory_bytes,
+    workshop,
+)
+
+
+def start_trial(tmp_path: Path, name: str = "missing") -> Worker:
+    request: dict[str, Any] = {
+        "extension": {"path": str(tmp_path / f"{name}.so"), "name": name, "namespace": None},
+        "function": "f",
+        "layout": {"storages": [], "values": []},
+        "bytes": 0,
+        "threads": 1,
+        "log": str(tmp_path / "log"),
+    }
+    file = memory_file(1, "test")
+    try:
+        return workshop().start(trial, request, [file])
+    finally:
+        os.close(file)
+
+
+def test_what_a_job_raises_reaches_the_caller(tmp_path: Path) -> None:
+    with start_trial(tmp_path) as worker, pytest.raises(WorkerRaisedError, match="missing.so"):
+        worker.receive(30)
+
+
+def test_a_killed_worker_is_told_from_one_that_raised(tmp_path: Path) -> None:
+    with start_trial(tmp_path) as worker:
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises((WorkerDiedError, WorkerRaisedError)):
+            worker.receive(30)
+
+
+def test_only_jobs_of_this_package_are_run() -> None:
+    def elsewhere(channel: object, request: object) -> None:
+        raise AssertionError
+
+    elsewhere.__module__, elsewhere.__name__ = "os", "abort"
+    with pytest.raises((WorkerRaisedError, WorkerDiedError), match="os is no part of forecast_autotune|could not be started"):
+        workshop().start(elsewhere, {}).receive(30)
+
+
+def test_a_workshop_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(WorkerDiedError, match="could not be started"):
+        Workshop().start(trial, {})
+
+
+def test_a_workshop_that_was_killed_is_started_again(tmp_path: Path) -> None:
+    with start_trial(tmp_path):
+        pass
+    server = workshop()._process
+    assert server is not None
+    server.kill()
+    server.wait()
+    with start_trial(tmp_path) as worker, pytest.raises(WorkerRaisedError):
+        worker.receive(30)
+
+
+def test_a_forked_caller_starts_a_workshop_of_its_own(tmp_path: Path) -> None:
+    with start_trial(tmp_path):
+        pass
+    server = workshop()._process
+    assert server is not None
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            with start_trial(tmp_path):
+                own = workshop()._process
+            status = 0 if own is not None and own.pid != server.pid else 2
+            workshop().stop()
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert server.poll() is None
+
+
+def test_an_ended_workshop_leaves_no_process(tmp_path: Path) -> None:
+    own = Workshop()
+    server = own._ensure_running() and own._process
+    assert server is not None
+    own.stop()
+    assert server.poll() is not None
+
+
+def test_no_answer_in_time_is_a_timeout() -> None:
+    ours, theirs = workers.socket.socketpair(workers.socket.AF_UNIX, workers._KIND)
+    with ours, theirs:
+        began = time.monotonic()
+        with pytest.raises(WorkerTimeoutError):
+            workers.Channel(ours).receive(0.1)
+        assert time.monotonic() - began < 5
+
+
+def test_cores_and_memory_are_positive() -> None:
+    assert usable_cores() >= 1
+    assert usable_memory_bytes() > 0
