@@ -13,14 +13,28 @@ if TYPE_CHECKING:
     from .core.config import Config as Config
     from .core.space import Space as Space
     from .core.workload import Work as Work
+    from .decorator import autotune as autotune
+    from .decorator import forecast_autotune as forecast_autotune
     from .errors import AutotuneError as AutotuneError
     from .errors import CacheMissError as CacheMissError
     from .errors import InvalidInputError as InvalidInputError
     from .errors import NoWorkingConfigError as NoWorkingConfigError
     from .errors import TuningWarning as TuningWarning
     from .frontends.load_inline import load_inline as load_inline
+    from .frontends.pending import tune_pending as tune_pending
+    from .frontends.triton_autotune import ForecastAutotuner as ForecastAutotuner
+    from .frontends.triton_install import install as install
+    from .frontends.triton_install import uninstall as uninstall
+    from .rehearsal import rehearsal as rehearsal
 
 _HOMES = {
+    "forecast_autotune": "decorator",
+    "autotune": "decorator",
+    "install": "frontends.triton_install",
+    "uninstall": "frontends.triton_install",
+    "tune_pending": "frontends.pending",
+    "rehearsal": "rehearsal",
+    "ForecastAutotuner": "frontends.triton_autotune",
     "Config": "core.config",
     "Space": "core.space",
     "Work": "core.workload",

@@ -80,6 +80,9 @@ class Store(Protocol):
     def decide(self, job: Job, decision: Decision) -> None:
         """Keep a decision; it supersedes the earlier one."""
 
+    def note_pending(self, job: Job, why: str) -> None:
+        """Note that this job was met where measuring was not allowed; a decision that was measured strikes it out."""
+
     def single_flight(self, job: Job) -> AbstractContextManager[bool]:
         """Hold this job against every other process; False after waiting too long: then go on without it."""
 

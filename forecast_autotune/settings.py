@@ -74,6 +74,11 @@ def default_dir() -> Path:
     return Path(platformdirs.user_cache_dir("forecast_autotune", appauthor=False))
 
 
+def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """The environment with changes for a process to start; None takes a variable out."""
+    return {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
+
+
 def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str, str | None]:
     """Variables that start like ours and are none of them, each with the name it was perhaps meant to be."""
     import difflib

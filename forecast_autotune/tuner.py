@@ -224,7 +224,7 @@ class _Run:
 
     def keep(self, config: Config, outcome: Outcome) -> None:
         """Remember an outcome here and, with the forecast before it, in the store."""
-        if config not in self.tried:
+        if config not in self.outcomes:  # else a finalist timed again, though perhaps first by an earlier run
             self.tried.add(config)
             self.budget.tried += 1
         self.outcomes[config] = outcome

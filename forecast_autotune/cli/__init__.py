@@ -13,6 +13,10 @@ COMMANDS = {
     "show": ("show", "one decision: why, forecast beside measurement, what it beat"),
     "stats": ("stats", "size, hits, time saved, how honest the forecasts were"),
     "replay": ("replay", "tune against recorded spaces: loss, spend, honesty"),
+    "run": ("run", "run a program, and the processes it starts, with its triton.autotune ours"),
+    "forecast": ("forecast", "rank a kernel's configs for a GPU without touching one"),
+    "pending": ("pending", "keys met where measuring was not allowed"),
+    "tune-pending": ("tune_pending", "run a program to tune pending keys"),
     "export": ("export", "write decisions and outcomes as JSON lines"),
     "import": ("import_", "take in exported decisions and outcomes"),
     "prune": ("prune", "remove superseded decisions and what nothing uses any more"),
@@ -26,8 +30,9 @@ OK, NOTHING, BAD_INPUT = 0, 1, 2
 
 EPILOG = """exit codes:
   0  done
-  1  nothing found; for doctor: a problem found
-  2  bad input: a wrong argument, a broken file, a store that cannot be used"""
+  1  nothing found; for doctor: a problem found; for tune-pending: keys are still pending, or the program failed
+  2  bad input: a wrong argument, a broken file, a store that cannot be used
+run ends with the program's own exit code."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -31,4 +31,4 @@ def run(arguments: argparse.Namespace) -> int:
             return NOTHING
     removed = store.clear(kernel=arguments.kernel)
     tell_removed(removed)
-    return OK if arguments.kernel is None or removed.decisions + removed.outcomes else NOTHING
+    return OK if arguments.kernel is None or removed.decisions + removed.outcomes + removed.pending else NOTHING

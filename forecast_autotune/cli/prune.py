@@ -32,4 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def tell_removed(removed: Removed) -> None:
-    say(f"removed {removed.decisions} decisions, {removed.outcomes} outcomes, {removed.programs} programs")
+    say(
+        f"removed {removed.decisions} decisions, {removed.outcomes} outcomes, {removed.pending} pending keys, "
+        f"{removed.programs} programs"
+    )

@@ -68,6 +68,7 @@ def _print(stats: StoreStats, scores: ForecastScores | None) -> None:
         ("outcomes", f"{stats.measurements} measurements, {failures} failures{_by(stats.failures)}"),
         ("forecasts", f"{stats.forecasts} made before an outcome, {stats.abstentions} abstentions"),
         ("hits", str(stats.hits)),
+        ("pending", f"{stats.pending} keys wait for being measured" if stats.pending else "nothing"),
         ("spent on tuning", as_duration(stats.spent_s)),
         ("saved", f"{as_duration(stats.saved_by_hits_s)} by hits, {as_duration(stats.saved_by_forecasts_s)} by forecasts"),
     ]  # fmt: skip

@@ -40,6 +40,11 @@ class Decision:
             raise InvalidInputError(f"basis {self.basis!r}: accepted are {', '.join(BASES)}")
 
     @property
+    def tried(self) -> bool:
+        """Whether measuring had a say in it; if not, measuring may come to another."""
+        return self.basis == "measured" or self.measured > 0
+
+    @property
     def speedup(self) -> float | None:
         """Measured time of the default over that of the chosen config."""
         if self.config_us is None or self.default_us is None:

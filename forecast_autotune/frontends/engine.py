@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from ..core.budget import Budget
 from ..core.decision import Decision
@@ -15,10 +14,12 @@ from ..policies import Exhaustive, First, Selective, StoredOnly
 from ..progress import show_progress
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
 from ..settings import Settings
+from ..store.sqlite import SqliteStore, open_store
+from ..surrogates.blend import Blend
+from ..surrogates.history import History
+from ..surrogates.roofline import Roofline
 from ..tuner import tune
-
-if TYPE_CHECKING:
-    from ..store.sqlite import SqliteStore
+from .pending import measuring_is_wanted, note_if_pending
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,9 @@ def request(
     named = surrogate if isinstance(surrogate, str) else None
     settings = Settings.from_environment(environment, mode=mode, surrogate=named)
     text = settings.budget or (default_budget if budget is None else str(budget))
+    if measuring_is_wanted() and environment is None:
+        settings = replace(settings, mode="tune")
+        text = text if Budget(text).measures else default_budget
     if settings.mode in ("cached", "forecast", "first"):
         text = "0"
     given = surrogate is not None and named is None and settings.surrogate == "auto"
@@ -61,10 +65,6 @@ def request(
 
 def make_surrogate(name: str) -> Surrogate:
     """The surrogate a setting names."""
-    from ..surrogates.blend import Blend
-    from ..surrogates.history import History
-    from ..surrogates.roofline import Roofline
-
     if name == "roofline":
         return Roofline()
     if name == "history":
@@ -83,9 +83,7 @@ def make_policy(settings: Settings, budget: Budget) -> Policy:
 
 def make_store(settings: Settings) -> SqliteStore:
     """The store of these settings; in mode `forecast` an empty one, so that what is stored changes no answer."""
-    from ..store.sqlite import SqliteStore, open_store
-
-    return SqliteStore.in_memory() if settings.mode == "forecast" else open_store(settings)
+    return open_store(settings)
 
 
 def decide(
@@ -107,9 +105,10 @@ def decide(
     if how.settings.mode == "strict":
         if found := store.decision(job):
             return found
+        note_if_pending(store, job, None, how.settings, budget)
         raise CacheMissError(f"{_missed(job, store)}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
     with show_progress(listener) as told:
-        return tune(
+        decision = tune(
             job,
             compiler=compiler,
             surrogate=how.surrogate,
@@ -119,6 +118,8 @@ def decide(
             budget=budget,
             listener=told,
         )
+    note_if_pending(store, job, decision, how.settings, budget)
+    return decision
 
 
 def _missed(job: Job, store: Store) -> str:

@@ -33,6 +33,7 @@ from ..probe import detect_cpp_toolchain, detect_hardware, nvcc_path
 from ..settings import Settings
 from .engine import decide, make_store, request
 from .keys import as_names, key_as_json, make_key_function, parse_signature
+from .pending import holds_unmeasured, is_unmeasured
 
 log = logging.getLogger(__name__)
 
@@ -219,6 +220,7 @@ class TunedFunction:
         self._budget = budget
         self._table: dict[Hashable, Callable[..., Any]] = {}
         self.decisions: dict[Hashable, Decision] = {}
+        self._unmeasured: set[Hashable] = set()
         self._loaded: dict[tuple[str, Config], Callable[..., Any]] = {}
         self._lock = threading.Lock()
         self._program = Program(
@@ -274,7 +276,18 @@ class TunedFunction:
         with self._lock:
             if (found := self._table.get(wanted)) is None:
                 found = self._table[wanted] = self._variant(self._decide(wanted, args), _device(args))
+                if is_unmeasured(self.decisions.get(wanted)):
+                    self._unmeasured.add(wanted)
+                    holds_unmeasured(self)
             return found
+
+    def forget_unmeasured(self) -> None:
+        """Decide again, when they are next met, keys whose decision measuring had no say in."""
+        with self._lock:
+            for wanted in self._unmeasured:
+                self.decisions.pop(wanted, None)
+                self._table.pop(wanted, None)
+            self._unmeasured.clear()
 
     def _decide(self, wanted: Hashable, args: tuple[Any, ...]) -> Config:
         how = request(self._budget, default_budget=DEFAULT_BUDGET)

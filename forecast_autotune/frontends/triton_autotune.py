@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from triton import knobs
@@ -27,8 +27,9 @@ from ..protocols import Store, Surrogate
 from ..rehearsal import current_rehearsal
 from ..store.sqlite import SqliteStore
 from .engine import Request, decide, make_store, request
+from .pending import holds_unmeasured, is_unmeasured
 from .triton_call import TritonCall
-from .triton_dispatch import DecisionCache, Table, call_form, make_dispatch, power_of_two
+from .triton_dispatch import DecisionCache, Form, call_form, make_form, power_of_two
 
 log = logging.getLogger(__name__)
 
@@ -100,16 +101,20 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         timing: str = "eager",
     ) -> None:
         self._lock = threading.RLock()
-        self._table: Table = {}
-        self._forms: dict[tuple[Any, ...], tuple[Callable[..., Any], Callable[..., Hashable]] | None] = {}
+        self._forms_lock = threading.Lock()
+        self._generation = 0
+        self._forms: dict[tuple[Any, ...], Form | None] = {}
+        self._launches: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._configs: list[Any] = []
-        self._device: Callable[[], Any] = _no_device
         self.decisions: dict[Any, Decision] = {}
+        self._unmeasured: set[Any] = set()
         name = getattr(getattr(fn, "fn", fn), "__name__", repr(fn))
         if space is not None:
             if configs:
                 raise InvalidInputError(f"{name} has both configs= and space=: give one of them")
             configs = [_triton_config(c) for c in space]
+        if prune_configs_by and "configs_top_k" in prune_configs_by:  # torch's word for it, where it decorates again
+            prune_configs_by = {"top_k": prune_configs_by["configs_top_k"], **prune_configs_by}
         _check_names(name, arg_names, key=key, reset_to_zero=reset_to_zero, restore_value=restore_value)
         super().__init__(
             fn, arg_names, configs, key, reset_to_zero, restore_value, pre_hook, post_hook, prune_configs_by, warmup,
@@ -124,7 +129,11 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         if timing not in TIMINGS:
             raise InvalidInputError(f"timing={timing!r} of {name}: accepted are {', '.join(TIMINGS)}")
         self._budget, self._mode, self._surrogate = budget, mode, surrogate
-        self.check, self.timing, self.space, self.user_do_bench = check, timing, space, do_bench
+        # As in Triton, each of its three older arguments comes before do_bench.
+        replaced = warmup is not None or rep is not None or use_cuda_graph
+        self.user_do_bench = None if replaced else do_bench
+        self.timing = "graph" if use_cuda_graph else timing
+        self.check, self.space = check, space
         self._memory: Store | None = None
         self.buckets = {n: _bucket(name, n, b, key) for n, b in (key_buckets or {}).items()}
         request(budget, default_budget=DEFAULT_BUDGET, environment={}, mode=mode, surrogate=surrogate)  # does it parse?
@@ -149,8 +158,22 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     @cache.setter
     def cache(self, entries: Mapping[Any, Any]) -> None:
-        self._table.clear()
-        self._cache = DecisionCache(self._table.clear, entries)
+        self._forget_calls()
+        self._cache = DecisionCache(self._forget_calls, entries)
+
+    def _forget_calls(self) -> None:
+        """Let each next call look its decision up in `cache`, the one that is being decided now included."""
+        self._generation += 1
+        self._launches.clear()
+        self._forms.clear()
+
+    def forget_unmeasured(self) -> None:
+        """Decide again, when they are next met, keys whose decision measuring had no say in."""
+        with self._lock:
+            for key in self._unmeasured:
+                self.decisions.pop(key, None)
+                self._cache.pop(key, None)
+            self._unmeasured.clear()
 
     @property
     def name(self) -> str:
@@ -183,19 +206,14 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel under the config decided for this call's key, deciding now if it is the first of its key."""
-        form = self._forms.get((len(args), *kwargs))
-        if form is not None:
-            return form[0](self, self._table.get, self._device, self._miss, *args, **kwargs)
-        return self._miss(*args, **kwargs)
+        return self._launches.get((len(args), *kwargs), self._miss)(*args, **kwargs)
 
     def _miss(self, *args: Any, **kwargs: Any) -> Any:
         """A call whose key, or whose form, is met for the first time in this process."""
+        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        call = {n: v for n, v in given.items() if n in self.arg_names}
+        generation = self._generation
         if len(self._configs) > 1:
-            call = {
-                n: v
-                for n, v in {**dict(zip(self.arg_names, args, strict=False)), **kwargs}.items()
-                if n in self.arg_names
-            }
             key = self._tuning_key(call)
             config = self.cache.get(key)
             if config is None:
@@ -203,39 +221,48 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
                     config = self.cache.get(key)
                     if config is None:
                         config = self._decide(key, args, kwargs)
-                        self._cache.add(key, config)
+                        if is_unmeasured(self.decisions.get(key)):
+                            self._unmeasured.add(key)
+                            holds_unmeasured(self)
+                        if generation == self._generation:  # else it was chosen among configs assigned away meanwhile
+                            self._cache.add(key, config)
         else:
-            config, call, key = self._configs[0], {}, None
+            config = self._configs[0]
         self.best_config = config
-        if key is not None:
-            self._remember(config, call, args, kwargs)
+        with self._forms_lock:  # another one than deciding holds: a call whose key is decided waits for no tuning
+            if generation == self._generation:
+                self._remember(config, call, args, kwargs)
         if config.pre_hook is not None:
-            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()})
+            config.pre_hook({**given, **config.all_kwargs()})
         return self.fn.run(*args, **kwargs, **config.all_kwargs())
 
     def _tuning_key(self, call: Mapping[str, Any]) -> tuple[Any, ...]:
         """Triton's own rule, values of `key` and then the dtype of each argument that has one; and the device."""
         key = [self.buckets[n](call[n]) if n in self.buckets else call[n] for n in self.keys if n in call]
         key += [str(value.dtype) for value in call.values() if hasattr(value, "dtype")]
-        if self._device is _no_device:
-            self._device = _find_device()
-        device = self._device()
+        device = _current_device()
         return tuple(key) if device is None else (*key, device)
 
     def _remember(self, config: Any, call: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let the next call of this form and key go straight to the launch."""
-        form = call_form(args, kwargs)
-        if form not in self._forms:
-            self._forms[form] = make_dispatch(
+        name = call_form(args, kwargs)
+        tensors = frozenset(n for n, value in call.items() if hasattr(value, "dtype"))
+        form = self._forms.get(name)
+        strange = form is not None and (tensors ^ form.tensors) - form.mixed
+        if name not in self._forms or (form and strange):
+            form = self._forms[name] = make_form(
+                self,
+                name,
                 arg_names=self.arg_names,
-                form=form,
-                tensors=frozenset(n for n, value in call.items() if hasattr(value, "dtype")),
+                tensors=tensors,
+                mixed=form.mixed | strange if form and strange else frozenset(),
                 key_names=frozenset(self.keys),
                 buckets=self.buckets,
+                on_device=_current_device() is not None,
             )
-        made = self._forms[form]
-        if made is not None:
-            self._table[made[1](self._device, *args, **kwargs)] = (config, config.all_kwargs(), config.pre_hook)
+        if form is not None:
+            form.table[form.key(*args, **kwargs)] = (config, config.all_kwargs(), config.pre_hook)
+            self._launches[name] = form.launch
 
     # A decision -----------------------------------------------------------------------------------------------------
 
@@ -250,9 +277,14 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
                 return candidates[0]
             began = time.perf_counter()
             how = request(self._budget, default_budget=DEFAULT_BUDGET, mode=self._mode, surrogate=self._surrogate)
-            tuning = TritonCall(self, candidates, args, kwargs)
             if how.settings.mode == "first":
                 return candidates[0]
+            try:
+                tuning = TritonCall(self, candidates, args, kwargs)
+            except InvalidInputError:  # configs that conflict with the call or with each other: the caller's mistake
+                raise
+            except Exception as err:
+                return self._untuned(candidates[0], err)
             config = self._tune(tuning, key, how)
             self.bench_time = time.perf_counter() - began
             self._tell(key, config, tuning)
@@ -261,22 +293,26 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             self.nargs = None
 
     def _tune(self, tuning: TritonCall, key: tuple[Any, ...], how: Request) -> Any:
-        store = self._store(tuning.hardware, how)
         try:
+            store = self._store(tuning.hardware, how)
             decision = decide(tuning.job, how, compiler=tuning.compiler, measurer=tuning.measurer, store=store)
         except (CacheMissError, InvalidInputError, NoWorkingConfigError):
             raise
         except Exception as err:
-            log.debug("tuning failed", exc_info=True)
-            warnings.warn(
-                f"kernel {self.name} is not tuned, its first config is run: {type(err).__name__}: {err}",
-                TuningWarning,
-                stacklevel=5,
-            )
-            return tuning.theirs(tuning.job.space.default)
+            return self._untuned(tuning.theirs(tuning.job.space.default), err)
         self.decisions[key] = decision
         self.configs_timings = tuning.timings_ms(store.outcomes(tuning.job))
         return tuning.theirs(decision.config)
+
+    def _untuned(self, config: Any, err: Exception) -> Any:
+        """Say that tuning failed, and go on with the first config: a launch does not depend on tuning."""
+        log.debug("tuning failed", exc_info=True)
+        warnings.warn(
+            f"kernel {self.name} is not tuned, its first config is run: {type(err).__name__}: {err}",
+            TuningWarning,
+            stacklevel=6,
+        )
+        return config
 
     def _store(self, hardware: Hardware, how: Request) -> Store:
         """The user's store; one of this kernel's own in memory where times mean nothing to anybody later."""
@@ -331,7 +367,14 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
                 named = self.nargs or {}
                 expected = {c: self.perf_model(**named, **kwargs, **c.all_kwargs()) for c in pruned}
                 pruned = sorted(expected, key=expected.__getitem__)[:top_k]
-        return list(pruned)
+        pruned = list(pruned)
+        for config in pruned:
+            if not isinstance(config, TritonConfig):
+                raise InvalidInputError(
+                    f"prune_configs_by of kernel {self.name} left {config!r}, which is no triton.Config: hand on configs "
+                    "out of the list it is given"
+                )
+        return pruned
 
 
 def autotune(
@@ -352,7 +395,15 @@ def autotune(
     """Decorate a `triton.jit` function: `triton.autotune` with forecasts.
 
     All arguments of `triton.autotune` in its order; `extras` are the keyword-only arguments of `ForecastAutotuner`.
+
+    Raises:
+        InvalidInputError: it is given the kernel itself, as in `@autotune` without a call.
     """
+    if callable(configs) or hasattr(configs, "arg_names"):
+        kernel = getattr(configs, "__name__", configs)
+        raise InvalidInputError(
+            f"autotune was given the kernel {kernel} itself: write @autotune(configs=[…], key=[…]) above it, or space="
+        )
 
     def decorate(fn: Any) -> ForecastAutotuner:
         return ForecastAutotuner(
@@ -398,24 +449,19 @@ def _triton_config(config: Config) -> Any:
     return TritonConfig({n: v for n, v in config.knobs.items() if n not in options}, **options)
 
 
-def _no_device() -> None:
-    """There is no device, or nobody has asked yet."""
-
-
-def _find_device() -> Callable[[], Any]:
-    """How to ask for the current device; where no driver is active (in the interpreter), a constant answer."""
+def _current_device() -> Any:
+    """The device a launch would run on; None in the interpreter and where no driver is active."""
     if knobs.runtime.interpret:
-        return lambda: None
+        return None
     try:
-        driver.active.get_current_device()
+        return driver.active.get_current_device()
     except Exception:  # no driver: Triton says so itself when something is launched
-        return lambda: None
-    return lambda: driver.active.get_current_device()
+        return None
 
 
 def _autotuner_error(message: str) -> Exception:
     try:
         from triton.runtime.errors import AutotunerError
     except ImportError:  # before 3.6
-        return AutotuneError(message)
+        return AutotuneError(f"Autotuner error: {message}")
     return AutotunerError(message)  # type: ignore[no-any-return]

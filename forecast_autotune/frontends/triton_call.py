@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 from triton import knobs
+from triton.runtime.autotuner import Heuristics
 from triton.runtime.driver import driver
 
 from ..compilers.no_compile import NoCompiler
@@ -23,6 +26,7 @@ from ..core.outcome import Measurement, Outcome
 from ..core.space import Space
 from ..core.workload import Workload
 from ..errors import InvalidInputError
+from ..hardware_sheets import device_properties, target_of
 from ..kernel_features import Call, describe_call, features, knob_roles, work_of
 from ..measure.benchmarker import Benchmarker
 from ..measure.checks import disagreement
@@ -38,16 +42,26 @@ OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 
 
 class TritonCall:
-    """A call whose key is met for the first time, with the configs that the user's pruning left."""
+    """A call whose key is met for the first time, with the configs that the user's pruning left.
+
+    With `hardware`, it is forecast and compiled for that, which need not be here; tensors may be on the meta device.
+    """
 
     def __init__(
-        self, tuner: ForecastAutotuner, candidates: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        tuner: ForecastAutotuner,
+        candidates: Sequence[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        hardware: Hardware | None = None,
     ) -> None:
         self.tuner = tuner
         self.args, self.kwargs = args, kwargs
         self.named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
         self.kernel = jit_function(tuner.fn)
-        self.hardware = current_hardware()
+        self.hardware = hardware or current_hardware()
+        self._named_only = hardware is not None  # then nothing is launched, and no driver asked
         self._theirs = self._own_configs(candidates)
         self._expected: list[torch.Tensor] | None = None
         self.measurer = Benchmarker(
@@ -87,7 +101,7 @@ class TritonCall:
             workload=Workload(
                 program=program_of(self.kernel or self.tuner.base_fn),
                 key=self._key(),
-                timing=self.tuner.timing,
+                timing=self._timing(),
                 features=self._call_features(),
             ),
             space=Space(configs, roles={k: r for k, r in roles.items() if k in configs[0].knobs}),
@@ -106,7 +120,7 @@ class TritonCall:
         own: dict[Config, Any] = {}
         for theirs in candidates:
             if conflicts := self.kwargs.keys() & theirs.kwargs.keys():
-                raise ValueError(
+                raise InvalidInputError(
                     f"Conflicting meta-parameters: {', '.join(sorted(conflicts))}. Kernel {self.tuner.name} was called "
                     "with them, and its configs set them."
                 )
@@ -120,13 +134,27 @@ class TritonCall:
 
     def _missing(self, name: str) -> Any:
         """The default of a parameter that some configs set and others leave alone."""
-        default = getattr(self.kernel, "signature", None) and self.kernel.signature.parameters[name].default
-        if self.kernel is None or default is self.kernel.signature.empty:
+        parameter = inspect.signature(self.tuner.base_fn).parameters.get(name)
+        if parameter is None:  # an option of the backend, such as AMD's waves_per_eu, which it sets itself
+            return None
+        default = parameter.default
+        if name in self._computed():
+            return "by a heuristic"
+        if default is parameter.empty:
             raise InvalidInputError(
                 f"configs of kernel {self.tuner.name} set different knobs: {name} is missing in some, and the kernel has "
                 "no default for it; set it in every config"
             )
         return default
+
+    def _computed(self) -> set[str]:
+        """Parameters that `@triton.heuristics` below the tuner sets."""
+        names: set[str] = set()
+        kernel = self.tuner.fn
+        while kernel is not None:
+            names |= set(getattr(kernel, "values", ()) if isinstance(kernel, Heuristics) else ())
+            kernel = getattr(kernel, "fn", None)
+        return names
 
     def _key(self) -> dict[str, object]:
         key: dict[str, object] = {}
@@ -137,6 +165,13 @@ class TritonCall:
         dtypes = {n: str(v.dtype) for n, v in self.named.items() if n in self.tuner.arg_names and hasattr(v, "dtype")}
         return {**key, **({"dtypes": dtypes} if dtypes else {})}
 
+    def _timing(self) -> str:
+        """How it is timed. What a benchmark of the user's own says is not to be compared with what Triton's does."""
+        own = self.tuner.user_do_bench
+        if own is None:
+            return self.tuner.timing
+        return f"do_bench={getattr(own, '__module__', '')}.{getattr(own, '__qualname__', type(own).__qualname__)}"
+
     def _call_features(self) -> dict[str, Value]:
         found: dict[str, Value] = {}
         for name, value in self.named.items():
@@ -144,7 +179,7 @@ class TritonCall:
                 if isinstance(value, torch.Tensor):
                     found.update({f"{name}_{d}": int(n) for d, n in enumerate(value.shape)})
                 elif isinstance(value, (bool, int, float, str)):
-                    found[name] = value
+                    found[name] = _plain(value)
         return found
 
     # Compiling ------------------------------------------------------------------------------------------------------
@@ -152,6 +187,9 @@ class TritonCall:
     def _make_compiler(self) -> Compiler:
         if self.kernel is None or knobs.runtime.interpret or self.hardware.kind == "interpreter":
             return NoCompiler()
+        if self._named_only:
+            target, limits = target_of(self.hardware), device_properties(self.hardware)
+            return TritonCompiler(self.kernel, self._bind, target=target, properties=limits)
         try:
             target = driver.active.get_current_target()
             limits = driver.active.utils.get_device_properties(driver.active.get_current_device())
@@ -172,9 +210,9 @@ class TritonCall:
         args, kwargs = self.args, {**self.kwargs, **theirs.all_kwargs()}
         if theirs.pre_hook is not None:
             copies = {name: _own_copy(value) for name, value in {**self.named, **theirs.all_kwargs()}.items()}
-            theirs.pre_hook(copies)
-            args = tuple(_after_hook(v, copies.get(n)) for n, v in zip(self.tuner.arg_names, args, strict=False))
-            kwargs = {n: _after_hook(v, copies.get(n)) for n, v in kwargs.items()}
+            theirs.pre_hook(dict(copies))  # what it puts in place of an argument, the launch does not see either
+            args = tuple(_after_hook(v, copies[n]) for n, v in zip(self.tuner.arg_names, args, strict=False))
+            kwargs = {n: _after_hook(v, copies[n]) for n, v in kwargs.items()}
         kwargs = apply_heuristics(self.tuner.fn, args, kwargs)
         return args, {n: v for n, v in kwargs.items() if n not in ("grid", "warmup")}
 
@@ -193,7 +231,12 @@ class TritonCall:
             from triton.testing import do_bench_cudagraph
 
             return do_bench_cudagraph(call, quantiles=quantiles)
-        return self.tuner.do_bench(call, quantiles=quantiles)
+        try:
+            return self.tuner.do_bench(call, quantiles=quantiles)
+        except Exception as err:
+            if knobs.autotuning.print:
+                print(f"Autotuning failed with {err}")
+            raise
 
     def _launch(self, config: Config) -> Callable[[], None]:
         """Launch once under a config with the hooks around it, as Triton's own autotuner times it."""
@@ -273,21 +316,30 @@ def current_toolchain() -> Toolchain:
 
 def _plain(value: Any) -> Value:
     """A knob or key value as text where it has no JSON form: a dtype, a function given as a constexpr."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, str)):
         return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
     if type(value).__name__ == "constexpr":
         return _plain(value.value)
     return str(getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or value)
 
 
 def _own_copy(value: Any) -> Any:
+    """A copy for a hook to change: a tensor without data, an object such as a tensor descriptor with lists of its own."""
     if isinstance(value, torch.Tensor):
         return torch.empty_like(value, device="meta")
-    return value if value is None or isinstance(value, (bool, int, float, str)) else copy.copy(value)
+    if value is None or isinstance(value, (bool, int, float, str, tuple)) or callable(value):
+        return value
+    copied = copy.copy(value)
+    for name, held in list(getattr(copied, "__dict__", {}).items()):
+        if isinstance(held, (list, dict)):
+            copied.__dict__[name] = copy.copy(held)
+    return copied
 
 
 def _after_hook(value: Any, copied: Any) -> Any:
-    return value if isinstance(value, torch.Tensor) or copied is None else copied
+    return value if isinstance(value, torch.Tensor) else copied
 
 
 def _quantiles_ms(outcome: Outcome) -> list[float]:

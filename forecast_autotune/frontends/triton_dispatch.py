@@ -8,22 +8,37 @@ made, no dictionary merged, nothing but `best_config` is kept between calls, so 
 from __future__ import annotations
 
 import keyword
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-Table = dict[Hashable, tuple[Any, dict[str, Any], Callable[[dict[str, Any]], Any] | None]]
-"""From a call's key to the config it runs, the keywords that it adds to the launch, and its hook."""
+from triton.runtime.driver import driver
+
+Entry = tuple[Any, dict[str, Any], Callable[[dict[str, Any]], Any] | None]
+"""The config that calls of one key run, the keywords that it adds to the launch, and its hook."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Calls of one form: so many positional arguments, and these keywords in this order."""
+
+    launch: Callable[..., Any]
+    key: Callable[..., Hashable]
+    table: dict[Hashable, Entry]  # its own: the same values under other names are another key
+    tensors: frozenset[str]  # arguments that had a dtype when it was made
+    mixed: frozenset[str]  # and those that have one in some calls only
 
 
 class DecisionCache(dict[Any, Any]):
-    """The autotuner's `cache`, from tuning key to config; whoever changes it from outside makes the next calls look again."""
+    """The autotuner's `cache`, from tuning key to config; who changes it from outside makes the next calls look again."""
 
     def __init__(self, forget: Callable[[], None], entries: Mapping[Any, Any] | None = None) -> None:
         super().__init__(entries or {})
         self._forget = forget
 
     def add(self, key: Any, config: Any) -> None:
-        """Add a decision that the table below already follows."""
+        """Add a decision for a key that no call has been sent past this cache with."""
         super().__setitem__(key, config)
 
     def __setitem__(self, key: Any, config: Any) -> None:
@@ -50,68 +65,91 @@ class DecisionCache(dict[Any, Any]):
         self._forget()
         super().update(*args, **kwargs)
 
+    def __ior__(self, entries: Any) -> DecisionCache:  # type: ignore[misc]
+        self.update(entries)
+        return self
+
 
 def call_form(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """What tells one form of call from another."""
     return (len(args), *kwargs)
 
 
-def make_dispatch(
+def make_form(
+    tuner: Any,
+    form: tuple[Any, ...],
     *,
     arg_names: Sequence[str],
-    form: tuple[Any, ...],
     tensors: frozenset[str],
+    mixed: frozenset[str] = frozenset(),
     key_names: frozenset[str],
     buckets: Mapping[str, Callable[[Any], Any]],
-) -> tuple[Callable[..., Any], Callable[..., Hashable]] | None:
-    """The function for calls of one form, and the one that makes their keys; None if a name cannot be written out.
+    on_device: bool,
+) -> Form | None:
+    """Write out the function for calls of one form; None if a name in it cannot be written.
 
-    The first is called as `dispatch(tuner, table, device, miss, *args, **kwargs)`. An argument in `tensors` counts by its
-    dtype, one in `key_names` by its value (by its bucket where it has one), every other kernel argument by its class: that
-    decides whether it has a dtype, so a call with a tensor where there was none has another key.
+    An argument in `tensors` counts by its dtype, one in `key_names` by its value (by its bucket where it has one), every
+    other by its class: that decides whether it has a dtype, so a call with a tensor where there was none has another key.
+    A tuner with one config has nothing to look up, and its calls no key.
+
+    Args:
+        tuner: read for `fn`, `_configs` and `_miss`, written to at `best_config`.
+        on_device: whether the current device is part of the key.
     """
     count, keywords = form[0], form[1:]
-    if count > len(arg_names) or not all(
-        n.isidentifier() and not keyword.iskeyword(n) for n in (*arg_names, *keywords)
+    positional = arg_names[:count]
+    names = (*positional, *keywords)
+    if (
+        count > len(arg_names)
+        or not all(n.isidentifier() and not keyword.iskeyword(n) and n[:2] != "__" for n in names)
+        or len(set(names)) < len(names)
     ):
         return None
-    positional = arg_names[:count]
-    names = {"_tuner", "_table", "_device", "_miss", "_found", *(f"_bucket_{n}" for n in buckets)}
-    if names & {*arg_names, *keywords} or set(positional) & set(keywords):
-        return None
-    parts = ["_device()"]
-    for name in (*positional, *(n for n in keywords if n in arg_names)):
-        if name in key_names:
-            parts.append(f"_bucket_{name}({name})" if name in buckets else name)
-        parts.append(f"{name}.dtype" if name in tensors else f"{name}.__class__")
-    key = f"({', '.join(parts)},)"
+    parts = ["__driver.active.get_current_device()"] if on_device else []
+    for name in names:
+        if name in arg_names:
+            value = f"__bucket_{name}({name})" if name in buckets else name
+            if name in key_names:
+                parts.append(value)
+            if name in mixed:
+                parts.append(f"getattr({name}, 'dtype', {name}.__class__)")
+            elif name in tensors:
+                parts.append(f"{name}.dtype")
+            elif name not in key_names or name in buckets:
+                parts.append(f"{name}.__class__")
+    single = len(tuner._configs) == 1
+    key = "()" if single else f"({', '.join(parts)},)"
     # Positional parameters may also be given by name, which is another form; keywords are taken as such.
     parameters = ", ".join([*positional, *(["*", *keywords] if keywords else [])])
-    given = [*positional, *(f"{n}={n}" for n in keywords)]
-    passed, launched = ", ".join(given), ", ".join([*given, "**_found[1]"])
-    named = ", ".join([*(f"{n}={n}" for n in (*positional, *keywords)), "**_found[1]"])
+    passed = ", ".join([*positional, *(f"{n}={n}" for n in keywords)])
+    named = ", ".join([*(f"{n!r}: {n}" for n in names), "**__found[1]"])
     text = f"""
-def key(_device, {parameters}):
+def key({parameters}):
     return {key}
 
-def dispatch(_tuner, _table, _device, _miss, {parameters}):
+def launch({parameters}):
     try:
-        _found = _table({key})
+        __found = __get({key})
     except (AttributeError, TypeError):
-        _found = None
-    if _found is None:
-        return _miss({passed})
-    _tuner.best_config = _found[0]
-    if _found[2] is not None:
-        _found[2](dict({named}))
-    return _tuner.fn.run({launched})
+        __found = None
+    if __found is None{" or len(__tuner._configs) != 1" if single else ""}:
+        return __tuner._miss({passed})
+    __tuner.best_config = __found[0]
+    if __found[2] is not None:
+        __found[2]({{{named}}})
+    return __tuner.fn.run({", ".join([*filter(None, [passed]), "**__found[1]"])})
 """
-    scope: dict[str, Any] = {f"_bucket_{name}": bucket for name, bucket in buckets.items()}
+    table: dict[Hashable, Entry] = {}
+    scope: dict[str, Any] = {f"__bucket_{name}": bucket for name, bucket in buckets.items()}
+    scope.update(__tuner=tuner, __get=table.get, __driver=driver)
     # The text above holds nothing but identifiers checked here.
     exec(compile(text, "<forecast_autotune dispatch>", "exec"), scope)  # noqa: S102
-    return scope["dispatch"], scope["key"]
+    return Form(launch=scope["launch"], key=scope["key"], table=table, tensors=tensors, mixed=mixed)
 
 
 def power_of_two(value: Any) -> Any:
-    """The bucket `pow2`: the next power of two, at least 1."""
-    return 1 if value <= 1 else 1 << (int(value) - 1).bit_length()
+    """The bucket `pow2`: the next power of two, at least 1; a value that is no finite number is a bucket of its own."""
+    try:
+        return 1 if value <= 1 else 1 << (math.ceil(value) - 1).bit_length()
+    except (TypeError, ValueError, OverflowError):
+        return value

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..core.workload import Program
 
-
 _JIT = ("JITFunction", "InterpretedFunction", "GluonJITFunction")
 
 
@@ -50,8 +49,10 @@ def _collect(kernel: Any, seen: dict[int, str], constants: dict[str, str]) -> No
         if isinstance(plain, (bool, int, float, str)):
             constants[name] = repr(plain)
         elif (
-            value is not None and type(value).__name__ in _JIT and not value.fn.__module__.startswith("triton.language")
-        ):  # the toolchain's
+            value is not None
+            and type(value).__name__ in _JIT
+            and not str(value.fn.__module__).startswith("triton.language")
+        ):  # those are the toolchain's
             _collect(value, seen, constants)
 
 

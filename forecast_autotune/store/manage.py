@@ -18,7 +18,7 @@ from ..errors import InvalidInputError, StoreError
 from . import filesystem, rows, schema
 from .lines import bring, export_lines, read_lines, stored_decisions
 from .opening import connect, open_file, read_only, transaction
-from .rows import StoredDecision, StoredOutcome
+from .rows import Pending, StoredDecision, StoredOutcome
 from .textfile import write_lines
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class StoreStats:
     forecasts: int
     abstentions: int
     hits: int
+    pending: int  # keys that wait for being measured
     spent_s: float  # in all tuning runs that came to a decision
     saved_by_hits_s: float
     saved_by_forecasts_s: float
@@ -75,6 +76,7 @@ class Removed:
     decisions: int
     outcomes: int
     programs: int
+    pending: int
 
 
 class StoreFile:
@@ -142,6 +144,11 @@ class StoreFile:
             log2_speedups=log2_speedups(outcomes, default) if default is not None else {},
         )
 
+    def pending(self) -> list[Pending]:
+        """Keys met where measuring was not allowed and not measured since, the one met last first."""
+        with self._reading() as connection:
+            return list(rows.stored_pending(connection, self.unreadable.append))
+
     def stats(self) -> StoreStats:
         """Counts, costs, and the pairs that tell how honest forecasts were.
 
@@ -195,6 +202,7 @@ class StoreFile:
                 for table in ("program", "workload", "hardware", "toolchain")
             ]
             journal = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
+            pending = connection.execute("SELECT count(*) FROM pending").fetchone()[0]
             version = schema.version_of(connection)
         return StoreStats(
             path=self.path,
@@ -212,6 +220,7 @@ class StoreFile:
             forecasts=forecasts,
             abstentions=abstentions,
             hits=hits,
+            pending=pending,
             spent_s=spent_s,
             saved_by_hits_s=saved_by_hits_s,
             saved_by_forecasts_s=saved_by_forecasts_s,
@@ -235,8 +244,8 @@ class StoreFile:
     def prune(self, *, unseen_days: float = UNSEEN_DAYS) -> Removed:
         """Remove superseded decisions, and all that belongs to programs or toolchains unseen for so many days.
 
-        Seen is: recorded, decided or recalled. An older source of a program that is still used goes as well, once
-        nothing has used it for so long.
+        Seen is: recorded, decided, recalled or noted as pending. An older source of a program that is still used
+        goes as well, once nothing has used it for so long.
         """
         if unseen_days < 0:
             raise InvalidInputError(f"{unseen_days} days: give a number that is not negative")
@@ -248,17 +257,19 @@ class StoreFile:
         return self._remove(
             f"DELETE FROM decision WHERE superseded_at IS NOT NULL OR {forgotten}",  # noqa: S608  # of our own making
             f"DELETE FROM outcome WHERE {forgotten}",  # noqa: S608
+            f"DELETE FROM pending WHERE {forgotten}",  # noqa: S608
             {"before": before},
         )
 
     def clear(self, *, kernel: str | None = None) -> Removed:
         """Remove everything, or everything of the kernel of exactly this name."""
         if kernel is None:
-            return self._remove("DELETE FROM decision", "DELETE FROM outcome", {})
+            return self._remove("DELETE FROM decision", "DELETE FROM outcome", "DELETE FROM pending", {})
         named = "workload IN (SELECT workload.digest FROM workload JOIN program ON program = program.digest WHERE name = :n)"
         return self._remove(
             f"DELETE FROM decision WHERE {named}",  # noqa: S608  # of our own making; the name is a parameter
             f"DELETE FROM outcome WHERE {named}",  # noqa: S608
+            f"DELETE FROM pending WHERE {named}",  # noqa: S608
             {"n": kernel},
         )
 
@@ -287,12 +298,13 @@ class StoreFile:
         with self._writing(create=True) as connection, transaction(connection):
             return bring(connection, entries)
 
-    def _remove(self, decisions: str, outcomes: str, values: dict[str, object]) -> Removed:
+    def _remove(self, decisions: str, outcomes: str, pending: str, values: dict[str, object]) -> Removed:
         with self._writing() as connection:
             with transaction(connection):
                 removed = Removed(
                     decisions=connection.execute(decisions, values).rowcount,
                     outcomes=connection.execute(outcomes, values).rowcount,  # their forecasts go with them
+                    pending=connection.execute(pending, values).rowcount,
                     programs=_remove_unreferenced(connection),
                 )
             # Not while another process has the file open: the space is used again by later rows then.
@@ -360,15 +372,16 @@ def _with_first_forecast(earlier: StoredOutcome | None, outcome: StoredOutcome) 
 
 
 def _remove_unreferenced(connection: sqlite3.Connection) -> int:
-    """Remove what no outcome and no decision refers to; returns how many programs went."""
+    """Remove what nothing refers to; returns how many programs went."""
     connection.execute(
-        "DELETE FROM workload WHERE digest NOT IN (SELECT workload FROM outcome UNION SELECT workload FROM decision)"
+        "DELETE FROM workload WHERE digest NOT IN (SELECT workload FROM outcome UNION SELECT workload FROM decision"
+        " UNION SELECT workload FROM pending)"
     )
     programs = connection.execute("DELETE FROM program WHERE digest NOT IN (SELECT program FROM workload)").rowcount
     for table in ("hardware", "toolchain"):
         connection.execute(
             f"DELETE FROM {table} WHERE digest NOT IN"  # noqa: S608  # names of our own
-            f" (SELECT {table} FROM outcome UNION SELECT {table} FROM decision)"
+            f" (SELECT {table} FROM outcome UNION SELECT {table} FROM decision UNION SELECT {table} FROM pending)"
         )
     return programs
 

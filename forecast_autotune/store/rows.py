@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,24 @@ class StoredDecision:
     def digest(self) -> str:
         """The same for a decision and those it superseded."""
         return decision_digest(self.place, self.decision.space_digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A key met where measuring was not allowed."""
+
+    place: Place
+    space: str  # its digest
+    space_size: int
+    why: str
+    noted_at: float  # seconds since the epoch
+    met_at: float
+    met: int = 1  # by so many processes
+
+    @property
+    def digest(self) -> str:
+        """That of the decision which is missing."""
+        return decision_digest(self.place, self.space)
 
 
 def decision_digest(place: Place, space_digest: str) -> str:
@@ -166,6 +185,35 @@ def keep_decision(
             to_text(encoding.encode_decision(decision)),
             decision.decided_at,
             superseded_at,
+        ),
+    )
+    if decision.tried:
+        connection.execute("DELETE FROM pending WHERE digest = ?", (name,))
+
+
+def keep_pending(connection: sqlite3.Connection, pending: Pending) -> None:
+    """Note a key, or that one more process has met it; not if a decision that was measured has come in the meantime."""
+    place = pending.place
+    held = connection.execute(
+        "SELECT value FROM decision WHERE digest = ? AND superseded_at IS NULL", (pending.digest,)
+    ).fetchone()
+    if held is not None:
+        with suppress(InvalidInputError):
+            if encoding.decode_decision(from_text(held[0], "decision"), "decision").tried:
+                return
+    keep_place(connection, place, pending.met_at)
+    connection.execute(
+        "INSERT INTO pending (digest, workload, hardware, toolchain, space, space_size, why, noted_at, met_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE SET"
+        " why = excluded.why, met_at = max(met_at, excluded.met_at), met = met + 1",
+        (
+            pending.digest,
+            *place.digests,
+            pending.space,
+            pending.space_size,
+            pending.why,
+            pending.noted_at,
+            pending.met_at,
         ),
     )
 
@@ -300,6 +348,24 @@ def newest_outcomes(
     except InvalidInputError as err:
         complain(str(err))
         return outcomes, None
+
+
+def stored_pending(connection: sqlite3.Connection, complain: Complain) -> Iterator[Pending]:
+    """Keys that wait for being measured, the one met last first."""
+    reader = PlaceReader(connection)
+    found = connection.execute(
+        "SELECT workload, hardware, toolchain, space, space_size, why, noted_at, met_at, met FROM pending"
+        " ORDER BY met_at DESC, digest"
+    ).fetchall()
+    for workload, hardware, toolchain, space, space_size, why, noted_at, met_at, met in found:
+        try:
+            place = reader.read(workload, hardware, toolchain)
+        except InvalidInputError as err:
+            complain(str(err))
+            continue
+        yield Pending(
+            place=place, space=space, space_size=space_size, why=why, noted_at=noted_at, met_at=met_at, met=met
+        )
 
 
 def recollect(connection: sqlite3.Connection, job: Job, complain: Complain) -> list[Recording]:

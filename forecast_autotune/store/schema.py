@@ -63,6 +63,18 @@ CREATE TABLE decision (
 );
 CREATE UNIQUE INDEX decision_that_holds ON decision (digest) WHERE superseded_at IS NULL;
 CREATE INDEX decision_by_workload ON decision (workload);
+CREATE TABLE pending (  -- keys met where measuring was not allowed, until they are
+    digest TEXT PRIMARY KEY,  -- as of the decision that is missing
+    workload TEXT NOT NULL REFERENCES workload (digest),
+    hardware TEXT NOT NULL REFERENCES hardware (digest),
+    toolchain TEXT NOT NULL REFERENCES toolchain (digest),
+    space TEXT NOT NULL,
+    space_size INTEGER NOT NULL,
+    why TEXT NOT NULL,
+    noted_at REAL NOT NULL,
+    met_at REAL NOT NULL,  -- when a process last met it
+    met INTEGER NOT NULL DEFAULT 1  -- by so many processes
+) WITHOUT ROWID;
 """
 
 MIGRATIONS = (_VERSION_1,)

@@ -48,6 +48,8 @@ class SqliteStore:
         wait_s: how long `single_flight` waits for another process.
         journal: `wal` or `rollback` for how SQLite makes writes atomic; `auto` is WAL, and rollback on a network
             filesystem or where WAL cannot work.
+        quiet: say nothing of trouble, and leave a broken file as it is.
+        notes: the store that keeps keys noted as pending, if not this one.
     Raises:
         InvalidInputError: `toolchain` or `journal` is none of these.
     """
@@ -60,6 +62,8 @@ class SqliteStore:
         toolchain: str = "exact",
         wait_s: float = WAIT_S,
         journal: str = "auto",
+        quiet: bool = False,
+        notes: SqliteStore | None = None,
     ) -> None:
         if toolchain not in ("exact", "any"):
             raise InvalidInputError(f"toolchain {toolchain!r}: accepted are exact, any")
@@ -70,6 +74,8 @@ class SqliteStore:
         self.packs = tuple(Path(p) for p in packs)
         self.any_toolchain = toolchain == "any"
         self.journal = journal
+        self.quiet = quiet
+        self.notes = notes
         self._told: set[str] = set()
         locks = None if self.directory is None else self.directory / "locks"
         self._flight = SingleFlight(locks, wait_s=wait_s, complain=lambda text: self._tell("lock", text))
@@ -90,6 +96,8 @@ class SqliteStore:
         self._gave_way = False  # in memory although a file was asked for
         self._hits: dict[int, int] = {}  # recalls not written yet, by decision
         self._counted: set[int] = set()  # decisions that this process has recalled
+        self._noted: set[str] = set()  # keys that this process has noted as pending
+        self._unwritten: list[rows.Pending] = []  # those of them that the file has still to hear of
 
     # The protocol ---------------------------------------------------------------------------------------------------
 
@@ -160,6 +168,29 @@ class SqliteStore:
             rows.keep_decision(connection, Place.of(job), decision)
 
         self._write(write)
+        if decision.tried:
+            with self._lock:
+                self._noted.discard(rows.decision_digest(Place.of(job), job.space.digest))
+
+    def note_pending(self, job: Job, why: str) -> None:
+        """Note that this job was met where measuring was not allowed, once in a process.
+
+        Waits for nobody: where the file is busy, it is written with the next row or when the process ends.
+        """
+        if self.notes is not None:
+            self.notes.note_pending(job, why)
+            return
+        now = rows.now()
+        place, space = Place.of(job), job.space
+        pending = rows.Pending(
+            place=place, space=space.digest, space_size=len(space), why=why, noted_at=now, met_at=now
+        )
+        with self._telling(), self._lock:
+            if pending.digest not in self._noted:
+                self._noted.add(pending.digest)
+                self._unwritten.append(pending)
+                self._open()
+                self._write_leftovers()
 
     def single_flight(self, job: Job) -> AbstractContextManager[bool]:
         """Hold this job against every other process and thread; False after waiting too long."""
@@ -168,10 +199,10 @@ class SqliteStore:
     # Opening, closing, forking --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Write the recalls not counted yet and close the file; a later call opens it again. Memory is forgotten."""
+        """Write recalls and notes that wait for it and close the file; a later call opens it again. Memory is forgotten."""
         with self._lock:
             if self._connection is not None:
-                self._write_hits()
+                self._write_leftovers()
             for connection in (self._connection, self._pack_connection):
                 if connection is not None:
                     with suppress(Exception):  # an error here loses nothing that was reported as kept
@@ -251,6 +282,8 @@ class SqliteStore:
         """Rename the broken store away; False where that cannot be done."""
         import filelock
 
+        if self.quiet:
+            return False
         if self._connection is not None:
             with suppress(Exception):
                 self._connection.close()
@@ -328,9 +361,8 @@ class SqliteStore:
         def operation(connection: sqlite3.Connection) -> None:
             with transaction(connection):
                 write(connection)
-                if self._hits:
-                    rows.count_hits(connection, self._hits, rows.now())
-            self._hits.clear()
+                self._keep_leftovers(connection)
+            self._forget_leftovers()
 
         self._do(operation, None)
 
@@ -346,23 +378,34 @@ class SqliteStore:
             self._counted.add(found.id)
             self._hits[found.id] = 1
             if not self._in_memory and rows.now() - found.noted_at > SEEN_EVERY_S:
-                self._write_hits()
+                self._write_leftovers()
 
-    def _write_hits(self) -> None:
-        """Write counted recalls if that needs no waiting and makes no trouble; they are worth neither."""
+    def _keep_leftovers(self, connection: sqlite3.Connection) -> None:
+        if self._hits:
+            rows.count_hits(connection, self._hits, rows.now())
+        for pending in self._unwritten:
+            with suppress(TypeError, ValueError):  # a key that JSON or UTF-8 cannot hold
+                rows.keep_pending(connection, pending)
+
+    def _forget_leftovers(self) -> None:
+        self._hits.clear()
+        self._unwritten.clear()
+
+    def _write_leftovers(self) -> None:
+        """Write counted recalls and noted keys if that needs no waiting and makes no trouble; they are worth neither."""
         import sqlite3
 
         connection = self._connection
-        if not self._hits or connection is None or self._in_memory:
+        if not (self._hits or self._unwritten) or connection is None:
             return
-        if filesystem.identity_of(self._path) != self._identity:
+        if not self._in_memory and filesystem.identity_of(self._path) != self._identity:
             return
         with suppress(sqlite3.Error):
             connection.execute("PRAGMA busy_timeout = 0")
             try:
                 with transaction(connection):
-                    rows.count_hits(connection, self._hits, rows.now())
-                self._hits.clear()
+                    self._keep_leftovers(connection)
+                self._forget_leftovers()
             finally:
                 connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
 
@@ -397,7 +440,7 @@ class SqliteStore:
 
     def _tell(self, about: str, text: str) -> None:
         """Warn once about each kind of trouble; held back until the store is whole again and its lock is free."""
-        if about not in self._told:
+        if about not in self._told and not self.quiet:
             self._told.add(about)
             self._pending().append(text)
             if not getattr(_HELD, "depth", 0):
@@ -434,10 +477,15 @@ _OPENING = threading.Lock()
 def open_store(settings: Settings) -> SqliteStore:
     """The store that the settings name, one for each folder in a process; in mode `forecast`, an empty one in memory.
 
-    Mode `forecast` must come to the same answer in every run, so it may not know what an earlier one learned.
+    Mode `forecast` must come to the same answer in every run, so it may not know what an earlier one learned. Keys it
+    meets are noted as pending in the named store all the same, quietly: reading nothing there, it warns of nothing.
     """
     if settings.mode == "forecast":
-        return SqliteStore.in_memory()
+        key: tuple[object, ...] = (str(settings.dir), "notes")
+        with _OPENING:
+            if key not in _OPENED:
+                _OPENED[key] = SqliteStore(settings.dir, quiet=True)
+            return SqliteStore(None, notes=_OPENED[key])
     key = (str(settings.dir), tuple(str(p) for p in settings.packs), settings.toolchain)
     with _OPENING:
         if key not in _OPENED:

@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-GUESS = 0.8  # deviation of log2 speed-ups over a space nothing is known of: eight spaces here have 0.1 to 1.6
+GUESS = 0.8  # deviation of log2 speed-ups over a space nothing is known of: the eight recorded spaces have 0.12 to 2.1
 OFFSET = 1.5  # variance of the unknown mean over a space, as a multiple of that around it
-DOUBT = 0.1  # what is told from elsewhere holds by a factor of 1, give or take this; at 0.7, 20 tries ended 3 to 7 % slower
+DOUBT = (
+    0.1  # what is told from elsewhere holds by a factor of 1, give or take this; at 0.7, 20 tries ended 3 to 7 % slower
+)
 OWN_SIGMA = 0.03  # a config measured again differs by 3 % (FAIR benchmark hub, A4000, median)
 OWN_FAILURE = 0.99  # chance that a config that failed here fails again
 FAILURE_NEARNESS = 0.4  # length over which failing spreads, as a share of that of times
 FAILURE_PRIOR = 0.5  # what is known at large counts like so many outcomes next door
-DATA = 200  # outcomes the process is built on: best half, the rest at random; 11,130 configs then take 30 ms
+DATA = 200  # outcomes the process is built on: best half, the rest at random; 11,130 configs then take 20 ms
 REFIT_GROWTH = 1.15  # lengths are chosen anew when outcomes have grown by so much (each time below 20)
 SOURCES = 8  # recordings read, the most alike first
 

@@ -16,13 +16,14 @@ from forecast_autotune.store.sqlite import SqliteStore
 
 
 def fill(store: SqliteStore) -> None:
-    """One decision that holds, one superseded, a measurement, a failure, a forecast and an abstention."""
+    """One decision that holds, one superseded, a measurement, a failure, a forecast, an abstention, a pending key."""
     job = a_job()
     store.record(job, "run-1", SPACE[0], a_measurement(15.0), Abstention("history", "nothing alike"))
     store.record(job, "run-1", SPACE[1], a_measurement(10.0), Forecast.normal(0.4, 0.3, source="roofline"))
     store.record(job, "run-1", SPACE[2], Failure(stage="launch", message="out of resources", cost_s=0.5), None)
     store.decide(job, a_decision(job, SPACE[0]))
     store.decide(job, a_decision(job, SPACE[1], run="run-2"))
+    store.note_pending(a_job(key={"n": 1}), "mode cached")
 
 
 if __name__ == "__main__":

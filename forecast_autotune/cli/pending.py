@@ -1,0 +1,97 @@
+"""`pending`: keys met where measuring was not allowed."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from . import NOTHING, OK
+from ._shared import (
+    JSON_HELP,
+    Subparsers,
+    add_store_argument,
+    as_date,
+    is_missing,
+    new_parser,
+    print_json,
+    print_table,
+    say,
+    short,
+    store_of,
+    tell_unreadable,
+)
+
+if TYPE_CHECKING:
+    from ..store.rows import Pending
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = new_parser(
+        subparsers,
+        "pending",
+        "Keys met where measuring was not allowed (mode cached, forecast or strict, a budget of 0) and not measured since,\n"
+        "the one met last first. `tune-pending` measures them; so does any run of their program in mode tune.",
+    )
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_store_argument(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    store = store_of(arguments)
+    if is_missing(store):
+        return NOTHING
+    found = store.pending()
+    tell_unreadable(store)
+    if arguments.json:
+        print_json([_as_json(p) for p in found])
+    elif found:
+        print_table(
+            ("key", "kernel and key", "hardware", "configs", "why", "met by", "first", "last"),
+            [
+                (
+                    short(p.digest),
+                    str(p.place.workload),
+                    where(p),
+                    str(p.space_size),
+                    p.why,
+                    "1 process" if p.met == 1 else f"{p.met} processes",
+                    as_date(p.noted_at),
+                    as_date(p.met_at),
+                )
+                for p in found
+            ],
+            right=("configs", "met by"),
+        )
+    else:
+        say("no key is pending")
+    return OK if found else NOTHING
+
+
+def where(pending: Pending) -> str:
+    """The hardware of a pending key; of a rehearsal, that it is one."""
+    hardware = pending.place.hardware
+    return f"{hardware.name} (rehearsal)" if is_rehearsal(pending) else hardware.name
+
+
+def is_rehearsal(pending: Pending) -> bool:
+    from ..core.hardware import REHEARSAL_KINDS
+
+    return pending.place.hardware.kind in REHEARSAL_KINDS
+
+
+def _as_json(pending: Pending) -> dict[str, object]:
+    return {
+        "decision": pending.digest,
+        "kernel": pending.place.workload.program.name,
+        "key": dict(pending.place.workload.key),
+        "hardware": pending.place.hardware.name,
+        "rehearsal": is_rehearsal(pending),
+        "toolchain": dict(pending.place.toolchain.versions),
+        "space": pending.space,
+        "space_size": pending.space_size,
+        "why": pending.why,
+        "noted_at": pending.noted_at,
+        "met_at": pending.met_at,
+        "met": pending.met,
+    }

@@ -1,0 +1,77 @@
+"""`run`: a program with `triton.autotune` ours in it and in every Python process it starts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..errors import InvalidInputError
+from ._shared import Subparsers, new_parser
+
+DESCRIPTION = """\
+Run a program with install() in effect in it and in every Python process it starts: multiprocessing, subprocess,
+torchrun. It takes effect when Triton is imported; a process that does not import Triton is left as it is. Input, output
+and exit code are the program's own.
+
+The program is a Python file, a module after -m, or a command such as torchrun. A process that is started without the
+environment of its parent, or as `python -I`, `-E` or `-S`, is not reached."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = new_parser(subparsers, "run", DESCRIPTION)
+    add_program_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def add_program_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = f"{parser.prog} [options] [-m] SCRIPT [ARGS ...]"
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as after python -m")
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS", help="the program, and all that it is given"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    command = command_of(arguments)
+    environment = environment_with({})
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.name == "posix":  # elsewhere, exec leaves the caller waiting for the wrong process
+        os.execve(command[0], command, environment)  # noqa: S606  # there is no shell; the command is the user's own
+    return subprocess.call(command, env=environment)
+
+
+def command_of(arguments: argparse.Namespace) -> list[str]:
+    """The command line of the program that is to run.
+
+    Raises:
+        InvalidInputError: no program is named, or there is none of that name.
+    """
+    program: Sequence[str] = arguments.program[arguments.program[:1] == ["--"] :]
+    if not program:
+        raise InvalidInputError("no program is named: give a Python file, -m MODULE, or a command such as torchrun")
+    name, *rest = program
+    if arguments.module:
+        return [sys.executable, "-m", name, *rest]
+    path = Path(name)
+    if path.is_dir() or (path.is_file() and (path.suffix in (".py", ".pyz", ".zip") or not os.access(path, os.X_OK))):
+        return [sys.executable, name, *rest]
+    found = shutil.which(name)
+    if found is None:
+        raise InvalidInputError(f"there is no file or command {name!r}: give a Python file, -m MODULE, or a command")
+    return [found, *rest]
+
+
+def environment_with(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """An environment whose Python processes begin with the `sitecustomize` of ours, and with these changes."""
+    from ..settings import child_environment
+
+    environment = child_environment(changes)
+    boot = str(Path(__file__).parents[1] / "boot")
+    others = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder not in ("", boot)]
+    return {**environment, "PYTHONPATH": os.pathsep.join([boot, *others])}

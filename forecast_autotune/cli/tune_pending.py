@@ -1,0 +1,94 @@
+"""`tune-pending`: run a program with measuring allowed, and say which pending keys that settled."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from . import NOTHING, OK
+from ._shared import Subparsers, add_store_argument, is_missing, new_parser, say, store_of, tell_unreadable
+from .pending import where
+from .run import add_program_arguments, command_of, environment_with
+
+if TYPE_CHECKING:
+    from ..store.manage import StoreFile
+    from ..store.rows import Pending
+
+DESCRIPTION = """\
+Run a program as `run` does, in mode tune whatever its environment and its code say, so that the pending keys it
+meets are measured; then say which were settled and which are still pending. Keys are met on the hardware they were
+noted on, so this belongs on that machine."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = new_parser(subparsers, "tune-pending", DESCRIPTION)
+    parser.add_argument(
+        "--budget", metavar="B", help="as FORECAST_AUTOTUNE_BUDGET; also overrides a budget of 0 in code"
+    )
+    add_store_argument(parser)
+    add_program_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    command = command_of(arguments)
+    changes = {"FORECAST_AUTOTUNE_MODE": "tune", "FORECAST_AUTOTUNE_BUDGET": _budget(arguments.budget)}
+    if arguments.dir is not None:
+        changes["FORECAST_AUTOTUNE_DIR"] = str(arguments.dir.absolute())
+    store = store_of(arguments)
+    if is_missing(store):
+        return NOTHING
+    before = store.pending()
+    if not before:
+        tell_unreadable(store)
+        say("no key is pending: there is nothing to tune, and the program is not run")
+        return OK
+    sys.stdout.flush()
+    code = subprocess.call(command, env=environment_with(changes))
+    left = _report(store, before)
+    if code:
+        say(f"the program ended with exit code {code}")
+    return NOTHING if code or left else OK
+
+
+def _budget(given: str | None) -> str | None:
+    """The budget for the program: the one given, else the environment's unless that measures nothing."""
+    from ..core.budget import Budget
+    from ..settings import Settings
+
+    text = given if given is not None else Settings.from_environment().budget
+    if text is None or Budget(text).measures:
+        return text
+    if given is not None:
+        say(f"--budget {given} measures nothing: keys will stay pending")
+        return given
+    say(f"FORECAST_AUTOTUNE_BUDGET={text} measures nothing and is left aside")
+    return None
+
+
+def _report(store: StoreFile, before: list[Pending]) -> int:
+    """Say of each key that was pending what became of it; returns how many are still pending."""
+    after = {p.digest: p for p in store.pending()}
+    decided = {s.digest: s.decision for s in store.decisions()}
+    tell_unreadable(store)
+    for pending in before:
+        named = f"{pending.place.workload} on {where(pending)}"
+        still = after.get(pending.digest)
+        decision = decided.get(pending.digest)
+        if still is None:
+            speed = (
+                "" if decision is None or decision.speedup is None else f", {decision.speedup:.2f}x the default's speed"
+            )
+            say(f"settled: {named}" + ("" if decision is None else f": {decision.config}{speed}"))
+        elif still.met_at > pending.met_at:
+            say(
+                f"still pending: {named}: it was met, but {still.why} holds for it; --budget overrides a budget in code"
+            )
+        else:
+            say(f"still pending: {named}: it was not met, or tuning it failed")
+    settled = sum(p.digest not in after for p in before)
+    new = len(after.keys() - {p.digest for p in before})
+    say(f"{settled} of {len(before)} pending keys settled" + (f"; {new} new ones" if new else ""))
+    return len(before) - settled

@@ -1,0 +1,79 @@
+"""Keys decided without measuring, and how a process comes to measure them after all."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Protocol
+
+from ..core.budget import Budget
+from ..core.decision import Decision
+from ..core.job import Job
+from ..errors import InvalidInputError
+from ..protocols import Store
+from ..settings import Settings
+
+
+class Forgetful(Protocol):
+    """A front door's table of decisions."""
+
+    def forget_unmeasured(self) -> None:
+        """Forget decisions that measuring had no say in, so that the next call of their key is a miss."""
+
+
+_lock = threading.Lock()
+_tables: weakref.WeakSet[Forgetful] = weakref.WeakSet()
+_depth = 0
+
+
+@contextlib.contextmanager
+def tune_pending() -> Iterator[None]:
+    """Within this, misses are tuned whatever FORECAST_AUTOTUNE_MODE and a budget of 0 say.
+
+    Keys that this process has decided without measuring are decided again when they are next met. What is decided within
+    holds afterwards. All threads are meant.
+    """
+    global _depth
+    with _lock:
+        _depth += 1
+        tables = list(_tables)
+    try:
+        for table in tables:
+            table.forget_unmeasured()
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+
+
+def measuring_is_wanted() -> bool:
+    """Whether a `tune_pending()` is open."""
+    return _depth > 0
+
+
+def holds_unmeasured(table: Forgetful) -> None:
+    """Have a table forget its unmeasured decisions when `tune_pending()` is entered."""
+    with _lock:
+        _tables.add(table)
+
+
+def is_unmeasured(decision: Decision | None) -> bool:
+    """Whether measuring had no say in a decision of this process; None is one that was never made."""
+    if decision is None or not decision.tried:
+        return True
+    try:
+        return not Budget(decision.budget).measures
+    except InvalidInputError:  # brought from elsewhere
+        return False
+
+
+def note_if_pending(store: Store, job: Job, decision: Decision | None, settings: Settings, budget: Budget) -> None:
+    """Note a job that was just decided without measuring, because measuring is not allowed.
+
+    A stored decision is no such case: it was made under a budget that measures.
+    """
+    if decision is None or (not budget.measures and decision.budget == str(budget)):
+        because = settings.mode if settings.mode != "tune" else None
+        store.note_pending(job, f"mode {because}" if because else f"budget {budget}")
