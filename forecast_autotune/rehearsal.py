@@ -370,7 +370,7 @@ def _unwrapped(value: object) -> object:
 
 
 def _scalar(value: object) -> bool:
-    return isinstance(value, (bool, int, float, str, type(None)))
+    return isinstance(value, (bool, int, str, type(None))) or (isinstance(value, float) and math.isfinite(value))
 
 
 class _CallableModule(types.ModuleType):

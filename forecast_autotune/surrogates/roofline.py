@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..arrays import forecasts_from, normal_cdf
@@ -23,14 +23,25 @@ SIGMA = 0.9  # rules of thumb explain little: on kernels they were not written b
 TRUST_IN_RULES = 0.5  # of what the rules of thumb say, so much is believed
 WARP = 32  # where the sheet does not say
 FLOAT_BYTES = 4  # of an element, which no role tells
+SOURCE_SIGMA = 0.7  # what is read from a Triton kernel's source explains more than a knob's role, still not much
+TRUST_IN_SOURCE = 0.7
+RESIDENT_THREADS = (
+    768  # of a unit, counting each further pipeline stage once more: enough to hide most of a load's latency
+)
+DOT_SIDE = 64  # a shorter side of a product leaves tensor cores idle
+MOST_REGISTERS = 255  # of a thread; what is beyond spills
+SURE_FAILURE = (
+    0.95  # shared memory counted from the source was the compiler's own figure in all cases checked (4 matmuls)
+)
 LIKELY_FAILURE = 0.6  # chance of failing beyond a limit of the device, estimated from roles alone
 
 
 class Roofline:
     """Forecast from the work to be done, the hardware sheet and the knobs' roles.
 
-    No config can be faster than the roofline allows, so that a default near it leaves little to gain; roles say, gently,
-    which configs suit the device better than the default. Always unsure. Abstains where it has neither roles, nor work
+    No config can be faster than the roofline allows, so that a default near it leaves little to gain; a Triton kernel's
+    source says what each config moves and computes; where there is none, roles say, gently, which configs suit the device
+    better than the default. Always unsure. Abstains where it has neither roles, nor work
     together with a time of the default.
     """
 
@@ -43,14 +54,23 @@ class Roofline:
         default = question.outcomes.get(job.space.default)
         default_us = default.median_us if isinstance(default, Measurement) else None
         bound_us = least_us(job)
-        if not job.space.roles and (bound_us is None or default_us is None):
+        if not job.space.roles and not job.described and (bound_us is None or default_us is None):
             return [Abstention(self.name, "no roles of knobs, and no work with a time of the default")] * len(
                 question.configs
             )
-        penalty, fails = rules_of_thumb([job.space.default, *question.configs], job.space.roles, job.hardware)
-        mean = TRUST_IN_RULES * (penalty[0] - penalty[1:])
-        sigma = np.full(mean.size, SIGMA)
-        said = ["knob roles"] if job.space.roles else []
+        configs = [job.space.default, *question.configs]
+        read = (
+            read_from_source([job.described[job.space.index(c)] for c in configs], job.hardware)
+            if job.described
+            else None
+        )
+        if read is not None:
+            (cost, fails), trust, unsure, said = read, TRUST_IN_SOURCE, SOURCE_SIGMA, ["kernel source"]
+        else:
+            cost, fails = rules_of_thumb(configs, job.space.roles, job.hardware)
+            trust, unsure, said = TRUST_IN_RULES, SIGMA, ["knob roles"] if job.space.roles else []
+        mean = trust * (cost[0] - cost[1:])
+        sigma = np.full(mean.size, unsure)
         if bound_us is not None and default_us is not None:
             headroom = max(0.0, math.log2(default_us / bound_us))
             mean, sigma = _below(mean, sigma, headroom)
@@ -124,6 +144,34 @@ def rules_of_thumb(configs: Sequence[Config], roles: dict[str, str], hardware: H
         copies = np.log2(sizes["unroll"].prod(axis=0))
         penalty += 0.05 * (3 - np.minimum(3.0, copies)) + 0.1 * np.maximum(0.0, copies - 4)
     return penalty, fails
+
+
+def read_from_source(described: Sequence[Mapping[str, float]], hardware: Hardware) -> tuple[Array, Array] | None:
+    """What a Triton kernel's source says each config costs, in log2 of time, and its chance of not fitting the device.
+
+    The bound by traffic and arithmetic (each as the config's tiles make it), and what keeps a launch from reaching it: too
+    few threads in flight, threads without work, products too narrow for tensor cores, registers that spill. None where
+    the source gives no bound for every config. For the names see `kernel_features.features`.
+    """
+    import numpy as np
+
+    def column(name: str, missing: float) -> Array:
+        return np.array([d.get(name, missing) for d in described], dtype=float)
+
+    bound_us = column("us_bound", np.nan)
+    if not np.all(bound_us > 0):
+        return None
+    cost = np.log2(bound_us)
+    pipelined = np.where(column("tile_k", 0) > 0, np.maximum(1.0, column("num_stages", 1) - 1), 1.0)
+    in_flight = column("threads", 128) * np.maximum(1.0, column("blocks_per_unit", 4)) * pipelined
+    cost += 0.3 * np.log2(np.maximum(1.0, RESIDENT_THREADS / in_flight))
+    cost += 0.2 * np.log2(np.maximum(1.0, 1.0 / np.maximum(column("per_thread", 1), 1e-3)))
+    side = np.minimum(column("tile_m", DOT_SIDE), column("tile_n", DOT_SIDE))
+    cost += 0.3 * np.log2(np.maximum(1.0, DOT_SIDE / np.maximum(side, 1.0)))
+    cost += 2.0 * np.log2(np.maximum(1.0, column("registers", 0) / MOST_REGISTERS))
+    threads = column("threads", 0)
+    too_large = (column("shared_share", 0) > 1) | (threads > (hardware.max_threads or np.inf))
+    return cost, np.where(too_large, SURE_FAILURE, 0.02)
 
 
 def _sizes(configs: Sequence[Config], roles: dict[str, str], role: str, hardware: Hardware) -> Array | None:

@@ -1,5 +1,5 @@
 # ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals
-"""The Triton front door, from the decorator to the store: on the rehearsal driver, and where values count in the interpreter."""
+"""The Triton front door, from the decorator to the store: on the rehearsal driver, or interpreted where values count."""
 
 from __future__ import annotations
 
@@ -512,7 +512,7 @@ def test_graphs_are_timed_by_tritons_graph_benchmark_under_a_key_of_their_own(mo
         call(tuned())
         call(tuned(timing="graph"))
         assert bench.calls >= 4
-        with pytest.warns(DeprecationWarning):
+        with pytest.warns(DeprecationWarning, match="use_cuda_graph"):
             older = tuned(use_cuda_graph=True)
         before = bench.calls
         call(older)
@@ -710,7 +710,8 @@ def test_a_compiler_that_aborts_takes_down_a_worker_and_not_the_caller(
             script = tmp_path / name
             script.write_text(
                 f'#!/bin/sh\ncase "$*" in *--version*) exec {tool.path} --version;; esac\n'
-                'for file; do case "$file" in *.ptx) grep -q "ntid 256" "$file" && kill -ABRT $PPID && sleep 5;; esac; done\n'
+                'for file; do case "$file" in *.ptx)\n'
+                '  grep -q "ntid 256" "$file" && kill -ABRT $PPID && sleep 5;; esac; done\n'
                 f'exec {tool.path} "$@"\n'
             )
             script.chmod(0o755)
@@ -781,7 +782,7 @@ def test_options_of_a_backend_may_stand_in_some_configs_only() -> None:
 
 def test_configs_that_set_what_the_call_gives_are_refused_as_triton_does() -> None:
     kernel = tuned()
-    with playing(), pytest.raises(ValueError, match="Conflicting meta-parameters: BLOCK.*Kernel scale"):
+    with playing(), pytest.raises(ValueError, match=r"Conflicting meta-parameters: BLOCK.*Kernel scale"):
         call(kernel, BLOCK=64)
 
 

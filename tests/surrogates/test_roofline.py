@@ -85,3 +85,34 @@ def test_every_core_of_a_cpu_is_worth_a_thread() -> None:
 def test_it_abstains_without_roles_and_work() -> None:
     for asked in (question(recording(), known=5), question(recording(), work=Work(flops=1e9, bytes=1e9))):
         assert all(isinstance(a, Abstention) for a in Roofline().forecast(asked))
+
+
+def test_what_the_source_says_goes_before_what_roles_suggest() -> None:
+    space = Space([{"BLOCK": n} for n in (32, 64, 128)], roles={"BLOCK": "tile"})
+    described = (
+        {"us_bound": 100.0, "threads": 128.0},
+        {"us_bound": 50.0, "threads": 128.0},
+        {"us_bound": 50.0, "threads": 128.0, "shared_share": 1.2},
+    )
+    job = replace(job_of(recording()), space=space, described=described)
+    default, half, too_large = forecasts(Question(job=job, configs=space))
+    assert default.mean == 0.0
+    assert half.mean == too_large.mean > 0.4
+    assert half.fail_probability < 0.1 < 0.9 < too_large.fail_probability
+    assert "kernel source" in half.source
+
+
+def test_threads_without_work_and_registers_that_spill_cost() -> None:
+    space = Space([{"warps": n} for n in (4, 8, 16)])
+    plain = {"us_bound": 10.0, "threads": 256.0, "blocks_per_unit": 8.0, "per_thread": 8.0, "registers": 60.0}
+    described = (plain, {**plain, "per_thread": 0.25}, {**plain, "registers": 400.0})
+    job = replace(job_of(recording()), space=space, described=described)
+    _, idle, spilling = forecasts(Question(job=job, configs=space))
+    assert idle.mean < -0.2
+    assert spilling.mean < -0.5
+
+
+def test_a_source_that_gives_no_bound_leaves_the_roles() -> None:
+    space = Space([{"BLOCK": 32}, {"BLOCK": 64}], roles={"BLOCK": "tile"})
+    job = replace(job_of(recording()), space=space, described=({"us_bound": 5.0}, {}))
+    assert all("knob roles" in f.source for f in forecasts(Question(job=job, configs=space)))
