@@ -8,6 +8,7 @@ its hardware is of kind `stub`, which no real key matches.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import time
 import types

@@ -150,7 +150,9 @@ class Workshop:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, _KIND)
         try:
-            with theirs:  # closed before the answer is waited for: a workshop that is gone must show as an end, not as silence
+            with (
+                theirs
+            ):  # closed before the answer is waited for: a workshop that is gone must show as an end, not as silence
                 message = {"module": job.__module__, "function": job.__name__, "request": dict(request)}
                 with self._lock:
                     self._ensure_running().send(message, [theirs.fileno(), *files])

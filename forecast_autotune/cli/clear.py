@@ -10,7 +10,9 @@ from ._shared import Subparsers, add_store_argument, is_missing, new_parser, say
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    parser = new_parser(subparsers, "clear", "Remove everything from the store, or everything of one kernel.")
+    parser = new_parser(
+        subparsers, "clear", "Remove everything from the store, builds included, or everything of one kernel."
+    )
     parser.add_argument("--kernel", metavar="K", help="only the kernel of exactly this name")
     parser.add_argument("--yes", action="store_true", help="do not ask; at a terminal the command asks otherwise")
     add_store_argument(parser)
@@ -18,7 +20,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from .prune import tell_removed
+    from .prune import remove_builds, tell_removed
 
     store = store_of(arguments)
     if is_missing(store):
@@ -31,4 +33,6 @@ def run(arguments: argparse.Namespace) -> int:
             return NOTHING
     removed = store.clear(kernel=arguments.kernel)
     tell_removed(removed)
+    if arguments.kernel is None:
+        remove_builds(store.path.parent / "builds", 0.0)
     return OK if arguments.kernel is None or removed.decisions + removed.outcomes + removed.pending else NOTHING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from ..store.manage import UNSEEN_DAYS, Removed
 from . import NOTHING, OK
@@ -13,8 +14,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = new_parser(
         subparsers,
         "prune",
-        "Remove superseded decisions, and everything of programs and toolchains that nothing has recorded, decided or\n"
-        "recalled for so many days. Removing costs time when it is needed again, nothing else.",
+        "Remove superseded decisions, everything of programs and toolchains that nothing has recorded, decided or\n"
+        "recalled for so many days, and builds that nothing has used for as long. Removing costs time when it is needed again, nothing else.",
     )
     parser.add_argument(
         "--days", type=float, default=UNSEEN_DAYS, metavar="N", help="unseen for so long (default: %(default)s)"
@@ -28,7 +29,16 @@ def run(arguments: argparse.Namespace) -> int:
     if is_missing(store):
         return NOTHING
     tell_removed(store.prune(unseen_days=arguments.days))
+    remove_builds(store.path.parent / "builds", arguments.days)
     return OK
+
+
+def remove_builds(root: Path, days: float) -> None:
+    from ..compilers.builds import remove_unused
+
+    count, size = remove_unused(root, days=days)
+    if count:
+        say(f"removed {count} builds, {size / 2**20:.0f} MiB")
 
 
 def tell_removed(removed: Removed) -> None:

@@ -33,6 +33,7 @@ from ..workers import (
     usable_memory_bytes,
     workshop,
 )
+from .builds import mark_used
 from .cpp_build import build
 from .cpp_recipe import Recipe, Variant, build_root
 from .cuda_report import kernel_report
@@ -93,6 +94,7 @@ class CppCompiler:
         result = self._built(variant) or self._build(config, self._slot(0))
         if isinstance(result, Failure):
             raise AutotuneError(f"{self.recipe.name} does not build with {config}: {result.message}")
+        mark_used(self._folder(variant))
         return Extension(path=str(self._library(variant)), name=self.recipe.name, namespace=variant.namespace)
 
     def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
@@ -140,7 +142,7 @@ class CppCompiler:
         return self.root / variant.digest
 
     def _library(self, variant: Variant) -> Path:
-        return self._folder(variant) / str(self._record(variant)["library"])
+        return self._folder(variant) / Path(str(self._record(variant)["library"])).name
 
     def _slot(self, index: int) -> Path:
         return self.root / f"slot-{self._shared_digest()}-{index}"
@@ -181,6 +183,7 @@ class CppCompiler:
                 report = self.report(config)
                 if isinstance(report, Failure):
                     return report
+                mark_used(slot)
                 with self._start(variant, folder, slot) as worker:
                     answer = self._wait(worker, began, abandoned)
                     worker.finish(30.0)

@@ -206,7 +206,11 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel under the config decided for this call's key, deciding now if it is the first of its key."""
-        return self._launches.get((len(args), *kwargs), self._miss)(*args, **kwargs)
+        try:
+            launch = self._launches[(len(args), *kwargs)]
+        except KeyError:
+            launch = self._miss
+        return launch(*args, **kwargs)
 
     def _miss(self, *args: Any, **kwargs: Any) -> Any:
         """A call whose key, or whose form, is met for the first time in this process."""

@@ -17,7 +17,7 @@ from triton.runtime.driver import driver
 
 from ..compilers.no_compile import NoCompiler
 from ..compilers.triton_compile import TritonCompiler
-from ..compilers.triton_source import apply_heuristics, jit_function
+from ..compilers.triton_source import apply_heuristics, gpu_target, jit_function
 from ..core.config import Config
 from ..core.digest import Value
 from ..core.hardware import Hardware, Toolchain
@@ -106,7 +106,7 @@ class TritonCall:
             ),
             space=Space(configs, roles={k: r for k, r in roles.items() if k in configs[0].knobs}),
             hardware=self.hardware,
-            toolchain=current_toolchain(),
+            toolchain=current_toolchain(gpu_target(target_of(self.hardware)) if self._named_only else None),
             work=work_of(described) if described else None,
             described=described,
         )
@@ -298,14 +298,14 @@ def current_hardware() -> Hardware:
     return Hardware(kind=target.backend, name=str(target.arch), warp_size=target.warp_size)
 
 
-def current_toolchain() -> Toolchain:
-    """What compiles a Triton kernel now, with the settings that change its code."""
+def current_toolchain(target: Any = None) -> Toolchain:
+    """What compiles a Triton kernel now, for the current device or a target, with the settings that change its code."""
     from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.compiler.compiler import make_backend
 
     versions = {"triton": triton.__version__, "torch": str(torch.__version__)}
     try:
-        versions["backend"] = str(make_backend(driver.active.get_current_target()).hash())
+        versions["backend"] = str(make_backend(target or driver.active.get_current_target()).hash())
     except Exception:
         versions["backend"] = "none"
     if torch.version.cuda is not None:

@@ -26,7 +26,7 @@ AIM = 0.30  # of what Triton's own adds
 
 CONFIGS = [triton.Config({"BM": 32, "BN": 64}, num_warps=4), triton.Config({"BM": 64, "BN": 64}, num_warps=8)]
 MEASUREMENTS = [
-    tuple(torch.empty(8, 8, dtype=dtype) for _ in range(3)) + (m, 64, 64, 8, 1, 8, 1, 8, 1)
+    (*(torch.empty(8, 8, dtype=dtype) for _ in range(3)), m, 64, 64, 8, 1, 8, 1, 8, 1)
     for dtype in (torch.float16, torch.float32)
     for m in (64, 128, 256)
 ]

@@ -1,0 +1,267 @@
+"""`forecast`: rank a kernel's configs for a GPU without touching one."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import sys
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidInputError, MissingExtraError
+from . import OK
+from ._shared import (
+    JSON_HELP,
+    Subparsers,
+    add_store_argument,
+    as_duration,
+    as_times,
+    new_parser,
+    print_json,
+    print_table,
+    say,
+)
+
+if TYPE_CHECKING:
+    from ..core.config import Config
+    from ..core.forecast import Abstention, Forecast
+    from ..core.hardware import Hardware
+    from ..core.outcome import Evidence, Failure
+    from ..frontends.triton_forecast import NamedCall
+
+DEFAULT_TARGET = "cuda:90"
+
+DESCRIPTION = """\
+Rank the configs of an autotuned Triton kernel for a GPU that need not be here. Nothing is launched; what the store
+knows of the kernel is used, unless FORECAST_AUTOTUNE_MODE is forecast. The module is imported, as Python imports it.
+
+  forecast-autotune forecast kernels.py:matmul --target H100 \\
+      --arg a_ptr='float16[4096,4096]' --arg b_ptr='float16[4096,4096]' --arg c_ptr='float16[4096,4096]' \\
+      --arg M=4096 --arg N=4096 --arg K=4096 --grid 'cdiv(M,BLOCK_M)*cdiv(N,BLOCK_N)' --compile 8
+
+A forecast is a speed-up against the kernel's first config, with one standard deviation either side, and the chance that
+the config does not run. A value is 4096, 1e-5, true, none, text, tl.float16, or a tensor as DTYPE[SHAPE], with strides
+as DTYPE[SHAPE]:STRIDES. Nothing in values and grid is executed."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = new_parser(subparsers, "forecast", DESCRIPTION)
+    parser.add_argument("kernel", metavar="MODULE:KERNEL", help="a module's name or a .py file, and the kernel in it")
+    parser.add_argument("--arg", action="append", default=[], metavar="N=V", help="an argument of the kernel's call")
+    parser.add_argument(
+        "--target",
+        metavar="GPU",
+        help="such as H100, 'RTX 4090', cuda:90, hip:gfx942 (default: the GPU here, else cuda:90)",
+    )
+    parser.add_argument("--grid", metavar="X[,Y[,Z]]", help="the launch grid, computed from arguments and knobs")
+    parser.add_argument("--compile", type=_count, default=0, metavar="N", help="also compile the first N")
+    parser.add_argument("--top", type=_count, metavar="N", help="show the first N only")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_store_argument(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ._values import read_arguments, read_grid
+
+    grid = None if arguments.grid is None else read_grid(arguments.grid)
+    hardware = _hardware(arguments.target)
+    named = read_arguments(arguments.arg)
+    kernel = load_kernel(arguments.kernel)
+    from ..frontends.triton_forecast import NamedCall
+
+    call = NamedCall(kernel, named, hardware=hardware, grid=grid)
+    if grid is not None:
+        grid(
+            {**call.call.named, **call.job.space.default.knobs}
+        )  # what is wrong with it shall be told, not passed over
+    if call.note:
+        say(call.note)
+    ranked = _ranked(call, arguments.dir)
+    built = dict(call.compiled([config for config, _ in ranked[: arguments.compile]])) if arguments.compile else {}
+    shown = ranked[: max(arguments.top, arguments.compile)] if arguments.top else ranked
+    if arguments.json:
+        print_json(_as_json(call, shown, built))
+    else:
+        workload = call.job.workload
+        say(f"{workload} on {hardware}: {len(ranked)} configs, the default first listed; nothing was measured")
+        _print(call, shown, built)
+    return OK
+
+
+def load_kernel(text: str) -> Any:
+    """What `MODULE:KERNEL` names.
+
+    Raises:
+        InvalidInputError: it names nothing, or the module cannot be imported.
+    """
+    place, _, name = text.rpartition(":")
+    if not place or not name:
+        raise InvalidInputError(
+            f"{text!r} names no kernel: give MODULE:KERNEL, such as my.kernels:matmul or kernels.py:matmul"
+        )
+    with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of the result
+        module = _load_module(place)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            there = [
+                n for n, value in vars(module).items() if hasattr(value, "configs") and hasattr(value, "arg_names")
+            ]
+            told = f"its autotuned kernels are {', '.join(there)}" if there else "there is no autotuned kernel in it"
+            raise InvalidInputError(f"{place} has no {name}: {told}")
+        found = getattr(found, part)
+    return found
+
+
+def _load_module(place: str) -> types.ModuleType:
+    path = Path(place)
+    is_file = path.suffix == ".py" or path.is_file()
+    if is_file and not path.is_file():
+        raise InvalidInputError(f"there is no file {place}")
+    sys.path.insert(0, str(path.resolve().parent if is_file else Path.cwd()))
+    try:
+        if not is_file:
+            return importlib.import_module(place)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None:
+            raise InvalidInputError(f"{place} is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+        return module
+    except InvalidInputError:
+        raise
+    except (Exception, SystemExit) as err:  # whatever the user's own module does
+        raise InvalidInputError(f"{place} cannot be imported: {type(err).__name__}: {err}") from err
+
+
+def _hardware(target: str | None) -> Hardware:
+    """The GPU that is named, else the one here, else the usual one, which is said."""
+    from ..hardware_sheets import sheet_for
+
+    if target is not None:
+        return sheet_for(target)
+    try:
+        import torch
+        import triton  # noqa: F401  # everything below needs it
+    except ImportError as err:
+        raise MissingExtraError(
+            f"{err.name} is not installed, and a forecast reads kernels with it: pip install {err.name}"
+        ) from err
+    if torch.cuda.is_available():
+        from ..probe import detect_hardware
+
+        return detect_hardware("cuda")
+    sheet = sheet_for(DEFAULT_TARGET)
+    say(f"there is no GPU here: this is for {DEFAULT_TARGET}, {sheet}; --target names another")
+    return sheet
+
+
+def _ranked(call: NamedCall, folder: Path | None) -> list[tuple[Config, Forecast | Abstention]]:
+    """Forecasts by the surrogate of the settings, with what the store knows; looking begins no store."""
+    from dataclasses import replace
+
+    from ..frontends.engine import make_store, make_surrogate
+    from ..settings import Settings
+    from ..store.manage import StoreFile
+    from ..store.sqlite import SqliteStore
+
+    settings = Settings.from_environment()
+    settings = settings if folder is None else replace(settings, dir=folder)
+    known = StoreFile(settings.dir).exists() or bool(settings.packs)
+    store = make_store(settings) if known else SqliteStore.in_memory()
+    return call.ranked(make_surrogate(settings.surrogate), store)
+
+
+def _print(
+    call: NamedCall,
+    ranked: list[tuple[Config, Forecast | Abstention]],
+    built: dict[Config, Evidence | Failure],
+) -> None:
+    from ..core.forecast import Forecast
+
+    default = call.job.space.default
+    columns = ["rank", "config", "speed-up", "interval", "fails", "source"] + (["compiled"] if built else [])
+    table = []
+    for rank, (config, forecast) in enumerate(ranked, start=1):
+        row = [str(rank), _shown(config) + (" (default)" if config == default else "")]
+        if isinstance(forecast, Forecast):
+            low, high = forecast.mean - forecast.sigma, forecast.mean + forecast.sigma
+            row += [as_times(forecast.mean), f"{as_times(low)} to {as_times(high)}", f"{forecast.fail_probability:.0%}"]
+            row += [forecast.source]
+        else:
+            row += ["", "", "", f"{forecast.source} abstains: {forecast.reason}"]
+        table.append([*row, _told(built.get(config))] if built else row)
+    print_table(columns, table, right=("rank", "speed-up", "fails"))
+
+
+def _shown(config: Config) -> str:
+    """A config without the options that it leaves alone."""
+    return " ".join(f"{name}={value}" for name, value in config.knobs.items() if value is not None)
+
+
+def _told(built: Evidence | Failure | None) -> str:
+    from ..core.outcome import Failure
+
+    if built is None:
+        return ""
+    if isinstance(built, Failure):
+        return f"refused at {built.stage}: {built.message}"
+    facts = (
+        ("registers", built.registers),
+        ("B spilled", built.spill_bytes if built.spill_bytes is not None else built.stack_bytes),
+        ("B shared", built.shared_bytes),
+    )
+    return (
+        ", ".join(f"{value} {name}" for name, value in facts if value is not None) + f", {as_duration(built.compile_s)}"
+    )
+
+
+def _as_json(
+    call: NamedCall,
+    ranked: list[tuple[Config, Forecast | Abstention]],
+    built: dict[Config, Evidence | Failure],
+) -> dict[str, object]:
+    from dataclasses import asdict
+
+    from ..core.forecast import Forecast
+    from ..core.outcome import Failure
+    from ..hardware_sheets import target_of
+
+    def one(rank: int, config: Config, forecast: Forecast | Abstention) -> dict[str, object]:
+        told: dict[str, object] = {"rank": rank, "config": dict(config.knobs), "source": forecast.source}
+        if isinstance(forecast, Forecast):
+            told |= {
+                "log2_speedup": forecast.mean,
+                "sigma": forecast.sigma,
+                "bins": forecast.bins(),
+                "fail_probability": forecast.fail_probability,
+            }
+        else:
+            told["abstained"] = forecast.reason
+        if (found := built.get(config)) is not None:
+            told["failure" if isinstance(found, Failure) else "evidence"] = {
+                name: dict(value) if name == "instructions" else value for name, value in asdict(found).items()
+            }
+        return told
+
+    job = call.job
+    return {
+        "kernel": job.workload.program.name,
+        "key": dict(job.workload.key),
+        "hardware": job.hardware.identity,
+        "target": target_of(job.hardware),
+        "default": dict(job.space.default.knobs),
+        "configs": [one(rank, config, forecast) for rank, (config, forecast) in enumerate(ranked, start=1)],
+    }
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a count of at least 1")
+    return count

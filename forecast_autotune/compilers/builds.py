@@ -1,0 +1,41 @@
+"""Built variants on disk: marked when used, removed when nothing has used them for long."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+
+
+def mark_used(folder: Path) -> None:
+    """Note that a build, or a slot it was built in, is in use."""
+    with contextlib.suppress(OSError):
+        os.utime(folder)
+
+
+def remove_unused(root: Path, *, days: float) -> tuple[int, int]:
+    """Remove builds that nothing has used for so many days; how many, and how many bytes they took.
+
+    One that is being built now is left alone. A process that has a variant loaded keeps it.
+
+    Args:
+        root: the folder `builds` of a store's folder; there may be none.
+    """
+    import filelock
+
+    before = time.time() - days * 86400
+    count = size = 0
+    for folder in sorted(root.glob("*/*")) if root.is_dir() else ():
+        try:
+            if folder.is_symlink() or not folder.is_dir() or folder.stat().st_mtime > before:
+                continue
+            name = "slot.lock" if folder.name.startswith("slot-") else "build.lock"
+            with filelock.FileLock(folder / name, timeout=0, mode=0o600):
+                size += sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+                shutil.rmtree(folder)
+                count += 1
+        except (OSError, filelock.Timeout):
+            continue
+    return count, size

@@ -1,0 +1,50 @@
+"""Builds that nothing uses are removed; others are not."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import filelock
+
+from forecast_autotune.compilers.builds import mark_used, remove_unused
+
+
+def build(root: Path, name: str, age_days: float) -> Path:
+    folder = root / "extension" / name
+    folder.mkdir(parents=True)
+    (folder / "library.so").write_bytes(b"x" * 1000)
+    then = time.time() - age_days * 86400
+    os.utime(folder, (then, then))
+    return folder
+
+
+def test_old_builds_go_and_used_ones_stay(tmp_path: Path) -> None:
+    old, new, used = build(tmp_path, "old", 40), build(tmp_path, "new", 1), build(tmp_path, "used", 40)
+    mark_used(used)
+    count, size = remove_unused(tmp_path, days=30)
+    assert (count, size >= 1000) == (1, True)
+    assert (old.exists(), new.exists(), used.exists()) == (False, True, True)
+
+
+def test_a_build_in_progress_is_left_alone(tmp_path: Path) -> None:
+    busy = build(tmp_path, "busy", 40)
+    then = time.time() - 40 * 86400
+    with filelock.FileLock(busy / "build.lock"):
+        os.utime(busy, (then, then))
+        assert remove_unused(tmp_path, days=30) == (0, 0)
+    assert busy.exists()
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "builds" / "extension").mkdir(parents=True)
+    (tmp_path / "builds" / "extension" / "link").symlink_to(elsewhere)
+    assert remove_unused(tmp_path / "builds", days=0) == (0, 0)
+    assert elsewhere.exists()
+
+
+def test_no_builds_at_all_is_no_error(tmp_path: Path) -> None:
+    assert remove_unused(tmp_path / "missing", days=0) == (0, 0)

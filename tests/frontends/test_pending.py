@@ -1,0 +1,246 @@
+# ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals
+"""Keys met where measuring is not allowed: noted by both front doors, measured within tune_pending()."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contracts.store_contract import SPACE, a_decision, a_job
+from toy import Toy
+
+import forecast_autotune as fa
+from forecast_autotune.frontends.pending import is_unmeasured
+from forecast_autotune.settings import Settings
+from forecast_autotune.store.manage import StoreFile
+from forecast_autotune.store.sqlite import open_store
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
+
+
+@triton.jit
+def scale(x_ptr, n, factor, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n) * factor, mask=offsets < n)
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton-cache"))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+
+
+def tuned(**extras: Any) -> Any:
+    configs = [triton.Config({"BLOCK": b}, num_warps=4) for b in (64, 128, 256)]
+    return fa.autotune(configs=configs, key=["n"], **{"budget": 2, **extras})(scale)
+
+
+def call(kernel: Any, n: int = 1000) -> int:
+    """Launch once; returns how many configs were launched."""
+    with fa.rehearsal("cuda:90", times=400.0) as on:
+        kernel[(16,)](torch.empty(n), n, 2.0)
+    return len(on.launches)
+
+
+def noted(folder: Path) -> list[tuple[object, str, int]]:
+    store = StoreFile(folder)
+    return [(p.place.workload.key["n"], p.why, p.met) for p in store.pending()] if store.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("environment", "extras", "why"),
+    [
+        ({"FORECAST_AUTOTUNE_MODE": "cached"}, {}, "mode cached"),
+        ({"FORECAST_AUTOTUNE_MODE": "forecast"}, {}, "mode forecast"),
+        ({"FORECAST_AUTOTUNE_BUDGET": "0"}, {}, "budget 0"),
+        ({}, {"budget": "0%"}, "budget 0%"),
+        ({}, {"mode": "cached"}, "mode cached"),
+    ],
+)
+def test_a_key_that_may_not_be_measured_is_noted_once_in_a_process(
+    own_settings: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    extras: dict[str, Any],
+    why: str,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    kernel = tuned(**extras)
+    assert call(kernel) == call(kernel) == 1
+    kernel.cache.clear()
+    call(kernel)
+    call(kernel, 2000)
+    assert sorted(noted(own_settings)) == [(1000, why, 1), (2000, why, 1)]
+
+
+def test_mode_first_and_a_stored_decision_note_nothing(own_settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(tuned()) == 2
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "first")
+    call(tuned(), 2000)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "cached")
+    call(tuned())
+    assert noted(own_settings) == []
+
+
+def test_a_miss_in_mode_strict_is_noted(own_settings: Path) -> None:
+    with pytest.raises(fa.CacheMissError):
+        call(tuned(mode="strict"))
+    assert noted(own_settings) == [(1000, "mode strict", 1)]
+
+
+def test_measuring_the_key_later_strikes_it_out(own_settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "cached")
+    call(tuned())
+    call(tuned(), 2000)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "tune")
+    call(tuned())
+    assert noted(own_settings) == [(2000, "mode cached", 1)]
+
+
+def test_without_a_rehearsal_a_missing_driver_is_no_key_of_anybody(own_settings: Path) -> None:
+    kernel = tuned(mode="cached", do_bench=lambda call, quantiles: [1.0] * len(quantiles))
+    with pytest.raises(RuntimeError, match="0 active drivers"):  # of the launch, after the decision
+        kernel[(16,)](torch.empty(1000), 1000, 2.0)
+    assert noted(own_settings) == []
+
+
+@pytest.mark.parametrize("mode", ["cached", "forecast", "first", "strict", "tune"])
+def test_within_tune_pending_keys_decided_unmeasured_are_measured_whatever_the_mode(
+    own_settings: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "0" if mode == "tune" else "2")
+    kernel = tuned()
+    if mode != "strict":
+        assert call(kernel) == 1
+    with fa.tune_pending():
+        assert call(kernel) == (3 if mode == "tune" else 2)  # a budget of 0 gives way to the front end's own
+        assert call(kernel) == 1  # it is measured: once is enough
+        call(kernel, 2000)
+    assert noted(own_settings) == []
+    assert call(kernel) == 1
+    assert {d.basis for d in kernel.decisions.values()} == {"measured"}
+
+
+def test_what_was_measured_or_set_by_hand_is_not_decided_again() -> None:
+    kernel = tuned()
+    call(kernel)
+    chosen = kernel.configs[2]
+    kernel.cache.update(dict.fromkeys(kernel.cache, chosen))
+    with fa.tune_pending():
+        call(kernel)
+    assert kernel.best_config is chosen
+
+
+def test_load_inline_notes_and_tunes_pending_keys_too(
+    toy: Toy, own_settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.arange(2_000, dtype=torch.float32)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "cached")
+    module = fa.load_inline(**{**toy.arguments(), "space": toy.space(["slow", "plain"])})
+    assert torch.equal(module.scaled(x, 2.0), 2 * x)
+    (pending,) = StoreFile(own_settings).pending()
+    assert pending.place.workload.program.name.endswith(".scaled")
+    with fa.tune_pending():
+        assert torch.equal(module.scaled(x, 2.0), 2 * x)
+    (decision,) = module.scaled.decisions.values()
+    assert (decision.basis, decision.config) == ("measured", toy.config("plain"))
+    assert StoreFile(own_settings).pending() == []
+
+
+# A store that cannot be had -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_forecast_mode_says_nothing_of_a_folder_it_may_not_write_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed").mkdir(mode=0o500)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "closed" / "store"))
+    assert call(tuned(mode="forecast")) == 1
+
+
+@pytest.mark.parametrize("trouble", ["a file in the way", "no database"])
+def test_forecast_mode_says_nothing_of_a_store_it_cannot_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    folder = tmp_path / "broken"
+    if trouble == "a file in the way":
+        folder.write_text("")
+    else:
+        folder.mkdir(mode=0o700)
+        (folder / "store.sqlite3").write_bytes(b"nonsense" * 1000)
+        (folder / "store.sqlite3").chmod(0o600)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(folder))
+    assert call(tuned(mode="forecast")) == 1  # a warning would be an error here
+    if folder.is_dir():
+        assert (folder / "store.sqlite3").read_bytes() == b"nonsense" * 1000
+
+
+def test_a_store_that_is_busy_is_not_waited_for_and_hears_of_it_in_the_end(own_settings: Path) -> None:
+    import sqlite3
+
+    store = open_store(Settings.from_environment())
+    assert store.decision(a_job()) is None
+    other = sqlite3.connect(own_settings / "store.sqlite3", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    began = time.monotonic()
+    store.note_pending(a_job(), "mode cached")
+    assert time.monotonic() - began < 1.0
+    other.execute("ROLLBACK")
+    other.close()
+    assert StoreFile(own_settings).pending() == []
+    store.close()
+    assert [p.why for p in StoreFile(own_settings).pending()] == ["mode cached"]
+
+
+# Rows ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_processes_count_and_prune_and_clear_reach_pending_keys(tmp_path: Path) -> None:
+    from forecast_autotune.store.sqlite import SqliteStore
+
+    for why in ("mode cached", "budget 0"):
+        with SqliteStore(tmp_path) as store:
+            store.note_pending(a_job(), why)
+            store.note_pending(a_job(), why)
+    store_file = StoreFile(tmp_path)
+    (pending,) = store_file.pending()
+    assert (pending.why, pending.met, pending.space_size) == ("budget 0", 2, len(SPACE))
+    assert pending.space == SPACE.digest
+    assert pending.noted_at <= pending.met_at
+    assert store_file.stats().pending == 1
+    assert store_file.prune().pending == 0
+    assert store_file.prune(unseen_days=0).pending == 1
+    with SqliteStore(tmp_path) as store:
+        store.note_pending(a_job(), "mode cached")
+        store.note_pending(a_job(name="softmax"), "mode cached")
+    assert store_file.clear(kernel="rmsnorm").pending == 1
+    removed = store_file.clear()
+    assert (removed.pending, removed.programs) == (1, 1)
+
+
+def test_only_a_decision_that_measuring_had_a_say_in_strikes_a_key_out(tmp_path: Path) -> None:
+    from forecast_autotune.store.sqlite import SqliteStore
+
+    job = a_job()
+    unmeasured = a_decision(job, basis="forecast", measured=0, config_us=None)
+    with SqliteStore(tmp_path) as store:
+        store.note_pending(job, "mode cached")
+        store.decide(job, unmeasured)
+        assert len(StoreFile(tmp_path).pending()) == 1
+        store.decide(job, a_decision(job))
+        assert StoreFile(tmp_path).pending() == []
+        store.note_pending(job, "mode cached")  # by a process that had decided before
+        assert StoreFile(tmp_path).pending() == []
+    assert is_unmeasured(unmeasured)
+    assert is_unmeasured(None)
+    assert is_unmeasured(a_decision(job, budget="0"))
+    assert not is_unmeasured(a_decision(job, budget="of another kind"))
