@@ -11,7 +11,7 @@ ifeq ($(filter-out 0,$(HAS_GPU)),)
 CONSTRAINTS := --constraint .ci/constraints-cpu.txt
 endif
 
-.PHONY: help setup demo test lint test-slow bench budgets replay clean
+.PHONY: help setup demo test lint test-triton-all test-triton-oldest test-third-party test-slow bench bench-call bench-tuning budgets replay clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,11 +37,55 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+# One environment for each Triton: its own Triton and package, the rest from $(VENV).
+OLDEST_TRITON := 3.6.0
+TRITONS       ?= $(OLDEST_TRITON) 3.7.1 3.8.0 3.9.0
+TRITON_TESTS  := tests/frontends/test_triton*.py tests/compilers/test_triton*.py tests/test_rehearsal.py \
+                 tests/test_kernel_features.py tests/benchmarks/test_cached_call.py
+
+test-triton-all: $(TRITONS:%=test-triton-%)  ## the Triton tests on each Triton that is supported
+
+test-triton-oldest: test-triton-$(OLDEST_TRITON)  ## the Triton tests on the oldest
+
+test-triton-%: .venv-triton-%/.ready
+	.venv-triton-$*/bin/python -m pytest --benchmark-disable $(TRITON_TESTS)
+
+.PRECIOUS: .venv-triton-%/.ready
+
+# Up to Triton 3.6 the interpreter fails with NumPy 2.4.
+.venv-triton-%/.ready: $(VENV)/.ready
+	$(call beside,$(@D))
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --ignore-installed --no-deps triton==$* \
+	    $(if $(filter 3.4.% 3.5.% 3.6.%,$*),'numpy<2.4')
+	@touch $@
+
+test-third-party: .venv-third-party/.ready  ## other packages' kernels, unmodified, tuned through install()
+	.venv-third-party/bin/python -m pytest tests/test_third_party.py
+
+.venv-third-party/.ready: $(VENV)/.ready
+	$(call beside,$(@D))
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --ignore-installed --no-deps liger-kernel==0.8.5 \
+	    flash-linear-attention==0.6.0 fla-core==0.6.0 einops==0.8.2
+	@touch $@
+
+# $(call beside,FOLDER): a virtual environment that finds in $(VENV) what it does not hold itself.
+define beside
+	$(BIN)/python -m venv $(1)
+	printf '%s\n' "$(CURDIR)" "$$(realpath $(BIN)/../lib/python*/site-packages)" \
+	    > "$$(echo $(1)/lib/python*/site-packages)/beside.pth"
+endef
+
 test-slow: setup  ## the tests that take minutes: every kernel of the suite through its front door
 	$(BIN)/python -m pytest --benchmark-disable -m slow
 
 bench: setup  ## speed: forecasting, the cached call, the store
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only --benchmark-columns=min,median,rounds
+
+bench-call: setup  ## what a cached call costs, Triton's own tuner beside ours
+	@$(BIN)/python tests/benchmarks/test_cached_call.py
+
+bench-tuning: setup  ## how long tuning 434 configs takes, Triton's own tuner (a sample of 40) beside ours
+	@$(BIN)/python -m calibration.tuning_speed --stock-sample 40
 
 budgets: setup  ## what a budget of 4, 8, 16, 32 loses against an exhaustive run, on the recorded GEMM
 	@$(BIN)/forecast-autotune replay tests/traces/*.jsonl.gz --budget 4 --budget 8 --budget 16 --budget 32 --seeds 20

@@ -13,8 +13,6 @@ from pathlib import Path
 from kernel_suite import kernels
 
 from forecast_autotune.core.job import Recording
-from forecast_autotune.frontends.engine import make_store
-from forecast_autotune.settings import Settings
 from forecast_autotune.store.trace import write_trace
 
 
@@ -34,7 +32,7 @@ def main() -> None:
     function = kernel.tuned()
     function(*inputs)
     job = function.tuned.job(inputs)  # type: ignore[attr-defined]
-    outcomes = make_store(Settings.from_environment()).outcomes(job)
+    outcomes = function.tuned.outcomes(inputs)  # type: ignore[attr-defined]
     write_trace(
         Recording(
             workload=job.workload,

@@ -211,7 +211,9 @@ def workshop() -> Workshop:
 
 def serve(descriptor: int) -> None:
     """Run a workshop: fork a worker per request until the caller is gone. Called in the workshop's own process."""
-    import torch.utils.cpp_extension  # noqa: F401  # the point of the workshop: every worker finds it imported
+    # The point of the workshop: every worker finds torch imported. Nothing more of it: torch.utils.cpp_extension asks for a
+    # GPU when imported, and CUDA cannot be used in the fork of a process that has asked (seen on an H200, torch 2.11).
+    import torch  # noqa: F401
 
     os.umask(0o077)  # what workers write is this user's alone
     control = socket.socket(fileno=descriptor)

@@ -13,7 +13,7 @@ COMMANDS = {
     "show": ("show", "one decision: why, forecast beside measurement, what it beat"),
     "stats": ("stats", "size, hits, time saved, how honest the forecasts were"),
     "replay": ("replay", "tune against recorded spaces: loss, spend, honesty"),
-    "run": ("run", "run a program, and the processes it starts, with its triton.autotune ours"),
+    "run": ("run", "run a program whose triton.autotune is ours"),
     "forecast": ("forecast", "rank a kernel's configs for a GPU without touching one"),
     "pending": ("pending", "keys met where measuring was not allowed"),
     "tune-pending": ("tune_pending", "run a program to tune pending keys"),

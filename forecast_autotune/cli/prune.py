@@ -15,7 +15,8 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "prune",
         "Remove superseded decisions, everything of programs and toolchains that nothing has recorded, decided or\n"
-        "recalled for so many days, and builds that nothing has used for as long. Removing costs time when it is needed again, nothing else.",
+        "recalled for so many days, and builds that nothing has used for as long. Removing costs time when it is needed\n"
+        "again, nothing else.",
     )
     parser.add_argument(
         "--days", type=float, default=UNSEEN_DAYS, metavar="N", help="unseen for so long (default: %(default)s)"

@@ -21,7 +21,7 @@ from ..core.decision import Decision
 from ..core.digest import Value
 from ..core.hardware import Hardware
 from ..core.job import Job
-from ..core.outcome import Evidence, Failure
+from ..core.outcome import Evidence, Failure, Outcome
 from ..core.space import Space
 from ..core.workload import Program, Work, Workload
 from ..errors import AutotuneError, CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
@@ -328,6 +328,10 @@ class TunedFunction:
             toolchain=compiler.toolchain,
             work=self._work_of(args),
         )
+
+    def outcomes(self, args: tuple[Any, ...]) -> Mapping[Config, Outcome]:
+        """What is known of each config for a call's key, from the store."""
+        return make_store(Settings.from_environment()).outcomes(self.job(args))
 
     def _measurer(self, compiler: CppCompiler, args: tuple[Any, ...], isolate: bool) -> Isolated | InProcess:
         if not isolate:

@@ -4,19 +4,15 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts.store_contract import SPACE, a_decision, a_job
 from toy import Toy
 
 import forecast_autotune as fa
-from forecast_autotune.frontends.pending import is_unmeasured
-from forecast_autotune.settings import Settings
+from forecast_autotune.rehearsal import current_rehearsal
 from forecast_autotune.store.manage import StoreFile
-from forecast_autotune.store.sqlite import open_store
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -42,10 +38,13 @@ def tuned(**extras: Any) -> Any:
 
 
 def call(kernel: Any, n: int = 1000) -> int:
-    """Launch once; returns how many configs were launched."""
-    with fa.rehearsal("cuda:90", times=400.0) as on:
+    """Launch once, on the device that is rehearsed or on another; returns how many configs were launched."""
+    if (on := current_rehearsal()) is not None:
+        on.launches.clear()
         kernel[(16,)](torch.empty(n), n, 2.0)
-    return len(on.launches)
+        return len(on.launches)
+    with fa.rehearsal("cuda:90", times=400.0):
+        return call(kernel, n)
 
 
 def noted(folder: Path) -> list[tuple[object, str, int]]:
@@ -75,8 +74,7 @@ def test_a_key_that_may_not_be_measured_is_noted_once_in_a_process(
     kernel = tuned(**extras)
     assert call(kernel) == call(kernel) == 1
     kernel.cache.clear()
-    call(kernel)
-    call(kernel, 2000)
+    assert call(kernel) == call(kernel, 2000) == 1
     assert sorted(noted(own_settings)) == [(1000, why, 1), (2000, why, 1)]
 
 
@@ -118,24 +116,26 @@ def test_within_tune_pending_keys_decided_unmeasured_are_measured_whatever_the_m
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
     monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "0" if mode == "tune" else "2")
     kernel = tuned()
-    if mode != "strict":
-        assert call(kernel) == 1
-    with fa.tune_pending():
-        assert call(kernel) == (3 if mode == "tune" else 2)  # a budget of 0 gives way to the front end's own
-        assert call(kernel) == 1  # it is measured: once is enough
-        call(kernel, 2000)
-    assert noted(own_settings) == []
-    assert call(kernel) == 1
+    with fa.rehearsal("cuda:90", times=400.0):
+        if mode != "strict":
+            assert call(kernel) == 1
+        with fa.tune_pending():
+            assert call(kernel) == (3 if mode == "tune" else 2)  # a budget of 0 gives way to the front end's own
+            assert call(kernel) == 1  # it is measured: once is enough
+            call(kernel, 2000)
+        assert noted(own_settings) == []
+        assert call(kernel) == call(kernel, 2000) == 1
     assert {d.basis for d in kernel.decisions.values()} == {"measured"}
 
 
 def test_what_was_measured_or_set_by_hand_is_not_decided_again() -> None:
     kernel = tuned()
-    call(kernel)
-    chosen = kernel.configs[2]
-    kernel.cache.update(dict.fromkeys(kernel.cache, chosen))
-    with fa.tune_pending():
+    with fa.rehearsal("cuda:90", times=400.0):
         call(kernel)
+        chosen = kernel.configs[2]
+        kernel.cache.update(dict.fromkeys(kernel.cache, chosen))
+        with fa.tune_pending():
+            assert call(kernel) == 1
     assert kernel.best_config is chosen
 
 
@@ -182,65 +182,3 @@ def test_forecast_mode_says_nothing_of_a_store_it_cannot_use(
     assert call(tuned(mode="forecast")) == 1  # a warning would be an error here
     if folder.is_dir():
         assert (folder / "store.sqlite3").read_bytes() == b"nonsense" * 1000
-
-
-def test_a_store_that_is_busy_is_not_waited_for_and_hears_of_it_in_the_end(own_settings: Path) -> None:
-    import sqlite3
-
-    store = open_store(Settings.from_environment())
-    assert store.decision(a_job()) is None
-    other = sqlite3.connect(own_settings / "store.sqlite3", isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    began = time.monotonic()
-    store.note_pending(a_job(), "mode cached")
-    assert time.monotonic() - began < 1.0
-    other.execute("ROLLBACK")
-    other.close()
-    assert StoreFile(own_settings).pending() == []
-    store.close()
-    assert [p.why for p in StoreFile(own_settings).pending()] == ["mode cached"]
-
-
-# Rows ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_processes_count_and_prune_and_clear_reach_pending_keys(tmp_path: Path) -> None:
-    from forecast_autotune.store.sqlite import SqliteStore
-
-    for why in ("mode cached", "budget 0"):
-        with SqliteStore(tmp_path) as store:
-            store.note_pending(a_job(), why)
-            store.note_pending(a_job(), why)
-    store_file = StoreFile(tmp_path)
-    (pending,) = store_file.pending()
-    assert (pending.why, pending.met, pending.space_size) == ("budget 0", 2, len(SPACE))
-    assert pending.space == SPACE.digest
-    assert pending.noted_at <= pending.met_at
-    assert store_file.stats().pending == 1
-    assert store_file.prune().pending == 0
-    assert store_file.prune(unseen_days=0).pending == 1
-    with SqliteStore(tmp_path) as store:
-        store.note_pending(a_job(), "mode cached")
-        store.note_pending(a_job(name="softmax"), "mode cached")
-    assert store_file.clear(kernel="rmsnorm").pending == 1
-    removed = store_file.clear()
-    assert (removed.pending, removed.programs) == (1, 1)
-
-
-def test_only_a_decision_that_measuring_had_a_say_in_strikes_a_key_out(tmp_path: Path) -> None:
-    from forecast_autotune.store.sqlite import SqliteStore
-
-    job = a_job()
-    unmeasured = a_decision(job, basis="forecast", measured=0, config_us=None)
-    with SqliteStore(tmp_path) as store:
-        store.note_pending(job, "mode cached")
-        store.decide(job, unmeasured)
-        assert len(StoreFile(tmp_path).pending()) == 1
-        store.decide(job, a_decision(job))
-        assert StoreFile(tmp_path).pending() == []
-        store.note_pending(job, "mode cached")  # by a process that had decided before
-        assert StoreFile(tmp_path).pending() == []
-    assert is_unmeasured(unmeasured)
-    assert is_unmeasured(None)
-    assert is_unmeasured(a_decision(job, budget="0"))
-    assert not is_unmeasured(a_decision(job, budget="of another kind"))

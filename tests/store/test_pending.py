@@ -1,0 +1,99 @@
+"""Keys noted as pending: once in a process, without waiting, until a decision strikes them out."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+from contracts.store_contract import SPACE, a_decision, a_job
+
+from forecast_autotune.frontends.pending import is_unmeasured
+from forecast_autotune.settings import Settings
+from forecast_autotune.store.manage import StoreFile
+from forecast_autotune.store.sqlite import SqliteStore, open_store
+
+
+def test_a_store_that_is_busy_is_not_waited_for_and_hears_of_it_in_the_end(own_settings: Path) -> None:
+    store = open_store(Settings.from_environment())
+    assert store.decision(a_job()) is None
+    other = sqlite3.connect(own_settings / "store.sqlite3", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    began = time.monotonic()
+    store.note_pending(a_job(), "mode cached")
+    assert time.monotonic() - began < 1.0
+    other.execute("ROLLBACK")
+    other.close()
+    assert StoreFile(own_settings).pending() == []
+    store.close()
+    assert [p.why for p in StoreFile(own_settings).pending()] == ["mode cached"]
+
+
+def test_processes_count_and_prune_and_clear_reach_pending_keys(tmp_path: Path) -> None:
+    for why in ("mode cached", "budget 0"):
+        with SqliteStore(tmp_path) as store:
+            store.note_pending(a_job(), why)
+            store.note_pending(a_job(), why)
+    store_file = StoreFile(tmp_path)
+    (pending,) = store_file.pending()
+    assert (pending.why, pending.met, pending.space_size) == ("budget 0", 2, len(SPACE))
+    assert pending.space == SPACE.digest
+    assert pending.noted_at <= pending.met_at
+    assert store_file.stats().pending == 1
+    assert store_file.prune().pending == 0
+    assert store_file.prune(unseen_days=0).pending == 1
+    with SqliteStore(tmp_path) as store:
+        store.note_pending(a_job(), "mode cached")
+        store.note_pending(a_job(name="softmax"), "mode cached")
+    assert store_file.clear(kernel="rmsnorm").pending == 1
+    removed = store_file.clear()
+    assert (removed.pending, removed.programs) == (1, 1)
+
+
+def test_only_a_decision_that_measuring_had_a_say_in_strikes_a_key_out(tmp_path: Path) -> None:
+    job = a_job()
+    unmeasured = a_decision(job, basis="forecast", measured=0, config_us=None)
+    with SqliteStore(tmp_path) as store:
+        store.note_pending(job, "mode cached")
+        store.decide(job, unmeasured)
+        assert len(StoreFile(tmp_path).pending()) == 1
+        store.decide(job, a_decision(job))
+        assert StoreFile(tmp_path).pending() == []
+        store.note_pending(job, "mode cached")  # by a process that had decided before
+        assert StoreFile(tmp_path).pending() == []
+    assert is_unmeasured(unmeasured)
+    assert is_unmeasured(None)
+    assert is_unmeasured(a_decision(job, budget="0"))
+    assert not is_unmeasured(a_decision(job, budget="of another kind"))
+
+
+def test_mode_forecast_reads_nothing_and_notes_into_the_store_of_its_folder(own_settings: Path) -> None:
+    with SqliteStore(own_settings) as store:
+        store.decide(a_job(), a_decision(a_job()))
+    forecasting = open_store(Settings.from_environment({"FORECAST_AUTOTUNE_DIR": str(own_settings)}, mode="forecast"))
+    assert forecasting.decision(a_job()) is None
+    forecasting.note_pending(a_job(key={"n": 7}), "mode forecast")
+    forecasting.note_pending(a_job(), "mode forecast")  # it is measured, though this mode may not know
+    assert [p.place.workload.key for p in StoreFile(own_settings).pending()] == [{"n": 7}]
+
+
+def test_a_key_that_cannot_be_written_spoils_nothing_else(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path) as store:
+        store.note_pending(a_job(features={"grid": float("inf")}), "mode cached")
+        store.decide(a_job(), a_decision(a_job()))
+        assert store.decision(a_job()) == a_decision(a_job())
+    assert StoreFile(tmp_path).pending() == []
+
+
+def test_the_child_of_a_fork_notes_for_itself(tmp_path: Path) -> None:
+    import os
+
+    store = SqliteStore(tmp_path)
+    store.note_pending(a_job(), "mode cached")
+    child = os.fork()
+    if not child:
+        store.note_pending(a_job(), "mode cached")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    store.close()
+    assert [p.met for p in StoreFile(tmp_path).pending()] == [2]

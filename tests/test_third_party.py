@@ -1,0 +1,134 @@
+"""Kernels of other packages, unmodified: tuned through `install()` on the rehearsal driver.
+
+`make test-third-party` installs the packages into an environment of their own and runs this; elsewhere it is skipped.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def needs(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: make test-third-party")
+
+
+def told_by(script: str, tmp_path: Path) -> Any:
+    """What a script prints last, run in a process of its own: these packages change Triton's names as they are imported."""
+    file = tmp_path / "script.py"
+    file.write_text(textwrap.dedent(script))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
+        "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+        "TRITON_DEFAULT_FP_FUSION": "1",
+    }
+    done = subprocess.run([sys.executable, str(file)], env=environment, text=True, capture_output=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def test_an_elementwise_kernel_of_liger_is_tuned_and_recalled(tmp_path: Path) -> None:
+    needs("liger_kernel")
+    script = """
+        import json
+        import torch
+        import forecast_autotune as fa
+        fa.install()
+        from liger_kernel.ops.dyt import _dyt_fwd_kernel as kernel, liger_dyt_fwd
+        from forecast_autotune.core.config import Config
+        from forecast_autotune.rehearsal import rehearsal
+
+        times = {
+            Config({"BLOCK_N": n, "num_warps": w, "num_stages": s}): 20_000.0 + 10_000.0 * (n != 2048) + 5_000.0 * (w != 8)
+            for n in (1024, 2048, 4096) for w in (4, 8, 16) for s in (1, 2)
+        }
+        x, alpha, gamma, beta = torch.randn(64, 4096), torch.ones(1), torch.ones(4096), torch.ones(4096)
+        with rehearsal("H100", times) as on:
+            liger_dyt_fwd(x, alpha, gamma, beta)
+            liger_dyt_fwd(x, alpha, gamma, None)
+        print(json.dumps([
+            type(kernel).__name__, len(kernel.configs), [d.measured for d in kernel.decisions.values()],
+            kernel.best_config.kwargs, kernel.best_config.num_warps, sum(on.launches.values()), len(on.compiles),
+        ]))
+    """
+    name, configs, measured, best, warps, launches, compiles = told_by(script, tmp_path)
+    assert name == "ForecastAutotuner"
+    assert configs == 18
+    assert measured == [16, 16]
+    assert (best, warps) == ({"BLOCK_N": 2048}, 8)
+    assert launches > 32
+    assert compiles == 0, "all compiled in workers"
+    assert told_by(script, tmp_path)[5] == 2, "the next process launches what was decided"
+
+
+def test_a_liger_kernel_whose_hook_shapes_descriptors_is_tuned(tmp_path: Path) -> None:
+    needs("liger_kernel")
+    script = """
+        import json
+        import torch
+        import forecast_autotune as fa
+        fa.install()
+        from liger_kernel.ops.mlp import _swiglu_kernel_forward as kernel, gemm_swiglu
+        from forecast_autotune.core.config import Config
+        from forecast_autotune.rehearsal import rehearsal
+
+        knobs = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_SIZE_M", "num_warps", "num_stages")
+        configs = [{**c.kwargs, "num_warps": c.num_warps, "num_stages": c.num_stages} for c in kernel.configs]
+        times = {Config({n: c[n] for n in knobs}): 20_000.0 + 100.0 * i for i, c in enumerate(configs)}
+        x, gate, up = (torch.randn(*s).to(torch.bfloat16) for s in ((1, 256, 512), (1024, 512), (1024, 512)))
+        with rehearsal("H100", times) as on:
+            _, best = gemm_swiglu(x, gate, up, 1.0)
+        (decision,) = kernel.decisions.values()
+        print(json.dumps([
+            type(kernel).__name__, len(configs), decision.measured, best is kernel.configs[0], len(on.compiles),
+            decision.failed + len(on.launches), decision.failed,
+        ]))
+    """
+    *told, failed = told_by(script, tmp_path)
+    assert told == ["ForecastAutotuner", 32, 16, True, 0, 16]
+    assert failed <= 4, "what is too large for the shared memory: three stages of 128 x 128 tiles"
+
+
+def test_a_package_with_an_autotuner_of_its_own_keeps_it_beside_ours(tmp_path: Path) -> None:
+    needs("fla")
+    script = """
+        import json
+        import torch
+        import forecast_autotune as fa
+        fa.install()
+        import fla.utils
+        from fla.ops.utils.cache import CachedAutotuner
+        from fla.ops.utils.cumsum import chunk_local_cumsum_scalar, chunk_local_cumsum_scalar_kernel
+        from fla.ops.utils.softmax import softmax_fwd, softmax_fwd_kernel
+        from forecast_autotune.core.config import Config
+        from forecast_autotune.rehearsal import rehearsal
+
+        def best_of(warps):
+            return {Config({"num_warps": w}): 20_000.0 * max(w / warps, warps / w) for w in (1, 2, 4, 8, 16, 32)}
+
+        theirs, ours = chunk_local_cumsum_scalar_kernel.fn, softmax_fwd_kernel
+        times = {"chunk_local_cumsum_scalar_kernel": best_of(2), "softmax_fwd_kernel": best_of(8)}
+        with rehearsal("H100", times) as on:
+            chunk_local_cumsum_scalar(torch.randn(2, 128, 4), 64)
+            softmax_fwd(torch.randn(64, 512))
+        print(json.dumps([
+            type(theirs).__name__, isinstance(theirs, fa.ForecastAutotuner), theirs.best_config.num_warps, len(theirs.cache),
+            type(ours).__name__, ours.best_config.num_warps, [d.measured for d in ours.decisions.values()],
+        ]))
+    """
+    assert told_by(script, tmp_path) == ["CachedAutotuner", False, 2, 1, "ForecastAutotuner", 8, [6]]
