@@ -1,4 +1,5 @@
-# ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals
+# ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals, and annotate nothing else
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 """How long tuning a matrix product takes, Triton's own tuner beside ours: `python -m calibration.tuning_speed`.
 
 A typical list of configs and a grid of some 400 more, for one product of two float16 matrices of 4096 x 4096. On a GPU both

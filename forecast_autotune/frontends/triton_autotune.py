@@ -8,12 +8,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from triton import knobs
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.autotuner import Config as TritonConfig
 from triton.runtime.driver import driver
+from triton.runtime.errors import TritonError
 from triton.runtime.jit import JITFunction
 
 from ..core.budget import Budget
@@ -206,8 +208,9 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel under the config decided for this call's key, deciding now if it is the first of its key."""
+        form = (len(args), *kwargs)
         try:
-            launch = self._launches[(len(args), *kwargs)]
+            launch = self._launches[form]
         except KeyError:
             launch = self._miss
         return launch(*args, **kwargs)
@@ -228,13 +231,14 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
                         if is_unmeasured(self.decisions.get(key)):
                             self._unmeasured.add(key)
                             holds_unmeasured(self)
-                        if generation == self._generation:  # else it was chosen among configs assigned away meanwhile
+                        # Else it was chosen among configs assigned away meanwhile, or unmeasured, to be decided again.
+                        if generation == self._generation and not _capturing():
                             self._cache.add(key, config)
         else:
-            config = self._configs[0]
+            config, key = self._configs[0], None
         self.best_config = config
         with self._forms_lock:  # another one than deciding holds: a call whose key is decided waits for no tuning
-            if generation == self._generation:
+            if generation == self._generation and (key is None or key in self._cache):
                 self._remember(config, call, args, kwargs)
         if config.pre_hook is not None:
             config.pre_hook({**given, **config.all_kwargs()})
@@ -283,6 +287,8 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             how = request(self._budget, default_budget=DEFAULT_BUDGET, mode=self._mode, surrogate=self._surrogate)
             if how.settings.mode == "first":
                 return candidates[0]
+            if _capturing():
+                how = replace(how, budget="0")
             try:
                 tuning = TritonCall(self, candidates, args, kwargs)
             except InvalidInputError:  # configs that conflict with the call or with each other: the caller's mistake
@@ -463,9 +469,20 @@ def _current_device() -> Any:
         return None
 
 
+def _capturing() -> bool:
+    """Whether launches go into a CUDA graph now: timing would wait for the device, which ends the capture in an error."""
+    import torch
+
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+class _OlderAutotunerError(TritonError, AutotuneError):  # type: ignore[misc]
+    """What Triton raises since 3.6, with the words it uses."""
+
+
 def _autotuner_error(message: str) -> Exception:
     try:
         from triton.runtime.errors import AutotunerError
-    except ImportError:  # before 3.6
-        return AutotuneError(f"Autotuner error: {message}")
+    except ImportError:
+        return _OlderAutotunerError(f"Autotuner error: {message}")
     return AutotunerError(message)  # type: ignore[no-any-return]

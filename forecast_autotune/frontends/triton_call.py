@@ -227,7 +227,8 @@ class TritonCall:
     # Timing ---------------------------------------------------------------------------------------------------------
 
     def _do_bench(self, call: Callable[[], None], quantiles: Sequence[float]) -> Any:
-        if self.tuner.timing == "graph" and self.tuner.user_do_bench is None:
+        graph = self.tuner.timing == "graph" and self.tuner.user_do_bench is None
+        if graph and not self.tuner.use_cuda_graph:  # Triton's own way to ask for it has a benchmark already
             from triton.testing import do_bench_cudagraph
 
             return do_bench_cudagraph(call, quantiles=quantiles)
@@ -266,7 +267,8 @@ class TritonCall:
         return disagreement(self.tuner.check, self._outputs(config), self._expected)
 
     def _outputs(self, config: Config) -> list[torch.Tensor]:
-        tensors = [v for v in self.named.values() if isinstance(v, torch.Tensor)]
+        held = (v if isinstance(v, torch.Tensor) else getattr(v, "base", None) for v in self.named.values())
+        tensors = [v for v in held if isinstance(v, torch.Tensor)]  # a tensor descriptor's is its base
         before = [t.clone() for t in tensors]
         theirs = self._theirs[config]
         named = {**self.named, **theirs.all_kwargs()}

@@ -118,7 +118,7 @@ def make_form(
             elif name not in key_names or name in buckets:
                 parts.append(f"{name}.__class__")
     single = len(tuner._configs) == 1
-    key = "()" if single else f"({', '.join(parts)},)"
+    key = f"({''.join(f'{part}, ' for part in parts if not single)})"
     # Positional parameters may also be given by name, which is another form; keywords are taken as such.
     parameters = ", ".join([*positional, *(["*", *keywords] if keywords else [])])
     passed = ", ".join([*positional, *(f"{n}={n}" for n in keywords)])

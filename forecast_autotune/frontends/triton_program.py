@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 from typing import Any
 
@@ -56,16 +57,17 @@ def _collect(kernel: Any, seen: dict[int, str], constants: dict[str, str]) -> No
             _collect(value, seen, constants)
 
 
-def _names(source: str) -> list[str]:
+@functools.lru_cache(maxsize=512)
+def _names(source: str) -> tuple[str, ...]:
     """Names read in a source, `module.name` among them; none where it does not parse."""
     try:
         tree = ast.parse(inspect.cleandoc(source) if source[:1].isspace() else source)
     except SyntaxError:
-        return []
+        return ()
     found: dict[str, None] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             found[node.id] = None
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             found[f"{node.value.id}.{node.attr}"] = None
-    return list(found)
+    return tuple(found)

@@ -726,6 +726,20 @@ def test_a_compiler_that_aborts_takes_down_a_worker_and_not_the_caller(
     assert decision.failed == 2
 
 
+def test_nothing_is_timed_while_a_graph_is_captured_and_the_key_is_tuned_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = tuned()
+    with playing() as on:
+        with monkeypatch.context() as patch:
+            patch.setattr(triton_autotune, "_capturing", lambda: True)
+            call(kernel)
+            call(kernel)
+            assert sum(on.launches.values()) == 2
+            assert not kernel.cache
+        call(kernel)
+        assert kernel.best_config.kwargs == {"BLOCK": BEST}
+        assert len(kernel.cache) == 1
+
+
 def test_tuning_that_fails_does_not_break_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("no reason")

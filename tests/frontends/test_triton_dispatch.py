@@ -91,6 +91,12 @@ def test_a_tuner_with_one_config_has_nothing_to_look_up_until_it_has_more() -> N
     assert form.launch(Y, 6) == "missed"
 
 
+def test_a_kernel_without_arguments_has_one_key() -> None:
+    form = form_of(Tuner(), names=(), key=())
+    form.table[form.key()] = ("config", {"BLOCK": 64}, None)
+    assert form.launch() == ((), {"BLOCK": 64})
+
+
 def test_a_value_that_cannot_be_looked_up_is_a_miss() -> None:
     assert form_of(Tuner(), X, 5).launch(X, [5]) == "missed"
 
