@@ -10,7 +10,10 @@ import pytest
 HEAVY = ("torch", "triton", "numpy", "sqlite3", "rich", "platformdirs", "filelock")
 
 
-@pytest.mark.parametrize("statement", ["import forecast_autotune", "import forecast_autotune.cli", "from forecast_autotune import Space"])
+STATEMENTS = ("import forecast_autotune", "import forecast_autotune.cli", "from forecast_autotune import Space")
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
 def test_importing_pulls_in_nothing_heavy(statement: str) -> None:
     program = f"import sys; {statement}; print(sorted(set({HEAVY}) & set(sys.modules)))"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -42,4 +42,5 @@ class Config:
         return digest(self.text)
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.knobs.items()) or "(no knobs)"
+        shown = (f"{name}={value}" for name, value in self.knobs.items() if value is not None)
+        return " ".join(shown) or "(no knobs)"

@@ -52,7 +52,11 @@ def functions(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     tuned, default_key = module.same, every.same
     tuned(x), default_key(x)
     patch.undo()
-    return {"direct": toy.compiler().extension(toy.config("plain")).function("same"), "shape": tuned, "all": default_key}
+    return {
+        "direct": toy.compiler().extension(toy.config("plain")).function("same"),
+        "shape": tuned,
+        "all": default_key,
+    }
 
 
 @pytest.mark.benchmark(group="hit through load_inline")
