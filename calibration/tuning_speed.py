@@ -34,7 +34,7 @@ from forecast_autotune.core.space import Space
 from forecast_autotune.frontends.engine import make_store
 from forecast_autotune.frontends.triton_autotune import ForecastAutotuner
 from forecast_autotune.frontends.triton_call import TritonCall
-from forecast_autotune.rehearsal import rehearsal
+from forecast_autotune.rehearsal_driver import rehearsal
 from forecast_autotune.settings import Settings
 from forecast_autotune.store.trace import read_trace, write_trace
 

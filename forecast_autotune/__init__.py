@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .frontends.triton_autotune import ForecastAutotuner as ForecastAutotuner
     from .frontends.triton_install import install as install
     from .frontends.triton_install import uninstall as uninstall
-    from .rehearsal import rehearsal as rehearsal
+    from .rehearsal_driver import rehearsal as rehearsal
 
 _HOMES = {
     "forecast_autotune": "decorator",
@@ -33,7 +33,7 @@ _HOMES = {
     "install": "frontends.triton_install",
     "uninstall": "frontends.triton_install",
     "tune_pending": "frontends.pending",
-    "rehearsal": "rehearsal",
+    "rehearsal": "rehearsal_driver",
     "ForecastAutotuner": "frontends.triton_autotune",
     "Config": "core.config",
     "Space": "core.space",

@@ -229,7 +229,8 @@ class _Run:
             self.budget.tried += 1
         self.outcomes[config] = outcome
         forecast = self.forecasts[self.space.index(config)] if self.forecasts else None
-        self.store.record(self.job, self.id, config, outcome, forecast)
+        if not (isinstance(outcome, Failure) and outcome.transient):
+            self.store.record(self.job, self.id, config, outcome, forecast)
         if isinstance(outcome, Failure):
             log.info("%s: %s failed at %s: %s", self.job.workload, config, outcome.stage, outcome.message)
 

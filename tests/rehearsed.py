@@ -16,7 +16,7 @@ import triton.language as tl  # noqa: E402
 
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.frontends.triton_autotune import ForecastAutotuner, autotune  # noqa: E402
-from forecast_autotune.rehearsal import Rehearsal, rehearsal  # noqa: E402
+from forecast_autotune.rehearsal_driver import Rehearsal, rehearsal  # noqa: E402
 
 BLOCKS = (64, 128, 256, 512)
 BEST = 256

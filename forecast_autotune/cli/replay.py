@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..core.budget import Budget
-from .rehearsal import POLICIES, Rehearsal, Row, Task, histories, show_progress, work
+from .replay_runs import POLICIES, ReplayPlan, Row, Task, histories, show_progress, work
 
 BUDGETS = ("10", "1%", "10%")
 TARGETS = (0, 10, 50)  # configs whose outcomes are known when forecasts are scored
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     budgets = list(dict.fromkeys(args.budget or BUDGETS))
     for text in budgets:
         Budget(text)
-    rehearsal = Rehearsal(
+    plan = ReplayPlan(
         traces=tuple(args.traces),
         histories=tuple(histories(args.traces, args.history)),
         policy=args.policy,
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     done: dict[Task, Row] = {}
     finished = True
     try:
-        for task, row in show_progress(work(rehearsal, tasks, args.jobs), len(tasks)):
+        for task, row in show_progress(work(plan, tasks, args.jobs), len(tasks)):
             done[task] = row  # noqa: PERF403 - one by one: what is finished when Ctrl-C comes is reported
     except KeyboardInterrupt:
         finished = False

@@ -76,12 +76,15 @@ class Failure:
     """A config that cannot be used here: at which stage it failed, what was said, and the seconds it cost.
 
     `crashed` means that running it can take the process down or never end, so it must not be tried in the caller's.
+    `transient` means that the cause may lie elsewhere (no memory, no process, a full disk, the call itself): it holds for
+    this run and is not kept.
     """
 
     stage: str
     message: str
     cost_s: float = 0.0
     crashed: bool = False
+    transient: bool = False
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:

@@ -26,7 +26,7 @@ from ..core.space import Space
 from ..errors import AutotuneError, CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
 from ..measure.checks import Check, validate
 from ..protocols import Store, Surrogate
-from ..rehearsal import current_rehearsal
+from ..rehearsal_driver import current_rehearsal
 from ..store.sqlite import SqliteStore
 from .engine import Request, decide, make_store, request
 from .pending import holds_unmeasured, is_unmeasured

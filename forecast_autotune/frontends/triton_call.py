@@ -32,7 +32,7 @@ from ..measure.benchmarker import Benchmarker
 from ..measure.checks import disagreement
 from ..probe import detect_hardware
 from ..protocols import Compiler
-from ..rehearsal import current_rehearsal
+from ..rehearsal_driver import current_rehearsal
 from .triton_program import program_of
 
 if TYPE_CHECKING:

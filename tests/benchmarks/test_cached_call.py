@@ -20,9 +20,7 @@ import triton.language as tl  # noqa: E402
 from triton.runtime.autotuner import Autotuner  # noqa: E402
 
 from forecast_autotune.frontends.triton_autotune import ForecastAutotuner  # noqa: E402
-from forecast_autotune.rehearsal import rehearsal  # noqa: E402
-
-AIM = 0.30  # of what Triton's own adds
+from forecast_autotune.rehearsal_driver import rehearsal  # noqa: E402
 
 CONFIGS = [triton.Config({"BM": 32, "BN": 64}, num_warps=4), triton.Config({"BM": 64, "BN": 64}, num_warps=8)]
 MEASUREMENTS = [
@@ -104,12 +102,6 @@ def ratio(way: str, rounds: int = 40) -> tuple[dict[str, float], float]:
             for name, call in made.items():
                 found[name] = min(found[name], best_us(call, 1))
     return found, (found["ours"] - found["launch"]) / (found["stock"] - found["launch"])
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_ours_adds_at_most_three_tenths_of_what_tritons_own_adds(way: str) -> None:
-    found, share = ratio(way, rounds=10)
-    assert share <= AIM, found
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from recorded import recording
 
-from forecast_autotune.cli import main, rehearsal
+from forecast_autotune.cli import main, replay_runs
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Measurement
 
@@ -48,7 +48,7 @@ def elsewhere(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    rehearsal._read.cache_clear()
+    replay_runs._read.cache_clear()
 
 
 def run(*arguments: object) -> int:
@@ -158,16 +158,16 @@ def test_a_table_is_for_people(trace: Path, capsys: pytest.CaptureFixture[str]) 
 def test_ctrl_c_prints_what_is_finished(
     trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = rehearsal.Rehearsal.do
+    done = replay_runs.ReplayPlan.do
     calls = []
 
-    def interrupted(self: rehearsal.Rehearsal, task: rehearsal.Task) -> rehearsal.Row:
+    def interrupted(self: replay_runs.ReplayPlan, task: replay_runs.Task) -> replay_runs.Row:
         calls.append(task)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return done(self, task)
 
-    monkeypatch.setattr(rehearsal.Rehearsal, "do", interrupted)
+    monkeypatch.setattr(replay_runs.ReplayPlan, "do", interrupted)
     assert run(trace, "--budget", "4", "--seeds", 5, "--json", "--jobs", 1) == 130
     told = capsys.readouterr()
     assert len(json.loads(told.out)["runs"]) == 2

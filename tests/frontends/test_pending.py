@@ -11,7 +11,7 @@ import pytest
 from toy import Toy
 
 import forecast_autotune as fa
-from forecast_autotune.rehearsal import current_rehearsal
+from forecast_autotune.rehearsal_driver import current_rehearsal
 from forecast_autotune.store.manage import StoreFile
 
 torch = pytest.importorskip("torch")

@@ -16,7 +16,7 @@ from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.workload import Program, Workload
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.hardware_sheets import sheet_for
-from forecast_autotune.rehearsal import RehearsedFailureError, current_rehearsal, rehearsal
+from forecast_autotune.rehearsal_driver import RehearsedFailureError, current_rehearsal, rehearsal
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")

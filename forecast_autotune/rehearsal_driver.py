@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 import time
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -372,13 +370,3 @@ def _unwrapped(value: object) -> object:
 
 def _scalar(value: object) -> bool:
     return isinstance(value, (bool, int, str, type(None))) or (isinstance(value, float) and math.isfinite(value))
-
-
-class _CallableModule(types.ModuleType):
-    """This module: once anything has imported it, `forecast_autotune.rehearsal` is the module and no more the function."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> AbstractContextManager[Rehearsal]:
-        return rehearsal(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _CallableModule

@@ -1,4 +1,4 @@
-"""Rehearsals: tuning runs and forecasts against recorded spaces, over several processes."""
+"""Replays: tuning runs and forecasts against recorded spaces, over several processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
+class ReplayPlan:
     """What is replayed: traces, the history of each, and the parts of the tuner that are tried."""
 
     traces: tuple[Path, ...]
@@ -197,31 +197,31 @@ def histories(traces: Sequence[Path], history: Sequence[Path]) -> Iterator[tuple
 
 # Many at once -----------------------------------------------------------------------------------------------------------
 
-_worker: list[Rehearsal] = []  # what this worker process replays
+_worker: list[ReplayPlan] = []  # what this worker process replays
 
 
-def _begin(rehearsal: Rehearsal) -> None:
+def _begin(plan: ReplayPlan) -> None:
     # Ctrl-C is the parent's to handle. One thread each: workers are as many as there are cores.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for library in ("OPENBLAS", "OMP", "MKL"):
         os.environ[f"{library}_NUM_THREADS"] = "1"
-    _worker[:] = [rehearsal]
+    _worker[:] = [plan]
 
 
 def _do(task: Task) -> Row:
     return _worker[0].do(task)
 
 
-def work(rehearsal: Rehearsal, tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Row]]:
+def work(plan: ReplayPlan, tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Row]]:
     """Each task with its row, as they finish."""
     if jobs == 1 or len(tasks) == 1:
-        yield from ((task, rehearsal.do(task)) for task in tasks)
+        yield from ((task, plan.do(task)) for task in tasks)
         return
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
 
     pool = ProcessPoolExecutor(
-        min(jobs, len(tasks)), mp_context=get_context("spawn"), initializer=partial(_begin, rehearsal)
+        min(jobs, len(tasks)), mp_context=get_context("spawn"), initializer=partial(_begin, plan)
     )
     try:
         futures = {pool.submit(_do, task): task for task in tasks}
