@@ -43,6 +43,8 @@ def main() -> None:
         ),
         given.file,
     )
+    if missing := [c for c in job.space if c not in outcomes]:
+        raise SystemExit(f"{given.file}: {len(missing)} configs are missing, such as {missing[0]}; run it again")
     print(f"{given.file}: {len(outcomes)} of {len(job.space)} variants of {job.workload} on {job.hardware}")
 
 

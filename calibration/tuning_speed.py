@@ -1,12 +1,10 @@
-# ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals, and annotate nothing else
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 """How long tuning a matrix product takes, Triton's own tuner beside ours: `python -m calibration.tuning_speed`.
 
 A typical list of configs and a grid of some 400 more, for one product of two float16 matrices of 4096 x 4096. On a GPU both
 tune for real. Without one both tune on the rehearsal driver in real time: compiling is real, a launch lasts as long as
-it was recorded to on an H200 (`calibration/traces`, made by `--record`). Each contender has a process and empty caches
-of its own. What is counted: the seconds from the first call to its return, configs compiled, configs timed, and how the
-config chosen compares with the best of the recording.
+it was recorded to on an H200 (`kernel_suite.matmul.RECORDING`, made by `--record`). Each contender has a process and
+empty caches of its own. What is counted: the seconds from the first call to its return, configs compiled, configs
+timed, and how the config chosen compares with the best of the recording.
 """
 
 from __future__ import annotations
@@ -25,90 +23,17 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
+from kernel_suite.matmul import KEY, KNOBS, RECORDING, SIZE, arguments, matmul, space, triton_configs
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Measurement
-from forecast_autotune.core.space import Space
 from forecast_autotune.frontends.engine import make_store
 from forecast_autotune.frontends.triton_autotune import ForecastAutotuner
 from forecast_autotune.frontends.triton_call import TritonCall
 from forecast_autotune.rehearsal_driver import rehearsal
 from forecast_autotune.settings import Settings
 from forecast_autotune.store.trace import read_trace, write_trace
-
-TRACE = Path(__file__).parent / "traces" / "matmul_4096_H200.jsonl.gz"
-SIZE = 4096
-KNOBS = ("BM", "BN", "BK", "GROUP", "num_warps", "num_stages")
-TYPICAL = [
-    (128, 256, 64, 8, 8, 3),
-    (128, 128, 64, 8, 4, 4),
-    (128, 128, 64, 8, 8, 3),
-    (64, 256, 32, 8, 4, 4),
-    (128, 128, 32, 8, 4, 4),
-    (128, 64, 32, 8, 4, 4),
-    (64, 128, 32, 8, 4, 4),
-    (256, 64, 64, 8, 4, 3),
-    (64, 256, 64, 8, 4, 3),
-    (128, 32, 32, 8, 4, 4),
-    (64, 32, 32, 8, 2, 5),
-    (32, 64, 32, 8, 2, 5),
-]
-
-
-@triton.jit
-def matmul(
-    a_ptr, b_ptr, c_ptr, M, N, K, a_row, a_column, b_row, b_column, c_row, c_column,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """C = A B. Programs that run together take neighbouring rows of blocks, so that what they read of B is shared."""
-    place = tl.program_id(0)
-    across, down = tl.cdiv(N, BN), tl.cdiv(M, BM)
-    first = place // (GROUP * across) * GROUP
-    height = min(down - first, GROUP)
-    row = first + place % (GROUP * across) % height
-    column = place % (GROUP * across) // height
-    rows = (row * BM + tl.arange(0, BM)) % M
-    columns = (column * BN + tl.arange(0, BN)) % N
-    inner = tl.arange(0, BK)
-    a = a_ptr + rows[:, None] * a_row + inner[None, :] * a_column
-    b = b_ptr + inner[:, None] * b_row + columns[None, :] * b_column
-    total = tl.zeros((BM, BN), dtype=tl.float32)
-    for k in range(tl.cdiv(K, BK)):
-        left = inner < K - k * BK
-        total = tl.dot(tl.load(a, mask=left[None, :], other=0.0), tl.load(b, mask=left[:, None], other=0.0), total)
-        a += BK * a_column
-        b += BK * b_row
-    out_rows, out_columns = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
-    c = c_ptr + out_rows[:, None] * c_row + out_columns[None, :] * c_column
-    tl.store(c, total.to(tl.float16), mask=(out_rows[:, None] < M) & (out_columns[None, :] < N))
-
-
-def space() -> list[Config]:
-    """The typical list first, as a kernel's author would write it, and then the grid."""
-    grid = Space.grid(
-        {
-            "BM": [32, 64, 128, 256],
-            "BN": [32, 64, 128, 256],
-            "BK": [32, 64],
-            "GROUP": [1, 8],
-            "num_warps": [4, 8],
-            "num_stages": [2, 3, 4, 5],
-        },
-        constraints=[
-            lambda BM, BN: BM * BN <= 128 * 256,
-            lambda BM, BN, num_warps: num_warps == 4 or BM * BN >= 64 * 64,
-        ],
-    )
-    return list(dict.fromkeys([*(Config(dict(zip(KNOBS, c, strict=True))) for c in TYPICAL), *grid]))
-
-
-def triton_configs(configs: list[Config]) -> list[Any]:
-    return [
-        triton.Config({n: c[n] for n in KNOBS[:4]}, num_warps=c["num_warps"], num_stages=c["num_stages"])
-        for c in configs
-    ]
 
 
 def ours(config: Any) -> Config:
@@ -117,26 +42,18 @@ def ours(config: Any) -> Config:
 
 def make(contender: str, configs: list[Config], budget: str) -> Any:
     if contender == "stock":
-        return triton.autotune(triton_configs(configs), key=["M", "N", "K"])(matmul)
+        return triton.autotune(triton_configs(configs), key=KEY)(matmul)
     return ForecastAutotuner(
-        matmul, matmul.arg_names, triton_configs(configs), ["M", "N", "K"], budget=budget,
+        matmul, matmul.arg_names, triton_configs(configs), KEY, budget=budget,
         mode="forecast" if contender == "forecast" else "tune",
     )  # fmt: skip
 
 
-def arguments(size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    a, b, c = (torch.randn(size, size, device=device).to(torch.float16) for _ in range(3))
-    strides = [s for t in (a, b, c) for s in t.stride()]
-    grid = lambda meta: (triton.cdiv(size, meta["BM"]) * triton.cdiv(size, meta["BN"]),)  # noqa: E731
-    return (a, b, c, size, size, size, *strides), {"grid": grid, "warmup": False}
-
-
 def call(kernel: Any, size: int = SIZE) -> float:
     """Seconds from the call to its return, with the device done."""
-    args, keywords = arguments(size)
+    args, grid = arguments(size)
     began = time.perf_counter()
-    kernel.run(*args, **keywords)
+    kernel[grid](*args)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - began
@@ -176,7 +93,7 @@ def play(contender: str, configs: list[Config], budget: str) -> dict[str, Any]:
             return forecast_misses(configs[:100])
     if torch.cuda.is_available():
         return compete(contender, configs, budget)
-    with rehearsal("H200", {"matmul": read_trace(TRACE)}, realtime=True):
+    with rehearsal("H200", {"matmul": read_trace(RECORDING)}, realtime=True):
         return compete(contender, configs, budget)
 
 
@@ -186,8 +103,8 @@ def record(path: Path) -> None:
         raise SystemExit("recording needs a GPU: without one there are no times")
     kernel = make("ours", space(), "all")
     call(kernel)
-    args, keywords = arguments(SIZE)
-    job = TritonCall(kernel, kernel.configs, args, keywords).job
+    args, grid = arguments(SIZE)
+    job = TritonCall(kernel, kernel.configs, args, {"grid": grid, "warmup": False}).job
     found = make_store(Settings.from_environment()).outcomes(job)
     outcomes = {Config({n: c[n] for n in KNOBS}): found[c] for c in job.space if c in found}
     recording = Recording(
@@ -232,9 +149,9 @@ def report(stock: dict[str, Any], tuned: dict[str, Any], total: int) -> None:
 
 
 def _recorded() -> tuple[float, dict[Config, float]]:
-    if not TRACE.exists():
+    if not RECORDING.exists():
         return 1.0, {}
-    recording = read_trace(TRACE)
+    recording = read_trace(RECORDING)
     times = {c: o.median_us for c, o in recording.outcomes.items() if isinstance(o, Measurement)}
     return min(times.values()), times
 

@@ -59,8 +59,8 @@ def _detect_gpu(device: str) -> Hardware:
         capability=getattr(props, "gcnArchName", "").partition(":")[0] if hip else f"{props.major}.{props.minor}",
         units=props.multi_processor_count,
         memory_gib=round(props.total_memory / 2**30),
-        power_limit_w=_power_limit_w(torch.device(device).index or 0),
-        partition="mig" if "MIG" in props.name else "",
+        power_limit_w=_power_limit_w(str(getattr(props, "uuid", ""))),
+        partition=props.name[props.name.index("MIG") :] if "MIG" in props.name else "",
         warp_size=getattr(props, "warp_size", 64 if hip else 32),
         max_threads=1024,
         shared_bytes=getattr(props, "shared_memory_per_block_optin", 0),
@@ -70,10 +70,17 @@ def _detect_gpu(device: str) -> Hardware:
     )
 
 
-def _power_limit_w(index: int) -> int:
-    """The board's power limit from nvidia-smi; 0 where it does not say."""
+def _power_limit_w(uuid: str) -> int:
+    """The board's power limit from nvidia-smi, by its identity, for torch may number devices otherwise; 0 if unknown."""
+    if not uuid:
+        return 0
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-        query = ["nvidia-smi", f"--id={index}", "--query-gpu=power.limit", "--format=csv,noheader,nounits"]
+        query = [
+            "nvidia-smi",
+            f"--id=GPU-{uuid.removeprefix('GPU-')}",
+            "--query-gpu=power.limit",
+            "--format=csv,noheader,nounits",
+        ]
         return round(float(subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout))
     return 0
 

@@ -1,4 +1,4 @@
-"""Settings: the only reader of the environment."""
+"""Settings: the only reader of `FORECAST_AUTOTUNE_*`."""
 
 from __future__ import annotations
 

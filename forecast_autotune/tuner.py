@@ -52,7 +52,11 @@ def tune(
 
     def recalled() -> Decision | None:
         found = store.decision(job)
-        return found if found and (found.basis == "measured" or not budget.measures) else None
+        if found is None or not budget.measures:
+            return found
+        if budget.all and not set(job.space) <= set(store.outcomes(job)):
+            return None  # every config is to be tried, and not every one was
+        return found if found.basis == "measured" else None
 
     if found := recalled():
         return found
@@ -254,6 +258,9 @@ class _Run:
         if len(finalists) < 2:
             return  # nothing comes near the best
         self.compile_again([c for c in finalists if c not in self.evidence])
+        finalists = [c for c in finalists if c in self.evidence]
+        if len(finalists) < 2:
+            return
         with self.compiler.paused():
             again = self.measure_in_turns(finalists)
         if len(again) < len(finalists):
@@ -296,8 +303,10 @@ class _Run:
             config = stop.config
         elif ran:
             config, reason, equivalents = self.winner(ran)
-            basis = "measured" if config in ran else "default"
-        trusted = None if stop.config is not None else self.trusted_forecast(ran.get(config))
+            basis = "measured"
+        # Where measuring is allowed, what was never run is never chosen.
+        unmeasured = stop.config is None and not self.budget.measures
+        trusted = self.trusted_forecast(ran.get(config)) if unmeasured else None
         if trusted is not None:
             config, forecast = trusted
             basis, equivalents = "forecast", ()

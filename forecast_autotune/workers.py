@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -26,9 +27,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .errors import AutotuneError
+
 _PACKAGE = __name__.rpartition(".")[0]
-_MESSAGE_BYTES = 128 * 1024  # below the default socket buffer of Linux (208 KiB); logs and tensors travel as files
+_MESSAGE_BYTES = 64 * 1024  # well below the default socket buffer of Linux (208 KiB); what is longer travels as a file
 _MAX_FILES = 16
+_LOG_BYTES = 4 << 20
 # Datagrams that keep their order and report the other end's death: SEQPACKET on Linux, DGRAM where it is missing (macOS).
 _KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
 
@@ -44,6 +48,10 @@ class WorkerRaisedError(Exception):
     """A worker's job raised; the message is that exception's."""
 
 
+class WorkshopError(AutotuneError):
+    """No worker could be started at all: it says nothing of the job that was to be done."""
+
+
 class WorkerTimeoutError(Exception):
     """A worker did not answer in time."""
 
@@ -56,7 +64,16 @@ class Channel:
         self.files: list[int] = []  # descriptors that came with the last message; the receiver closes them
 
     def send(self, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
-        socket.send_fds(self._socket, [json.dumps(message).encode()], list(files))
+        data = json.dumps(message).encode()
+        if len(data) <= _MESSAGE_BYTES:
+            socket.send_fds(self._socket, [data], list(files))
+            return
+        file = memory_file(len(data), "forecast_autotune_message")
+        try:
+            os.pwrite(file, data, 0)
+            socket.send_fds(self._socket, [json.dumps({"long": len(data)}).encode()], [file, *files])
+        finally:
+            os.close(file)
 
     def receive(self, timeout_s: float | None = None) -> Message:
         """The next message.
@@ -74,7 +91,14 @@ class Channel:
             raise WorkerDiedError(f"the connection broke: {err}") from None
         if not data:
             raise WorkerDiedError("the process is gone")
-        return dict(json.loads(data))
+        message = dict(json.loads(data))
+        if "long" in message:
+            file = self.files.pop(0)
+            try:
+                message = dict(json.loads(os.pread(file, message["long"], 0)))
+            finally:
+                os.close(file)
+        return message
 
     def close(self) -> None:
         self._socket.close()
@@ -146,23 +170,22 @@ class Workshop:
         """Fork a worker that runs `job(channel, request)`, a module-level function of this package.
 
         Raises:
-            WorkerDiedError: the workshop cannot be started (no fork, no memory); says what its start printed.
+            WorkshopError: none can be started (no fork, no memory, no torch).
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, _KIND)
+        channel = Channel(ours)
         try:
-            with (
-                theirs
-            ):  # closed before the answer is waited for: a workshop that is gone must show as an end, not as silence
-                message = {"module": job.__module__, "function": job.__name__, "request": dict(request)}
-                with self._lock:
-                    self._ensure_running().send(message, [theirs.fileno(), *files])
-            return Worker(Channel(ours))
+            # Closed before the answer is waited for: a workshop that is gone must show as an end, not as silence.
+            with theirs, self._lock:
+                self._ensure_running().send({"start": True}, [theirs.fileno()])
+            # The request follows on the worker's own connection, so that it may be of any length.
+            channel.send({"module": job.__module__, "function": job.__name__, "request": dict(request)}, files)
+            return Worker(channel)
         except (OSError, WorkerDiedError, WorkerTimeoutError) as err:
-            ours.close()
-            self.stop()
-            raise WorkerDiedError(f"the worker process could not be started: {err}") from None
+            channel.close()
+            raise WorkshopError(f"the worker process could not be started: {err}") from None
         except BaseException:
-            ours.close()
+            channel.close()
             raise
 
     def _ensure_running(self) -> Channel:
@@ -174,13 +197,16 @@ class Workshop:
         if self._control is not None:
             self._control.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, _KIND)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        # An interpreter that takes its modules from where the caller has them, and from nowhere else: not from the folder
+        # it happens to be started in, where a file named torch.py may lie.
+        path = [p for p in sys.path if p]
+        start = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+        start += f"from {__name__} import serve; serve({theirs.fileno()})"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import serve; serve({theirs.fileno()})"],
+            [sys.executable, "-I", "-S", "-c", start, json.dumps(path)],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env=environment,
             start_new_session=True,  # Ctrl-C is the caller's; it ends the workshop by closing the connection
         )
         theirs.close()
@@ -190,6 +216,10 @@ class Workshop:
 
     def stop(self) -> None:
         """End the workshop and all its workers."""
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
         if self._owner == os.getpid() and self._control is not None and self._process is not None:
             self._control.close()  # which is what tells it
             try:
@@ -239,7 +269,7 @@ def serve(descriptor: int) -> None:
                 for inherited in (control, *children.values()):
                     inherited.close()
                 _die_with_parent()
-                _work(data, files)
+                _work(files[0])
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)  # both sides set it, so that it holds whoever comes first
             children[pid] = socket.socket(fileno=files[0])
@@ -265,17 +295,16 @@ def _report_ended(children: dict[int, socket.socket]) -> None:
             end.close()
 
 
-def _work(data: bytes, files: list[int]) -> None:
+def _work(descriptor: int) -> None:
     """The life of a worker; never returns."""
-    channel = Channel(socket.socket(fileno=files[0]))
+    channel = Channel(socket.socket(fileno=descriptor))
     status = 1
     try:
-        message = json.loads(data)
+        message = channel.receive()
         module, function = str(message["module"]), str(message["function"])
         if module.partition(".")[0] != _PACKAGE:
             raise PermissionError(f"{module} is no part of {_PACKAGE}")
         job: Job = getattr(importlib.import_module(module), function)
-        channel.files = files[1:]
         channel.send({"pid": os.getpid()})
         job(channel, message["request"])
         status = 0
@@ -288,14 +317,13 @@ def _work(data: bytes, files: list[int]) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        ctypes.CDLL(None).fflush(None)  # what C++ code printed
         os._exit(status)
 
 
 def _die_with_parent() -> None:
     """Have Linux kill this worker when the workshop goes, even by SIGKILL."""
     if sys.platform == "linux":
-        import ctypes
-
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
@@ -309,8 +337,10 @@ def _describe_exit(code: int) -> str:
 
 
 def redirect_output(path: str) -> None:
-    """Send this process's stdout and stderr, those of C++ code included, to the end of a file."""
+    """Send this process's stdout and stderr, those of C++ code included, to the end of a file; a long file begins anew."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    if os.fstat(log).st_size > _LOG_BYTES:
+        os.ftruncate(log, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

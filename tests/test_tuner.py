@@ -206,9 +206,15 @@ def test_outcomes_of_configs_that_left_the_space_are_no_part_of_the_run() -> Non
 
 def test_a_measured_decision_is_returned_at_once() -> None:
     store = Memory()
-    first = decide(recorded_as([100, 60]), store=store)
-    again = decide(recorded_as([100, 60, 30]), store=store)
+    first = decide(recorded_as([100, 60]), store=store, budget="2")
+    again = decide(recorded_as([100, 60, 30]), store=store, budget="2")
     assert again is first
+
+
+def test_a_budget_of_all_goes_on_until_every_config_was_tried() -> None:
+    store = Memory()
+    decide(recorded_as([100, 60]), store=store, budget="2")
+    assert decide(recorded_as([100, 60, 30]), store=store, budget="all").config == Config({"i": 2})
 
 
 def test_a_forecast_decision_does_not_block_measuring_later() -> None:

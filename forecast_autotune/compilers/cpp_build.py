@@ -19,13 +19,16 @@ from ..workers import Channel, redirect_output
 
 
 def build(channel: Channel, request: dict[str, Any]) -> None:
-    """Build the variant described in `request["folder"]/request.json`; answers when the result stands there."""
+    """Build the variant described in `request["folder"]/request.json`; answers when the result stands there.
+
+    Tells when it waits for the slot and when it has it, since waiting for another build is not building.
+    """
     folder = Path(request["folder"])
     plan = json.loads((folder / "request.json").read_text())
     redirect_output(str(folder / "build.log"))
     began = time.perf_counter()
     objects = [_compile_kernel(plan, folder, i, text) for i, text in enumerate(plan["kernel"])]
-    library = _build_with_torch(plan, Path(plan["slot"]), folder, objects)
+    library = _build_with_torch(channel, plan, Path(plan["slot"]), folder, objects)
     channel.send(
         {
             "library": str(library),
@@ -59,12 +62,12 @@ def _unique_flags(compiler: str) -> list[str]:
     return ["-fno-gnu-unique"] if "Free Software Foundation" in told else []
 
 
-def _build_with_torch(plan: dict[str, Any], slot: Path, folder: Path, objects: list[Path]) -> Path:
+def _build_with_torch(channel: Channel, plan: dict[str, Any], slot: Path, folder: Path, objects: list[Path]) -> Path:
     """Have torch build the extension in the slot, and move it to the variant's own folder."""
     import filelock
     import torch.utils.cpp_extension as cpp_extension
 
-    arguments = {k: v for k, v in plan["arguments"].items() if k != "build_directory"}
+    arguments = dict(plan["arguments"])
     knobs = [*plan["defines"], *plan["flags"]]
     alone = bool(objects or plan["cuda"])  # the knobs' own code is compiled apart from the binding
     arguments["extra_cflags"] = [
@@ -76,7 +79,9 @@ def _build_with_torch(plan: dict[str, Any], slot: Path, folder: Path, objects: l
         arguments["extra_cuda_cflags"] = [*(arguments.get("extra_cuda_cflags") or []), *knobs]
     arguments["extra_ldflags"] = [*map(str, objects), *(arguments.get("extra_ldflags") or [])]
     slot.mkdir(parents=True, exist_ok=True)
+    channel.send({"waiting": True})
     with filelock.FileLock(slot / "slot.lock", mode=0o600):
+        channel.send({"waiting": False})
         # torch's own lock is a file that a killed build leaves behind, and that later builds wait for without end.
         # Ours is held here, so whoever made that one is gone.
         (slot / "lock").unlink(missing_ok=True)

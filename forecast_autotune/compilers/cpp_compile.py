@@ -110,7 +110,7 @@ class CppCompiler:
         slots: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for i in range(self.workers):
             slots.put(self._slot(i % self.slots))
-        done: queue.SimpleQueue[tuple[Config, Evidence | Failure]] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[Config, Evidence | Failure | BaseException]] = queue.SimpleQueue()
         abandoned = threading.Event()
 
         def work(config: Config) -> None:
@@ -118,6 +118,8 @@ class CppCompiler:
             try:
                 if not abandoned.is_set():
                     done.put((config, self._build(config, slot, abandoned)))
+            except BaseException as err:  # handed over, or whoever waits for this build would wait for ever
+                done.put((config, err))
             finally:
                 slots.put(slot)
 
@@ -126,7 +128,10 @@ class CppCompiler:
                 for config in waiting:
                     pool.submit(work, config)
                 for _ in waiting:
-                    yield done.get()
+                    config, built = done.get()
+                    if isinstance(built, BaseException):
+                        raise built
+                    yield config, built
             finally:
                 abandoned.set()
 
@@ -136,7 +141,7 @@ class CppCompiler:
     # One variant ----------------------------------------------------------------------------------------------------
 
     def _variant(self, config: Config) -> Variant:
-        return self.recipe.variant(config, self.toolchain, self.hardware.digest)
+        return self.recipe.variant(config, self.toolchain, self.hardware)
 
     def _folder(self, variant: Variant) -> Path:
         return self.root / variant.digest
@@ -150,7 +155,8 @@ class CppCompiler:
     def _shared_digest(self) -> str:
         # Builds by another toolchain or of other sources have slots of their own: ninja would rebuild all of it anyway,
         # and two processes with different ones would do so in turns.
-        return digest(self.recipe.name, self.recipe.text, *self.recipe.flags, self.toolchain.digest)[:12]
+        parts = (self.recipe.name, self.recipe.text, *self.recipe.flags, self.toolchain.digest)
+        return digest(*parts, self.hardware.capability if self.recipe.is_cuda else "")[:12]
 
     def _record(self, variant: Variant) -> dict[str, Any]:
         return dict(json.loads((self._folder(variant) / "built.json").read_text()))
@@ -175,6 +181,10 @@ class CppCompiler:
         variant = self._variant(config)
         folder = self._folder(variant)
         began = time.perf_counter()
+
+        def failure(stage: str, message: str, *, transient: bool = False) -> Failure:
+            return Failure(stage=stage, message=message, cost_s=time.perf_counter() - began, transient=transient)
+
         try:
             _make_private(folder)
             with filelock.FileLock(folder / "build.lock", mode=0o600, timeout=2 * self.timeout_s):
@@ -185,17 +195,18 @@ class CppCompiler:
                     return report
                 mark_used(slot)
                 with self._start(variant, folder, slot) as worker:
-                    answer = self._wait(worker, began, abandoned)
+                    answer = self._wait(worker, abandoned)
                     worker.finish(30.0)
         except WorkerTimeoutError:
-            message = f"the build took more than {self.timeout_s:.0f} s; its log is {folder / 'build.log'}"
-            return Failure(stage="timeout", message=message, cost_s=time.perf_counter() - began)
-        except (WorkerRaisedError, WorkerDiedError) as err:
-            return Failure(
-                stage="compile", message=_reason(folder / "build.log", str(err)), cost_s=time.perf_counter() - began
+            return failure(
+                "timeout", f"the build took more than {self.timeout_s:.0f} s; its log is {folder / 'build.log'}"
             )
+        except WorkerRaisedError as err:
+            return failure("compile", _reason(folder / "build.log", str(err)))
+        except WorkerDiedError as err:  # by a signal: a machine short of memory ends compilers so
+            return failure("compile", _reason(folder / "build.log", str(err)), transient=True)
         except (OSError, filelock.Timeout) as err:
-            return Failure(stage="compile", message=f"{folder}: {err}", cost_s=time.perf_counter() - began)
+            return failure("compile", f"{folder}: {err}", transient=True)
         resources = (
             {k: getattr(report, k) for k in ("registers", "spill_bytes", "stack_bytes", "shared_bytes")}
             if report
@@ -218,11 +229,13 @@ class CppCompiler:
         by_role = [v for k, v in config.knobs.items() if self.recipe.roles.get(k) == "threads" and isinstance(v, int)]
         folder = self._folder(variant)
         _make_private(folder)
+        given = self.recipe.arguments
+        includes = [f"-I{path}" for path in given.get("extra_include_paths") or []]
         return kernel_report(
             nvcc=self.nvcc,
             sources=variant.cuda,
             defines=variant.defines,
-            flags=variant.flags,
+            flags=(*(given.get("extra_cuda_cflags") or []), *variant.flags, *includes),
             folder=folder,
             hardware=self.hardware,
             threads=math.prod(by_role) if by_role else None,
@@ -233,7 +246,6 @@ class CppCompiler:
         macros = {d[2:].partition("=")[0] for d in variant.defines}
         plan = {
             "name": recipe.name,
-            "digest": variant.digest,
             "slot": str(slot),
             "compiler": os.environ.get("CXX", "c++"),
             "cpp": variant.cpp,
@@ -241,7 +253,7 @@ class CppCompiler:
             "kernel": variant.kernel,
             "functions": None if recipe.functions is None or not recipe.is_python_module else dict(recipe.functions),
             "is_python_module": recipe.is_python_module,
-            "arguments": dict(recipe.arguments),
+            "arguments": {k: v for k, v in recipe.arguments.items() if k != "build_directory"},
             "defines": variant.defines,
             "flags": variant.flags,
             "binding_has_knobs": any(re.search(rf"\b{name}\b", text) for name in macros for text in variant.cpp),
@@ -250,14 +262,19 @@ class CppCompiler:
         (folder / "build.log").unlink(missing_ok=True)
         return workshop().start(build, {"folder": str(folder)})
 
-    def _wait(self, worker: Worker, began: float, abandoned: threading.Event | None) -> dict[str, Any]:
+    def _wait(self, worker: Worker, abandoned: threading.Event | None) -> dict[str, Any]:
+        """The worker's answer; the time it waits for its slot, which others are building in, does not count."""
+        deadline = time.perf_counter() + self.timeout_s
         while True:
-            left = self.timeout_s - (time.perf_counter() - began)
             try:
-                return worker.receive(max(0.01, min(left, 0.5)))
+                message = worker.receive(max(0.01, min(deadline - time.perf_counter(), 0.5)))
             except WorkerTimeoutError:
-                if left <= 0 or (abandoned is not None and abandoned.is_set()):
+                if time.perf_counter() > deadline or (abandoned is not None and abandoned.is_set()):
                     raise
+                continue
+            if "waiting" not in message:
+                return message
+            deadline = math.inf if message["waiting"] else time.perf_counter() + self.timeout_s
 
 
 def _reason(build_log: Path, said: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.config import Config
 from ..core.digest import Value, canonical_json, digest
-from ..core.hardware import Toolchain
+from ..core.hardware import Hardware, Toolchain
 from ..core.space import Space
 from ..errors import InvalidInputError
 
@@ -22,6 +22,8 @@ Sources = tuple[str, ...] | Mapping[str, str]
 SOURCE_KNOB = "source"
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_MACRO_VALUE = re.compile(r"[\w.,:+\-*/%=]*\Z", re.ASCII)
+_INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"]+)[>\"]", re.MULTILINE)
 _LIBRARY = re.compile(r"\b(TORCH_LIBRARY(?:_FRAGMENT|_IMPL)?\s*\(\s*)([A-Za-z_]\w*)")
 
 
@@ -58,7 +60,9 @@ class Recipe:
     def flags(self) -> tuple[str, ...]:
         """Every flag and build argument that may change the code, but for those that knobs set."""
         told = {k: v for k, v in self.arguments.items() if v and k not in ("build_directory", "verbose")}
-        return tuple(f"{name}={canonical_json(value)}" for name, value in sorted(told.items()))
+        flags = [f"{name}={canonical_json(value)}" for name, value in sorted(told.items())]
+        headers = included_headers(self.text, self.arguments.get("extra_include_paths") or ())
+        return (*flags, *([f"headers={digest(*headers)}"] if headers else []))
 
     def validate(self, space: Space) -> None:
         """Raises:
@@ -84,10 +88,13 @@ class Recipe:
                         raise InvalidInputError(
                             f"flag {knob}={value!r}: give a compiler flag such as '-O3', or '' for none"
                         )
-                elif isinstance(value, str) and re.search(r"[\s\"'\\]", value):
-                    raise InvalidInputError(f"knob {knob}={value!r} becomes a macro: no spaces, quotes or backslashes")
+                elif isinstance(value, str) and not _MACRO_VALUE.match(value):
+                    raise InvalidInputError(
+                        f"knob {knob}={value!r} becomes a macro, and torch hands it through a shell: letters, digits and "
+                        "_ . , : + - * / % = only; give what needs more a name in the source"
+                    )
 
-    def variant(self, config: Config, toolchain: Toolchain, cpu: str) -> Variant:
+    def variant(self, config: Config, toolchain: Toolchain, hardware: Hardware) -> Variant:
         """What this config builds: the chosen texts, its macros and flags, and the digest that names its folder."""
         defines, flags = [], []
         alternatives = any(isinstance(s, Mapping) for s in (self.kernel_sources, self.cuda_sources, self.cpp_sources))
@@ -108,8 +115,9 @@ class Recipe:
             canonical_json([defines, flags, self.flags, self.is_python_module]),
             toolchain.digest,
             sys.implementation.cache_tag or "",
-            # Code built for this very CPU must not be run on another that shares the folder.
-            cpu if "native" in " ".join([*self.flags, *flags]) else "",
+            # Code built for this very device must not be run on another that shares the folder.
+            hardware.digest if "native" in " ".join([*self.flags, *flags]) else "",
+            hardware.capability if self.is_cuda else "",
         )
         namespaces = {m[2] for text in (*cpp, *cuda) for m in _LIBRARY.finditer(text)}
         renamed = {n: f"{n}_{name[:8]}" for n in namespaces if n != "TORCH_EXTENSION_NAME"}
@@ -160,6 +168,21 @@ def as_sources(value: object, argument: str) -> Sources:
     if isinstance(value, Sequence) and all(isinstance(t, str) for t in value):
         return tuple(value)
     raise InvalidInputError(f"{argument} is {type(value).__name__}: give a text, a list of texts, or texts by name")
+
+
+def included_headers(text: str, folders: Sequence[str]) -> list[str]:
+    """Texts of the headers that a source reaches in its include folders, each with its path: they are part of the code."""
+    found: dict[str, str] = {}
+    waiting = [text]
+    while waiting:
+        for name in _INCLUDE.findall(waiting.pop()):
+            for folder in folders:
+                path = os.path.join(folder, name)
+                if path not in found and os.path.isfile(path):
+                    with open(path, errors="replace") as file:
+                        found[path] = file.read()
+                    waiting.append(found[path])
+    return [f"{path}\n{content}" for path, content in sorted(found.items())]
 
 
 def _pick(sources: Sources, chosen: Value) -> tuple[str, ...]:

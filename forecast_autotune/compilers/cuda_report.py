@@ -38,7 +38,7 @@ _BLOCK = re.compile(r"\s*(?:inline\s+)?(?:namespace\b[^{;()]*|extern\s+\"C\"\s*)
 _USED = re.compile(r"Used (\d+) registers")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
 _SHARED = re.compile(r"(\d+) bytes smem")
-_REFUSED = re.compile(r"uses too much (?:shared data|.*)|too many resources requested", re.IGNORECASE)
+_REFUSED = re.compile(r"uses too much shared data|too many resources requested", re.IGNORECASE)
 
 
 def kernel_part(source: str) -> str:
@@ -112,7 +112,8 @@ def kernel_report(
     source = folder / "kernel_part.cu"
     source.write_text("#include <cuda_runtime.h>\n" + kernel_part("\n".join(sources)))
     arch = "sm_" + hardware.capability.replace(".", "")
-    command = [nvcc, "-cubin", f"-arch={arch}", "-O3", "-std=c++17", "-Xptxas", "-v", *defines, *flags]
+    standard = [] if any(f.lstrip("-").startswith("std") for f in flags) else ["-std=c++17"]
+    command = [nvcc, "-cubin", f"-arch={arch}", "-O3", *standard, "-Xptxas", "-v", *defines, *flags]
     command += [str(source), "-o", str(folder / "kernel_part.cubin")]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=REPORT_TIMEOUT_S, check=False)
@@ -137,7 +138,8 @@ def kernel_report(
         shared_bytes=max((int(n) for n in _SHARED.findall(told.stderr)), default=0),
         code_bytes=None,
     )
-    wrong = _impossible(evidence, hardware, threads)
+    # Of several kernels, knobs do not tell which runs with how many threads.
+    wrong = _impossible(evidence, hardware, threads if len(registers) == 1 else None)
     return Failure(stage="resources", message=wrong, cost_s=seconds) if wrong else evidence
 
 

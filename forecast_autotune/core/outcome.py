@@ -53,7 +53,7 @@ class Measurement:
         """
         n = len(self.samples_us)
         if n == 1:
-            return 0.05  # one sample says nothing of its spread; two campaigns differ by about so much
+            return 0.01  # one sample says nothing of its spread; it is most often a benchmark's median already
         deviation = statistics.median(abs(s - self.median_us) for s in self.samples_us)
         return 1.4826 * 1.2533 * deviation / self.median_us / math.sqrt(n)
 

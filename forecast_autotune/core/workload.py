@@ -29,17 +29,19 @@ class Workload:
     """A program at one key: the part of a call's arguments that a decision depends on.
 
     `features` describe the call further (shapes, alignment, grid) for forecasts; two calls that differ only there share
-    their decision.
+    their decision. `check` names what outputs were compared by: what was found without says nothing under one.
     """
 
     program: Program
     key: Mapping[str, object]  # JSON values
     timing: str = "eager"
+    check: str = ""
     features: Mapping[str, Value] = field(default_factory=dict, compare=False)
 
     @cached_property
     def digest(self) -> str:
-        return digest(self.program.digest, canonical_json(self.key), self.timing)
+        checked = (self.check,) if self.check else ()
+        return digest(self.program.digest, canonical_json(self.key), self.timing, *checked)
 
     def __str__(self) -> str:
         shown = ", ".join(f"{k}={_brief(v)}" for k, v in self.key.items())

@@ -32,10 +32,6 @@ class Request:
     budget: str
     surrogate: Surrogate
 
-    @property
-    def may_measure(self) -> bool:
-        return self.settings.mode in ("tune", "strict") and Budget(self.budget).measures
-
 
 def request(
     budget: str | int | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -64,8 +65,10 @@ def _whole_key(*args: Any) -> Hashable:
 def _part(value: Any) -> Hashable:
     """One argument as part of a key; a number keeps its type, since 1, 1.0 and True are equal in Python."""
     try:
-        return (value.dtype, value.shape, value.stride())
+        return (value.dtype, value.shape, value.stride(), value.is_cuda)
     except AttributeError:
+        if value != value:
+            return "nan"  # which no look-up would find, being unequal to itself
         if isinstance(value, (list, tuple)):
             return (type(value), *(_part(v) for v in value))
         return (value.__class__, value)
@@ -86,6 +89,8 @@ def key_as_json(
 
 
 def _as_json(value: Any) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):

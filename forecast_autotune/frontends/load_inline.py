@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import math
 import os
 import re
 import threading
@@ -26,7 +27,7 @@ from ..core.space import Space
 from ..core.workload import Program, Work, Workload
 from ..errors import AutotuneError, CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
 from ..hardware_sheets import sheet_for
-from ..measure.checks import Check, validate
+from ..measure.checks import Check, check_name, validate
 from ..measure.in_process import InProcess
 from ..measure.isolated import Isolated
 from ..probe import detect_cpp_toolchain, detect_hardware, nvcc_path
@@ -86,7 +87,7 @@ def load_inline(
             raise InvalidInputError(f"{', '.join(named)} of {name}: these describe a space of variants; add space=")
         return cpp_extension.load_inline(name, cpp_sources, *torch_args, **torch_kwargs)
     bound = inspect.signature(cpp_extension.load_inline).bind(name, cpp_sources, *torch_args, **torch_kwargs)
-    arguments = dict(bound.arguments)
+    arguments = {name: _without_paths(value) for name, value in bound.arguments.items()}
     if arguments.pop("sycl_sources", None):
         raise InvalidInputError(f"{name} has sycl_sources: a space of variants takes C++ and CUDA sources")
     functions = _functions(arguments.pop("functions", None))
@@ -110,6 +111,13 @@ def load_inline(
     )
     recipe.validate(chosen)
     return TunedModule(recipe, chosen, options)
+
+
+def _without_paths(value: Any) -> Any:
+    """The same argument with paths as text: it is kept, and handed to other processes."""
+    if isinstance(value, (list, tuple)):
+        return [_without_paths(v) for v in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _functions(functions: object) -> dict[str, str] | None:
@@ -322,6 +330,7 @@ class TunedFunction:
                 program=self._program,
                 key=key_as_json(self._key(*args), args, self._names, self._key_names),
                 features=_features(args),
+                check=check_name(self._check),
             ),
             space=self._space,
             hardware=compiler.hardware,
@@ -387,7 +396,7 @@ def _features(args: tuple[Any, ...]) -> dict[str, Value]:
             features.update({f"shape_{i}_{d}": int(n) for d, n in enumerate(value.shape)})
             with contextlib.suppress(RuntimeError):  # a sparse tensor has no pointer
                 features[f"alignment_{i}"] = min(64, value.data_ptr() & -value.data_ptr())
-        elif isinstance(value, (bool, int, float)):
+        elif isinstance(value, (bool, int, float)) and math.isfinite(value):
             features[f"value_{i}"] = value
     return features
 

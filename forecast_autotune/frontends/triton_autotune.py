@@ -24,6 +24,7 @@ from ..core.decision import Decision
 from ..core.hardware import Hardware
 from ..core.space import Space
 from ..errors import AutotuneError, CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
+from ..measure.benchmarker import is_of_the_config
 from ..measure.checks import Check, validate
 from ..protocols import Store, Surrogate
 from ..rehearsal_driver import current_rehearsal
@@ -103,13 +104,14 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         timing: str = "eager",
     ) -> None:
         self._lock = threading.RLock()
-        self._forms_lock = threading.Lock()
+        self._forms_lock = threading.RLock()
         self._generation = 0
         self._forms: dict[tuple[Any, ...], Form | None] = {}
         self._launches: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._configs: list[Any] = []
         self.decisions: dict[Any, Decision] = {}
         self._unmeasured: set[Any] = set()
+        self._defaults: dict[Any, tuple[Config, Any]] = {}  # where a forecast chose: the default, ours and theirs
         name = getattr(getattr(fn, "fn", fn), "__name__", repr(fn))
         if space is not None:
             if configs:
@@ -160,14 +162,19 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     @cache.setter
     def cache(self, entries: Mapping[Any, Any]) -> None:
-        self._forget_calls()
-        self._cache = DecisionCache(self._forget_calls, entries)
+        with self._forms_lock:
+            self._forget_calls()
+            self._cache = DecisionCache(self._forget_calls, entries, self._forms_lock)
 
     def _forget_calls(self) -> None:
-        """Let each next call look its decision up in `cache`, the one that is being decided now included."""
-        self._generation += 1
-        self._launches.clear()
-        self._forms.clear()
+        """Let each next call look its decision up in `cache`, the one that is being decided now included.
+
+        Under the lock: else a call that has compared generations and is about to be remembered would outlive this.
+        """
+        with self._forms_lock:
+            self._generation += 1
+            self._launches.clear()
+            self._forms.clear()
 
     def forget_unmeasured(self) -> None:
         """Decide again, when they are next met, keys whose decision measuring had no say in."""
@@ -232,17 +239,51 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
                             self._unmeasured.add(key)
                             holds_unmeasured(self)
                         # Else it was chosen among configs assigned away meanwhile, or unmeasured, to be decided again.
-                        if generation == self._generation and not _capturing():
-                            self._cache.add(key, config)
+                        capturing = _capturing()
+                        with self._forms_lock:
+                            if generation == self._generation and not capturing:
+                                self._cache.add(key, config)
         else:
             config, key = self._configs[0], None
         self.best_config = config
         with self._forms_lock:  # another one than deciding holds: a call whose key is decided waits for no tuning
             if generation == self._generation and (key is None or key in self._cache):
                 self._remember(config, call, args, kwargs)
+        try:
+            return self._launch(config, given, args, kwargs)
+        except Exception as err:
+            if key not in self._defaults or not is_of_the_config(err):
+                raise
+            ours, default = self._defaults[key]
+            if default is config:
+                raise
+            self._fall_back(key, config, ours, default, err)
+        return self._launch(default, given, args, kwargs)
+
+    def _launch(self, config: Any, given: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if config.pre_hook is not None:
             config.pre_hook({**given, **config.all_kwargs()})
         return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+    def _fall_back(self, key: Any, config: Any, ours: Config, default: Any, err: Exception) -> None:
+        """Put the default in the place of a config that a forecast chose and that does not run; say so once for a key."""
+        with self._lock:
+            self.best_config = default
+            if self._cache.get(key) is config:
+                self._cache[key] = default
+            decision = self.decisions.get(key)
+            if decision is None or decision.basis != "forecast":
+                return
+            why = f"the config forecast does not run: {type(err).__name__}: {err}"
+            self.decisions[key] = replace(
+                decision, config=ours, config_us=decision.default_us, basis="default", reason=why
+            )
+        warnings.warn(
+            f"kernel {self.name} runs its first config, not {config}, which a forecast chose and which does not run: "
+            f"{type(err).__name__}: {err}",
+            TuningWarning,
+            stacklevel=4,
+        )
 
     def _tuning_key(self, call: Mapping[str, Any]) -> tuple[Any, ...]:
         """Triton's own rule, values of `key` and then the dtype of each argument that has one; and the device."""
@@ -311,6 +352,11 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         except Exception as err:
             return self._untuned(tuning.theirs(tuning.job.space.default), err)
         self.decisions[key] = decision
+        if decision.basis == "forecast":
+            default = tuning.job.space.default
+            self._defaults[key] = default, tuning.theirs(default)
+        else:
+            self._defaults.pop(key, None)
         self.configs_timings = tuning.timings_ms(store.outcomes(tuning.job))
         return tuning.theirs(decision.config)
 

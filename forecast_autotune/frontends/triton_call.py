@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
+import logging
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +31,7 @@ from ..errors import InvalidInputError
 from ..hardware_sheets import device_properties, target_of
 from ..kernel_features import Call, describe_call, features, knob_roles, work_of
 from ..measure.benchmarker import Benchmarker
-from ..measure.checks import disagreement
+from ..measure.checks import check_name, disagreement
 from ..probe import detect_hardware
 from ..protocols import Compiler
 from ..rehearsal_driver import current_rehearsal
@@ -37,6 +39,8 @@ from .triton_program import program_of
 
 if TYPE_CHECKING:
     from .triton_autotune import ForecastAutotuner
+
+log = logging.getLogger(__name__)
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 
@@ -64,9 +68,10 @@ class TritonCall:
         self._named_only = hardware is not None  # then nothing is launched, and no driver asked
         self._theirs = self._own_configs(candidates)
         self._expected: list[torch.Tensor] | None = None
+        self._nothing_to_compare_with = False
         self.measurer = Benchmarker(
             self._launch,
-            self._do_bench,
+            self._benchmark,
             inspect=None if tuner.check is None else self._inspect,
             repeatable=tuner.user_do_bench is None,
         )
@@ -79,7 +84,8 @@ class TritonCall:
 
     def timings_ms(self, outcomes: Mapping[Config, Outcome]) -> dict[Any, list[float]]:
         """What Triton calls `configs_timings`: median, 20 % and 80 % quantile in milliseconds; infinite for a failure."""
-        return {self._theirs[c]: _quantiles_ms(o) for c, o in outcomes.items() if c in self._theirs}
+        told = self.measurer.quantiles_ms
+        return {self._theirs[c]: _quantiles_ms(o, told.get(c, ())) for c, o in outcomes.items() if c in self._theirs}
 
     # What it is -----------------------------------------------------------------------------------------------------
 
@@ -102,6 +108,7 @@ class TritonCall:
                 program=program_of(self.kernel or self.tuner.base_fn),
                 key=self._key(),
                 timing=self._timing(),
+                check=check_name(self.tuner.check),
                 features=self._call_features(),
             ),
             space=Space(configs, roles={k: r for k, r in roles.items() if k in configs[0].knobs}),
@@ -128,7 +135,7 @@ class TritonCall:
             options = {name: getattr(theirs, name, None) for name in OPTIONS}
             values = {name: _plain(value) for name, value in {**kwargs, **options}.items()}
             if theirs.pre_hook is not None and Config(values) in own and own[Config(values)] != theirs:
-                values["ir_override"] = f"{values['ir_override']} {_plain(theirs.pre_hook)} {len(own)}"
+                values["ir_override"] = " ".join(str(v) for v in (options["ir_override"], _plain(theirs.pre_hook)) if v)
             own.setdefault(Config(values), theirs)
         return own
 
@@ -226,18 +233,36 @@ class TritonCall:
 
     # Timing ---------------------------------------------------------------------------------------------------------
 
-    def _do_bench(self, call: Callable[[], None], quantiles: Sequence[float]) -> Any:
-        graph = self.tuner.timing == "graph" and self.tuner.user_do_bench is None
-        if graph and not self.tuner.use_cuda_graph:  # Triton's own way to ask for it has a benchmark already
-            from triton.testing import do_bench_cudagraph
+    def _benchmark(self) -> Callable[..., Any]:
+        """The user's benchmark, Triton's for graphs, or the driver's; it says why it fails where Triton is asked to."""
+        tuner = self.tuner
+        found: Callable[..., Any]
+        if tuner.user_do_bench is not None:
+            found = tuner.do_bench
+        elif tuner.timing == "graph":
+            found = triton.testing.do_bench_cudagraph
+            if (
+                tuner.use_cuda_graph
+            ):  # 100 ms, and 25 to warm up: Triton's own where its older arguments leave them open
+                found = functools.partial(found, rep=100 if tuner.num_reps is None else tuner.num_reps)
+        elif tuner.num_warmups is not None or tuner.num_reps is not None:
+            warmup, rep = tuner.num_warmups, tuner.num_reps
+            found = functools.partial(
+                triton.testing.do_bench, warmup=25 if warmup is None else warmup, rep=100 if rep is None else rep
+            )
+        else:
+            found = tuner.do_bench
 
-            return do_bench_cudagraph(call, quantiles=quantiles)
-        try:
-            return self.tuner.do_bench(call, quantiles=quantiles)
-        except Exception as err:
-            if knobs.autotuning.print:
-                print(f"Autotuning failed with {err}")
-            raise
+        @functools.wraps(found)
+        def benchmark(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return found(*args, **kwargs)
+            except Exception as err:
+                if knobs.autotuning.print:
+                    print(f"Autotuning failed with {err}")
+                raise
+
+        return benchmark
 
     def _launch(self, config: Config) -> Callable[[], None]:
         """Launch once under a config with the hooks around it, as Triton's own autotuner times it."""
@@ -261,9 +286,24 @@ class TritonCall:
         return launch
 
     def _inspect(self, config: Config) -> str | None:
-        """Run a config once and compare what it wrote with what the first config writes; arguments are put back."""
+        """Run a config once and compare what it wrote with what the first config writes; arguments are put back.
+
+        A first config that does not run leaves nothing to compare with: then every config passes.
+        """
+        if self._expected is None and not self._nothing_to_compare_with:
+            try:
+                self._expected = self._outputs(next(iter(self._theirs)))
+            except Exception as err:
+                self._nothing_to_compare_with = True
+                log.warning(
+                    "kernel %s: no config's outputs are checked, for the first config, to compare with, does not run: "
+                    "%s: %s",
+                    self.tuner.name,
+                    type(err).__name__,
+                    err,
+                )
         if self._expected is None:
-            self._expected = self._outputs(next(iter(self._theirs)))
+            return None
         return disagreement(self.tuner.check, self._outputs(config), self._expected)
 
     def _outputs(self, config: Config) -> list[torch.Tensor]:
@@ -344,9 +384,11 @@ def _after_hook(value: Any, copied: Any) -> Any:
     return value if isinstance(value, torch.Tensor) else copied
 
 
-def _quantiles_ms(outcome: Outcome) -> list[float]:
+def _quantiles_ms(outcome: Outcome, told_ms: Sequence[float] = ()) -> list[float]:
     if not isinstance(outcome, Measurement):
         return [float("inf")] * 3
+    if len(told_ms) == 3:
+        return list(told_ms)
     samples = sorted(outcome.samples_us)
     low, high = samples[len(samples) // 5], samples[-1 - len(samples) // 5]
     return [statistics.median(samples) / 1e3, low / 1e3, high / 1e3]

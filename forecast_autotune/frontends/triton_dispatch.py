@@ -10,6 +10,7 @@ from __future__ import annotations
 import keyword
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,37 +34,49 @@ class Form:
 class DecisionCache(dict[Any, Any]):
     """The autotuner's `cache`, from tuning key to config; who changes it from outside makes the next calls look again."""
 
-    def __init__(self, forget: Callable[[], None], entries: Mapping[Any, Any] | None = None) -> None:
+    def __init__(
+        self,
+        forget: Callable[[], None],
+        entries: Mapping[Any, Any] | None = None,
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:
         super().__init__(entries or {})
         self._forget = forget
+        self._lock = lock or nullcontext()  # held over forgetting and changing, so that no call falls in between
 
     def add(self, key: Any, config: Any) -> None:
         """Add a decision for a key that no call has been sent past this cache with."""
         super().__setitem__(key, config)
 
     def __setitem__(self, key: Any, config: Any) -> None:
-        self._forget()
-        super().__setitem__(key, config)
+        with self._lock:
+            self._forget()
+            super().__setitem__(key, config)
 
     def __delitem__(self, key: Any) -> None:
-        self._forget()
-        super().__delitem__(key)
+        with self._lock:
+            self._forget()
+            super().__delitem__(key)
 
     def clear(self) -> None:
-        self._forget()
-        super().clear()
+        with self._lock:
+            self._forget()
+            super().clear()
 
     def pop(self, *args: Any) -> Any:
-        self._forget()
-        return super().pop(*args)
+        with self._lock:
+            self._forget()
+            return super().pop(*args)
 
     def popitem(self) -> Any:
-        self._forget()
-        return super().popitem()
+        with self._lock:
+            self._forget()
+            return super().popitem()
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        self._forget()
-        super().update(*args, **kwargs)
+        with self._lock:
+            self._forget()
+            super().update(*args, **kwargs)
 
     def __ior__(self, entries: Any) -> DecisionCache:  # type: ignore[misc]
         self.update(entries)

@@ -176,8 +176,13 @@ class Arguments:
                     return f"wrote {wrong} bytes {where} tensor argument {i}"
         return None
 
+    @property
+    def changed(self) -> bool:
+        """Whether the last look, by `written` or `outputs`, found a storage that a run had written to."""
+        return bool(self._written)
+
     def written(self) -> list[int]:
-        """Indices of the storages whose bytes differ from the snapshot; remembered for `restore`."""
+        """Indices of the storages whose bytes differ from the snapshot now; remembered for `restore`."""
         import torch
 
         pairs = enumerate(zip(self._inner, self._pristine, strict=True))

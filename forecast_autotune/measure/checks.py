@@ -36,6 +36,14 @@ def validate(check: Check) -> None:
         raise InvalidInputError(f"check={check!r}: accepted are {', '.join(map(repr, NAMES))}, a callable, None")
 
 
+def check_name(check: Check) -> str:
+    """What outcomes obtained under a check are kept apart by: its name, that of a callable with its module, or nothing."""
+    if check is None or isinstance(check, str):
+        return check or ""
+    kind = type(check)
+    return f"{getattr(check, '__module__', kind.__module__)}.{getattr(check, '__qualname__', kind.__qualname__)}"
+
+
 def disagreement(check: Check, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str | None:
     """How a candidate's outputs differ from the default's, in words; None if the check lets them pass."""
     if check is None:

@@ -29,6 +29,7 @@ class Trial:
         self._function = function
         self._arguments = arguments
         self._cuda = next((v.device for v in arguments.values if getattr(v, "is_cuda", False)), None)
+        self._mutates = True  # until a run has shown
         self.first_us = math.nan
 
     def run(self) -> list[torch.Tensor]:
@@ -39,6 +40,7 @@ class Trial:
         self._synchronize()
         self.first_us = (time.perf_counter() - began) * 1e6
         outputs = [o.clone() for o in self._arguments.outputs(returned)]
+        self._mutates = self._arguments.changed
         self._arguments.restore()
         return outputs
 
@@ -50,7 +52,7 @@ class Trial:
 
         One sample only where the first one shows a candidate `HOPELESS` times slower than `best_us`.
         """
-        restore = self._arguments.restore if self._arguments.written() else None
+        restore = self._arguments.restore if self._mutates else None
         calls = 1 if restore else max(1, min(1000, math.ceil(SAMPLE_US / max(self.first_us, 0.1))))
         sample = self._cuda_sample if self._cuda is not None else self._cpu_sample
         samples: list[float] = []
@@ -126,6 +128,8 @@ class InProcess:
         self._snapshot: Snapshot | None = None
         self._check = check
         self._expected: Sequence[torch.Tensor] | None = None
+        self._default_tried = False
+        self._default_raised = ""
         self._best_us = math.inf
 
     def __enter__(self) -> InProcess:
@@ -143,25 +147,32 @@ class InProcess:
         """
         began = time.perf_counter()
 
-        def failure(stage: str, message: str) -> Failure:
-            return Failure(stage=stage, message=message, cost_s=time.perf_counter() - began)
+        def failure(stage: str, message: str, *, transient: bool = False) -> Failure:
+            return Failure(stage=stage, message=message, cost_s=time.perf_counter() - began, transient=transient)
 
+        if config != self._default and not self._default_tried and self._check is not None:
+            self.measure(self._default)
+        is_default = config == self._default
+        self._default_tried |= is_default
         try:
-            if self._check is not None and self._expected is None and config != self._default:
-                self._expected = self._trial(self._default).run()
             trial = self._trial(config)
             outputs = trial.run()
             if overrun := trial.overrun():
                 return failure("check", overrun)
-            if self._expected is None:
+            if is_default:
                 self._expected = outputs
-            elif wrong := disagreement(self._check, outputs, self._expected):
+            elif self._expected is not None and (wrong := disagreement(self._check, outputs, self._expected)):
                 return failure("check", wrong)
             samples = trial.time(self._best_us)
         except UnportableError:
             raise
         except Exception as err:
-            return failure("launch", f"{type(err).__name__}: {err}")
+            # What the default raises too, and what memory has to do with, is not this config's doing.
+            message = f"{type(err).__name__}: {err}"
+            shared = is_default or message == self._default_raised or "out of memory" in message.lower()
+            if is_default:
+                self._default_raised = message
+            return failure("launch", message, transient=shared)
         self._best_us = min(self._best_us, *samples)
         return Measurement(samples_us=samples, run_s=time.perf_counter() - began)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -11,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.config import Config
 from ..core.outcome import Failure, Measurement, Outcome
+from ..errors import AutotuneError
 from ..extension import Extension
-from ..workers import Channel, Worker, WorkerDiedError, WorkerRaisedError, WorkerTimeoutError, workshop
-from .arguments import Arguments, Snapshot, snapshot
+from ..workers import Channel, Worker, WorkerDiedError, WorkerRaisedError, WorkerTimeoutError, WorkshopError, workshop
+from .arguments import Arguments, Snapshot, UnportableError, snapshot
 from .checks import Check, disagreement
 from .in_process import Trial
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 60.0
 DEFAULT_TIMEOUT_S = 60.0  # for a first run of the default, of which nothing is known
@@ -58,6 +62,8 @@ class Isolated:
         self._check = check
         self._log = log
         self._expected: Sequence[torch.Tensor] | None = None
+        self._default_tried = False
+        self._default_raised = ""
         self._best_us = math.inf
         self._timeout_s = DEFAULT_TIMEOUT_S
 
@@ -73,17 +79,23 @@ class Isolated:
 
         Raises:
             UnportableError: an argument of the call cannot be copied for trials.
+            WorkshopError: no child process can be had.
         """
-        if self._check is not None and self._expected is None and config != self._default:
+        if config != self._default and not self._default_tried and self._check is not None:
             self._try(self._default, timed=False)
+            if self._expected is None:
+                log.warning("%s: the default config does not run: nothing can be compared with it", self._function_name)
         return self._try(config, timed=True)
 
     def _try(self, config: Config, *, timed: bool) -> Outcome:
+        is_default = config == self._default
+        self._default_tried |= is_default
         began = time.perf_counter()
         stage = "load"
 
-        def failure(stage: str, message: str, crashed: bool = False) -> Failure:
-            return Failure(stage=stage, message=message, cost_s=time.perf_counter() - began, crashed=crashed)
+        def failure(stage: str, message: str, *, crashed: bool = False, transient: bool = False) -> Failure:
+            cost_s = time.perf_counter() - began
+            return Failure(stage=stage, message=message, cost_s=cost_s, crashed=crashed, transient=transient)
 
         try:
             with self._start(config) as worker:
@@ -93,22 +105,32 @@ class Isolated:
                 outputs = _outputs(ran, worker)
                 if ran["overrun"]:
                     return failure("check", str(ran["overrun"]))
-                if self._expected is None:
+                if is_default:
                     self._expected = outputs
                     self._timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * float(ran["first_us"]) / 1e6)
-                elif wrong := disagreement(self._check, outputs, self._expected):
+                elif self._expected is not None and (wrong := disagreement(self._check, outputs, self._expected)):
                     return failure("check", wrong)
                 worker.send({"time": timed, "best_us": self._best_us if math.isfinite(self._best_us) else None})
                 samples = tuple(float(s) for s in worker.receive(max(LOAD_TIMEOUT_S, self._timeout_s))["samples_us"])
                 worker.finish(LOAD_TIMEOUT_S)
         except WorkerRaisedError as err:
-            return failure(stage, str(err))
+            # What the default raises too, and what memory has to do with, is not this config's doing.
+            message = str(err)
+            shared = is_default or message == self._default_raised or "out of memory" in message.lower()
+            if is_default:
+                self._default_raised = message
+            return failure(stage, message, transient=shared)
         except WorkerTimeoutError as err:
-            return failure("timeout", str(err), crashed=True)
+            # A slow default is a call that takes long, not one that must not be made.
+            return failure("timeout", str(err), crashed=not is_default)
         except WorkerDiedError as err:
             return failure(stage, str(err), crashed=True)
+        except (WorkshopError, UnportableError):
+            raise
+        except AutotuneError as err:
+            return failure("compile", str(err), transient=True)
         if not timed:
-            return failure("check", "not timed")
+            return failure("check", "not timed", transient=True)
         self._best_us = min(self._best_us, *samples)
         return Measurement(samples_us=samples, run_s=time.perf_counter() - began)
 

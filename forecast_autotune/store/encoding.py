@@ -143,8 +143,9 @@ def decode_program(value: object, what: str = "program") -> Program:
 
 
 def encode_workload(workload: Workload) -> Json:
-    """The key, the timing and the features; the program is kept beside it."""
-    return {"key": dict(workload.key), "timing": workload.timing, "features": dict(workload.features)}
+    """The key, the timing, the check if there is one, and the features; the program is kept beside it."""
+    checked = {"check": workload.check} if workload.check else {}
+    return {"key": dict(workload.key), "timing": workload.timing, **checked, "features": dict(workload.features)}
 
 
 def decode_workload(value: object, program: Program, what: str = "workload") -> Workload:
@@ -156,8 +157,9 @@ def decode_workload(value: object, program: Program, what: str = "workload") -> 
         features[name] = feature
     key = dict(fields(found.get("key"), f"{what}'s key"))
     timing = text_field(found, "timing", what, "eager")
-    refuse_surrogates(canonical_json(key) + timing, f"{what}'s key or timing")
-    return Workload(program=program, key=key, timing=timing, features=features)
+    check = text_field(found, "check", what, "")
+    refuse_surrogates(canonical_json(key) + timing + check, f"{what}'s key, timing or check")
+    return Workload(program=program, key=key, timing=timing, check=check, features=features)
 
 
 _HARDWARE = {f.name: (str(f.type), None if f.default is MISSING else f.default) for f in dataclass_fields(Hardware)}

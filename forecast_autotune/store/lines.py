@@ -6,7 +6,7 @@ and is one of two kinds, named by its `line`:
 - `run`: the outcomes of one tuning run at one place, each with the forecast that preceded it;
 - `decision`: one decision; `superseded_at` is there if it does not hold any more.
 
-Both carry `program` (name, language, source), `workload` (key, timing, features), `hardware` and `toolchain` in full.
+Both carry `program` (name, language, source), `workload` (key, timing, check, features), `hardware` and `toolchain` in full.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Our own form is JSON lines, in gzip when the name ends in .gz. The first line is a header:
 
     {"schema": "forecast_autotune.trace", "version": 1,
-     "program": {"name", "language", "source"}, "workload": {"key", "timing", "features"},
+     "program": {"name", "language", "source"}, "workload": {"key", "timing", "check", "features"},
      "hardware": {"kind", "name", …}, "toolchain": {component: version}, "knobs": [names], "default": {knob: value}}
 
 Every other line is one config, its knobs those of the header, with what it gave:

@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import filelock
 import pytest
 import torch
 from toy import GOOD, Toy
@@ -18,8 +21,11 @@ import forecast_autotune as fa
 from forecast_autotune.compilers.cpp_compile import CppCompiler
 from forecast_autotune.compilers.cpp_recipe import Recipe
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.outcome import Evidence, Failure
 from forecast_autotune.probe import detect_cpp_toolchain, detect_hardware
+
+CPU = Hardware(kind="cpu", name="x")
 
 OPERATORS = r"""
 #include <torch/library.h>
@@ -155,19 +161,65 @@ def test_operators_of_two_variants_do_not_collide_in_one_process(own_settings: P
     assert [compiler.extension(Config({"KNOB": knob})).function("knob")(x) for knob in (1, 2)] == [1, 2]
 
 
-def test_the_folder_of_a_variant_is_named_by_all_that_goes_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def digest(source: str = "a", cpu: str = "x", arguments: dict[str, object] | None = None, **knobs: int) -> str:
-        recipe = Recipe(name="r", cpp_sources=(source,), arguments=arguments or {})
-        return recipe.variant(Config(knobs), detect_cpp_toolchain(recipe.flags), cpu).digest
+def variant_digest(
+    arguments: dict[str, object] | None = None, *, source: str = "a", hardware: Hardware = CPU, **more: Any
+) -> str:
+    knobs = {name: value for name, value in more.items() if name == "N"}
+    recipe = Recipe(name="r", cpp_sources=(source,), arguments=arguments or {}, cuda_sources=more.get("cuda", ()))
+    return recipe.variant(Config(knobs), detect_cpp_toolchain(recipe.flags), hardware).digest
 
-    base = digest(N=1)
-    assert digest(N=1) == base
-    assert len({base, digest(N=2), digest("b", N=1), digest(N=1, arguments={"extra_cflags": ["-O3"]})}) == 4
-    assert digest(N=1, cpu="y") == base, "portable code is shared between CPUs"
-    native = {"extra_cflags": ["-march=native"]}
-    assert digest(N=1, cpu="y", arguments=native) != digest(N=1, arguments=native)
+
+def test_the_folder_of_a_variant_is_named_by_all_that_goes_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = variant_digest(N=1)
+    assert variant_digest(N=1) == base
+    assert (
+        len(
+            {base, variant_digest(N=2), variant_digest(source="b", N=1), variant_digest({"extra_cflags": ["-O3"]}, N=1)}
+        )
+        == 4
+    )
+    other = Hardware(kind="cpu", name="another")
+    assert variant_digest(N=1, hardware=other) == base, "portable code is shared between CPUs"
+    native: dict[str, object] = {"extra_cflags": ["-march=native"]}
+    assert variant_digest(native, N=1, hardware=other) != variant_digest(native, N=1)
+    ampere, hopper = (Hardware(kind="cuda", name="GPU", capability=c) for c in ("8.0", "9.0"))
+    assert variant_digest(cuda=("k",), hardware=ampere) != variant_digest(cuda=("k",), hardware=hopper)
     monkeypatch.setenv("CXX", "gcc")
-    assert digest(N=1) != base
+    assert variant_digest(N=1) != base
+
+
+def test_an_edited_header_makes_another_variant(tmp_path: Path) -> None:
+    (tmp_path / "outer.h").write_text('#include "inner.h"')
+    (tmp_path / "inner.h").write_text("#define STEP 1")
+    (tmp_path / "unused.h").write_text("")
+    arguments: dict[str, object] = {"extra_include_paths": [str(tmp_path)]}
+    source = '#include "outer.h"'
+    before = variant_digest(arguments, source=source)
+    (tmp_path / "unused.h").write_text("#define OTHER 1")
+    assert variant_digest(arguments, source=source) == before
+    (tmp_path / "inner.h").write_text("#define STEP 2")
+    assert variant_digest(arguments, source=source) != before
+
+
+def test_an_error_nobody_thought_of_reaches_the_caller_and_hangs_nobody(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = toy.compiler()
+    monkeypatch.setattr(compiler, "_build", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(compiler.compile([Config({"MODE": "plain", "NUMBER": time.time_ns()})]))
+
+
+def test_waiting_for_another_build_is_not_building(toy: Toy) -> None:
+    list(toy.compiler().compile([toy.config("plain")]))
+    slot = next(toy.builds.glob("toy/slot-*"))
+    lock = filelock.FileLock(slot / "slot.lock", thread_local=False)
+    lock.acquire()
+    release = threading.Timer(4.0, lock.release)
+    release.start()
+    ((_, built),) = toy.compiler(timeout_s=3.0).compile([Config({"MODE": "plain", "NUMBER": time.time_ns()})])
+    release.join()
+    assert isinstance(built, Evidence), built
 
 
 def test_builds_share_the_machine_with_the_other_ranks(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:

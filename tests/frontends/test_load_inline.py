@@ -246,7 +246,8 @@ def test_a_flag_knob_is_passed_as_it_is(toy: Toy) -> None:
     [
         ({"space": []}, "the space is empty"),
         ({"space": [{"not an identifier": 1}]}, "must be a C identifier"),
-        ({"space": [{"MODE": "a b"}]}, "no spaces"),
+        ({"space": [{"MODE": "a b"}]}, "hands it through a shell"),
+        ({"space": [{"MODE": "$(touch x)"}]}, "hands it through a shell"),
         ({"key": {"scaled": "z"}}, "its arguments are x, a"),
         ({"key": {"scaled": "x"}, "signature": None}, "carry no names"),
         ({"key": "x"}, "key=.'x'. of scale_into: its arguments|of mode names arguments"),
@@ -295,3 +296,34 @@ def test_an_unhashable_key_is_named(toy: Toy) -> None:
 def test_a_key_without_json_form_is_named(toy: Toy) -> None:
     with pytest.raises(fa.InvalidInputError, match="the key holds <object"):
         load(toy, key={"scaled": lambda *_: (object(),)}).scaled(X, 2.0)
+
+
+def test_paths_may_be_given_as_paths(toy: Toy) -> None:
+    module = load(toy, ["plain"], build_directory=toy.builds, extra_include_paths=[toy.builds])
+    assert module.mode() == 0
+
+
+@pytest.mark.parametrize("factor", [float("inf"), float("nan")])
+def test_an_argument_that_is_no_finite_number_has_a_key_too(toy: Toy, counting: Counting, factor: float) -> None:
+    module = load(toy, ["plain", "slow"])
+    for _ in range(3):
+        module.scaled(X, factor)
+    assert len(module.scaled.decisions) == 1
+    assert counting.timed == 2
+
+
+def test_a_budget_of_all_goes_on_where_a_smaller_one_stopped(toy: Toy, counting: Counting) -> None:
+    load(toy, GOOD, budget=1).scaled(X, 2.0)
+    load(toy, GOOD, budget=1).scaled(X, 2.0)
+    assert counting.timed == 1, "a measured decision is a hit"
+    load(toy, GOOD, budget="all").scaled(X, 2.0)
+    assert counting.timed == 3
+
+
+def test_a_mistake_of_the_caller_is_not_kept_against_the_configs(toy: Toy) -> None:
+    key = {"scaled": lambda *_: 0}
+    with pytest.raises(TypeError):
+        load(toy, GOOD, key=key).scaled("no tensor", 2.0)
+    module = load(toy, GOOD, key=key)
+    assert torch.equal(module.scaled(X, 2.0), 2 * X)
+    assert only_decision(module.scaled).failed == 0

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import CacheMissError, InvalidInputError, TuningWarning
 
@@ -906,3 +907,117 @@ def test_values_without_a_finite_number_are_keys_and_knobs_like_others() -> None
         warnings.simplefilter("error")
         kernel[(1,)](torch.empty(100), 10, float("inf"))
     assert len(kernel.decisions) == 1
+
+
+# What goes wrong ------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_in_the_callers_grid_is_not_kept_against_the_configs() -> None:
+    with playing() as on:
+        with pytest.raises(KeyError, match="BLOK"):
+            tuned()[lambda meta: (meta["BLOK"],)](torch.empty(4096), 1000, 2.0)
+        assert not on.launches
+        kernel = tuned()
+        call(kernel)
+        assert kernel.best_config.kwargs == {"BLOCK": BEST}
+        (decision,) = kernel.decisions.values()
+        assert (decision.measured, decision.failed) == (4, 0)
+
+
+def test_a_default_that_does_not_run_leaves_nothing_to_compare_with_and_fails_alone(
+    interpreted: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    @triton.jit
+    def fill(out_ptr, n, BLOCK: tl.constexpr):
+        tl.store(out_ptr + tl.arange(0, BLOCK), 7)
+
+    def refuse(named: dict[str, Any]) -> None:
+        raise ZeroDivisionError("not this one")
+
+    choices = [triton.Config({"BLOCK": 4}, pre_hook=refuse), *configs((8, 16, 32))]
+    left = iter([5.0, 2.0, 3.0])
+
+    def bench(launch: Callable[[], None], quantiles: Any) -> list[float]:
+        launch()
+        return [next(left)] * 3
+
+    kernel = tuned(fill, configs=choices, check="allclose", do_bench=bench)
+    kernel[(1,)](torch.zeros(32), 32)
+    assert kernel.configs_timings[kernel.best_config][0] == 2.0
+    (decision,) = kernel.decisions.values()
+    assert (decision.measured, decision.failed) == (4, 1)
+    assert caplog.text.count("no config's outputs are checked") == 1
+
+
+def test_a_decision_made_without_a_check_does_not_answer_for_one_with_it() -> None:
+    with playing():
+        runs = []
+        for check in (None, "allclose", "allclose"):
+            call(kernel := tuned(check=check))
+            runs += [decision.run for decision in kernel.decisions.values()]
+    assert runs[0] != runs[1] == runs[2]
+
+
+def test_a_forecast_config_that_does_not_fit_gives_way_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forecast(job: Any, *_: Any, **__: Any) -> Decision:
+        return Decision(
+            config=job.space[1], basis="forecast", reason="", space_digest=job.space.digest, space_size=2, budget="0"
+        )
+
+    monkeypatch.setattr(triton_autotune, "decide", forecast)
+    kernel = tuned(hungry, configs=tiles((64, 64, 32), (128, 256, 128)), mode="forecast")
+    with playing(times=20_000.0) as on:
+        with pytest.warns(
+            TuningWarning, match="kernel hungry runs its first config, not BM: 128.*OutOfResources"
+        ) as told:
+            call_hungry(kernel)
+        assert len(told) == 1
+        assert sum(on.launches.values()) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            call_hungry(kernel)
+            call_hungry(kernel)
+        assert sum(on.launches.values()) == 3
+    assert list(kernel.cache.values()) == [kernel.configs[0]]
+    assert kernel.best_config is kernel.configs[0]
+    (decision,) = kernel.decisions.values()
+    assert (decision.basis, decision.config["BM"]) == ("default", 64)
+
+
+def test_any_other_error_of_a_forecast_config_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forecast(job: Any, *_: Any, **__: Any) -> Decision:
+        return Decision(
+            config=job.space[1], basis="forecast", reason="", space_digest=job.space.digest, space_size=4, budget="0"
+        )
+
+    monkeypatch.setattr(triton_autotune, "decide", forecast)
+    with playing(), pytest.raises(KeyError, match="BLOK"):
+        tuned(mode="forecast")[lambda meta: (meta["BLOK"],)](torch.empty(4096), 1000, 2.0)
+
+
+def test_configs_assigned_while_a_call_is_remembered_are_not_answered_from_the_old_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernel = tuned(configs=configs((64, 256)))
+    remember = kernel._remember
+    assigning = threading.Thread(target=lambda: setattr(kernel, "configs", configs((128, 512))))
+
+    def slowly(*args: Any) -> None:
+        assigning.start()
+        assigning.join(0.3)  # it ends here, and what is remembered outlives it, unless it has to wait
+        remember(*args)
+
+    with playing():
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel, "_remember", slowly)
+            call(kernel)
+        assigning.join()
+        call(kernel)
+        assert kernel.best_config in kernel.configs
+
+
+def test_quantiles_of_the_users_own_benchmark_are_shown_as_told() -> None:
+    with playing():
+        own = tuned(do_bench=lambda launch, quantiles: launch() or [2.0, 1.0, 4.0])
+        call(own)
+    assert list(own.configs_timings.values()) == [[2.0, 1.0, 4.0]] * 4

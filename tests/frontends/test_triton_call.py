@@ -60,6 +60,27 @@ def test_equal_configs_count_once_and_those_that_differ_in_their_hook_are_two() 
     assert [call.theirs(c) for c in call.job.space] == [choices[0], choices[2]]
 
 
+def test_a_config_with_a_hook_is_the_same_wherever_it_stands_and_of_two_named_alike_the_first_counts() -> None:
+    def hook(named: dict[str, Any]) -> None:
+        pass
+
+    def other(named: dict[str, Any]) -> None:
+        pass
+
+    other.__qualname__ = hook.__qualname__
+    plain = configs((64, 128))
+    hooked, alike = (triton.Config({"BLOCK": 64}, num_warps=4, pre_hook=h) for h in (hook, other))
+    near = bound(tuned(configs=[plain[0], hooked, plain[1]]), torch.empty(64), 64, 2.0)
+    far = bound(tuned(configs=[*plain, hooked, alike]), torch.empty(64), 64, 2.0)
+    assert set(near.job.space) == set(far.job.space)
+    assert [far.theirs(c) for c in far.job.space] == [*plain, hooked]
+
+
+def test_the_check_is_part_of_what_is_tuned() -> None:
+    digests = {bound(tuned(check=c), torch.empty(64), 64, 2.0).job.workload.digest for c in (None, "allclose")}
+    assert len(digests) == 2
+
+
 def test_dtypes_and_functions_are_knobs_by_their_names() -> None:
     @triton.jit
     def cast(x_ptr, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr, ACT: tl.constexpr):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -169,9 +168,3 @@ def test_the_decorator_decorates_and_carries_every_public_name() -> None:
 def test_a_decorator_without_its_call_says_how_to_write_it(decorator: Any, function: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"write @autotune\(configs=\[…\], key=\[…\]\) above it"):
         decorator(function)
-
-
-def test_rehearsal_can_be_called_once_its_module_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fa, "rehearsal", sys.modules["forecast_autotune.rehearsal"])  # as importing it leaves it
-    with fa.rehearsal("cuda:90", times=1.0) as on:
-        assert on.clock_us == 0.0

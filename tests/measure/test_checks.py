@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.measure.checks import disagreement, validate
+from forecast_autotune.measure.checks import check_name, disagreement, validate
 
 
 def test_a_sum_in_another_order_passes_and_a_wrong_element_does_not() -> None:
@@ -57,3 +57,16 @@ def test_none_lets_everything_pass() -> None:
 def test_an_unknown_check_is_refused(check: object) -> None:
     with pytest.raises(InvalidInputError, match="accepted are 'allclose', 'bitexact'"):
         validate(check)  # type: ignore[arg-type]
+
+
+def test_each_check_has_a_name_and_none_has_none() -> None:
+    class Own:
+        def __call__(self, got: object, expected: object) -> bool:
+            return True
+
+    assert [check_name(check) for check in (None, "allclose", "bitexact")] == ["", "allclose", "bitexact"]
+    assert check_name(torch.allclose).endswith("allclose")
+    assert check_name(test_each_check_has_a_name_and_none_has_none).endswith(
+        "test_checks.test_each_check_has_a_name_and_none_has_none"
+    )
+    assert check_name(Own()).endswith("<locals>.Own")

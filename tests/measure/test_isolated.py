@@ -15,8 +15,8 @@ from toy import Toy
 
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.measure import isolated
-from forecast_autotune.measure.arguments import UnportableError
-from forecast_autotune.measure.in_process import InProcess
+from forecast_autotune.measure.arguments import Arguments, UnportableError, snapshot
+from forecast_autotune.measure.in_process import InProcess, Trial
 from forecast_autotune.measure.isolated import Isolated
 from forecast_autotune.workers import workshop
 
@@ -112,12 +112,42 @@ def test_the_arguments_of_the_caller_are_never_touched(toy: Toy, tmp_path: Path)
     assert torch.equal(x, torch.arange(100, dtype=torch.float32))
 
 
-def test_an_in_place_kernel_starts_every_repeat_from_the_original(toy: Toy, tmp_path: Path) -> None:
-    # 50 repeats of x *= 3 from 1e20 would overflow float32 and differ from the default's single one.
-    x = torch.full((64,), 1e20)
-    with measuring(toy, "scale_in_place", (x, 3.0), tmp_path) as measurer:
-        measurer.measure(toy.config("plain"))
+def test_an_in_place_kernel_starts_every_repeat_from_the_original() -> None:
+    seen = []
+
+    def double(x: torch.Tensor) -> None:
+        seen.append(float(x[0]))
+        x.mul_(2)
+
+    taken = snapshot([torch.ones(4)])
+    trial = Trial(double, Arguments(taken.layout, taken.file, taken.size))
+    taken.close()
+    (output,) = trial.run()
+    assert output.tolist() == [2.0] * 4
+    assert len(trial.time()) >= 5
+    assert set(seen) == {1.0}
+
+
+def test_without_the_defaults_outputs_nothing_is_compared_and_that_is_said(
+    toy: Toy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Isolated(
+        extension=toy.compiler().extension,
+        function="scaled",
+        default=toy.config("segfaults"),
+        arguments=(torch.ones(100), 2.0),
+        check="allclose",
+        log=tmp_path / "trials.log",
+    ) as measurer:
+        assert isinstance(measurer.measure(toy.config("computes_nonsense")), Measurement)
         assert isinstance(measurer.measure(toy.config("plain")), Measurement)
+    assert "nothing can be compared" in caplog.text
+
+
+def test_what_the_default_raises_too_is_not_kept_against_a_config(toy: Toy, tmp_path: Path) -> None:
+    with measuring(toy, "scaled", ("no tensor", 2.0), tmp_path) as measurer:
+        outcomes = [measurer.measure(toy.config(mode)) for mode in ("plain", "slow")]
+    assert all(isinstance(o, Failure) and o.transient and not o.crashed for o in outcomes)
 
 
 def test_what_a_candidate_prints_goes_to_the_log(toy: Toy, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

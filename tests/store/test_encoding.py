@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from contracts.store_contract import HARDWARE, SPACE, TOOLCHAIN, a_decision, a_job, a_measurement
 
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.digest import canonical_json, digest
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.hardware import Hardware, Toolchain
 from forecast_autotune.core.outcome import STAGES, Failure, Measurement
@@ -64,6 +66,16 @@ def test_a_workload_comes_back_with_its_features_and_digest() -> None:
     ).workload
     decoded = encoding.decode_workload(encoding.encode_workload(workload), workload.program)
     assert (decoded, decoded.features, decoded.digest) == (workload, workload.features, workload.digest)
+
+
+def test_a_check_is_part_of_a_workload_and_without_one_nothing_is_said_of_it() -> None:
+    plain = a_job().workload
+    assert "check" not in encoding.encode_workload(plain)
+    checked = replace(plain, check="allclose")
+    decoded = encoding.decode_workload(encoding.encode_workload(checked), checked.program)
+    assert (decoded, decoded.digest) == (checked, checked.digest)
+    assert checked.digest not in (plain.digest, replace(plain, check="bitexact").digest)
+    assert plain.digest == digest(plain.program.digest, canonical_json(plain.key), plain.timing), "as before checks"
 
 
 def test_random_configs_and_outcomes_come_back() -> None:

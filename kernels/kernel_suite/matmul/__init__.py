@@ -13,7 +13,7 @@ import triton.language as tl
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.space import Space
 
-RECORDING = Path(__file__).parents[3] / "calibration" / "traces" / "matmul_4096_H200.jsonl.gz"
+RECORDING = Path(__file__).parent / "recorded_H200.jsonl.gz"
 """Every config's time at 4096 x 4096 x 4096, measured on an NVIDIA H200 (`python -m calibration.tuning_speed --record`)."""
 
 SIZE = 4096
