@@ -52,7 +52,9 @@ def tune(
 
     def recalled() -> Decision | None:
         found = store.decision(job)
-        if found is None or not budget.measures:
+        if found is None or found.config not in job.space:  # a pack may say anything
+            return None
+        if not budget.measures:
             return found
         if budget.all and not set(job.space) <= set(store.outcomes(job)):
             return None  # every config is to be tried, and not every one was

@@ -211,6 +211,13 @@ def test_a_measured_decision_is_returned_at_once() -> None:
     assert again is first
 
 
+def test_a_stored_decision_for_a_config_outside_the_space_is_no_hit() -> None:
+    store = Memory()
+    first = decide(recorded_as([100, 60]), store=store, budget="2")
+    store.decided = replace(first, config=Config({"i": 7}))
+    assert decide(recorded_as([100, 60]), store=store, budget="2").config == Config({"i": 1})
+
+
 def test_a_budget_of_all_goes_on_until_every_config_was_tried() -> None:
     store = Memory()
     decide(recorded_as([100, 60]), store=store, budget="2")

@@ -1,0 +1,8 @@
+"""`python -m forecast_autotune` is the `forecast-autotune` command."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
