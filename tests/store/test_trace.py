@@ -17,7 +17,7 @@ from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.store.trace import read_trace, write_trace
 
-RECORDED = Path("/work/shared/traces")
+RECORDED = Path(__file__).parents[3] / "shared" / "traces"
 
 
 def a_recording() -> Recording:
