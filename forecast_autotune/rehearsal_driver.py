@@ -55,6 +55,7 @@ class Rehearsal:
     """
 
     def __init__(self, hardware: Hardware, target: Any, times: Times | None, *, realtime: bool) -> None:
+        self.sheet = hardware
         self.hardware = replace(hardware, kind="stub", name=f"rehearsed {hardware.name}")
         self.target = target
         self.properties = device_properties(hardware)
@@ -86,13 +87,7 @@ class Rehearsal:
             InvalidInputError: nothing is recorded for it.
             RehearsedFailureError: a failure is.
         """
-        tables = [*self._tables.get(kernel, ()), *self._tables.get("", ())]
-        names = dict.fromkeys(name for table in tables for name in (*table.knobs, *table.key)) or shown
-        call = (kernel, tuple(value if _scalar(value := values.get(name)) else None for name in names))
-        found = self._known.get(call)  # a benchmark launches the same thousands of times: 1 us instead of 15
-        if found is None:
-            found = self._known[call] = self._recorded(kernel, values, tables, shown)
-        config, outcome = found
+        config, outcome = self.outcome(kernel, values, shown)
         if isinstance(outcome, Failure):
             raise RehearsedFailureError(f"{outcome.stage}: {outcome.message}")
         samples = outcome.samples_us
@@ -101,6 +96,22 @@ class Rehearsal:
         self.clock_us += lasts_us
         if self.realtime:
             self._busy_until_s = max(self._busy_until_s, time.perf_counter()) + lasts_us * 1e-6
+
+    def outcome(
+        self, kernel: str, values: Mapping[str, object], shown: Sequence[str] = ()
+    ) -> tuple[Config, Outcome]:
+        """The config that a launch runs, and what is recorded of it; as for `launch`.
+
+        Raises:
+            InvalidInputError: nothing is.
+        """
+        tables = [*self._tables.get(kernel, ()), *self._tables.get("", ())]
+        names = dict.fromkeys(name for table in tables for name in (*table.knobs, *table.key)) or shown
+        call = (kernel, tuple(value if _scalar(value := values.get(name)) else None for name in names))
+        found = self._known.get(call)  # a benchmark launches the same thousands of times: 1 us instead of 15
+        if found is None:
+            found = self._known[call] = self._recorded(kernel, values, tables, shown)
+        return found
 
     def _recorded(
         self, kernel: str, values: Mapping[str, object], tables: Sequence[_Table], shown: Sequence[str]

@@ -347,15 +347,22 @@ def redirect_output(path: str) -> None:
 
 
 def memory_file(size: int, name: str) -> int:
-    """A descriptor of an anonymous file of `size` bytes, gone with the last process that holds it."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create(name)
-    else:
-        import tempfile
+    """A descriptor of an anonymous file of `size` bytes, gone with the last process that holds it.
 
-        descriptor, path = tempfile.mkstemp(prefix=name)
-        os.unlink(path)
-    os.ftruncate(descriptor, size)
+    Raises:
+        WorkshopError: none can be had, so nothing of size can be handed to a worker.
+    """
+    try:
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create(name)
+        else:
+            import tempfile
+
+            descriptor, path = tempfile.mkstemp(prefix=name)
+            os.unlink(path)
+        os.ftruncate(descriptor, size)
+    except OSError as err:
+        raise WorkshopError(f"no file of {size >> 20} MiB can be had for a worker process: {err}") from None
     return descriptor
 
 

@@ -81,6 +81,7 @@ class Source:
     environment: dict[str, str]  # what Triton's cache key holds of it
     key: str
     hash: str
+    bound: dict[str, Any]  # every parameter of the kernel to its value
 
 
 def make_source(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], target: Any) -> Source:
@@ -119,6 +120,7 @@ def make_source(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tar
         environment=environment,
         key=key,
         hash=hashlib.sha256(key.encode()).hexdigest(),
+        bound=dict(bound),
     )
 
 
@@ -149,18 +151,23 @@ def found_in_cache(made: Source) -> Any:
     """The kernel Triton's cache already holds, as a `CompiledKernel`; None if it has to be compiled."""
     from triton import knobs
     from triton.compiler.compiler import CompiledKernel
-    from triton.runtime.cache import get_cache_manager
 
     if knobs.compilation.always_compile:
         return None
-    filename = f"{made.source.name[:150]}.json"
     try:
-        group = get_cache_manager(made.hash).get_group(filename)
-        if not group or filename not in group:
-            return None
-        return CompiledKernel(made.source, group, made.hash)
+        files = files_in_cache(made)
+        return None if files is None else CompiledKernel(made.source, files, made.hash)
     except (OSError, ValueError, KeyError):  # swept away or half written by another process: compile it again
         return None
+
+
+def files_in_cache(made: Source) -> dict[str, str] | None:
+    """What Triton's cache holds of a kernel, by file name: its metadata and what each stage of compiling left."""
+    from triton.runtime.cache import get_cache_manager
+
+    filename = f"{made.source.name[:150]}.json"
+    files = get_cache_manager(made.hash).get_group(filename)
+    return dict(files) if files and filename in files else None
 
 
 def hash_installation() -> None:

@@ -30,6 +30,8 @@ class Evidence:
 class Measurement:
     """Times of one config, in microseconds, one sample per timed repeat, and what getting them cost, in seconds.
 
+    The device's clock (MHz) and temperature (degrees Celsius) while it was timed, where somebody told them.
+
     Raises:
         InvalidInputError: no samples, or one that is not a positive finite number.
     """
@@ -38,6 +40,7 @@ class Measurement:
     compile_s: float = 0.0
     run_s: float = 0.0
     clock_mhz: float | None = None
+    temperature_c: float | None = None
     median_us: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,6 +71,7 @@ class Measurement:
             compile_s=self.compile_s,
             run_s=self.run_s + again.run_s,
             clock_mhz=again.clock_mhz or self.clock_mhz,
+            temperature_c=again.temperature_c or self.temperature_c,
         )
 
 

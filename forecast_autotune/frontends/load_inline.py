@@ -29,9 +29,10 @@ from ..errors import AutotuneError, CacheMissError, InvalidInputError, NoWorking
 from ..hardware_sheets import sheet_for
 from ..measure.checks import Check, check_name, validate
 from ..measure.in_process import InProcess
-from ..measure.isolated import Isolated
+from ..measure.isolated import Isolated, extension_trials
 from ..probe import detect_cpp_toolchain, detect_hardware, nvcc_path
 from ..settings import Settings
+from .deciding import deciding
 from .engine import decide, make_store, request
 from .keys import as_names, key_as_json, make_key_function, parse_signature
 from .pending import holds_unmeasured, is_unmeasured
@@ -230,7 +231,6 @@ class TunedFunction:
         self.decisions: dict[Hashable, Decision] = {}
         self._unmeasured: set[Hashable] = set()
         self._loaded: dict[tuple[str, Config], Callable[..., Any]] = {}
-        self._lock = threading.Lock()
         self._program = Program(
             name=f"{self._recipe.name}.{name}",
             language="cuda" if self._recipe.is_cuda else "c++",
@@ -280,9 +280,14 @@ class TunedFunction:
     # A miss ---------------------------------------------------------------------------------------------------------
 
     def _miss(self, wanted: Hashable, args: tuple[Any, ...]) -> Callable[..., Any]:
-        """Decide for a key that is met for the first time, and return the variant to call."""
-        with self._lock:
+        """Decide for a key that is met for the first time, and return the variant to call.
+
+        While another thread is busy measuring, that is the default, and the key stays open.
+        """
+        with deciding.unless_measuring() as our_turn:
             if (found := self._table.get(wanted)) is None:
+                if not our_turn:
+                    return self._variant(self._space.default, _device(args))
                 found = self._table[wanted] = self._variant(self._decide(wanted, args), _device(args))
                 if is_unmeasured(self.decisions.get(wanted)):
                     self._unmeasured.add(wanted)
@@ -291,7 +296,7 @@ class TunedFunction:
 
     def forget_unmeasured(self) -> None:
         """Decide again, when they are next met, keys whose decision measuring had no say in."""
-        with self._lock:
+        with deciding:
             for wanted in self._unmeasured:
                 self.decisions.pop(wanted, None)
                 self._table.pop(wanted, None)
@@ -306,7 +311,10 @@ class TunedFunction:
         if how.settings.mode == "first":
             return self._space.default
         try:
-            with self._measurer(compiler, args, how.settings.isolate != "0") as measurer:
+            with (
+                self._measurer(compiler, args, how.settings.isolate != "0") as measurer,
+                deciding.measuring(Budget(how.budget).measures),
+            ):
                 store = make_store(how.settings)
                 decision = decide(job, how, compiler=compiler, measurer=measurer, store=store)
                 self.decisions[wanted] = decision
@@ -343,20 +351,20 @@ class TunedFunction:
         return make_store(Settings.from_environment()).outcomes(self.job(args))
 
     def _measurer(self, compiler: CppCompiler, args: tuple[Any, ...], isolate: bool) -> Isolated | InProcess:
+        common: dict[str, Any] = {
+            "name": self._program.name,
+            "default": self._space.default,
+            "check": self._check,
+            "arguments": args,
+        }
         if not isolate:
-            return InProcess(
-                function=lambda config: compiler.extension(config).function(self._name),
-                default=self._space.default,
-                arguments=args,
-                check=self._check,
-            )
+            return InProcess(function=lambda config: compiler.extension(config).function(self._name), **common)
+
+        def described(config: Config, _: object) -> dict[str, Any]:
+            return {"extension": compiler.extension(config).as_json(), "function": self._name}
+
         return Isolated(
-            extension=compiler.extension,
-            function=self._name,
-            default=self._space.default,
-            arguments=args,
-            check=self._check,
-            log=compiler.root / "trials.log",
+            job=extension_trials, describe=described, log=compiler.root / "trials.log", one_each=True, **common
         )
 
     def _variant(self, config: Config, device: str) -> Callable[..., Any]:

@@ -24,12 +24,15 @@ from ..core.decision import Decision
 from ..core.hardware import Hardware
 from ..core.space import Space
 from ..errors import AutotuneError, CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
-from ..measure.benchmarker import is_of_the_config
 from ..measure.checks import Check, validate
+from ..measure.measuring import is_of_the_config
+from ..probe import device_identity
 from ..protocols import Store, Surrogate
 from ..rehearsal_driver import current_rehearsal
 from ..store.sqlite import SqliteStore
-from .engine import Request, decide, make_store, request
+from . import inductor
+from .deciding import deciding
+from .engine import Request, decide, make_store, request, untraced
 from .pending import holds_unmeasured, is_unmeasured
 from .triton_call import TritonCall
 from .triton_dispatch import DecisionCache, Form, call_form, make_form, power_of_two
@@ -73,6 +76,9 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             chosen.
         key_buckets: names in `key` to `"pow2"` or a function: calls whose values fall in one bucket share a decision.
         timing: `"eager"`, or `"graph"` to time replays of a CUDA graph; part of the key.
+        isolate: time configs in a child process, which an illegal access or a hang costs its life and nothing else.
+            FORECAST_AUTOTUNE_ISOLATE overrides it.
+        shard: processes on different devices of equal hardware that miss one key share its measurements.
     Raises:
         InvalidInputError: one of these does not say what it must.
         ValueError: as Triton does, for names that are no arguments of the kernel.
@@ -102,10 +108,13 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         check: Check = None,
         key_buckets: Mapping[str, str | Callable[[Any], Any]] | None = None,
         timing: str = "eager",
+        isolate: bool = False,
+        shard: bool = False,
     ) -> None:
-        self._lock = threading.RLock()
+        self._local = threading.local()
         self._forms_lock = threading.RLock()
         self._generation = 0
+        self.epoch = "0"  # compiled code holds as long as this stays
         self._forms: dict[tuple[Any, ...], Form | None] = {}
         self._launches: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._configs: list[Any] = []
@@ -138,6 +147,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         self.user_do_bench = None if replaced else do_bench
         self.timing = "graph" if use_cuda_graph else timing
         self.check, self.space = check, space
+        self.isolate, self._shard = isolate, shard
         self._memory: Store | None = None
         self.buckets = {n: _bucket(name, n, b, key) for n, b in (key_buckets or {}).items()}
         request(budget, default_budget=DEFAULT_BUDGET, environment={}, mode=mode, surrogate=surrogate)  # does it parse?
@@ -152,6 +162,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
     @configs.setter
     def configs(self, configs: Sequence[Any]) -> None:
         self._configs = list(configs)
+        inductor.recompile(self)
         if "cache" in self.__dict__ or hasattr(self, "_cache"):
             self.cache.clear()
 
@@ -176,26 +187,41 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             self._launches.clear()
             self._forms.clear()
 
+    @property
+    def nargs(self) -> dict[str, Any] | None:
+        """The positional arguments of the call that this thread decides for, which a user's pruning may read."""
+        return getattr(self._local, "nargs", None)
+
+    @nargs.setter
+    def nargs(self, named: dict[str, Any] | None) -> None:
+        self._local.nargs = named
+
     def forget_unmeasured(self) -> None:
         """Decide again, when they are next met, keys whose decision measuring had no say in."""
-        with self._lock:
+        with deciding:
             for key in self._unmeasured:
                 self.decisions.pop(key, None)
                 self._cache.pop(key, None)
             self._unmeasured.clear()
+        inductor.forget_unmeasured(self)
+
+    def __hash__(self) -> int:
+        """As any object's; and torch looks a kernel up in its table of kernels before it captures a call of it."""
+        inductor.take_part()
+        return object.__hash__(self)
 
     @property
     def name(self) -> str:
         return str(self.base_fn.__name__)
 
     def _install_hooks(self) -> None:
-        """Triton's default hooks as of 3.8, which leave out arguments that are None."""
+        """Triton's default hooks as of 3.8, which leave out arguments that are None; nor is a number set to zero."""
 
         self.restore_copies: dict[str, Any] = {}
 
         def pre_hook(kwargs: dict[str, Any], reset_only: bool = False) -> None:
             for name in self.reset_to_zero:
-                if kwargs[name] is not None:
+                if hasattr(kwargs[name], "zero_"):
                     kwargs[name].zero_()
             if not reset_only:
                 wanted = ((name, kwargs[name]) for name in self.restore_value)
@@ -231,10 +257,12 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             key = self._tuning_key(call)
             config = self.cache.get(key)
             if config is None:
-                with self._lock:
+                with deciding.unless_measuring() as our_turn:
                     config = self.cache.get(key)
-                    if config is None:
-                        config = self._decide(key, args, kwargs)
+                    if config is None and not our_turn:
+                        config = untraced(self._default)(args, kwargs)
+                    elif config is None:
+                        config = untraced(self._decide)(key, args, kwargs)
                         if is_unmeasured(self.decisions.get(key)):
                             self._unmeasured.add(key)
                             holds_unmeasured(self)
@@ -267,7 +295,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def _fall_back(self, key: Any, config: Any, ours: Config, default: Any, err: Exception) -> None:
         """Put the default in the place of a config that a forecast chose and that does not run; say so once for a key."""
-        with self._lock:
+        with deciding:
             self.best_config = default
             if self._cache.get(key) is config:
                 self._cache[key] = default
@@ -315,21 +343,33 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     # A decision -----------------------------------------------------------------------------------------------------
 
+    def _default(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call runs whose key cannot be decided now: the first config that the user's pruning leaves."""
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        try:
+            return self.prune_configs(kwargs)[0]
+        finally:
+            self.nargs = None
+
     def _decide(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The config for a key that is met for the first time in this process."""
-        self.nargs: dict[str, Any] | None = dict(
-            zip(self.arg_names, args, strict=False)
-        )  # user's pruning may read it, as it does Triton's
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
         try:
             candidates = self.prune_configs(kwargs)
             if len(candidates) == 1:
                 return candidates[0]
             began = time.perf_counter()
-            how = request(self._budget, default_budget=DEFAULT_BUDGET, mode=self._mode, surrogate=self._surrogate)
+            how = request(
+                self._budget,
+                default_budget=DEFAULT_BUDGET,
+                mode=self._mode,
+                surrogate=self._surrogate,
+                shard=self._shard,
+            )
             if how.settings.mode == "first":
                 return candidates[0]
             if _capturing():
-                how = replace(how, budget="0")
+                how = replace(how, budget="0", unmeasured="a CUDA graph was being captured")
             try:
                 tuning = TritonCall(self, candidates, args, kwargs)
             except InvalidInputError:  # configs that conflict with the call or with each other: the caller's mistake
@@ -346,7 +386,15 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
     def _tune(self, tuning: TritonCall, key: tuple[Any, ...], how: Request) -> Any:
         try:
             store = self._store(tuning.hardware, how)
-            decision = decide(tuning.job, how, compiler=tuning.compiler, measurer=tuning.measurer, store=store)
+            with tuning.measurer as measurer, deciding.measuring(Budget(how.budget).measures):
+                decision = decide(
+                    tuning.job,
+                    how,
+                    compiler=tuning.compiler,
+                    measurer=measurer,
+                    store=store,
+                    device=_device_identity() if how.shard else "",
+                )
         except (CacheMissError, InvalidInputError, NoWorkingConfigError):
             raise
         except Exception as err:
@@ -381,7 +429,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
     def _tell(self, key: tuple[Any, ...], config: Any, tuning: TritonCall) -> None:
         """What Triton does after tuning: timings kept, arguments reset, the listener told, the user shown."""
         fresh = tuning.measurer.measured > 0
-        if fresh:
+        if fresh:  # where the default ran, or by hooks of the user's: what is to start from zeros starts from them
             self.pre_hook({**tuning.named, **config.all_kwargs()}, reset_only=True)
         listener = getattr(knobs.autotuning, "listener", None)
         kernel = self.fn
@@ -513,6 +561,11 @@ def _current_device() -> Any:
         return driver.active.get_current_device()
     except Exception:  # no driver: Triton says so itself when something is launched
         return None
+
+
+def _device_identity() -> str:
+    """The physical device a launch would run on, told apart from every other of the machine."""
+    return device_identity(f"cuda:{_current_device()}")
 
 
 def _capturing() -> bool:

@@ -30,12 +30,13 @@ from ..core.workload import Workload
 from ..errors import InvalidInputError
 from ..hardware_sheets import device_properties, target_of
 from ..kernel_features import Call, describe_call, features, knob_roles, work_of
-from ..measure.benchmarker import Benchmarker
-from ..measure.checks import check_name, disagreement
+from ..measure.checks import check_name
+from ..measure.measuring import Measuring
 from ..probe import detect_hardware
 from ..protocols import Compiler
 from ..rehearsal_driver import current_rehearsal
 from .triton_program import program_of
+from .triton_timing import make_measurer
 
 if TYPE_CHECKING:
     from .triton_autotune import ForecastAutotuner
@@ -67,16 +68,14 @@ class TritonCall:
         self.hardware = hardware or current_hardware()
         self._named_only = hardware is not None  # then nothing is launched, and no driver asked
         self._theirs = self._own_configs(candidates)
-        self._expected: list[torch.Tensor] | None = None
-        self._nothing_to_compare_with = False
-        self.measurer = Benchmarker(
-            self._launch,
-            self._benchmark,
-            inspect=None if tuner.check is None else self._inspect,
-            repeatable=tuner.user_do_bench is None,
-        )
         self.compiler: Compiler = self._make_compiler()
+        self.told_ms: dict[Config, list[float]] = {}  # what a benchmark of the user's own said of a config
         self.job = self._make_job()
+
+    @functools.cached_property
+    def measurer(self) -> Measuring:
+        """What times its configs."""
+        return make_measurer(self)
 
     def theirs(self, config: Config) -> Any:
         """A config of ours as the `triton.Config` it was made from."""
@@ -84,8 +83,9 @@ class TritonCall:
 
     def timings_ms(self, outcomes: Mapping[Config, Outcome]) -> dict[Any, list[float]]:
         """What Triton calls `configs_timings`: median, 20 % and 80 % quantile in milliseconds; infinite for a failure."""
-        told = self.measurer.quantiles_ms
-        return {self._theirs[c]: _quantiles_ms(o, told.get(c, ())) for c, o in outcomes.items() if c in self._theirs}
+        return {
+            self._theirs[c]: _quantiles_ms(o, self.told_ms.get(c, ())) for c, o in outcomes.items() if c in self._theirs
+        }
 
     # What it is -----------------------------------------------------------------------------------------------------
 
@@ -230,97 +230,6 @@ class TritonCall:
             )
         except Exception:
             return dict(named)
-
-    # Timing ---------------------------------------------------------------------------------------------------------
-
-    def _benchmark(self) -> Callable[..., Any]:
-        """The user's benchmark, Triton's for graphs, or the driver's; it says why it fails where Triton is asked to."""
-        tuner = self.tuner
-        found: Callable[..., Any]
-        if tuner.user_do_bench is not None:
-            found = tuner.do_bench
-        elif tuner.timing == "graph":
-            found = triton.testing.do_bench_cudagraph
-            if (
-                tuner.use_cuda_graph
-            ):  # 100 ms, and 25 to warm up: Triton's own where its older arguments leave them open
-                found = functools.partial(found, rep=100 if tuner.num_reps is None else tuner.num_reps)
-        elif tuner.num_warmups is not None or tuner.num_reps is not None:
-            warmup, rep = tuner.num_warmups, tuner.num_reps
-            found = functools.partial(
-                triton.testing.do_bench, warmup=25 if warmup is None else warmup, rep=100 if rep is None else rep
-            )
-        else:
-            found = tuner.do_bench
-
-        @functools.wraps(found)
-        def benchmark(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return found(*args, **kwargs)
-            except Exception as err:
-                if knobs.autotuning.print:
-                    print(f"Autotuning failed with {err}")
-                raise
-
-        return benchmark
-
-    def _launch(self, config: Config) -> Callable[[], None]:
-        """Launch once under a config with the hooks around it, as Triton's own autotuner times it."""
-        tuner, theirs = self.tuner, self._theirs[config]
-        if knobs.autotuning.print:
-            print(f"Autotuning kernel {tuner.name} with config {theirs}")
-        keywords = {**self.kwargs, **theirs.all_kwargs()}
-        named = {**self.named, **theirs.all_kwargs()}
-
-        def launch() -> None:
-            if theirs.pre_hook is not None:
-                theirs.pre_hook(named)
-            tuner.pre_hook(named)
-            try:
-                tuner.fn.run(*self.args, **keywords)
-            except Exception as err:
-                tuner.post_hook(named, exception=err)
-                raise
-            tuner.post_hook(named, exception=None)
-
-        return launch
-
-    def _inspect(self, config: Config) -> str | None:
-        """Run a config once and compare what it wrote with what the first config writes; arguments are put back.
-
-        A first config that does not run leaves nothing to compare with: then every config passes.
-        """
-        if self._expected is None and not self._nothing_to_compare_with:
-            try:
-                self._expected = self._outputs(next(iter(self._theirs)))
-            except Exception as err:
-                self._nothing_to_compare_with = True
-                log.warning(
-                    "kernel %s: no config's outputs are checked, for the first config, to compare with, does not run: "
-                    "%s: %s",
-                    self.tuner.name,
-                    type(err).__name__,
-                    err,
-                )
-        if self._expected is None:
-            return None
-        return disagreement(self.tuner.check, self._outputs(config), self._expected)
-
-    def _outputs(self, config: Config) -> list[torch.Tensor]:
-        held = (v if isinstance(v, torch.Tensor) else getattr(v, "base", None) for v in self.named.values())
-        tensors = [v for v in held if isinstance(v, torch.Tensor)]  # a tensor descriptor's is its base
-        before = [t.clone() for t in tensors]
-        theirs = self._theirs[config]
-        named = {**self.named, **theirs.all_kwargs()}
-        try:
-            if theirs.pre_hook is not None:
-                theirs.pre_hook(named)
-            self.tuner.pre_hook(named, reset_only=True)
-            self.tuner.fn.run(*self.args, **{**self.kwargs, **theirs.all_kwargs()})
-            return [t.clone() for t in tensors]
-        finally:
-            for tensor, saved in zip(tensors, before, strict=True):
-                tensor.copy_(saved)
 
 
 def current_hardware() -> Hardware:

@@ -6,20 +6,24 @@ is found out. Tensors that share a storage share it again; offsets, strides and 
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AutotuneError
 from ..workers import memory_file, usable_memory_bytes
+from .cells import Cell, differ
 
 if TYPE_CHECKING:
     import torch
 
 GUARD_BYTES = 4096
 _GUARD = 0xA5
+_DESCRIPTORS = "triton.tools.tensor_descriptor"
 _ALIGNMENT = 64  # of torch's CPU allocator; offsets within it are kept, for vector loads depend on them
 
 
@@ -34,6 +38,15 @@ class Snapshot:
     layout: dict[str, Any]
     file: int
     size: int
+    _index: dict[int, int] = field(repr=False)
+
+    def describe(self, values: Sequence[Any]) -> list[Any]:
+        """Other values over the same storages, such as another config's, in JSON: see `Arguments.build`.
+
+        Raises:
+            UnportableError: a value has no such form, or is a tensor that was not there when the copy was made.
+        """
+        return [_describe(value, f"argument {i}", None, self._index) for i, value in enumerate(values)]
 
     def close(self) -> None:
         os.close(self.file)
@@ -43,13 +56,16 @@ def snapshot(values: Sequence[Any]) -> Snapshot:
     """Copy the values of a call, tensors by their storages, into an anonymous file.
 
     Raises:
-        UnportableError: a value is no dense tensor, number, text, None, or list or tuple of these; or memory is short.
+        UnportableError: a value is no dense tensor, tensor descriptor, number, text, None, or list or tuple of these; or
+            memory is short.
     """
     import torch
 
     storages: list[Any] = []
     index: dict[int, int] = {}
-    layout = {"values": [_describe(value, f"argument {i}", storages, index) for i, value in enumerate(values)]}
+    layout: dict[str, Any] = {
+        "values": [_describe(value, f"argument {i}", storages, index) for i, value in enumerate(values)]
+    }
     sizes = [s.nbytes() for s in storages]
     total = sum(sizes)
     # The file, its layout in one candidate at a time, and that candidate's copy for restoring.
@@ -72,10 +88,10 @@ def snapshot(values: Sequence[Any]) -> Snapshot:
         {"bytes": size, "device": str(s.device), "misalignment": s.data_ptr() % _ALIGNMENT if size else 0}
         for s, size in zip(storages, sizes, strict=True)
     ]
-    return Snapshot(layout=layout, file=file, size=total)
+    return Snapshot(layout=layout, file=file, size=total, _index=index)
 
 
-def _describe(value: Any, where: str, storages: list[Any], index: dict[int, int]) -> Any:
+def _describe(value: Any, where: str, storages: list[Any] | None, index: dict[int, int]) -> Any:
     import torch
 
     if value is None or isinstance(value, (bool, int, str)):
@@ -93,6 +109,10 @@ def _describe(value: Any, where: str, storages: list[Any], index: dict[int, int]
         storage = value.untyped_storage()
         key = storage.data_ptr() or id(storage)
         if key not in index:
+            if storages is None:
+                raise UnportableError(
+                    f"{where} is a tensor that a hook of the config made: no copy of it can be handed on"
+                )
             index[key] = len(storages)
             storages.append(storage)
         return {
@@ -103,23 +123,30 @@ def _describe(value: Any, where: str, storages: list[Any], index: dict[int, int]
             "offset": value.storage_offset(),
         }
     kind = type(value).__name__
+    if type(value).__module__ == _DESCRIPTORS and dataclasses.is_dataclass(value):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {"descriptor": {n: _describe(v, f"{where}.{n}", storages, index) for n, v in fields.items()}}
     raise UnportableError(
-        f"{where} is a {kind}: candidates can be tried on dense CPU or CUDA tensors, numbers, text, None, and lists and "
-        "tuples of these"
+        f"{where} is a {kind}: candidates can be tried on dense CPU or CUDA tensors, tensor descriptors, numbers, text, "
+        "None, and lists and tuples of these"
     )
 
 
 class Arguments:
     """The values of a snapshot, laid out afresh in this process, restorable, between guard zones."""
 
-    def __init__(self, layout: dict[str, Any], file: int, size: int) -> None:
+    def __init__(self, layout: dict[str, Any], file: int, size: int, names: Sequence[str] = ()) -> None:
         import torch
+
+        self._names = dict(enumerate(names))  # of the storages, for messages
 
         self._memory = mmap.mmap(file, max(1, size), access=mmap.ACCESS_COPY)  # private: the file is never written
         self._pristine: list[torch.Tensor] = []
         self._buffers: list[torch.Tensor] = []
         self._inner: list[torch.Tensor] = []
         self._written: list[int] | None = None
+        self._dtypes: dict[int, Any] = {}  # of the first tensor that lies in a storage
+        self._tensors: Counter[int] = Counter()  # how many lie in it
         offset = 0
         for storage in layout["storages"]:
             count = storage["bytes"]
@@ -136,7 +163,12 @@ class Arguments:
             self._buffers.append(buffer)
             self._inner.append(inner)
             offset += count
-        self.values = tuple(self._build(v) for v in layout["values"])
+        self.values = self.build(layout["values"])
+        self._alone = {storage for storage, count in self._tensors.items() if count == 1}
+
+    def build(self, described: Sequence[Any]) -> tuple[Any, ...]:
+        """Values that a snapshot has described, over these storages."""
+        return tuple(self._build(v) for v in described)
 
     def _build(self, described: dict[str, Any]) -> Any:
         import torch
@@ -151,9 +183,15 @@ class Arguments:
             return tuple(self._build(v) for v in described["tuple"])
         if "device" in described:
             return torch.device(described["device"])
+        if "descriptor" in described:
+            from triton.tools.tensor_descriptor import TensorDescriptor
+
+            return TensorDescriptor(**{name: self._build(v) for name, v in described["descriptor"].items()})
         dtype = _dtype(described["dtype"])
         if "storage" not in described:
             return dtype
+        self._dtypes.setdefault(described["storage"], dtype)
+        self._tensors[described["storage"]] += 1
         inner = self._inner[described["storage"]]
         # The guard's size and the misalignment are whole elements: a tensor's own data pointer always is aligned to its
         # element size, so the offset in elements is exact.
@@ -173,8 +211,11 @@ class Arguments:
             for zone, where in ((buffer[:start], "before"), (buffer[end:], "past the end of")):
                 wrong = int((zone != _GUARD).sum())
                 if wrong:
-                    return f"wrote {wrong} bytes {where} tensor argument {i}"
+                    return f"wrote {wrong} bytes {where} {self._name(i)}"
         return None
+
+    def _name(self, storage: int) -> str:
+        return self._names.get(storage, f"tensor argument {storage}")
 
     @property
     def changed(self) -> bool:
@@ -183,10 +224,8 @@ class Arguments:
 
     def written(self) -> list[int]:
         """Indices of the storages whose bytes differ from the snapshot now; remembered for `restore`."""
-        import torch
-
         pairs = enumerate(zip(self._inner, self._pristine, strict=True))
-        self._written = [i for i, (inner, pristine) in pairs if not torch.equal(inner, pristine)]
+        self._written = [i for i, (inner, pristine) in pairs if differ(inner, pristine)]
         return self._written
 
     def restore(self) -> None:
@@ -194,18 +233,40 @@ class Arguments:
         for i in range(len(self._inner)) if self._written is None else self._written:
             self._inner[i].copy_(self._pristine[i])
 
+    def look_anew(self) -> None:
+        """Put everything back before the next run, which may write elsewhere than the last, and let none hide a guard."""
+        self._written = None
+        for buffer, inner in zip(self._buffers, self._inner, strict=True):
+            start, end = inner.storage_offset(), inner.storage_offset() + inner.numel()
+            buffer[:start].fill_(_GUARD)
+            buffer[end:].fill_(_GUARD)
+
+    def cells(self) -> list[Cell]:
+        """The storages that the last run wrote to, as elements of the first tensor that lies there."""
+        found = []
+        for i in self._written or ():
+            dtype = self._dtypes.get(i)
+            if dtype is not None:
+                size = self._inner[i].numel() // dtype.itemsize * dtype.itemsize
+                now, pristine = (t[i][:size].view(dtype) for t in (self._inner, self._pristine))
+                found.append(Cell(index=i, name=self._name(i), now=now, pristine=pristine, alone=i in self._alone))
+        return found
+
+    def blank(self, which: Sequence[int]) -> None:
+        """Fill these storages with NaN, so that what a candidate leaves unwritten shows."""
+        for i in which:
+            dtype = self._dtypes[i]
+            size = self._inner[i].numel() // dtype.itemsize * dtype.itemsize
+            self._inner[i][:size].view(dtype).fill_(float("nan"))
+
+    def keep(self, which: Sequence[int]) -> None:
+        """What a run has written is put back in any case."""
+
     def outputs(self, returned: Any) -> list[torch.Tensor]:
         """What a run produced: what it returned, then each storage it wrote to, whole, as elements of its tensor."""
         found = list(_tensors(returned))
-        written = set(self.written())
-        for value in _tensors(self.values):
-            for place in list(written):
-                if self._buffers[place].untyped_storage().data_ptr() == value.untyped_storage().data_ptr():
-                    written.remove(place)
-                    inner = self._inner[place]
-                    size = value.dtype.itemsize
-                    found.append(inner[: inner.numel() // size * size].view(value.dtype))
-        return found
+        self.written()
+        return [*found, *(cell.now for cell in self.cells())]
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -1,183 +1,173 @@
-"""Timing: the only code that times a candidate, whichever process it runs in."""
+"""Timing in the caller's own process: quick to start, and nothing protects the caller from a candidate that crashes."""
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.config import Config
-from ..core.outcome import Failure, Measurement, Outcome
-from .arguments import Arguments, Snapshot, UnportableError, snapshot
-from .checks import Check, disagreement
+from ..core.outcome import Measurement
+from .arguments import Arguments, Snapshot, snapshot
+from .cells import Cell, reads_itself
+from .checks import close
+from .clocks import Clock, CpuClock, Launch, cuda_clock
+from .measuring import Attempt, DeviceLostError, Measuring, Ran
 
 if TYPE_CHECKING:
     import torch
 
-TIMED_S = 0.1  # how long one measurement of a fast candidate times
-MIN_SAMPLES, MAX_SAMPLES = 5, 50
-SAMPLE_US = 100.0  # calls shorter than this are timed several at once, against the clock's own cost of about 0.1 us
-HOPELESS = 4.0  # a candidate whose first timed run takes so many times the best known is not timed again
+
+class Lendable(Protocol):
+    """The arguments that candidates run on: copies of the caller's, or lent by the caller."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether a run leaves them in a state that the next must not start from."""
+
+    def restore(self) -> None:
+        """Put back what a run must not find changed."""
+
+    def look_anew(self) -> None:
+        """Forget what earlier runs were found to write."""
+
+    def blank(self, which: Sequence[int]) -> None:
+        """Fill these with NaN, so that what a candidate leaves unwritten shows."""
+
+    def outputs(self, returned: Any) -> list[torch.Tensor]:
+        """What a run produced."""
+
+    def cells(self) -> list[Cell]:
+        """What the last run was found to write."""
+
+    def overrun(self) -> str | None:
+        """What was written outside of them, in words; None if nothing was."""
+
+    def keep(self, which: Sequence[int]) -> None:
+        """These are read as well as written: they are to be put back before every run."""
 
 
 class Trial:
-    """One candidate on its own copy of the arguments: run once and look, then time."""
+    """One candidate on arguments lent to it: run once and look, then time."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Arguments) -> None:
-        self._function = function
+    def __init__(self, launch: Launch, arguments: Lendable, clock: Clock) -> None:
+        self._launch = launch
         self._arguments = arguments
-        self._cuda = next((v.device for v in arguments.values if getattr(v, "is_cuda", False)), None)
-        self._mutates = True  # until a run has shown
-        self.first_us = math.nan
+        self._clock = clock
+        self._last_us = math.nan
 
-    def run(self) -> list[torch.Tensor]:
-        """Run it once on pristine arguments and return its outputs; the arguments are put back afterwards."""
-        self._arguments.restore()
+    def run(self, *, look: bool = False, blank: Sequence[int] = ()) -> Ran:
+        """Run it once on pristine arguments; they are put back afterwards. See `Attempt.run`."""
+        arguments = self._arguments
+        arguments.look_anew()
+        arguments.restore()
+        outputs = self._outputs(blank)
+        first_us, overrun = self._last_us, arguments.overrun()
+        reads: list[Cell] = []
+        if look and overrun is None:
+            cells = arguments.cells()
+            left = {cell.index: cell.now.clone() for cell in cells}
+            blank = tuple(cell.index for cell in cells if cell.can_be_blank)
+            outputs = self._outputs(blank)  # what cannot be blank still holds what the first run left
+            reads = [c for c in cells if reads_itself(c, left[c.index], close, blanked=c.index in blank)]
+            if reads:
+                blank = tuple(i for i in blank if i not in {cell.index for cell in reads})
+                arguments.keep([cell.index for cell in reads])
+                arguments.restore()
+                outputs = self._outputs(blank)
+                # What differs on equal arguments as well tells nothing about what it reads.
+                reads = [cell for cell in reads if close(cell.now, left[cell.index]) is None]
+        arguments.restore()
+        return Ran(
+            outputs=outputs,
+            overrun=overrun,
+            first_us=first_us,
+            blank=tuple(blank),
+            reads=tuple(cell.name for cell in reads),
+        )
+
+    def time(self, hopeless_us: float = math.inf) -> Measurement:
+        """Time it, arguments put back before each sample, outside the timed region."""
+        before = self._launch.before
+        if self._arguments.changed:
+            before = _both(self._arguments.restore, before)
+        launch = Launch(call=self._launch.call, before=before, after=self._launch.after)
+        return self._clock.measure(launch, first_us=self._last_us, hopeless_us=hopeless_us)
+
+    def _outputs(self, blank: Sequence[int]) -> list[torch.Tensor]:
+        self._arguments.blank(blank)
         began = time.perf_counter()
-        returned = self._function(*self._arguments.values)
-        self._synchronize()
-        self.first_us = (time.perf_counter() - began) * 1e6
-        outputs = [o.clone() for o in self._arguments.outputs(returned)]
-        self._mutates = self._arguments.changed
-        self._arguments.restore()
-        return outputs
-
-    def overrun(self) -> str | None:
-        return self._arguments.overrun()
-
-    def time(self, best_us: float = math.inf) -> tuple[float, ...]:
-        """Run times in microseconds, arguments put back before each sample, outside the timed region.
-
-        One sample only where the first one shows a candidate `HOPELESS` times slower than `best_us`.
-        """
-        restore = self._arguments.restore if self._mutates else None
-        calls = 1 if restore else max(1, min(1000, math.ceil(SAMPLE_US / max(self.first_us, 0.1))))
-        sample = self._cuda_sample if self._cuda is not None else self._cpu_sample
-        samples: list[float] = []
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            began = time.perf_counter()
-            while len(samples) < MAX_SAMPLES:
-                if restore:
-                    restore()
-                samples.append(sample(calls))
-                if samples[0] > HOPELESS * best_us:
-                    break
-                if len(samples) >= MIN_SAMPLES and time.perf_counter() - began > TIMED_S:
-                    break
-        finally:
-            if collecting:
-                gc.enable()
-        return tuple(samples)
-
-    def _cpu_sample(self, calls: int) -> float:
-        function, values = self._function, self._arguments.values
-        began = time.perf_counter_ns()
-        for _ in range(calls):
-            function(*values)
-        return max(time.perf_counter_ns() - began, 1) / calls / 1e3
-
-    def _cuda_sample(self, calls: int) -> float:
-        import torch
-
-        self._flush_l2()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(calls):
-            self._function(*self._arguments.values)
-        end.record()
-        end.synchronize()
-        return max(float(start.elapsed_time(end)) * 1e3, 1e-3) / calls
-
-    def _flush_l2(self) -> None:
-        """Overwrite twice the L2 cache, so that no sample finds the previous one's data there."""
-        import torch
-
-        if not hasattr(self, "_flush"):
-            size = 2 * torch.cuda.get_device_properties(self._cuda).L2_cache_size
-            self._flush = torch.empty(size, dtype=torch.uint8, device=self._cuda)
-        self._flush.zero_()
-
-    def _synchronize(self) -> None:
-        if self._cuda is not None:
-            import torch
-
-            torch.cuda.synchronize(self._cuda)
+        returned = self._launch.once()
+        self._clock.synchronize()
+        self._last_us = (time.perf_counter() - began) * 1e6
+        return [o.clone() for o in self._arguments.outputs(returned)]
 
 
-class InProcess:
-    """Times candidates in the caller's own process, on copies of its arguments: quick to start, and nothing protects the
-    caller from a candidate that crashes or never ends."""
+def _both(first: Callable[[], None], then: Callable[[], None] | None) -> Callable[[], None]:
+    if then is None:
+        return first
 
-    repeatable = True
+    def both() -> None:
+        first()
+        then()
+
+    return both
+
+
+def clock_for(values: Sequence[Any]) -> Clock:
+    """The clock of the device that the tensors among some values are on."""
+    device = next((v.device for v in values if getattr(v, "is_cuda", False)), None)
+    return CpuClock() if device is None else cuda_clock(device)
+
+
+class InProcess(Measuring):
+    """Times candidates in the caller's own process, on copies of its arguments.
+
+    Args:
+        function: a config to what is called.
+        arguments: what to call it with; copied at the first measurement.
+        others: see `Measuring`.
+    """
 
     def __init__(
-        self,
-        *,
-        function: Callable[[Config], Callable[..., Any]],
-        default: Config,
-        arguments: Sequence[Any],
-        check: Check,
+        self, *, function: Callable[[Config], Callable[..., Any]], arguments: Sequence[Any], **others: Any
     ) -> None:
+        super().__init__(**others)
         self._function = function
-        self._default = default
-        self._arguments = arguments
+        self._given = arguments
         self._snapshot: Snapshot | None = None
-        self._check = check
-        self._expected: Sequence[torch.Tensor] | None = None
-        self._default_tried = False
-        self._default_raised = ""
-        self._best_us = math.inf
 
-    def __enter__(self) -> InProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         if self._snapshot is not None:
             self._snapshot.close()
 
-    def measure(self, config: Config) -> Outcome:
-        """Time one built config.
-
-        Raises:
-            UnportableError: an argument of the call cannot be copied for trials.
-        """
-        began = time.perf_counter()
-
-        def failure(stage: str, message: str, *, transient: bool = False) -> Failure:
-            return Failure(stage=stage, message=message, cost_s=time.perf_counter() - began, transient=transient)
-
-        if config != self._default and not self._default_tried and self._check is not None:
-            self.measure(self._default)
-        is_default = config == self._default
-        self._default_tried |= is_default
-        try:
-            trial = self._trial(config)
-            outputs = trial.run()
-            if overrun := trial.overrun():
-                return failure("check", overrun)
-            if is_default:
-                self._expected = outputs
-            elif self._expected is not None and (wrong := disagreement(self._check, outputs, self._expected)):
-                return failure("check", wrong)
-            samples = trial.time(self._best_us)
-        except UnportableError:
-            raise
-        except Exception as err:
-            # What the default raises too, and what memory has to do with, is not this config's doing.
-            message = f"{type(err).__name__}: {err}"
-            shared = is_default or message == self._default_raised or "out of memory" in message.lower()
-            if is_default:
-                self._default_raised = message
-            return failure("launch", message, transient=shared)
-        self._best_us = min(self._best_us, *samples)
-        return Measurement(samples_us=samples, run_s=time.perf_counter() - began)
-
-    def _trial(self, config: Config) -> Trial:
+    @contextlib.contextmanager
+    def attempt(self, config: Config) -> Iterator[Attempt]:
         if self._snapshot is None:
-            self._snapshot = snapshot(self._arguments)
+            self._snapshot = snapshot(self._given)
         copy = self._snapshot
-        return Trial(self._function(config), Arguments(copy.layout, copy.file, copy.size))
+        arguments = Arguments(copy.layout, copy.file, copy.size)
+        function, clock = self._function(config), clock_for(arguments.values)
+        try:
+            yield Trial(Launch(call=lambda: function(*arguments.values)), arguments, clock)
+        except Exception as err:
+            raise_if_lost(clock, err)
+            raise
+
+
+def raise_if_lost(clock: Clock, err: Exception) -> None:
+    """After an error: see whether the device still answers.
+
+    An illegal access or an assertion on the device ends the context: whatever is asked of it later fails with the same.
+
+    Raises:
+        DeviceLostError: it does not.
+    """
+    with contextlib.suppress(Exception):
+        clock.synchronize()  # may tell of the very error at hand, which a device that is well has then got over
+    try:
+        clock.synchronize()
+    except Exception:
+        raise DeviceLostError(str(err).partition("\n")[0]) from err

@@ -2,192 +2,224 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import logging
 import math
-import time
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.config import Config
-from ..core.outcome import Failure, Measurement, Outcome
-from ..errors import AutotuneError
+from ..core.outcome import Measurement
 from ..extension import Extension
-from ..workers import Channel, Worker, WorkerDiedError, WorkerRaisedError, WorkerTimeoutError, WorkshopError, workshop
-from .arguments import Arguments, Snapshot, UnportableError, snapshot
-from .checks import Check, disagreement
-from .in_process import Trial
+from ..workers import Channel, Worker, WorkerDiedError, WorkerRaisedError, redirect_output, workshop
+from .arguments import Arguments, Snapshot, snapshot
+from .clocks import Clock, Launch
+from .in_process import Trial, clock_for, raise_if_lost
+from .measuring import Attempt, DeviceLostError, Measuring, Ran, raised
 
 if TYPE_CHECKING:
     import torch
-
-log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 60.0
 DEFAULT_TIMEOUT_S = 60.0  # for a first run of the default, of which nothing is known
 TIMEOUT_FLOOR_S = 5.0
 TIMEOUT_RATIO = 20.0  # a candidate so many times slower than the default is not worth waiting for
+RUNS_OF_A_LOOK = 3
+
+Message = dict[str, Any]
+Load = Callable[[Message, Arguments], tuple[Launch, Clock]]
+"""What a child makes a candidate with: its description and the arguments to a launch, and what that is timed by."""
 
 
-class Isolated:
-    """Times built extensions, each in a worker process of its own, on a copy of the call's arguments.
+class Isolated(Measuring):
+    """Times candidates in a worker process, on a copy of the call's arguments.
 
     Args:
-        extension: where a config's build is; it may build.
-        function: which of its functions to call.
-        default: the config whose outputs are right.
+        job: what the worker runs: a module-level function of this package that calls `serve_trials`.
+        describe: a config to what the worker loads it by, in JSON; it may build. Given the copy of the arguments.
         arguments: what to call it with; copied at the first measurement.
-        check: how outputs are compared with the default's.
+        request: what the worker is told beside that, once.
         log: file that gets what candidates print.
+        one_each: a worker of its own for each candidate. Else one serves until it is lost, where candidates that came to
+            their end left nothing behind but memory.
+        others: see `Measuring`.
     """
-
-    repeatable = True
 
     def __init__(
         self,
         *,
-        extension: Callable[[Config], Extension],
-        function: str,
-        default: Config,
+        job: Callable[[Channel, Message], None],
+        describe: Callable[[Config, Snapshot], Message],
         arguments: Sequence[Any],
-        check: Check,
         log: Path,
+        request: Message | None = None,
+        one_each: bool,
+        **others: Any,
     ) -> None:
-        self._extension = extension
-        self._function_name = function
-        self._default = default
-        self._arguments = arguments
-        self._snapshot: Snapshot | None = None
-        self._check = check
+        super().__init__(**others)
+        self._job = job
+        self._describe = describe
+        self._given = arguments
+        self._request = request or {}
         self._log = log
-        self._expected: Sequence[torch.Tensor] | None = None
-        self._default_tried = False
-        self._default_raised = ""
-        self._best_us = math.inf
-        self._timeout_s = DEFAULT_TIMEOUT_S
+        self._one_each = one_each
+        self._snapshot: Snapshot | None = None
+        self._worker: Worker | None = None
+        self._timeout_s: float | None = None  # for a run; known once one has ended
 
-    def __enter__(self) -> Isolated:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        self._let_go()
         if self._snapshot is not None:
             self._snapshot.close()
 
-    def measure(self, config: Config) -> Outcome:
-        """Time one built config.
-
-        Raises:
-            UnportableError: an argument of the call cannot be copied for trials.
-            WorkshopError: no child process can be had.
-        """
-        if config != self._default and not self._default_tried and self._check is not None:
-            self._try(self._default, timed=False)
-            if self._expected is None:
-                log.warning("%s: the default config does not run: nothing can be compared with it", self._function_name)
-        return self._try(config, timed=True)
-
-    def _try(self, config: Config, *, timed: bool) -> Outcome:
-        is_default = config == self._default
-        self._default_tried |= is_default
-        began = time.perf_counter()
-        stage = "load"
-
-        def failure(stage: str, message: str, *, crashed: bool = False, transient: bool = False) -> Failure:
-            cost_s = time.perf_counter() - began
-            return Failure(stage=stage, message=message, cost_s=cost_s, crashed=crashed, transient=transient)
-
-        try:
-            with self._start(config) as worker:
-                worker.receive(LOAD_TIMEOUT_S)
-                stage = "launch"
-                ran = worker.receive(self._timeout_s)
-                outputs = _outputs(ran, worker)
-                if ran["overrun"]:
-                    return failure("check", str(ran["overrun"]))
-                if is_default:
-                    self._expected = outputs
-                    self._timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * float(ran["first_us"]) / 1e6)
-                elif self._expected is not None and (wrong := disagreement(self._check, outputs, self._expected)):
-                    return failure("check", wrong)
-                worker.send({"time": timed, "best_us": self._best_us if math.isfinite(self._best_us) else None})
-                samples = tuple(float(s) for s in worker.receive(max(LOAD_TIMEOUT_S, self._timeout_s))["samples_us"])
-                worker.finish(LOAD_TIMEOUT_S)
-        except WorkerRaisedError as err:
-            # What the default raises too, and what memory has to do with, is not this config's doing.
-            message = str(err)
-            shared = is_default or message == self._default_raised or "out of memory" in message.lower()
-            if is_default:
-                self._default_raised = message
-            return failure(stage, message, transient=shared)
-        except WorkerTimeoutError as err:
-            # A slow default is a call that takes long, not one that must not be made.
-            return failure("timeout", str(err), crashed=not is_default)
-        except WorkerDiedError as err:
-            return failure(stage, str(err), crashed=True)
-        except (WorkshopError, UnportableError):
-            raise
-        except AutotuneError as err:
-            return failure("compile", str(err), transient=True)
-        if not timed:
-            return failure("check", "not timed", transient=True)
-        self._best_us = min(self._best_us, *samples)
-        return Measurement(samples_us=samples, run_s=time.perf_counter() - began)
-
-    def _start(self, config: Config) -> Worker:
-        import torch
-
+    @contextlib.contextmanager
+    def attempt(self, config: Config) -> Iterator[Attempt]:
         if self._snapshot is None:
             self._log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._snapshot = snapshot(self._arguments)
+            self._snapshot = snapshot(self._given)
+        candidate = self._describe(config, self._snapshot)
+        if self._worker is None:
+            self._worker = self._start(self._snapshot)
+        worker = self._worker
+        try:
+            worker.send({"candidate": candidate})
+            worker.receive(LOAD_TIMEOUT_S)
+            yield _Conversation(worker, self)
+            if self._one_each:
+                worker.send({"end": True})
+                worker.finish(LOAD_TIMEOUT_S)
+                self._let_go()
+        except WorkerRaisedError as err:  # it said so itself, and waits for the next
+            lost = str(err).startswith(DeviceLostError.__name__)
+            if lost or self._one_each:
+                self._let_go()
+            if lost:
+                raise WorkerDiedError(str(err)) from None
+            raise
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _start(self, copy: Snapshot) -> Worker:
+        import torch
+
         request = {
-            "extension": self._extension(config).as_json(),
-            "function": self._function_name,
-            "layout": self._snapshot.layout,
-            "bytes": self._snapshot.size,
+            **self._request,
+            "layout": copy.layout,
+            "bytes": copy.size,
             "threads": torch.get_num_threads(),
             "log": str(self._log),
         }
-        return workshop().start(trial, request, [self._snapshot.file])
+        return workshop().start(self._job, request, [copy.file])
+
+    def _let_go(self) -> None:
+        if self._worker is not None:
+            self._worker.__exit__()
+            self._worker = None
 
 
-def _outputs(ran: dict[str, Any], worker: Worker) -> list[torch.Tensor]:
-    import os
+class _Conversation:
+    """The caller's side of an attempt."""
 
-    file = worker.files[0]
-    try:
-        return list(Arguments(ran["outputs"], file, ran["bytes"]).values)
-    finally:
-        os.close(file)
+    def __init__(self, worker: Worker, measurer: Isolated) -> None:
+        self._worker = worker
+        self._measurer = measurer
+
+    def run(self, *, look: bool, blank: Sequence[int]) -> Ran:
+        known_s = self._measurer._timeout_s
+        allowed_s = DEFAULT_TIMEOUT_S if known_s is None else known_s
+        compared = self._measurer._check is not None  # else what it wrote, which may be large, need not come here
+        self._worker.send({"look": look, "blank": list(blank), "compared": compared})
+        ran = self._worker.receive(RUNS_OF_A_LOOK * allowed_s if look else allowed_s)
+        outputs = self._outputs(ran)
+        if known_s is None:  # the default, or another that ran: in either case one to relate others to
+            self._measurer._timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * float(ran["first_us"]) / 1e6)
+        return Ran(
+            outputs=outputs,
+            overrun=ran["overrun"],
+            first_us=float(ran["first_us"]),
+            blank=tuple(ran["blank"]),
+            reads=tuple(ran["reads"]),
+        )
+
+    def time(self, hopeless_us: float) -> Measurement:
+        self._worker.send({"hopeless_us": hopeless_us if math.isfinite(hopeless_us) else None})
+        told = self._worker.receive(max(LOAD_TIMEOUT_S, self._measurer._timeout_s or 0.0))
+        return Measurement(
+            samples_us=tuple(float(s) for s in told["samples_us"]),
+            clock_mhz=told["clock_mhz"],
+            temperature_c=told["temperature_c"],
+        )
+
+    def _outputs(self, ran: Message) -> list[torch.Tensor]:
+        file = self._worker.files[0]
+        try:
+            return list(Arguments(ran["outputs"], file, ran["bytes"]).values)
+        finally:
+            os.close(file)
 
 
-def trial(channel: Channel, request: dict[str, Any]) -> None:
-    """Load, run once, report the outputs, and time if told to. Runs in a worker."""
-    import torch
+def extension_trials(channel: Channel, request: Message) -> None:
+    """Try functions of built extensions. Runs in a worker."""
 
-    from ..workers import redirect_output
+    def load(candidate: Message, arguments: Arguments) -> tuple[Launch, Clock]:
+        function = Extension.from_json(candidate["extension"]).function(candidate["function"])
+        return Launch(call=lambda: function(*arguments.values)), clock_for(arguments.values)
 
     redirect_output(request["log"])
+    serve_trials(channel, request, load)
+
+
+def serve_trials(channel: Channel, request: Message, load: Load) -> None:
+    """Load, run and time the candidates that the caller names, until it has no more or the device is lost."""
+    import torch
+
     torch.set_num_threads(request["threads"])
-    arguments = Arguments(request["layout"], channel.files[0], request["bytes"])
-    function = Extension.from_json(request["extension"]).function(request["function"])
-    channel.send({"loaded": True})
-    candidate = Trial(function, arguments)
-    outputs = candidate.run()
-    copy = snapshot(outputs)
-    channel.send(
-        {
-            "outputs": copy.layout,
-            "bytes": copy.size,
-            "first_us": candidate.first_us,
-            "overrun": candidate.overrun(),
-        },
-        [copy.file],
-    )
-    copy.close()
+    arguments = Arguments(request["layout"], channel.files[0], request["bytes"], request.get("names", ()))
+    clock = clock_for(arguments.values)
     command = channel.receive()
-    best_us = command["best_us"]
-    channel.send({"samples_us": candidate.time(math.inf if best_us is None else best_us) if command["time"] else []})
-    # A candidate that corrupted the heap is most often found out when its memory is freed: do that before ending well.
-    del candidate, arguments, outputs, function
-    gc.collect()
+    while "end" not in command:
+        try:
+            launch, clock = load(command["candidate"], arguments)
+            trial = Trial(launch, arguments, clock)
+            channel.send({"loaded": True})
+            command = _try(channel, trial)
+        except Exception as err:
+            with contextlib.suppress(Exception):
+                print(f"{type(err).__name__}: {err}", flush=True)
+            raise_if_lost(clock, err)
+            channel.send({"raised": raised(err)[:4000]})
+            command = channel.receive()
+        # A candidate that corrupted the heap is most often found out when its memory is freed: do that before ending well.
+        launch = trial = None  # type: ignore[assignment]
+        gc.collect()
+
+
+def _try(channel: Channel, trial: Trial) -> Message:
+    """One candidate's conversation; the first message that is no longer about it."""
+    command = channel.receive()
+    ran = trial.run(look=command["look"], blank=command["blank"])
+    copy = snapshot(ran.outputs if command["compared"] else ())
+    try:
+        channel.send(
+            {
+                "outputs": copy.layout,
+                "bytes": copy.size,
+                "first_us": ran.first_us,
+                "overrun": ran.overrun,
+                "blank": ran.blank,
+                "reads": ran.reads,
+            },
+            [copy.file],
+        )
+    finally:
+        copy.close()
+    command = channel.receive()
+    if "hopeless_us" not in command:
+        return command
+    hopeless_us = command["hopeless_us"]
+    timed = trial.time(math.inf if hopeless_us is None else hopeless_us)
+    channel.send({"samples_us": timed.samples_us, "clock_mhz": timed.clock_mhz, "temperature_c": timed.temperature_c})
+    return channel.receive()

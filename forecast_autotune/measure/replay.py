@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -60,7 +61,7 @@ class Replay:
                 # A recorded failure has one cost; it is charged where it was met.
                 yield config, Evidence(compile_s=0.0)
 
-    def measure(self, config: Config) -> Outcome:
+    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:  # noqa: ARG002  # all is recorded
         outcome = self._outcome(config)
         self.charged_s += outcome.run_s if isinstance(outcome, Measurement) else outcome.cost_s
         return outcome

@@ -240,6 +240,7 @@ def encode_outcome(outcome: Outcome) -> Json:
         "compile_s": outcome.compile_s,
         "run_s": outcome.run_s,
         "clock_mhz": outcome.clock_mhz,
+        "temperature_c": outcome.temperature_c,
     }
 
 
@@ -258,6 +259,7 @@ def decode_outcome(value: object, what: str = "outcome") -> Outcome:
     compile_s = number_field(found, "compile_s", what, 0.0)
     run_s = number_field(found, "run_s", what, 0.0)
     clock_mhz = optional_number(found, "clock_mhz", what)
+    temperature_c = optional_number(found, "temperature_c", what)
     return _named(
         what,
         lambda: Measurement(
@@ -265,6 +267,7 @@ def decode_outcome(value: object, what: str = "outcome") -> Outcome:
             compile_s=compile_s,
             run_s=run_s,
             clock_mhz=clock_mhz,
+            temperature_c=temperature_c,
         ),
     )
 

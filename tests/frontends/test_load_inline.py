@@ -40,9 +40,9 @@ class Counting:
                 self.built += 1
                 yield found
 
-        def counted_measure(measurer: Isolated, config: Any) -> Any:
+        def counted_measure(measurer: Isolated, config: Any, **keywords: Any) -> Any:
             self.timed += 1
-            return measure(measurer, config)
+            return measure(measurer, config, **keywords)
 
         monkeypatch.setattr(CppCompiler, "compile", counted_compile)
         monkeypatch.setattr(Isolated, "measure", counted_measure)

@@ -11,7 +11,10 @@ import torch
 import forecast_autotune as fa
 from forecast_autotune.core.outcome import Evidence, Failure
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
 
 DECLARATION = "torch::Tensor multiply(torch::Tensor a, torch::Tensor b);"
 

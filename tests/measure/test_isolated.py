@@ -16,22 +16,35 @@ from toy import Toy
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.measure import isolated
 from forecast_autotune.measure.arguments import Arguments, UnportableError, snapshot
+from forecast_autotune.measure.clocks import HOPELESS_AFTER, CpuClock, Launch
 from forecast_autotune.measure.in_process import InProcess, Trial
-from forecast_autotune.measure.isolated import Isolated
+from forecast_autotune.measure.isolated import Isolated, extension_trials
+from forecast_autotune.measure.measuring import CheckError
 from forecast_autotune.workers import workshop
 
 
 @contextlib.contextmanager
 def measuring(toy: Toy, function: str, args: tuple[Any, ...], log: Path, check: Any = "allclose") -> Iterator[Isolated]:
-    with Isolated(
-        extension=toy.compiler().extension,
-        function=function,
-        default=toy.config("plain"),
+    with isolated_measurer(toy, function, args, log, check=check) as measurer:
+        yield measurer
+
+
+def isolated_measurer(
+    toy: Toy, function: str, args: tuple[Any, ...], log: Path, *, default: str = "plain", check: Any = "allclose"
+) -> Isolated:
+    def described(config: Any, _: object) -> dict[str, Any]:
+        return {"extension": toy.compiler().extension(config).as_json(), "function": function}
+
+    return Isolated(
+        job=extension_trials,
+        describe=described,
+        name=function,
+        default=toy.config(default),
         arguments=args,
         check=check,
         log=log / "trials.log",
-    ) as measurer:
-        yield measurer
+        one_each=True,
+    )
 
 
 def outcome_of(toy: Toy, mode: str, log: Path, function: str = "scaled") -> Outcome:
@@ -50,11 +63,12 @@ def test_a_good_variant_is_timed(toy: Toy, tmp_path: Path) -> None:
 
 def test_a_slower_variant_measures_slower(toy: Toy, tmp_path: Path) -> None:
     with measuring(toy, "scaled", (torch.ones(20_000), 2.0), tmp_path, check=None) as measurer:
-        plain, slower = measurer.measure(toy.config("plain")), measurer.measure(toy.config("slower"))
-    assert isinstance(plain, Measurement)
+        plain = measurer.measure(toy.config("plain"))
+        assert isinstance(plain, Measurement)
+        slower = measurer.measure(toy.config("slower"), hopeless_us=4 * plain.median_us)
     assert isinstance(slower, Measurement)
     assert slower.median_us > 4 * plain.median_us
-    assert len(slower.samples_us) == 1, "a hopeless variant is timed once"
+    assert len(slower.samples_us) <= HOPELESS_AFTER, "a hopeless variant is not timed further"
 
 
 @pytest.mark.parametrize(
@@ -120,25 +134,19 @@ def test_an_in_place_kernel_starts_every_repeat_from_the_original() -> None:
         x.mul_(2)
 
     taken = snapshot([torch.ones(4)])
-    trial = Trial(double, Arguments(taken.layout, taken.file, taken.size))
+    arguments = Arguments(taken.layout, taken.file, taken.size)
+    trial = Trial(Launch(call=lambda: double(*arguments.values)), arguments, CpuClock())
     taken.close()
-    (output,) = trial.run()
+    (output,) = trial.run().outputs
     assert output.tolist() == [2.0] * 4
-    assert len(trial.time()) >= 5
+    assert len(trial.time().samples_us) >= 5
     assert set(seen) == {1.0}
 
 
 def test_without_the_defaults_outputs_nothing_is_compared_and_that_is_said(
     toy: Toy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Isolated(
-        extension=toy.compiler().extension,
-        function="scaled",
-        default=toy.config("segfaults"),
-        arguments=(torch.ones(100), 2.0),
-        check="allclose",
-        log=tmp_path / "trials.log",
-    ) as measurer:
+    with isolated_measurer(toy, "scaled", (torch.ones(100), 2.0), tmp_path, default="segfaults") as measurer:
         assert isinstance(measurer.measure(toy.config("computes_nonsense")), Measurement)
         assert isinstance(measurer.measure(toy.config("plain")), Measurement)
     assert "nothing can be compared" in caplog.text
@@ -175,12 +183,23 @@ def test_a_check_of_the_users_own_sees_both_outputs(toy: Toy, tmp_path: Path) ->
 
 def test_a_check_that_raises_fails_the_candidate_not_the_caller(toy: Toy, tmp_path: Path) -> None:
     def check(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-        raise AssertionError("not what I wanted")
+        assert torch.equal(got[0], expected[0]), "not what I wanted"
 
     with measuring(toy, "scaled", (torch.ones(10), 2.0), tmp_path, check) as measurer:
-        outcome = measurer.measure(toy.config("slow"))
+        outcome = measurer.measure(toy.config("computes_nonsense"))
     assert isinstance(outcome, Failure)
     assert "not what I wanted" in outcome.message
+
+
+def test_a_check_that_the_default_does_not_pass_either_is_an_error_that_says_so(toy: Toy, tmp_path: Path) -> None:
+    def check(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+        raise KeyError("a slip in the check")
+
+    with (
+        measuring(toy, "scaled", (torch.ones(10), 2.0), tmp_path, check) as measurer,
+        pytest.raises(CheckError, match=r"fails on the default config's own outputs.*a slip in the check"),
+    ):
+        measurer.measure(toy.config("slow"))
 
 
 def test_arguments_that_cannot_be_copied_are_named(toy: Toy, tmp_path: Path) -> None:
@@ -202,6 +221,7 @@ def test_descriptors_are_closed(toy: Toy, tmp_path: Path) -> None:
 def test_in_process_times_and_checks_alike(toy: Toy) -> None:
     compiler = toy.compiler()
     with InProcess(
+        name="scale_into",
         function=lambda config: compiler.extension(config).function("scale_into"),
         default=toy.config("plain"),
         arguments=(torch.zeros(1000), torch.ones(1000), 2.0),

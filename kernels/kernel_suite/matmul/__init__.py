@@ -3,6 +3,7 @@
 # ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ import triton.language as tl
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.space import Space
+from forecast_autotune.core.workload import Work
+
+from ..suite import Case
+from ..triton_kernel import Call, TritonKernel, triton_configs
+
+__all__ = ["KERNEL", "KEY", "KNOBS", "RECORDING", "SIZE", "arguments", "matmul", "space", "triton_configs"]
 
 RECORDING = Path(__file__).parent / "recorded_H200.jsonl.gz"
 """Every config's time at 4096 x 4096 x 4096, measured on an NVIDIA H200 (`python -m calibration.tuning_speed --record`)."""
@@ -82,12 +89,9 @@ def space() -> list[Config]:
     return list(dict.fromkeys([*(Config(dict(zip(KNOBS, c, strict=True))) for c in TYPICAL), *grid]))
 
 
-def triton_configs(configs: list[Config]) -> list[Any]:
-    """Configs as `triton.autotune` takes them."""
-    return [
-        triton.Config({n: c[n] for n in KNOBS[:4]}, num_warps=c["num_warps"], num_stages=c["num_stages"])
-        for c in configs
-    ]
+def _is_deep(config: Config) -> bool:
+    large = {config["BM"], config["BN"]} <= {64, 128, 256}
+    return large and config["BK"] == 64 and (config["GROUP"], config["num_stages"]) in ((8, 3), (8, 4), (1, 3))
 
 
 def arguments(size: int = SIZE) -> tuple[tuple[Any, ...], Any]:
@@ -100,3 +104,63 @@ def arguments(size: int = SIZE) -> tuple[tuple[Any, ...], Any]:
         return (triton.cdiv(size, meta["BM"]) * triton.cdiv(size, meta["BN"]),)
 
     return (a, b, c, size, size, size, *strides), grid
+
+
+def make_call(case: Case, seed: int, device: str) -> Call:
+    m, n, k = (case.sizes[name] for name in "mnk")
+    random = torch.Generator(device).manual_seed(seed)
+    a = torch.randn(m, k, generator=random, device=device).half()
+    b = torch.randn(k, n, generator=random, device=device).half()
+    c = torch.full((m, n), torch.nan, dtype=torch.float16, device=device)
+
+    def grid(knobs: Mapping[str, int]) -> tuple[int, ...]:
+        return (triton.cdiv(m, knobs["BM"]) * triton.cdiv(n, knobs["BN"]),)
+
+    return Call(args=(a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride()), grid=grid, out=c)
+
+
+def reference(call: Call) -> torch.Tensor:
+    """The product, summed in float64."""
+    a, b = call.args[:2]
+    return torch.as_tensor(a.double() @ b.double()).to(call.out.dtype)
+
+
+def work(call: Call) -> Work:
+    a, b, c = call.args[:3]
+    return Work(flops=2.0 * c.numel() * a.shape[1], bytes=2.0 * (a.numel() + b.numel() + c.numel()))
+
+
+KERNEL = TritonKernel(
+    name="matmul",
+    function=matmul,
+    # Of the grid, what a person would still try: blocks of 64 and up, deep ones, most of them in groups.
+    space=Space(
+        [c for i, c in enumerate(space()) if i < len(TYPICAL) or _is_deep(c)],
+        roles={
+            **dict.fromkeys(("BM", "BN", "BK"), "tile"),
+            "GROUP": "order",
+            "num_warps": "threads",
+            "num_stages": "stages",
+        },
+    ),
+    key=tuple(KEY),
+    cases=(
+        Case(name="square", sizes={"m": SIZE, "n": SIZE, "k": SIZE}),
+        Case(name="few_rows", sizes={"m": 64, "n": 8192, "k": 8192}),
+        Case(name="odd", sizes={"m": 1111, "n": 999, "k": 1777}),
+    ),
+    corners=(
+        Case(name="one", sizes={"m": 1, "n": 1, "k": 1}),
+        Case(name="below_a_block", sizes={"m": 5, "n": 7, "k": 3}),
+        Case(name="over_blocks", sizes={"m": 131, "n": 67, "k": 97}),
+        Case(name="over_a_group", sizes={"m": 321, "n": 70, "k": 33}),
+        Case(name="whole_blocks", sizes={"m": 256, "n": 256, "k": 128}),
+    ),
+    make_call=make_call,
+    reference=reference,
+    work=work,
+    # Sums are in float32 and the result is rounded to float16 once: 2**-11 of it. Terms of a sum of thousands that nearly
+    # cancel leave what float32 lost of them, under 0.01; a product that is lost is off by 1 or so.
+    rtol=2**-10,
+    atol=1e-2,
+)

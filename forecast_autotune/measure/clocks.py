@@ -1,0 +1,369 @@
+"""Clocks: the only code that times a candidate, whichever process it runs in."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..core.outcome import Measurement
+
+log = logging.getLogger(__name__)
+
+TIMED_S = 0.1  # how long one measurement of a fast candidate times
+MIN_SAMPLES, MAX_SAMPLES = 5, 50
+SAMPLE_US = 100.0  # CPU calls shorter than this are timed several at once, against the clock's own cost of about 0.1 us
+BATCH = 16  # launches handed to a device at once
+LEAST_SPIN_S, MOST_SPIN_S = 2e-4, 0.02  # the first launch after a wait takes Python about 0.1 ms
+HOPELESS_AFTER = 3  # samples, where they are so short that a stumble of the host may be all that one shows
+SHORT_US = 1000.0
+GRAPH_LAUNCHES = 20
+QUANTILES = (0.5, 0.2, 0.8)
+
+_L2_TIMES = 2  # a flush of just the cache's size leaves part of it: its replacement is not strictly the oldest first
+_HIP_FLUSH_BYTES = (
+    256 << 20
+)  # AMD's last level (MI300X: 256 MiB) is not what the driver calls L2, of 4 MiB (pytorch#192159)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A candidate ready to run. Only `call` is timed; `before` and `after` stand around each call, None for nothing."""
+
+    call: Callable[[], Any]
+    before: Callable[[], None] | None = None
+    after: Callable[[], None] | None = None
+
+    def once(self) -> Any:
+        if self.before is not None:
+            self.before()
+        returned = self.call()
+        if self.after is not None:
+            self.after()
+        return returned
+
+
+class Clock(Protocol):
+    """Times a candidate."""
+
+    def measure(self, launch: Launch, *, first_us: float, hopeless_us: float = math.inf) -> Measurement:
+        """Time it, one sample only where that shows more than `hopeless_us`; `first_us` is what an earlier run took."""
+
+    def synchronize(self) -> None:
+        """Wait until what has been launched is done; raises what went wrong with it."""
+
+
+class CpuClock:
+    """Times what runs in the calling thread.
+
+    Args:
+        timed_s: after so long, no further sample is taken once there are enough.
+    """
+
+    def __init__(self, timed_s: float = TIMED_S) -> None:
+        self._timed_s = timed_s
+
+    def measure(self, launch: Launch, *, first_us: float, hopeless_us: float = math.inf) -> Measurement:
+        alone = launch.before is not None or launch.after is not None
+        calls = 1 if alone else max(1, min(1000, math.ceil(SAMPLE_US / max(first_us, 0.1))))
+
+        def sample(_: int) -> list[float]:
+            if launch.before is not None:
+                launch.before()
+            call = launch.call
+            began = time.perf_counter_ns()
+            for _ in range(calls):
+                call()
+            took_us = max(time.perf_counter_ns() - began, 1) / calls / 1e3
+            if launch.after is not None:
+                launch.after()
+            return [took_us]
+
+        return Measurement(samples_us=_collect(sample, hopeless_us, self._timed_s))
+
+    def synchronize(self) -> None:
+        """What a call does here is done when it returns."""
+
+
+class EventClock:
+    """Times launches on a device by events around each, with cold caches.
+
+    Before each launch the device's caches are overwritten, outside the timed region. Launches are queued several at once
+    behind a device that is kept busy, so that no sample holds the time in which Python makes the launch.
+
+    Args:
+        interface: what torch offers for this kind of device, such as `torch.cuda`: `Event` and `synchronize`.
+        flush: overwrites the caches; None where there are none.
+        spin: keeps the device busy for so many seconds; None where it cannot be kept so.
+        overhead: a launch of next to nothing, by which to learn what the events add to every time; None to add nothing.
+        sensors: tells the device's clock in MHz and temperature in degrees Celsius, each None where nobody says.
+        timed_s: as for `CpuClock`.
+        warmup_s: for how long the candidate is run before, untimed.
+    """
+
+    def __init__(
+        self,
+        interface: Any,
+        *,
+        flush: Callable[[], object] | None = None,
+        spin: Callable[[float], object] | None = None,
+        overhead: Callable[[], object] | None = None,
+        sensors: Callable[[], tuple[float | None, float | None]] | None = None,
+        timed_s: float = TIMED_S,
+        warmup_s: float = 0.0,
+    ) -> None:
+        self._interface = interface
+        self._flush = flush
+        self._spin = spin
+        self._overhead = overhead
+        self._overhead_us: float | None = None
+        self._sensors = sensors
+        self._timed_s = timed_s
+        self._warmup_s = warmup_s
+        self._host_s = 1e-4  # what queueing one launch takes, as last seen
+        self._seen: tuple[float | None, float | None] = (None, None)
+
+    def measure(self, launch: Launch, *, first_us: float, hopeless_us: float = math.inf) -> Measurement:  # noqa: ARG002  # the clock's own contract
+        if self._overhead_us is None:
+            self._overhead_us = self._learn_overhead()
+        self._warm_up(launch)
+        taken_off = self._overhead_us
+
+        def sample(count: int) -> list[float]:
+            return [max(t - taken_off, 0.1 * t) for t in self._batch(launch, count)]
+
+        return self._measurement(_collect(sample, hopeless_us, self._timed_s))
+
+    def _learn_overhead(self) -> float:
+        """What recording two events adds: of two launches of next to nothing between them, the second adds but itself.
+
+        On an H200 it is 2.5 us, of 4.8 us that the events tell of a kernel of 1.9 us (by the profiler).
+        """
+        nothing = self._overhead
+        if nothing is None:
+            return 0.0
+        once, twice = Launch(call=nothing), Launch(call=lambda: (nothing(), nothing()))
+        self._batch(once, 3)
+        alone_us, both_us = (statistics.median(self._batch(launch, BATCH)) for launch in (once, twice))
+        return max(0.0, 2 * alone_us - both_us)
+
+    def _warm_up(self, launch: Launch) -> None:
+        began = time.perf_counter()
+        while time.perf_counter() - began < self._warmup_s:
+            self._batch(launch, 1)
+
+    def _measurement(self, samples_us: Sequence[float]) -> Measurement:
+        clock_mhz, temperature_c = self._seen
+        return Measurement(samples_us=tuple(samples_us), clock_mhz=clock_mhz, temperature_c=temperature_c)
+
+    def synchronize(self) -> None:
+        self._interface.synchronize()
+
+    def _batch(self, launch: Launch, count: int) -> list[float]:
+        """Queue so many launches, then wait for all: microseconds of each."""
+        new = self._interface.Event
+        events = [(new(enable_timing=True), new(enable_timing=True)) for _ in range(count)]
+        if self._spin is not None:
+            self._spin(min(MOST_SPIN_S, LEAST_SPIN_S + 1.5 * count * self._host_s))
+        began = time.perf_counter()
+        for start, end in events:
+            if launch.before is not None:
+                launch.before()
+            if self._flush is not None:
+                self._flush()
+            start.record()
+            launch.call()
+            end.record()
+            if launch.after is not None:
+                launch.after()
+        self._host_s = (time.perf_counter() - began) / count
+        if self._sensors is not None:
+            self._seen = self._sensors()  # while it is at work: an idle device slows its clock
+        self.synchronize()
+        return [max(float(start.elapsed_time(end)) * 1e3, 1e-3) for start, end in events]
+
+
+class GraphClock(EventClock):
+    """Times launches as a CUDA graph replays them: what the graph takes, less what it takes without them.
+
+    Both graphs hold the same flushes and restores, so that caches are cold here too.
+    """
+
+    def measure(self, launch: Launch, *, first_us: float, hopeless_us: float = math.inf) -> Measurement:  # noqa: ARG002
+        import torch
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._warm_up(launch)
+            (once_us,) = self._batch(launch, 1)
+            if once_us > max(hopeless_us, SHORT_US):
+                return self._measurement([once_us])
+            count = max(1, min(GRAPH_LAUNCHES, int(2e6 * self._timed_s / MIN_SAMPLES / max(once_us, 1.0))))
+            nothing = Launch(call=lambda: None, before=launch.before)
+            graphs = [self._captured(which, count, stream) for which in (nothing, launch)]
+            times: tuple[list[float], list[float]] = ([], [])
+
+            def sample(_: int) -> list[float]:
+                for graph, kept in zip(graphs, times, strict=True):
+                    kept.append(self._batch(Launch(call=graph.replay), 1)[0])
+                return [max((times[1][-1] - statistics.median(times[0])) / count, 1e-3)]
+
+            for graph in graphs:
+                graph.replay()
+            samples = _collect(sample, math.inf, self._timed_s)
+        torch.cuda.current_stream().wait_stream(stream)
+        return self._measurement(samples)
+
+    def _captured(self, launch: Launch, count: int, stream: Any) -> Any:
+        import torch
+
+        if launch.before is not None:
+            launch.before()
+        self.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(count):
+                if launch.before is not None:
+                    launch.before()
+                if self._flush is not None:
+                    self._flush()
+                launch.call()
+        return graph
+
+
+class BenchmarkClock:
+    """Times through a function of the user's own, which gets a call with everything around the launch.
+
+    That function takes the call and `quantiles`, and returns milliseconds, as `triton.testing.do_bench` does. The median
+    is kept as the one sample; `quantiles_ms` holds all that it said last.
+    """
+
+    def __init__(self, do_bench: Callable[..., Any], call: Callable[[], None]) -> None:
+        self._do_bench = do_bench
+        self._call = call
+        self.quantiles_ms: list[float] = []
+
+    def measure(self, launch: Launch, *, first_us: float, hopeless_us: float = math.inf) -> Measurement:  # noqa: ARG002
+        told = self._do_bench(self._call, quantiles=QUANTILES)
+        self.quantiles_ms[:] = [float(t) for t in told] if isinstance(told, (list, tuple)) else [float(told)]
+        return Measurement(samples_us=(self.quantiles_ms[0] * 1e3,))
+
+    def synchronize(self) -> None:
+        """Whether to wait is that function's business."""
+
+
+def cuda_clock(device: Any, *, graph: bool = False, timed_s: float = TIMED_S, warmup_s: float = 0.0) -> EventClock:
+    """The clock of a CUDA or HIP device."""
+    import torch
+
+    kind = GraphClock if graph else EventClock
+    little = torch.zeros(1, dtype=torch.uint8, device=device)
+    return kind(
+        torch.cuda,
+        flush=Flush(device),
+        spin=_spin,
+        overhead=little.zero_,
+        sensors=_sensors(device),
+        timed_s=timed_s,
+        warmup_s=warmup_s,
+    )
+
+
+class Flush:
+    """Overwrites a device's last cache, by a buffer twice its size that is taken at the first use.
+
+    Where memory does not allow the buffer, launches are timed on caches as they are, and that is logged once.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._buffer: Any = None
+        self._without = False
+
+    def __call__(self) -> None:
+        if self._buffer is None and not self._without:
+            self._take()
+        if self._buffer is not None:
+            self._buffer.zero_()
+
+    def _take(self) -> None:
+        import torch
+
+        cache = int(getattr(torch.cuda.get_device_properties(self._device), "L2_cache_size", 0)) or (128 << 20)
+        size = max(_L2_TIMES * cache, _HIP_FLUSH_BYTES if torch.version.hip else 0)
+        try:
+            self._buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError:
+            self._without = True
+            log.warning("no memory for %d MiB to flush the caches with: configs are timed on warm ones", size >> 20)
+
+
+def _spin(seconds: float) -> None:
+    """Keep the current stream's device busy for about so long."""
+    import torch
+
+    torch.cuda._sleep(int(seconds * 2e9))  # cycles; clocks run at 1 to 2 GHz
+
+
+def _sensors(device: Any) -> Callable[[], tuple[float | None, float | None]] | None:
+    """Clock (MHz) and temperature (degrees Celsius) of a device as NVML tells them; None where it does not."""
+    import torch
+
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        properties = torch.cuda.get_device_properties(device)
+        bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus.encode())
+    except Exception as err:  # no NVIDIA library, no such package, an AMD device
+        log.debug("no NVML: %s", err)
+        return None
+
+    def read() -> tuple[float | None, float | None]:
+        clock_mhz = temperature_c = None
+        with contextlib.suppress(pynvml.NVMLError):
+            clock_mhz = float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+        with contextlib.suppress(pynvml.NVMLError):
+            temperature_c = float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+        return clock_mhz, temperature_c
+
+    return read
+
+
+def _collect(sample: Callable[[int], list[float]], hopeless_us: float, timed_s: float) -> tuple[float, ...]:
+    """Samples until there are enough of them for the time; of a hopeless candidate, only those that show it."""
+    with _no_collection():
+        began = time.perf_counter()
+        samples = sample(1)
+        while min(samples) > hopeless_us:
+            if samples[0] > SHORT_US or len(samples) == HOPELESS_AFTER:
+                return tuple(samples)
+            samples += sample(1)
+        each_s = max(time.perf_counter() - began, 1e-6)
+        while len(samples) < MAX_SAMPLES:
+            spent_s = time.perf_counter() - began
+            if len(samples) >= MIN_SAMPLES and spent_s > timed_s:
+                break
+            fit = int((timed_s - spent_s) / each_s)
+            samples += sample(max(1, min(BATCH, fit, MAX_SAMPLES - len(samples))))
+    return tuple(samples)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage is collected while something is timed."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -1,0 +1,268 @@
+"""Candidates on the caller's own tensors: what they write is found, put back where it must be, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.outcome import Failure, Measurement
+from forecast_autotune.measure import lent
+from forecast_autotune.measure.arguments import UnportableError
+from forecast_autotune.measure.clocks import CpuClock, Launch
+from forecast_autotune.measure.lent import Lent, LentArguments
+from forecast_autotune.measure.measuring import CheckError, DeviceLostError
+
+torch = pytest.importorskip("torch")
+
+DEFAULT, OTHER = Config({"which": 0}), Config({"which": 1})
+Kernel = Callable[..., None]
+
+
+def measurer(
+    kernels: Sequence[Kernel],
+    tensors: dict[str, Any],
+    *,
+    restored: Sequence[str] = (),
+    zeroed: Sequence[str] = (),
+    told: list[Sequence[str]] | None = None,
+    **others: Any,
+) -> Lent:
+    others = {"check": None, "looks": True, "clock": lambda config: CpuClock(0.001), **others}
+    return Lent(
+        name="kernel",
+        default=DEFAULT,
+        tell_reads=(lambda names: None) if told is None else told.append,
+        launch=lambda config: Launch(call=lambda: kernels[config["which"]](**tensors)),
+        arguments=lambda: LentArguments(tensors, restored=restored, zeroed=zeroed),
+        **others,
+    )
+
+
+def add_into(out: Any, x: Any) -> None:
+    torch.add(x, 1, out=out)
+
+
+def add_in_place(x: Any) -> None:
+    x.add_(1)
+
+
+def test_what_is_only_written_is_neither_told_nor_restored() -> None:
+    out, x, told = torch.zeros(100), torch.arange(100.0), []
+    with measurer([add_into], {"out": out, "x": x}, told=told) as measuring:
+        assert isinstance(measuring.measure(DEFAULT), Measurement)
+        assert measuring._arguments is not None
+        assert not measuring._arguments.changed
+    assert not told
+    assert torch.equal(x, torch.arange(100.0))
+
+
+def test_a_kernel_that_reads_what_it_writes_is_told_of_and_what_it_finds_is_always_the_original() -> None:
+    x, told, seen = torch.zeros(100), [], set()
+
+    def adds(x: Any) -> None:
+        seen.add(float(x[0]))
+        x.add_(1)
+
+    with measurer([adds, adds], {"x": x}, told=told) as measuring:
+        assert isinstance(measuring.measure(DEFAULT), Measurement)
+        seen.clear()
+        assert isinstance(measuring.measure(OTHER), Measurement)
+    assert told == [("x",)]
+    assert seen == {0.0}
+    assert torch.equal(x, torch.zeros(100)), "left as it was lent"
+
+
+def test_an_idempotent_kernel_in_place_is_found_out_as_well() -> None:
+    told: list[Sequence[str]] = []
+    x = torch.linspace(-1, 1, 100)
+    before = x.clone()
+    with measurer([lambda x: x.copy_(torch.where(x > 0, x, 0.0))], {"x": x}, told=told) as measuring:
+        measuring.measure(DEFAULT)
+    assert told == [("x",)]
+    assert torch.equal(x, before)
+
+
+def test_a_kernel_that_writes_a_part_of_its_output_reads_none_of_it() -> None:
+    told: list[Sequence[str]] = []
+    with measurer([lambda out: out[:50].fill_(7)], {"out": torch.arange(100.0)}, told=told) as measuring:
+        measuring.measure(DEFAULT)
+    assert not told
+
+
+def test_numbers_that_may_be_indices_are_never_replaced_by_others() -> None:
+    seen = set()
+
+    def counts(x: Any) -> None:
+        seen.add(int(x[0]))
+        x.add_(1)
+
+    told: list[Sequence[str]] = []
+    x = torch.full((10,), 3, dtype=torch.int32)
+    with measurer([counts], {"x": x}, told=told) as measuring:
+        measuring.measure(DEFAULT)
+    assert told == [("x",)]
+    assert seen == {3, 4}, "the original, and what one run makes of it"
+
+
+def test_a_kernel_that_never_gives_the_same_twice_is_not_accused() -> None:
+    told: list[Sequence[str]] = []
+    with measurer([lambda out: out.normal_()], {"out": torch.zeros(100)}, told=told) as measuring:
+        measuring.measure(DEFAULT)
+    assert not told
+
+
+def test_restore_value_and_reset_to_zero_are_honoured_and_nothing_is_told() -> None:
+    x, total, told, seen = torch.full((4,), 5.0), torch.full((4,), 9.0), [], set()
+
+    def accumulates(x: Any, total: Any) -> None:
+        seen.add((float(x[0]), float(total[0])))
+        total.add_(x)
+        x.mul_(2)
+
+    with measurer(
+        [accumulates], {"x": x, "total": total}, restored=["x"], zeroed=["total"], told=told, looks=False
+    ) as measuring:
+        measuring.measure(DEFAULT)
+    assert seen == {(5.0, 0.0)}
+    assert torch.equal(x, torch.full((4,), 5.0))
+
+
+def test_restoring_is_no_part_of_what_is_timed() -> None:
+    x = torch.zeros(30_000_000)  # copying 120 MB takes milliseconds
+    with measurer([lambda x: x[:1].add_(1)], {"x": x}, restored=["x"], looks=False) as measuring:
+        outcome = measuring.measure(DEFAULT)
+    assert isinstance(outcome, Measurement)
+    assert outcome.median_us < 1000
+
+
+def test_a_candidate_that_computes_nothing_fails_although_the_answer_lies_in_the_output() -> None:
+    x = torch.arange(100.0)
+    out = torch.zeros(100)
+    with measurer([add_into, lambda out, x: None], {"out": out, "x": x}, check="allclose") as measuring:
+        assert isinstance(measuring.measure(DEFAULT), Measurement)
+        add_into(out, x)
+        outcome = measuring.measure(OTHER)
+    assert isinstance(outcome, Failure)
+    assert outcome.stage == "check"
+
+
+@pytest.mark.parametrize("slip", [lambda out, x: torch.add(x, 2, out=out), lambda out, x: add_into(out[:90], x[:90])])
+def test_a_wrong_candidate_fails(slip: Kernel) -> None:
+    tensors = {"out": torch.zeros(100), "x": torch.arange(100.0)}
+    with measurer([add_into, slip], tensors, check="allclose") as measuring:
+        outcome = measuring.measure(OTHER)
+    assert isinstance(outcome, Failure)
+    assert (outcome.stage, outcome.transient) == ("check", False)
+
+
+def test_a_check_that_the_default_does_not_pass_is_an_error() -> None:
+    def check(got: Any, expected: Any) -> bool:
+        raise TypeError("a slip in the check")
+
+    tensors = {"out": torch.zeros(10), "x": torch.ones(10)}
+    with (
+        measurer([add_into], tensors, check=check) as measuring,
+        pytest.raises(CheckError, match="a slip in the check"),
+    ):
+        measuring.measure(DEFAULT)
+
+
+def test_views_of_one_tensor_are_told_apart_and_put_back() -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    before = base.clone()
+    rows, columns = base[1:3], base.t()[2:, ::2]
+    with measurer([lambda rows, columns: rows.add_(1)], {"rows": rows, "columns": columns}) as measuring:
+        assert isinstance(measuring.measure(DEFAULT), Measurement)
+    assert torch.equal(base, before)
+
+
+def test_more_to_restore_than_memory_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lent, "usable_memory_bytes", lambda: 1 << 20)
+    x = torch.zeros(1 << 20)
+    with (
+        measurer([add_in_place], {"x": x}, restored=["x"]) as measuring,
+        pytest.raises(UnportableError, match="restoring x takes a copy of 4 MiB, and 1 MiB are free"),
+    ):
+        measuring.measure(DEFAULT)
+    assert not x.any()
+
+
+def test_where_memory_is_short_the_kernel_is_timed_without_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lent, "usable_memory_bytes", lambda: 1 << 20)
+    told: list[Sequence[str]] = []
+    with measurer([add_in_place], {"x": torch.zeros(1 << 20)}, told=told) as measuring:
+        assert isinstance(measuring.measure(DEFAULT), Measurement)
+    assert not told
+
+
+def test_only_the_default_is_run_more_than_it_is_timed() -> None:
+    runs = []
+    tensors = {"out": torch.zeros(10), "x": torch.ones(10)}
+    kernels = [lambda out, x: runs.append(0) or add_into(out, x), lambda out, x: runs.append(1) or add_into(out, x)]
+    with measurer(kernels, tensors, clock=lambda config: CountingClock()) as measuring:
+        measuring.measure(DEFAULT)
+        measuring.measure(OTHER)
+    assert runs.count(0) == 3, "a look takes a second run"
+    assert runs.count(1) == 2
+
+
+class CountingClock(CpuClock):
+    def measure(self, launch: Launch, **_: Any) -> Measurement:
+        launch.once()
+        return Measurement(samples_us=(1.0,))
+
+
+class LostClock(CpuClock):
+    def synchronize(self) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_context_lost_to_a_config_ends_measuring_and_is_held_against_that_config_alone() -> None:
+    with measurer([add_in_place, add_in_place], {"x": torch.zeros(4)}, looks=False, clock=lambda c: LostClock()) as m:
+        outcome = m.measure(OTHER)
+        assert isinstance(outcome, Failure)
+        assert (outcome.crashed, outcome.transient) == (True, False)
+        assert "illegal memory access" in outcome.message
+        with pytest.raises(DeviceLostError, match="took the device's context"):
+            m.measure(DEFAULT)
+
+
+class OutOfResources(Exception):  # noqa: N818  # Triton's own name
+    pass
+
+
+class CompilationError(Exception):
+    pass
+
+
+class CompileTimeAssertionFailure(CompilationError):  # noqa: N818
+    pass
+
+
+def raising(err: Exception) -> Kernel:
+    def kernel(**_: Any) -> None:
+        raise err
+
+    return kernel
+
+
+@pytest.mark.parametrize("kind", [OutOfResources, CompilationError, CompileTimeAssertionFailure])
+def test_what_is_the_configs_own_doing_is_kept(kind: type[Exception]) -> None:
+    with measurer([raising(kind("too large"))], {"x": torch.zeros(4)}) as measuring:
+        outcome = measuring.measure(DEFAULT)
+    assert isinstance(outcome, Failure)
+    assert not outcome.transient
+    assert outcome.stage == ("resources" if kind is OutOfResources else "launch")
+
+
+@pytest.mark.parametrize("err", [KeyError("BM"), RuntimeError("CUDA out of memory"), MemoryError()])
+def test_what_a_config_alone_raises_is_kept_and_what_the_default_raises_too_is_not(err: Exception) -> None:
+    for default, transient in ((add_in_place, False), (raising(err), True), (raising(ValueError("other")), True)):
+        with measurer([default, raising(err)], {"x": torch.zeros(4)}) as measuring:
+            measuring.measure(DEFAULT)
+            outcome = measuring.measure(OTHER)
+        assert isinstance(outcome, Failure)
+        assert outcome.transient is transient
