@@ -11,7 +11,7 @@ ifeq ($(filter-out 0,$(HAS_GPU)),)
 CONSTRAINTS := --constraint .ci/constraints-cpu.txt
 endif
 
-.PHONY: help setup demo test lint test-triton-all test-triton-oldest test-third-party test-slow bench bench-call bench-tuning budgets replay clean
+.PHONY: help setup demo test lint test-triton-all test-triton-oldest test-third-party test-slow gpu bench bench-call bench-tuning budgets replay clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -77,6 +77,29 @@ endef
 
 test-slow: setup  ## the tests that take minutes: every kernel of the suite through its front door
 	$(BIN)/python -m pytest --benchmark-disable -m slow
+
+# Where PYTHON is given, that one is used as it is: a machine with a GPU may have torch and no way to fetch packages. It may
+# lack pytest's plugins too, so that what pyproject.toml says of them does not count here.
+GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
+GPU_TESTS  ?= tests/gpu tests/frontends/test_load_inline_cuda.py
+GPU_JSON   ?= build/gpu_report.json
+# Further words for the report: GPU_REPORT='--kernels softmax --sizes 3'.
+GPU_REPORT ?=
+# Seconds for the tests and the report; what is left of eight minutes is for the kernel in place.
+GPU_LIMIT_S ?= 430
+GPU_PATH   := $(CURDIR):$(CURDIR)/kernels:$(CURDIR)/tests$(if $(PYTHONPATH),:$(PYTHONPATH))
+GPU_RUN    := env PYTHONPATH=$(GPU_PATH) PYTHONUNBUFFERED=1 $(GPU_PYTHON) -m
+
+gpu: $(if $(filter file,$(origin PYTHON)),setup)  ## on a GPU: its tests, both tuners side by side, timing in place; in eight minutes
+	@found=0; began=$$(date +%s); \
+	timeout 240 $(GPU_RUN) pytest -o addopts= -o filterwarnings=default --import-mode=importlib -ra -m gpu $(GPU_TESTS) || found=$$?; \
+	$(GPU_RUN) calibration.gpu_report --json $(GPU_JSON) --limit-s $$(($(GPU_LIMIT_S) - $$(date +%s) + began)) $(GPU_REPORT) || found=$$?; \
+	$(GPU_RUN) calibration.inplace_timing --json $(basename $(GPU_JSON))_inplace.json || found=$$?; \
+	exit $$found
+
+RUNS ?= 1000
+ranks: setup  ## eight ranks of one job, a thousand times: do they come to one decision, is any stuck?
+	@$(BIN)/python -m calibration.ranks --runs $(RUNS)
 
 bench: setup  ## speed: forecasting, the cached call, the store
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only --benchmark-columns=min,median,rounds

@@ -70,6 +70,18 @@ def _detect_gpu(device: str) -> Hardware:
     )
 
 
+@functools.cache
+def device_identity(device: str) -> str:
+    """What tells a physical device from every other one, of its kind too; empty where that is unknown."""
+    if device.partition(":")[0] == "cpu":
+        return f"cpu of {platform.node()}"
+    with contextlib.suppress(ImportError, RuntimeError, AssertionError):
+        import torch
+
+        return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    return ""
+
+
 def _power_limit_w(uuid: str) -> int:
     """The board's power limit from nvidia-smi, by its identity, for torch may number devices otherwise; 0 if unknown."""
     if not uuid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -56,8 +57,11 @@ class Measurer(Protocol):
     repeatable: bool
     """Whether measuring a config again tells anything new (a recording's does not)."""
 
-    def measure(self, config: Config) -> Outcome:
-        """Time one compiled config. Never raises for a config that misbehaves: that is a `Failure`."""
+    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
+        """Time one compiled config; it need not be timed further once a run has taken longer than `hopeless_us`.
+
+        Never raises for a config that misbehaves: that is a `Failure`.
+        """
 
 
 class Store(Protocol):
@@ -83,8 +87,42 @@ class Store(Protocol):
     def note_pending(self, job: Job, why: str) -> None:
         """Note that this job was met where measuring was not allowed; a decision that was measured strikes it out."""
 
-    def single_flight(self, job: Job) -> AbstractContextManager[bool]:
-        """Hold this job against every other process; False after waiting too long: then go on without it."""
+    def agreed(self, job: Job) -> Decision | None:
+        """The decision that the ranks of this job hold to, whatever its basis; None before any of them has come to one."""
+
+    def agree(self, job: Job, decision: Decision) -> Decision:
+        """Give a decision to the other ranks; returns the one that all hold to, the first that any of them gave."""
+
+    def single_flight(self, job: Job, meanwhile: Callable[[], bool] | None = None) -> AbstractContextManager[bool]:
+        """Hold this job against every other process; False after waiting in vain: then go on without it.
+
+        `meanwhile` is called again and again while another process holds it; it says whether it found work to do.
+        """
+
+
+class Shares(Protocol):
+    """One job's tuning shared among processes on several devices of equal hardware: one leads, the others help."""
+
+    processes: int
+    """How many there probably are, so that none takes more than its part."""
+
+    def lead(self, run: str, most: float, first: Config | None) -> AbstractContextManager[None]:
+        """Let others help a run while this is held, until so many configs are taken; the first is taken at once."""
+
+    def wanted(self) -> bool:
+        """Whether a run is led that has room for one more config."""
+
+    def take(self, config: Config) -> bool:
+        """Take a config for oneself; False where another has it, it was tried, or there is room for no more."""
+
+    def tried(self, config: Config) -> None:
+        """Say that a config taken was tried; one not tried for long is free for others again."""
+
+    def taken(self) -> frozenset[Config]:
+        """Configs that other processes have taken and not tried yet."""
+
+    def device(self, *, wait_s: float) -> AbstractContextManager[bool]:
+        """Hold the device against every process that shares work; False where another one times on it."""
 
 
 Listener = Callable[[Progress], None]

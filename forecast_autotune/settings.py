@@ -16,6 +16,7 @@ _CHOICES = {
     "MODE": ("tune", "cached", "forecast", "first", "strict"),
     "ISOLATE": ("auto", "0", "1"),
     "TOOLCHAIN": ("exact", "any"),
+    "SYNC": ("store", "rank0", "none"),
     "SURROGATE": ("auto", "history", "roofline"),
 }
 
@@ -31,6 +32,7 @@ class Settings:
     surrogate: str = "auto"
     isolate: str = "auto"
     toolchain: str = "exact"
+    sync: str = "store"
 
     @classmethod
     def from_environment(

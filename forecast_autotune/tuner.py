@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import time
 import uuid
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from .core.budget import Budget
@@ -17,7 +18,7 @@ from .core.forecast import Abstention, Forecast
 from .core.job import Compile, Job, Progress, Question, Stop, View, log2_speedups, reference_us
 from .core.outcome import Evidence, Failure, Measurement, Outcome
 from .errors import NoWorkingConfigError
-from .protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
+from .protocols import Compiler, Listener, Measurer, Policy, Shares, Store, Surrogate
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +26,16 @@ SWITCH_MARGIN = 0.02  # the gain below which leaving the default is not worth it
 TIE_MARGIN = 0.005  # two medians closer than this are a tie however small their spread
 TRUST = 0.9  # an untried config is chosen only when its forecast beats what is known with this probability
 FINALISTS = 4  # the best so many are timed again, beside the default
-FINAL_ROUNDS = 3
+FINAL_ROUNDS, MOST_ROUNDS = 3, 8  # of these; more than the least only while it is open who is the fastest
+OTHERS_S = 0.05  # between two looks at what other processes have measured of a shared run
+ONE_RUN = 0.5  # octaves by which a single run may be off
+LEAST_DOUBT = 0.5  # octaves: no forecast is taken for surer than this where it could end a measurement
+SURE = 3.0  # standard deviations
+DEVICE_WAIT_S = 60.0  # for a process that helps another run on this device, to finish its config
 FINALIST_WINDOW = 0.05  # and only those within so much of the best: campaigns differ by 3 % (FAIR benchmark hub, A4000)
+
+ELSEWHERE = Failure(stage="timeout", message="another process is trying it")
+"""Stands, for a policy, in the place of an outcome that is still to come: it is not to be asked for again."""
 
 
 def tune(
@@ -39,18 +48,21 @@ def tune(
     store: Store,
     budget: Budget,
     listener: Listener | None = None,
+    shares: Shares | None = None,
 ) -> Decision:
     """Decide which config of the job's space to run, measuring no more than the budget allows.
 
     A stored decision is returned at once if it was measured, or if nothing may be measured now. Otherwise what is stored
     seeds the run: a config already tried here is not tried again. Of several processes that miss the same key, one tunes
-    and the others return its decision.
+    and the others return its decision; with `shares`, those on other devices measure some of its configs meanwhile.
 
     Raises:
         NoWorkingConfigError: the default brings its process down or never ends, and nothing else was found to run.
     """
 
     def recalled() -> Decision | None:
+        if agreed := store.agreed(job):
+            return agreed
         found = store.decision(job)
         if found is None or found.config not in job.space:  # a pack may say anything
             return None
@@ -61,16 +73,19 @@ def tune(
         return found if found.basis == "measured" else None
 
     if found := recalled():
-        return found
-    run = _Run(job, compiler, surrogate, policy, measurer, store, budget, listener)
+        return store.agree(job, found)
+    run = _Run(job, compiler, surrogate, policy, measurer, store, budget, listener, shares)
     if not budget.measures:
-        return run.decide_unmeasured()
-    with store.single_flight(job) as alone:
+        return store.agree(job, run.decide_unmeasured())
+    helper = _Helper(
+        job, compiler, surrogate, policy, measurer, store, Budget("all", clock=budget.clock), listener, shares
+    )
+    with store.single_flight(job, helper.help) as alone:
         if found := recalled():
-            return found
+            return store.agree(job, found)
         if not alone:
             log.warning("%s: another process has been tuning it for long; deciding without measuring", job.workload)
-            return run.decide_unmeasured()
+            return store.agree(job, run.decide_unmeasured())
         return run.tune()
 
 
@@ -87,6 +102,7 @@ class _Run:
         store: Store,
         budget: Budget,
         listener: Listener | None,
+        shares: Shares | None,
     ) -> None:
         self.job = job
         self.space = job.space
@@ -97,6 +113,8 @@ class _Run:
         self.store = store
         self.budget = budget
         self.listener = listener
+        self.shares = shares
+        self.taken: frozenset[Config] = frozenset()  # by other processes, and not tried yet
         self.id = uuid.uuid4().hex
         self.outcomes: dict[Config, Outcome] = {}
         self.evidence: dict[Config, Evidence] = {}
@@ -107,11 +125,18 @@ class _Run:
     # The three acts -------------------------------------------------------------------------------------------------
 
     def tune(self) -> Decision:
-        stop = self.search()
-        if self.measurer.repeatable:
-            self.measure_finalists()
+        with contextlib.ExitStack() as held:
+            if self.shares and not held.enter_context(self.shares.device(wait_s=DEVICE_WAIT_S)):
+                log.warning("%s: another process has been timing on this device for long", self.job.workload)
+            stop = self.search()
+            if self.measurer.repeatable:
+                self.measure_finalists()
         decision = self.decide(stop)
         self.store.decide(self.job, decision)
+        held_to = self.store.agree(self.job, decision)
+        if held_to != decision:
+            log.info("%s: other ranks hold to %s already", self.job.workload, held_to.config)
+            return held_to
         self.tell("decided")
         log.info("%s: %s (%s)", self.job.workload, decision.config, decision.reason)
         return decision
@@ -125,7 +150,18 @@ class _Run:
     def search(self) -> Stop:
         """Ask the policy and do what it says until it stops or the budget is gone."""
         self.begin()
+        if self.shares is None:
+            return self.until_it_stops()
+        first = self.space.default if self.space.default not in self.outcomes else None
+        with self.shares.lead(self.id, self.budget.configs_left, first):
+            stop = self.until_it_stops()
+            while self.await_others():  # theirs may change what is worth trying
+                stop = self.until_it_stops()
+        return stop
+
+    def until_it_stops(self) -> Stop:
         while True:
+            self.learn_from_others()
             step = self.policy.step(self.view())
             if isinstance(step, Stop):
                 return step
@@ -138,6 +174,8 @@ class _Run:
             else:
                 self.measure(step.configs)
             if len(self.tried) == tried and len(self.evidence) == evident:
+                if self.learn_from_others():
+                    continue  # another process was faster
                 if self.budget.exhausted:
                     return Stop(f"the budget of {self.budget} is spent")
                 return Stop("the policy asked for nothing new")
@@ -167,16 +205,49 @@ class _Run:
             self.forecasts = [Abstention(name, reason)] * len(self.space)
         self.tell("forecast")
 
+    @property
+    def workers(self) -> int:
+        """How many configs are built side by side: of a shared run, this process's part."""
+        return self.compiler.workers if self.shares is None else max(1, self.compiler.workers // self.shares.processes)
+
     def view(self) -> View:
         return View(
             space=self.space,
             forecasts=self.forecasts,
-            outcomes=self.outcomes,
+            outcomes={**dict.fromkeys(self.taken, ELSEWHERE), **self.outcomes} if self.taken else self.outcomes,
             evidence=self.evidence,
-            configs_left=self.budget.configs_left,
+            configs_left=self.budget.configs_left - len(self.taken),
             seconds_left=self.budget.seconds_left,
-            workers=self.compiler.workers,
+            workers=self.workers,
         )
+
+    # Sharing the work -----------------------------------------------------------------------------------------------
+
+    def learn_from_others(self) -> bool:
+        """Take in what other processes have tried and are trying; whether that has changed. The budget is for all."""
+        if self.shares is None:
+            return False
+        # In this order: what is tried is recorded first and then no longer taken.
+        taken = self.shares.taken()
+        recorded = self.store.outcomes(self.job)
+        found = {c: o for c, o in recorded.items() if c in self.space and c not in self.outcomes}
+        changed = bool(found) or taken != self.taken
+        self.taken = taken
+        if found:
+            self.outcomes.update(found)
+            self.tried.update(found)
+            self.budget.tried += len(found)
+            self.forecast()
+        return changed
+
+    def await_others(self) -> bool:
+        """Wait for what others are trying; whether any of it came. What is silent for long is no longer taken."""
+        known = len(self.outcomes)
+        self.learn_from_others()
+        while self.taken and len(self.outcomes) == known and self.budget.seconds_left > 0:
+            time.sleep(OTHERS_S)
+            self.learn_from_others()
+        return len(self.outcomes) > known
 
     # Compiling and measuring ----------------------------------------------------------------------------------------
 
@@ -193,6 +264,8 @@ class _Run:
         wanted = [c for c in self.default_first(configs) if c not in self.evidence]
         room = self.budget.configs_left - sum(c not in self.outcomes for c in self.evidence)
         wanted = wanted[: int(max(0, min(room, len(wanted))))]
+        if self.shares is not None:  # a few at a time: what is taken is nobody else's
+            wanted = list(itertools.islice(filter(self.shares.take, wanted), self.workers))
         with contextlib.closing(_closable(self.compiler.compile(wanted))) as building:
             for config, result in building:
                 self.compiled += 1
@@ -222,11 +295,30 @@ class _Run:
                 if config == self.space.default:
                     return  # still being built
                 continue
-            outcome = self.measurer.measure(config)
+            outcome = self.measurer.measure(config, hopeless_us=self.hopeless_us(config))
             if isinstance(outcome, Measurement):
                 outcome = replace(outcome, compile_s=self.evidence[config].compile_s)
             self.keep(config, outcome)
             self.tell("measuring")
+
+    def hopeless_us(self, config: Config) -> float:
+        """A first run longer than this leaves no chance that the config is the fastest: it need not be timed further.
+
+        The forecast of log2(time / best time), a normal, is updated by that one run, read with an error of `ONE_RUN`
+        octaves; hopeless is what then lies `SURE` deviations above the best.
+        """
+        ran = self.measured()
+        reference = reference_us(self.outcomes, self.space.default)
+        if not ran or reference is None:
+            return math.inf
+        best_us = next(iter(ran.values())).median_us
+        forecast = self.forecasts[self.space.index(config)] if self.forecasts else None
+        expected, precision = 0.0, 0.0
+        if isinstance(forecast, Forecast):
+            expected = math.log2(reference / best_us) - forecast.mean
+            precision = 1 / max(forecast.sigma, LEAST_DOUBT) ** 2
+        octaves = ONE_RUN**2 * (SURE * math.sqrt(precision + ONE_RUN**-2) - expected * precision)
+        return best_us * float(2 ** max(octaves, 1.0))
 
     def keep(self, config: Config, outcome: Outcome) -> None:
         """Remember an outcome here and, with the forecast before it, in the store."""
@@ -237,6 +329,8 @@ class _Run:
         forecast = self.forecasts[self.space.index(config)] if self.forecasts else None
         if not (isinstance(outcome, Failure) and outcome.transient):
             self.store.record(self.job, self.id, config, outcome, forecast)
+        if self.shares is not None:
+            self.shares.tried(config)
         if isinstance(outcome, Failure):
             log.info("%s: %s failed at %s: %s", self.job.workload, config, outcome.stage, outcome.message)
 
@@ -274,7 +368,9 @@ class _Run:
     def measure_in_turns(self, finalists: list[Config]) -> dict[Config, Measurement]:
         """Each finalist's samples of all rounds; one that fails leaves the list."""
         again: dict[Config, Measurement] = {}
-        for _ in range(FINAL_ROUNDS):
+        for done in range(MOST_ROUNDS):
+            if done >= FINAL_ROUNDS and _settled(again):
+                break
             for config in list(finalists):
                 if self.budget.seconds_left <= 0:
                     break
@@ -415,11 +511,50 @@ class _Run:
         )
 
 
+class _Helper(_Run):
+    """Measures for a run that another process leads, one config after the other, each by a policy's choice."""
+
+    begun = False
+
+    def help(self) -> bool:
+        """Try one config that nobody has taken; False where there is nothing to do now but to wait."""
+        self.tell("waiting for another process")
+        if self.shares is None or not self.shares.wanted():
+            return False
+        with self.shares.device(wait_s=0.0) as free:
+            if not free:
+                return False
+            if not self.begun:
+                self.begin()
+                self.begun = True
+            self.learn_from_others()
+            step = self.policy.step(self.view())
+            config = None if isinstance(step, Stop) else next((c for c in step.configs if self.shares.take(c)), None)
+            if config is None:
+                return False
+            self.measure([config])
+            self.forecast()
+            return True
+
+    def default_first(self, configs: Iterable[Config]) -> list[Config]:
+        """The configs not tried yet; the default is the leader's."""
+        return [c for c in dict.fromkeys(configs) if c not in self.outcomes and c in self.space]
+
+
 def _closable(
     building: Iterator[tuple[Config, Evidence | Failure]],
 ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
     """The same as a generator, closing which closes it: so building stops when the budget is gone."""
     yield from building
+
+
+def _settled(timed: Mapping[Config, Measurement]) -> bool:
+    """Whether every config is either slower than the fastest beyond the noise, or known to be as good as equal to it."""
+    best = min(timed.values(), key=lambda m: m.median_us, default=None)
+    if best is None:
+        return True
+    noises = ((m.median_us / best.median_us - 1, _noise(m, best, 0.0)) for m in timed.values() if m is not best)
+    return all(gap > noise or noise <= TIE_MARGIN for gap, noise in noises)
 
 
 def _noise(a: Measurement, b: Measurement, floor: float) -> float:

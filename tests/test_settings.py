@@ -33,6 +33,7 @@ def test_each_variable_is_read() -> None:
             "FORECAST_AUTOTUNE_SURROGATE": "roofline",
             "FORECAST_AUTOTUNE_ISOLATE": "0",
             "FORECAST_AUTOTUNE_TOOLCHAIN": "any",
+            "FORECAST_AUTOTUNE_SYNC": "rank0",
         }
     )
     assert settings == Settings(
@@ -43,10 +44,11 @@ def test_each_variable_is_read() -> None:
         surrogate="roofline",
         isolate="0",
         toolchain="any",
+        sync="rank0",
     )
 
 
-@pytest.mark.parametrize("name", ["MODE", "SURROGATE", "ISOLATE", "TOOLCHAIN"])
+@pytest.mark.parametrize("name", ["MODE", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC"])
 def test_a_value_that_does_not_parse_is_named_with_what_is_accepted(name: str) -> None:
     with pytest.raises(InvalidInputError, match=rf"FORECAST_AUTOTUNE_{name}='maybe': accepted are "):
         Settings.from_environment({f"FORECAST_AUTOTUNE_{name}": "maybe"})

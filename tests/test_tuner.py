@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -34,6 +34,9 @@ class Memory:
     recordings: Sequence[Recording] = ()
     alone: bool = True
     recorded: list[tuple[Config, Outcome, Forecast | Abstention | None]] = field(default_factory=list)
+    held: Decision | None = None  # by all ranks
+    held_later: Decision | None = None  # once this one has waited
+    given: list[Decision] = field(default_factory=list)  # to the other ranks
 
     def decision(self, job: Job) -> Decision | None:
         return self.decided
@@ -52,7 +55,18 @@ class Memory:
     def decide(self, job: Job, decision: Decision) -> None:
         self.decided = decision
 
-    def single_flight(self, job: Job) -> contextlib.AbstractContextManager[bool]:
+    def agreed(self, job: Job) -> Decision | None:
+        return self.held
+
+    def agree(self, job: Job, decision: Decision) -> Decision:
+        self.given.append(decision)
+        return self.held or decision
+
+    def single_flight(
+        self, job: Job, meanwhile: Callable[[], bool] | None = None
+    ) -> contextlib.AbstractContextManager[bool]:
+        if self.held_later is not None:
+            self.held = self.held_later
         return contextlib.nullcontext(self.alone)
 
 
@@ -323,7 +337,7 @@ def test_finalists_are_timed_again_in_turns() -> None:
         repeatable = True
         asked: list[Config]
 
-        def measure(self, config: Config) -> Outcome:
+        def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
             self.__dict__.setdefault("asked", []).append(config)
             return super().measure(config)
 
@@ -357,3 +371,42 @@ def test_selective_with_history_comes_near_the_best_on_a_quarter_of_the_space() 
         slowdowns.append(found.median_us / best_us(whole))
     assert sorted(slowdowns)[2] < 1.05
     assert math.isclose(min(slowdowns), 1.0, abs_tol=0.05)
+
+
+# Ranks ------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_ranks_hold_to_is_taken_whatever_its_basis_and_nothing_is_measured() -> None:
+    held = replace(decide(recorded_as([100, 50, 70])), basis="forecast", measured=0)
+    for store in (Memory(held=held), Memory(held_later=held), Memory(held_later=held, alone=False)):
+        assert decide(recorded_as([100, 50, 70]), store=store) == held
+        assert not store.recorded
+
+
+@pytest.mark.parametrize("budget", ["all", "0"])
+def test_a_decision_is_given_to_the_other_ranks_and_theirs_is_taken_where_they_were_first(budget: str) -> None:
+    theirs = replace(decide(recorded_as([100, 50, 70])), config=Config({"i": 2}))
+
+    class Late(Memory):
+        def agree(self, job: Job, decision: Decision) -> Decision:
+            super().agree(job, decision)
+            return theirs
+
+    store = Late()
+    assert decide(recorded_as([100, 50, 70]), budget, store=store) == theirs
+    assert len(store.given) == 1
+
+
+def test_a_stored_decision_is_given_to_the_other_ranks() -> None:
+    first = decide(recorded_as([100, 50, 70]))
+    store = Memory(decided=first, known=dict(recorded_as([100, 50, 70]).outcomes))
+    assert decide(recorded_as([100, 50, 70]), store=store) == first
+    assert store.given == [first]
+
+
+def test_who_has_waited_in_vain_decides_without_measuring_and_gives_that() -> None:
+    store = Memory(alone=False)
+    decision = decide(recorded_as([100, 50, 70]), store=store)
+    assert decision.basis == "default"
+    assert store.given == [decision]
+    assert not store.recorded

@@ -162,7 +162,15 @@ class Given:
     def note_pending(self, *_: object) -> None:
         pass
 
-    def single_flight(self, _job: Job) -> contextlib.AbstractContextManager[bool]:
+    def agreed(self, _job: Job) -> Decision | None:
+        return None
+
+    def agree(self, _job: Job, decision: Decision) -> Decision:
+        return decision
+
+    def single_flight(
+        self, _job: Job, _meanwhile: Callable[[], bool] | None = None
+    ) -> contextlib.AbstractContextManager[bool]:
         return contextlib.nullcontext(True)
 
 

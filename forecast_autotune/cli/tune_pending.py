@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ..store.rows import Pending
 
 DESCRIPTION = """\
-Run a program as `run` does, in mode tune whatever its environment and its code say, so that the pending keys it
-meets are measured; then say which were settled and which are still pending. Keys are met on the hardware they were
-noted on, so this belongs on that machine."""
+Run a program as `run` does, in mode tune whatever its environment and its code say, so that the pending keys it meets
+are measured, and with torch.compile switched off, since compiled code measures nothing; then say which were settled and
+which are still pending. Keys are met on the hardware they were noted on, so this belongs on that machine."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -34,7 +34,11 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     command = command_of(arguments)
-    changes = {"FORECAST_AUTOTUNE_MODE": "tune", "FORECAST_AUTOTUNE_BUDGET": _budget(arguments.budget)}
+    changes = {
+        "FORECAST_AUTOTUNE_MODE": "tune",
+        "FORECAST_AUTOTUNE_BUDGET": _budget(arguments.budget),
+        "TORCHDYNAMO_DISABLE": "1",  # compiled code measures nothing
+    }
     if arguments.dir is not None:
         changes["FORECAST_AUTOTUNE_DIR"] = str(arguments.dir.absolute())
     store = store_of(arguments)

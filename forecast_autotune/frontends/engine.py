@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import ParamSpec, TypeVar
 
 from ..core.budget import Budget
 from ..core.decision import Decision
@@ -14,6 +16,8 @@ from ..policies import Exhaustive, First, Selective, StoredOnly
 from ..progress import show_progress
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
 from ..settings import Settings
+from ..store.channel import job_channel
+from ..store.ranks import JobStore, Patience
 from ..store.sqlite import SqliteStore, open_store
 from ..surrogates.blend import Blend
 from ..surrogates.history import History
@@ -23,14 +27,23 @@ from .pending import measuring_is_wanted, note_if_pending
 
 log = logging.getLogger(__name__)
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """How a decision is to be made: what the code says, overridden by the environment."""
+    """How a decision is to be made: what the code says, overridden by the environment.
+
+    With `shard`, processes on different devices of equal hardware share the measurements of one key.
+    """
 
     settings: Settings
     budget: str
     surrogate: Surrogate
+    shard: bool = False
+    patience: Patience = field(default_factory=Patience)
+    unmeasured: str = ""  # why the caller may not measure, whatever the settings say
 
 
 def request(
@@ -39,6 +52,7 @@ def request(
     default_budget: str,
     mode: str | None = None,
     surrogate: str | Surrogate | None = None,
+    shard: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Request:
     """Read the settings; the other arguments are the code's own, which the environment overrides.
@@ -56,7 +70,7 @@ def request(
         text = "0"
     given = surrogate is not None and named is None and settings.surrogate == "auto"
     chosen = surrogate if given else make_surrogate(settings.surrogate)
-    return Request(settings=settings, budget=text, surrogate=chosen)  # type: ignore[arg-type]
+    return Request(settings=settings, budget=text, surrogate=chosen, shard=shard)  # type: ignore[arg-type]
 
 
 def make_surrogate(name: str) -> Surrogate:
@@ -90,21 +104,28 @@ def decide(
     measurer: Measurer,
     store: Store,
     listener: Listener | None = None,
+    device: str = "",
 ) -> Decision:
-    """The decision for a job: stored, or tuned now.
+    """The decision for a job: stored, or tuned now; by the ranks of one job alike.
+
+    `device` identifies the physical device, as `probe.device_identity` tells it; where it is unknown, nothing is shared.
 
     Raises:
         CacheMissError: mode is `strict` and there is no decision for this key.
         NoWorkingConfigError: nothing can be run.
     """
     budget = Budget(how.budget)
+    shares = None
+    if how.shard and device and how.settings.sync == "store" and isinstance(store, SqliteStore):
+        shares = store.shares(job, device)
+    store = _with_ranks(store, how, budget)
     if how.settings.mode == "strict":
-        if found := store.decision(job):
-            return found
-        note_if_pending(store, job, None, how.settings, budget)
+        if found := store.agreed(job) or store.decision(job):
+            return store.agree(job, found)
+        note_if_pending(store, job, None, how.settings, budget, how.unmeasured)
         raise CacheMissError(f"{_missed(job, store)}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
     with show_progress(listener) as told:
-        decision = tune(
+        decision = untraced(tune)(
             job,
             compiler=compiler,
             surrogate=how.surrogate,
@@ -113,9 +134,26 @@ def decide(
             store=store,
             budget=budget,
             listener=told,
+            shares=shares,
         )
-    note_if_pending(store, job, decision, how.settings, budget)
+    note_if_pending(store, job, decision, how.settings, budget, how.unmeasured)
     return decision
+
+
+def untraced(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A function as it is when Dynamo looks away: where a call breaks the graph, it would compile our numpy too."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return function if dynamo is None else dynamo.disable(function)
+
+
+def _with_ranks(store: Store, how: Request, budget: Budget) -> Store:
+    """The store through which all ranks come to one decision; in mode `forecast` they do by themselves."""
+    if how.settings.sync != "rank0" or how.settings.mode == "forecast":
+        return store
+    channel = job_channel(call_s=how.patience.call_s)
+    if channel is None:
+        return store
+    return JobStore(store, channel, measures=budget.measures, patience=how.patience)
 
 
 def _missed(job: Job, store: Store) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from ..core.digest import Value
 from ..errors import InvalidInputError
 
 KeyFunction = Callable[..., Hashable]
@@ -109,3 +111,24 @@ def _as_json(value: Any) -> object:
         f"the key holds {value!r} of type {type(value).__name__}: a key is made of numbers, text, None, dtypes, shapes, "
         "tensors (by dtype, shape and strides), and lists of these"
     )
+
+
+def features_of(args: Sequence[Any]) -> dict[str, Value]:
+    """What describes a call beside its key: sizes and alignment of its tensors."""
+    features: dict[str, Value] = {}
+    for i, value in enumerate(args):
+        if hasattr(value, "data_ptr") and hasattr(value, "shape"):
+            features.update({f"shape_{i}_{d}": int(n) for d, n in enumerate(value.shape)})
+            with contextlib.suppress(RuntimeError):  # a sparse tensor has no pointer
+                features[f"alignment_{i}"] = min(64, value.data_ptr() & -value.data_ptr())
+        elif isinstance(value, (bool, int, float)) and math.isfinite(value):
+            features[f"value_{i}"] = value
+    return features
+
+
+def device_of(args: Sequence[Any]) -> str:
+    """The device a call runs on: that of its first CUDA tensor, without one the CPU."""
+    for value in args:
+        if getattr(value, "is_cuda", False):
+            return f"cuda:{value.get_device()}"
+    return "cpu"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
-import math
 import os
 import re
 import threading
@@ -34,7 +32,8 @@ from ..probe import detect_cpp_toolchain, detect_hardware, nvcc_path
 from ..settings import Settings
 from .deciding import deciding
 from .engine import decide, make_store, request
-from .keys import as_names, key_as_json, make_key_function, parse_signature
+from .joint import here, in_use
+from .keys import as_names, device_of, features_of, key_as_json, make_key_function, parse_signature
 from .pending import holds_unmeasured, is_unmeasured
 
 log = logging.getLogger(__name__)
@@ -160,7 +159,7 @@ class TunedModule(types.ModuleType):
         GPU here, the first one that TORCH_CUDA_ARCH_LIST names is meant, else one of capability 9.0.
         """
         chosen = config if isinstance(config, Config) else Config(config)
-        return self._compiler(_device(())).report(chosen)
+        return self._compiler(device_of(())).report(chosen)
 
     def _add(self, function: str) -> Callable[..., Any]:
         def option(name: str, default: Any = None) -> Any:
@@ -241,15 +240,18 @@ class TunedFunction:
         """The function that stands in the module. A hit makes the key, looks it up and calls: nothing else."""
         found = self._table.get
         key, miss, positional = self._key, self._miss, self._positional
+        tuned = self
         if self._recipe.is_cuda:
             base = key
 
             def key(*args: Any) -> Hashable:  # each device of a process has decisions of its own
-                return (_device(args), base(*args))
+                return (device_of(args), base(*args))
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if kwargs:
                 args = positional(args, kwargs)
+            if in_use and (joint := here.joint) is not None and joint.takes(tuned):
+                return joint.run(tuned, args, {})
             wanted = key(*args)
             try:
                 variant = found(wanted)
@@ -277,6 +279,24 @@ class TunedFunction:
             )
         return (*args, *(kwargs[n] for n in rest[: len(kwargs)]))
 
+    # Within a variant -----------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def program(self) -> Program:
+        return self._program
+
+    def candidates(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[Config, Any]:  # noqa: ARG002
+        """See `Nested`."""
+        return {config: config for config in self._space}
+
+    def run_under(self, chosen: Config, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002
+        """See `Nested`; what is not built yet is built now, in this thread."""
+        return self._load(chosen, device_of(args))(*args)
+
     # A miss ---------------------------------------------------------------------------------------------------------
 
     def _miss(self, wanted: Hashable, args: tuple[Any, ...]) -> Callable[..., Any]:
@@ -287,8 +307,8 @@ class TunedFunction:
         with deciding.unless_measuring() as our_turn:
             if (found := self._table.get(wanted)) is None:
                 if not our_turn:
-                    return self._variant(self._space.default, _device(args))
-                found = self._table[wanted] = self._variant(self._decide(wanted, args), _device(args))
+                    return self._variant(self._space.default, device_of(args))
+                found = self._table[wanted] = self._variant(self._decide(wanted, args), device_of(args))
                 if is_unmeasured(self.decisions.get(wanted)):
                     self._unmeasured.add(wanted)
                     holds_unmeasured(self)
@@ -304,10 +324,10 @@ class TunedFunction:
 
     def _decide(self, wanted: Hashable, args: tuple[Any, ...]) -> Config:
         how = request(self._budget, default_budget=DEFAULT_BUDGET)
-        if self._recipe.is_cuda and _device(args) == "cpu":
+        if self._recipe.is_cuda and device_of(args) == "cpu":
             raise NoWorkingConfigError(_no_gpu(self._recipe.name))
         job = self.job(args)
-        compiler = self._module._compiler(_device(args))
+        compiler = self._module._compiler(device_of(args))
         if how.settings.mode == "first":
             return self._space.default
         try:
@@ -332,12 +352,12 @@ class TunedFunction:
 
     def job(self, args: tuple[Any, ...]) -> Job:
         """What there is to decide for a call: its workload and space, on the device its arguments are on."""
-        compiler = self._module._compiler(_device(args))
+        compiler = self._module._compiler(device_of(args))
         return Job(
             workload=Workload(
                 program=self._program,
                 key=key_as_json(self._key(*args), args, self._names, self._key_names),
-                features=_features(args),
+                features=features_of(args),
                 check=check_name(self._check),
             ),
             space=self._space,
@@ -394,27 +414,6 @@ class TunedFunction:
         except Exception as err:
             warnings.warn(f"work= of {self._name} failed ({err!r}): forecast without it", TuningWarning, stacklevel=5)
             return None
-
-
-def _features(args: tuple[Any, ...]) -> dict[str, Value]:
-    """What describes a call beside its key: sizes and alignment of its tensors."""
-    features: dict[str, Value] = {}
-    for i, value in enumerate(args):
-        if hasattr(value, "data_ptr") and hasattr(value, "shape"):
-            features.update({f"shape_{i}_{d}": int(n) for d, n in enumerate(value.shape)})
-            with contextlib.suppress(RuntimeError):  # a sparse tensor has no pointer
-                features[f"alignment_{i}"] = min(64, value.data_ptr() & -value.data_ptr())
-        elif isinstance(value, (bool, int, float)) and math.isfinite(value):
-            features[f"value_{i}"] = value
-    return features
-
-
-def _device(args: tuple[Any, ...]) -> str:
-    """The device a call runs on: that of its first CUDA tensor, without one the CPU."""
-    for value in args:
-        if getattr(value, "is_cuda", False):
-            return f"cuda:{value.get_device()}"
-    return "cpu"
 
 
 def _named_gpu() -> Hardware:

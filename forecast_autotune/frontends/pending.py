@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -33,7 +34,8 @@ def tune_pending() -> Iterator[None]:
     """Within this, misses are tuned whatever FORECAST_AUTOTUNE_MODE and a budget of 0 say.
 
     Keys that this process has decided without measuring are decided again when they are next met. What is decided within
-    holds afterwards. All threads are meant.
+    holds afterwards. All threads are meant. What torch has compiled runs eagerly, for compiled code measures nothing; and
+    it is compiled again afterwards where a decision in it was not measured.
     """
     global _depth
     with _lock:
@@ -42,10 +44,21 @@ def tune_pending() -> Iterator[None]:
     try:
         for table in tables:
             table.forget_unmeasured()
-        yield
+        with _nothing_compiled():
+            yield
     finally:
         with _lock:
             _depth -= 1
+
+
+def _nothing_compiled() -> contextlib.AbstractContextManager[object]:
+    """Have torch run eagerly what it has compiled, if it can have compiled anything yet."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    import torch
+
+    stance: contextlib.AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def measuring_is_wanted() -> bool:
@@ -69,11 +82,13 @@ def is_unmeasured(decision: Decision | None) -> bool:
         return False
 
 
-def note_if_pending(store: Store, job: Job, decision: Decision | None, settings: Settings, budget: Budget) -> None:
+def note_if_pending(
+    store: Store, job: Job, decision: Decision | None, settings: Settings, budget: Budget, unmeasured: str = ""
+) -> None:
     """Note a job that was just decided without measuring, because measuring is not allowed.
 
     A stored decision is no such case: it was made under a budget that measures.
     """
     if decision is None or (not budget.measures and decision.budget == str(budget)):
         because = settings.mode if settings.mode != "tune" else None
-        store.note_pending(job, f"mode {because}" if because else f"budget {budget}")
+        store.note_pending(job, f"mode {because}" if because else unmeasured or f"budget {budget}")

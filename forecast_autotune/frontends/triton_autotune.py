@@ -33,8 +33,9 @@ from ..store.sqlite import SqliteStore
 from . import inductor
 from .deciding import deciding
 from .engine import Request, decide, make_store, request, untraced
+from .joint import here, in_use
 from .pending import holds_unmeasured, is_unmeasured
-from .triton_call import TritonCall
+from .triton_call import TritonCall, knobs_of
 from .triton_dispatch import DecisionCache, Form, call_form, make_form, power_of_two
 
 log = logging.getLogger(__name__)
@@ -241,6 +242,8 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel under the config decided for this call's key, deciding now if it is the first of its key."""
+        if in_use and (joint := here.joint) is not None and joint.takes(self):
+            return joint.run(self, args, kwargs)
         form = (len(args), *kwargs)
         try:
             launch = self._launches[form]
@@ -341,13 +344,34 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             form.table[form.key(*args, **kwargs)] = (config, config.all_kwargs(), config.pre_hook)
             self._launches[name] = form.launch
 
+    # Within a variant -----------------------------------------------------------------------------------------------
+
+    def candidates(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Config, Any]:
+        """See `Nested`; of configs that differ in their hooks alone, the first."""
+        knobs = {id(config): knobs_of(config) for config in (pruned := self._pruned(args, kwargs))}
+        names = dict.fromkeys(name for each in knobs.values() for name in each)
+        found: dict[Config, Any] = {}
+        for config in pruned:
+            found.setdefault(Config({name: knobs[id(config)].get(name) for name in names}), config)
+        return found
+
+    def run_under(self, chosen: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """See `Nested`."""
+        self.best_config = chosen
+        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        return self._launch(chosen, given, tuple(args), dict(kwargs))
+
     # A decision -----------------------------------------------------------------------------------------------------
 
     def _default(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a call runs whose key cannot be decided now: the first config that the user's pruning leaves."""
+        return self._pruned(args, kwargs)[0]
+
+    def _pruned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The configs that the user's pruning leaves for a call."""
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         try:
-            return self.prune_configs(kwargs)[0]
+            return self.prune_configs(dict(kwargs))
         finally:
             self.nargs = None
 

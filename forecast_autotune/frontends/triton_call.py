@@ -265,6 +265,11 @@ def current_toolchain(target: Any = None) -> Toolchain:
     return Toolchain(versions=versions)
 
 
+def knobs_of(config: Any) -> dict[str, Value]:
+    """The knobs that a `triton.Config` sets, as a config of ours holds them."""
+    return {name: _plain(value) for name, value in config.all_kwargs().items()}
+
+
 def _plain(value: Any) -> Value:
     """A knob or key value as text where it has no JSON form: a dtype, a function given as a constexpr."""
     if value is None or isinstance(value, (bool, int, str)):

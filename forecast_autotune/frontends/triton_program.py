@@ -41,7 +41,7 @@ def _collect(kernel: Any, seen: dict[int, str], constants: dict[str, str]) -> No
     scope = dict(getattr(function, "__globals__", {}))
     if inspect.isfunction(function):
         scope.update(inspect.getclosurevars(function).nonlocals)
-    for name in _names(source):
+    for name in names_in(source):
         owner, _, attribute = name.partition(".")
         value = scope.get(owner)
         if attribute:
@@ -58,7 +58,7 @@ def _collect(kernel: Any, seen: dict[int, str], constants: dict[str, str]) -> No
 
 
 @functools.lru_cache(maxsize=512)
-def _names(source: str) -> tuple[str, ...]:
+def names_in(source: str) -> tuple[str, ...]:
     """Names read in a source, `module.name` among them; none where it does not parse."""
     try:
         tree = ast.parse(inspect.cleandoc(source) if source[:1].isspace() else source)

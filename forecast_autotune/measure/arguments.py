@@ -264,18 +264,18 @@ class Arguments:
 
     def outputs(self, returned: Any) -> list[torch.Tensor]:
         """What a run produced: what it returned, then each storage it wrote to, whole, as elements of its tensor."""
-        found = list(_tensors(returned))
+        found = list(tensors_in(returned))
         self.written()
         return [*found, *(cell.now for cell in self.cells())]
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in a nested value, numbers as tensors of one element."""
     import torch
 
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
+    if isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)
     elif isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (bool, int, float)):

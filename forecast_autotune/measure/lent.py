@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.config import Config
 from ..core.outcome import Measurement
 from ..workers import usable_memory_bytes
-from .arguments import UnportableError
+from .arguments import UnportableError, tensors_in
 from .cells import Cell, differ
 from .clocks import Clock, Launch
 from .in_process import Trial, raise_if_lost
@@ -36,11 +36,21 @@ class LentArguments:
         tensors: the call's tensors by argument name.
         restored: names of those to put back before every run.
         zeroed: names of those to fill with zeros before every run.
+        guarded: what a candidate writes where the default writes nothing is an error, and put back; copies of everything
+            are then held until the end.
     Raises:
         UnportableError: a name to restore or to zero is no tensor of the call, or memory is short for copies.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], *, restored: Sequence[str], zeroed: Sequence[str]) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        restored: Sequence[str] = (),
+        zeroed: Sequence[str] = (),
+        guarded: bool = False,
+    ) -> None:
+        self._guarded = guarded
         self._names = list(tensors)
         self._cells = [_flat(t) for t in tensors.values()]
         self._alone = [not any(_overlap(c, o) for o in self._cells if o is not c) for c in self._cells]
@@ -81,7 +91,8 @@ class LentArguments:
 
     def end_look(self, keep: bool) -> None:
         """Drop the copies that a look took; those of what is written are kept if outputs are to be compared."""
-        self._look = {i: copy for i, copy in self._look.items() if keep and i in self._written}
+        if not self._guarded:
+            self._look = {i: copy for i, copy in self._look.items() if keep and i in self._written}
         self._looking = False
 
     def look_anew(self) -> None:
@@ -105,14 +116,19 @@ class LentArguments:
             if i not in self._copies and i not in self._zeroed:
                 self._copies[i] = self._look[i]
 
-    def outputs(self, returned: Any) -> list[torch.Tensor]:  # noqa: ARG002  # a Triton kernel returns nothing
+    def outputs(self, returned: Any) -> list[torch.Tensor]:
+        """What a run returned, if anything, then what the default writes."""
         if self._looking:
             self._written |= {i for i, copy in self._look.items() if differ(self._cells[i], copy)}
-        return [self._cells[i] for i in sorted(self._written) if i in self._look]
+        return [*tensors_in(returned), *(self._cells[i] for i in sorted(self._written) if i in self._look)]
 
     def overrun(self) -> str | None:
-        """Nobody can tell: what lies around the caller's tensors is in use."""
-        return None
+        """Which tensors were written that the default does not write; what lies around them is in use, and not told."""
+        if not self._guarded or self._looking:
+            return None
+        others = [n for n in self._look if n not in self._written and n not in self._zeroed]
+        names = [self._names[i] for i in others if differ(self._cells[i], self._look[i])]
+        return f"wrote to {', '.join(names)}, which the default leaves as it was" if names else None
 
     def put_back(self) -> None:
         """Leave everything of which a copy is held as it was lent."""
@@ -213,11 +229,15 @@ def names_of_storages(tensors: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory from a tensor's first element to its last, flat."""
+    """The memory from a tensor's first element to its last, flat.
+
+    Through `data`, so that autograd does not take what is put back for a change of what it has saved.
+    """
+    tensor = tensor.data
     if not tensor.numel():
-        return tensor.detach().reshape(0)
+        return tensor.reshape(0)
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
+    return tensor.as_strided((span,), (1,), tensor.storage_offset())
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

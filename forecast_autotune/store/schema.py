@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -77,7 +79,24 @@ CREATE TABLE pending (  -- keys met where measuring was not allowed, until they 
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS = (_VERSION_1,)
+_VERSION_2 = """
+CREATE TABLE flight (  -- who tunes a job; says nothing any more once the job's lock is free
+    job TEXT PRIMARY KEY,  -- digest as of its decision
+    holder TEXT NOT NULL,
+    run TEXT,  -- NULL where the work is not shared
+    most INTEGER  -- so many configs may be taken; NULL: any number
+) WITHOUT ROWID;
+CREATE TABLE claim (  -- configs of a shared run that a process has taken
+    job TEXT NOT NULL,
+    config TEXT NOT NULL,
+    holder TEXT NOT NULL,
+    device TEXT NOT NULL,  -- digest; a process that has taken a config holds its device's lock while it lives
+    until REAL,  -- seconds since the epoch, when it is free again at the latest; NULL: it was tried
+    PRIMARY KEY (job, config)
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS = (_VERSION_1, _VERSION_2)
 """Statement lists; the one at index n turns schema n into schema n + 1. Add to the end, change none."""
 
 VERSION = len(MIGRATIONS)
@@ -102,14 +121,30 @@ def version_of(connection: sqlite3.Connection) -> int:
         NewerSchemaError: this version cannot read it.
         NotAStoreError: it holds tables that are not a store's.
     """
-    found = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    application_id = int(connection.execute("PRAGMA application_id").fetchone()[0])
-    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    # In one transaction: else a store that another process makes in between has tables, and no application id yet.
+    with _one_moment(connection):
+        found = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        application_id = int(connection.execute("PRAGMA application_id").fetchone()[0])
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if (tables and application_id != APPLICATION_ID) or (found and not tables):
         raise NotAStoreError
     if found > VERSION:
         raise NewerSchemaError(found)
     return found
+
+
+@contextmanager
+def _one_moment(connection: sqlite3.Connection) -> Iterator[None]:
+    """Reads within this see one state of the file."""
+    if connection.in_transaction:
+        yield
+        return
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # nothing was written; what reading ran into is the one to tell
+            connection.execute("ROLLBACK")
 
 
 def migrate(connection: sqlite3.Connection) -> None:

@@ -8,7 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,6 +24,7 @@ from . import filesystem, rows, schema
 from .lock import WAIT_S, SingleFlight
 from .opening import BUSY_S, connect, is_broken, open_file, read_only, transaction
 from .rows import Place, StoredOutcome
+from .shares import StoredShares, holder_of, leave, name_holder, this_process
 
 if TYPE_CHECKING:
     import sqlite3
@@ -50,6 +51,7 @@ class SqliteStore:
             filesystem or where WAL cannot work.
         quiet: say nothing of trouble, and leave a broken file as it is.
         notes: the store that keeps keys noted as pending, if not this one.
+        waits: whether `single_flight` waits at all; if not, every process flies at once.
     Raises:
         InvalidInputError: `toolchain` or `journal` is none of these.
     """
@@ -64,6 +66,7 @@ class SqliteStore:
         journal: str = "auto",
         quiet: bool = False,
         notes: SqliteStore | None = None,
+        waits: bool = True,
     ) -> None:
         if toolchain not in ("exact", "any"):
             raise InvalidInputError(f"toolchain {toolchain!r}: accepted are exact, any")
@@ -76,6 +79,7 @@ class SqliteStore:
         self.journal = journal
         self.quiet = quiet
         self.notes = notes
+        self.waits = waits
         self._told: set[str] = set()
         locks = None if self.directory is None else self.directory / "locks"
         self._flight = SingleFlight(locks, wait_s=wait_s, complain=lambda text: self._tell("lock", text))
@@ -192,9 +196,47 @@ class SqliteStore:
                 self._open()
                 self._write_leftovers()
 
-    def single_flight(self, job: Job) -> AbstractContextManager[bool]:
+    def agreed(self, job: Job) -> Decision | None:  # noqa: ARG002  # the protocol's
+        """Nothing: this store knows of no ranks. Those that share its file find each other's decisions by `decision`."""
+        return None
+
+    def agree(self, job: Job, decision: Decision) -> Decision:  # noqa: ARG002
+        """The decision itself: this store knows of no ranks."""
+        return decision
+
+    @contextmanager
+    def single_flight(self, job: Job, meanwhile: Callable[[], bool] | None = None) -> Iterator[bool]:
         """Hold this job against every other process and thread; False after waiting too long."""
-        return self._flight.hold(digest(*Place.of(job).digests))
+        if not self.waits:
+            yield True
+            return
+        name = rows.decision_digest(Place.of(job), job.space.digest)
+
+        def waits_for() -> str:
+            holder = self._do(lambda connection: holder_of(connection, name), None)
+            return f"{holder or 'another process'} to tune {job.workload}"
+
+        lock = digest(*Place.of(job).digests)
+        with self._flight.hold(lock, meanwhile=meanwhile, waits_for=waits_for) as alone:
+            # Who tunes has looked for a decision before, so the file is open; opening it for a name would not be worth it.
+            if not alone or self._in_memory or self._connection is None:
+                yield alone
+                return
+            me = this_process()
+            self._write(lambda connection: name_holder(connection, name, me))
+            try:
+                yield True
+            finally:
+                self._write(lambda connection: leave(connection, name, me))
+
+    def shares(self, job: Job, device: str) -> StoredShares:
+        """The work on a job, shared with processes that have this file open and other devices of equal hardware.
+
+        `device` identifies the physical device: two processes that share work never time on one at once.
+        """
+        return StoredShares(
+            rows.decision_digest(Place.of(job), job.space.digest), do=self._do, locks=self._flight, device=device
+        )
 
     # Opening, closing, forking --------------------------------------------------------------------------------------
 
@@ -486,10 +528,11 @@ def open_store(settings: Settings) -> SqliteStore:
             if key not in _OPENED:
                 _OPENED[key] = SqliteStore(settings.dir, quiet=True)
             return SqliteStore(None, notes=_OPENED[key])
-    key = (str(settings.dir), tuple(str(p) for p in settings.packs), settings.toolchain)
+    waits = settings.sync != "none"
+    key = (str(settings.dir), tuple(str(p) for p in settings.packs), settings.toolchain, waits)
     with _OPENING:
         if key not in _OPENED:
-            _OPENED[key] = SqliteStore(settings.dir, packs=settings.packs, toolchain=settings.toolchain)
+            _OPENED[key] = SqliteStore(settings.dir, packs=settings.packs, toolchain=settings.toolchain, waits=waits)
         return _OPENED[key]
 
 

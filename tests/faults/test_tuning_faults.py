@@ -29,8 +29,8 @@ SCRIPT = """
     tried = []
     measure = Isolated.measure
 
-    def reported(measurer, config):
-        outcome = measure(measurer, config)
+    def reported(measurer, config, **keywords):
+        outcome = measure(measurer, config, **keywords)
         tried.append(config["NUMBER"])
         print(config["NUMBER"], flush=True)
         return outcome

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+import os
 import sqlite3
 import stat
 import subprocess
@@ -16,8 +18,9 @@ from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.errors import InvalidInputError, StoreWarning
 from forecast_autotune.settings import Settings
-from forecast_autotune.store import filesystem, rows
+from forecast_autotune.store import filesystem, lock, rows, schema
 from forecast_autotune.store.manage import StoreFile
+from forecast_autotune.store.opening import connect
 from forecast_autotune.store.sqlite import SqliteStore, open_store
 
 
@@ -216,3 +219,62 @@ def test_opening_is_quick_and_pulls_in_neither_torch_nor_numpy() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
+
+
+def test_a_store_made_by_another_process_while_it_is_looked_at_is_a_store(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+    connection, other = connect(str(path)), connect(str(path))
+    connection.execute("PRAGMA journal_mode = wal")
+
+    class Slow:
+        """The other process is done just before the last of the three looks."""
+
+        in_transaction = False
+
+        def execute(self, statement: str) -> sqlite3.Cursor:
+            if "sqlite_master" in statement:
+                schema.migrate(other)
+            return connection.execute(statement)
+
+    assert schema.version_of(Slow()) == 0  # type: ignore[arg-type]
+    assert schema.version_of(connection) == schema.VERSION
+    connection.close()
+    other.close()
+
+
+def test_without_waiting_everybody_flies_at_once(tmp_path: Path) -> None:
+    settings = [Settings(dir=tmp_path, sync=sync) for sync in ("store", "none")]
+    waiting, hurrying = map(open_store, settings)
+    assert waiting is not hurrying
+    with waiting.single_flight(a_job()) as first, hurrying.single_flight(a_job()) as second:
+        assert (first, second) == (True, True)
+
+
+def test_who_waits_is_told_for_whom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lock, "TELL_S", 0.1)
+    with SqliteStore(tmp_path) as holder, SqliteStore(tmp_path, wait_s=0.5) as other:
+        assert holder.decision(a_job()) is None
+        with holder.single_flight(a_job()), caplog.at_level(logging.INFO), other.single_flight(a_job()) as alone:
+            assert not alone
+    (told,) = [r.getMessage() for r in caplog.records if "waiting for" in r.getMessage()]
+    assert f"process {os.getpid()} of " in told
+    assert "rmsnorm(n=4096)" in told
+
+
+def test_work_is_done_while_another_process_tunes(tmp_path: Path) -> None:
+    calls: list[None] = []
+
+    def work() -> bool:
+        calls.append(None)
+        return False
+
+    with (
+        SqliteStore(tmp_path) as holder,
+        SqliteStore(tmp_path, wait_s=0.3) as other,
+        holder.single_flight(a_job()),
+        other.single_flight(a_job(), work) as alone,
+    ):
+        assert not alone
+    assert calls

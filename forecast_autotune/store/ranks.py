@@ -1,0 +1,239 @@
+"""JobStore: ranks without a common disk come to one decision through their job's key-value store, no collectives."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ..core.config import Config
+from ..core.decision import Decision
+from ..core.digest import digest
+from ..core.forecast import Abstention, Forecast
+from ..core.job import Job, Recording
+from ..core.outcome import Outcome
+from ..errors import InvalidInputError
+from ..protocols import Store
+from .channel import CALL_S, JobChannel, UnreachableError, tell_once
+from .encoding import decode_decision, encode_decision, from_text, to_text
+from .lock import NESTED_WAIT_S, TELL_S
+from .rows import Place
+
+log = logging.getLogger(__name__)
+
+FREE = "free"
+"""Stands in the place of a claim that its rank gave back without a decision."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long ranks wait for one another, seconds."""
+
+    grace_s: float = 1.0  # for rank 0 to meet the key, before another rank tunes it
+    beat_s: float = 1.0  # between two signs of life of the rank that tunes
+    silent_s: float = 10.0  # without one, after which another takes its place
+    wait_s: float = 300.0  # for a decision, in all: half of what NCCL waits for a rank before it kills the job
+    call_s: float = CALL_S  # for an answer of the key-value store
+    poll_s: float = 0.5  # between two looks, at most: 1024 ranks then ask their server 8,000 times a second
+
+
+class JobStore:
+    """A rank's own store, and with it the decisions that all ranks of the job hold to.
+
+    The first decision published for a job is everybody's: a rank that knows one publishes it, and one that comes to
+    another adopts the first. One rank tunes, rank 0 if it meets the key at once, and shows that it lives; the others
+    look for its decision. Nobody waits longer than `patience` says, and who has waited in vain decides without measuring
+    and publishes that. A rank that never meets a key is missed by nobody. Without the key-value store a rank goes on with
+    its own store, with one warning.
+
+    Args:
+        own: this rank's store.
+        channel: the way to the other ranks.
+        measures: whether measuring is allowed; what is decided without is agreed on apart, so that it is in nobody's way
+            when measuring is allowed later.
+    """
+
+    def __init__(
+        self, own: Store, channel: JobChannel, *, measures: bool = True, patience: Patience | None = None
+    ) -> None:
+        self.own = own
+        self.channel = channel
+        self.measures = measures
+        self.patience = patience or Patience()
+        self._unusable: set[str] = set()  # jobs under whose key stands what no rank of ours wrote
+
+    # This rank's own ------------------------------------------------------------------------------------------------
+
+    def decision(self, job: Job) -> Decision | None:
+        return self.own.decision(job)
+
+    def outcomes(self, job: Job) -> Mapping[Config, Outcome]:
+        return self.own.outcomes(job)
+
+    def recollect(self, job: Job) -> Sequence[Recording]:
+        return self.own.recollect(job)
+
+    def record(
+        self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
+    ) -> None:
+        self.own.record(job, run, config, outcome, forecast)
+
+    def decide(self, job: Job, decision: Decision) -> None:
+        self.own.decide(job, decision)
+
+    def note_pending(self, job: Job, why: str) -> None:
+        self.own.note_pending(job, why)
+
+    # Everybody's ----------------------------------------------------------------------------------------------------
+
+    def agreed(self, job: Job) -> Decision | None:
+        """What was published first; one that was measured is kept here as well, so that the next job finds it."""
+        key = self._key(job)
+        text = self._ask(job, lambda: self.channel.look(f"{key}/decision"))
+        return None if text is None else self._adopt(job, text)
+
+    def agree(self, job: Job, decision: Decision) -> Decision:
+        """Publish a decision; returns the one that was first, which is this one where the ranks cannot be reached."""
+        key, text = self._key(job), to_text(encode_decision(decision))
+        held = self._ask(job, lambda: self.channel.swap(f"{key}/decision", "", text))
+        if held is None or held == text:
+            return decision
+        return self._adopt(job, held) or decision
+
+    @contextmanager
+    def single_flight(self, job: Job, meanwhile: Callable[[], bool] | None = None) -> Iterator[bool]:
+        """Lead the ranks at this job; False once there is a decision to adopt, and after waiting in vain."""
+        key = self._key(job)
+        leading: set[str] = _LEADING.__dict__.setdefault("keys", set())
+        mine = f"{self.channel} (process {os.getpid()} of {_host()}) {uuid.uuid4().hex}"
+        led = key not in leading and self._ask(job, lambda: self._lead(job, mine, meanwhile, nested=bool(leading)))
+        if led is False and key not in leading:
+            yield False
+            return
+        if not led:  # this thread leads already, or the others cannot be reached
+            with self.own.single_flight(job, meanwhile) as alone:
+                yield alone
+            return
+        leading.add(key)
+        try:
+            with self._showing_life(key, mine), self.own.single_flight(job, meanwhile) as alone:
+                yield alone
+        finally:
+            leading.discard(key)
+            self._ask(job, lambda: self.channel.swap(f"{key}/claim", mine, FREE))
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _lead(self, job: Job, mine: str, meanwhile: Callable[[], bool] | None, *, nested: bool) -> bool:
+        """Wait until this rank leads, which is True, or has nothing to wait for any more."""
+        key, patience = self._key(job), self.patience
+        wait_s = min(patience.wait_s, NESTED_WAIT_S) if nested else patience.wait_s
+        began = heard_at = time.monotonic()
+        heard: tuple[str, int] | None = None
+        told = False
+        pause_s = min(0.01, patience.poll_s)
+        while self.channel.look(f"{key}/decision") is None:
+            claim = self.channel.look(f"{key}/claim") or ""
+            now = time.monotonic()
+            silent = False
+            if claim not in ("", FREE):
+                sign = claim, self.channel.add(f"{key}/beat/{_token(claim)}", 0)
+                if sign != heard:
+                    heard, heard_at = sign, now
+                silent = now - heard_at > patience.silent_s
+                if silent:
+                    log.warning("%s: %s is silent for %.0f s", job.workload, _who(claim), now - heard_at)
+            for_rank_0 = not heard and self.channel.rank != 0 and now - began < patience.grace_s
+            if (silent or (claim in ("", FREE) and not for_rank_0)) and self._claim(key, claim, mine):
+                return True
+            if now - began > wait_s:
+                log.warning("%s: waited %.0f s for %s in vain", job.workload, now - began, _who(claim))
+                return False
+            if not told and now - began > TELL_S:
+                told = True
+                log.info("%s: waiting for %s, at most %.0f s", job.workload, _who(claim), wait_s)
+            if meanwhile is None or not meanwhile():
+                time.sleep(pause_s)
+                pause_s = min(patience.poll_s, 1.5 * pause_s)
+        return False
+
+    def _claim(self, key: str, claim: str, mine: str) -> bool:
+        return self.channel.swap(f"{key}/claim", claim, mine) == mine
+
+    @contextmanager
+    def _showing_life(self, key: str, mine: str) -> Iterator[None]:
+        """Count up while this is held; others see the count move and need no common clock."""
+        over = threading.Event()
+
+        def beat() -> None:
+            with suppress(UnreachableError):
+                while not over.wait(self.patience.beat_s):
+                    self.channel.add(f"{key}/beat/{_token(mine)}", 1)
+
+        thread = threading.Thread(target=beat, name="forecast-autotune-beat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(self.channel.call_s)
+
+    def _key(self, job: Job) -> str:
+        """Of what ranks decide alike: one with another GPU or compiler decides among its like."""
+        return digest("measured" if self.measures else "unmeasured", *Place.of(job).digests, job.space.digest)
+
+    def _ask(self, job: Job, question: Callable[[], _T]) -> _T | None:
+        """The answer; None where the ranks cannot be reached, which is told once."""
+        if self._key(job) in self._unusable:
+            return None
+        try:
+            return question()
+        except UnreachableError as err:
+            tell_once(
+                f"the other ranks cannot be reached ({err}): {self.channel} decides by its own store from now on, and "
+                "perhaps otherwise than they. Look whether the process that serves the job's key-value store, most often "
+                "rank 0, still runs"
+            )
+            return None
+
+    def _adopt(self, job: Job, text: str) -> Decision | None:
+        """A decision that another rank published; None, with a warning, where it is none for this job."""
+        what = f"the decision published for {job.workload}"
+        try:
+            decision = decode_decision(from_text(text, what), what)
+            if decision.space_digest != job.space.digest or decision.config not in job.space:
+                raise InvalidInputError(f"{what} is {decision.config}, which is none of this space")
+        except InvalidInputError as err:
+            self._unusable.add(self._key(job))
+            tell_once(f"{err}. It is ignored: {self.channel} decides by its own store")
+            return None
+        if decision.tried and self.own.decision(job) != decision:
+            self.own.decide(job, decision)
+        return decision
+
+
+_LEADING = threading.local()
+"""Keys that this thread leads, however many stores it went through."""
+
+
+def _token(claim: str) -> str:
+    return claim.rpartition(" ")[2]
+
+
+def _who(claim: str) -> str:
+    """A claim for people: without its token, and without what would move a terminal's cursor."""
+    return "".join(filter(str.isprintable, claim.rpartition(" ")[0]))[:200] or "a rank to begin"
+
+
+def _host() -> str:
+    import platform
+
+    return platform.node()
