@@ -325,9 +325,11 @@ class _Run:
         if config not in self.outcomes:  # else a finalist timed again, though perhaps first by an earlier run
             self.tried.add(config)
             self.budget.tried += 1
+        doubtful = isinstance(outcome, Failure) and outcome.transient
+        timed = isinstance(self.outcomes.get(config), Measurement)
         self.outcomes[config] = outcome
         forecast = self.forecasts[self.space.index(config)] if self.forecasts else None
-        if not (isinstance(outcome, Failure) and outcome.transient):
+        if not (doubtful and timed):
             self.store.record(self.job, self.id, config, outcome, forecast)
         if self.shares is not None:
             self.shares.tried(config)

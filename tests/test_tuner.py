@@ -362,6 +362,59 @@ def test_finalists_are_timed_again_in_turns() -> None:
     assert len(last.samples_us) == 8 * (len(turns) // 3)
 
 
+class Noisy(Replay):
+    """Answers with so many samples, a spread around the recorded time, and notes what it was asked."""
+
+    repeatable = True
+
+    def __init__(self, of: Recording, spread: float) -> None:
+        super().__init__(of)
+        self.spread = spread
+        self.asked: list[tuple[Config, float]] = []
+
+    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
+        self.asked.append((config, hopeless_us))
+        outcome = super().measure(config)
+        assert isinstance(outcome, Measurement)
+        shares = (1 - self.spread, 1.0, 1 + self.spread)
+        return Measurement(samples_us=tuple(outcome.median_us * share for share in shares))
+
+
+def tuned_by(of: Recording, measurer: Noisy, surrogate: Surrogate | None = None) -> Decision:
+    return tune(
+        job_of(of),
+        compiler=measurer,
+        surrogate=surrogate or Fixed(),
+        policy=Exhaustive(),
+        measurer=measurer,
+        store=Memory(),
+        budget=Budget("all", clock=measurer.clock),
+    )
+
+
+@pytest.mark.parametrize(("spread", "rounds"), [(0.0001, 3), (0.2, 8)])
+def test_finalists_are_timed_until_they_can_be_told_apart_or_so_often(spread: float, rounds: int) -> None:
+    of = recorded_as([100, 50, 51, 90])
+    measurer = Noisy(of, spread)
+    tuned_by(of, measurer)
+    assert len(measurer.asked[4:]) == 3 * rounds
+
+
+def test_a_run_is_hopeless_beyond_what_the_best_the_forecast_and_a_single_runs_error_allow() -> None:
+    of = recorded_as([100, 50, 60, 70])
+    blind, sure_slow, sure_fast = Noisy(of, 0.001), Noisy(of, 0.001), Noisy(of, 0.001)
+    tuned_by(of, blind)
+    tuned_by(of, sure_slow, Fixed({Config({"i": 3}): Forecast.normal(-1.0, 0.1, source="test")}))
+    tuned_by(of, sure_fast, Fixed({Config({"i": 3}): Forecast.normal(3.0, 0.1, source="test")}))
+    named = {"blind": blind, "slow": sure_slow, "fast": sure_fast}
+    bounds = {name: dict(measurer.asked[:4])[Config({"i": 3})] for name, measurer in named.items()}
+    assert blind.asked[0] == (Config({"i": 0}), math.inf), "nothing to compare the default with"
+    assert bounds["blind"] == pytest.approx(50 * 2**1.5), "three errors of half an octave"
+    assert bounds["slow"] == pytest.approx(100.0), "never below twice the best: one run says too little"
+    assert bounds["fast"] > 2 * bounds["blind"]
+    assert not math.isfinite(sure_fast.asked[-1][1]), "finalists are timed in full"
+
+
 def test_selective_with_history_comes_near_the_best_on_a_quarter_of_the_space() -> None:
     whole = recording()
     slowdowns = []

@@ -80,8 +80,8 @@ class Failure:
     """A config that cannot be used here: at which stage it failed, what was said, and the seconds it cost.
 
     `crashed` means that running it can take the process down or never end, so it must not be tried in the caller's.
-    `transient` means that the cause may lie elsewhere (no memory, no process, a full disk, the call itself): it holds for
-    this run and is not kept.
+    `transient` means that the cause may lie elsewhere (no memory, no process, a full disk, the call itself): the config is
+    tried once more by a later run before the failure is held against it.
     """
 
     stage: str

@@ -234,6 +234,7 @@ def encode_outcome(outcome: Outcome) -> Json:
             "message": outcome.message,
             "cost_s": outcome.cost_s,
             "crashed": outcome.crashed,
+            **({"transient": True} if outcome.transient else {}),
         }
     return {
         "samples_us": list(outcome.samples_us),
@@ -250,8 +251,8 @@ def decode_outcome(value: object, what: str = "outcome") -> Outcome:
         stage = text_field(found, "stage", what)
         message = text_field(found, "message", what)
         cost_s = number_field(found, "cost_s", what, 0.0)
-        crashed = found.get("crashed", False) is True
-        return _named(what, lambda: Failure(stage=stage, message=message, cost_s=cost_s, crashed=crashed))
+        flags = {name: found.get(name, False) is True for name in ("crashed", "transient")}
+        return _named(what, lambda: Failure(stage=stage, message=message, cost_s=cost_s, **flags))
     samples = list_field(found, "samples_us", what)
     if any(type(s) is not float and type(s) is not int for s in samples):
         wrong = next(s for s in samples if type(s) is not float and type(s) is not int)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.decision import Decision
+from ..core.outcome import Failure
 from ..errors import InvalidInputError
 from . import encoding, rows
 from .encoding import Json, from_text, to_text
@@ -68,7 +69,8 @@ def export_lines(connection: sqlite3.Connection, complain: Complain) -> Iterator
             continue
         runs: dict[tuple[str, str], list[StoredOutcome]] = {}
         for stored in rows.stored_outcomes(connection, place.digests, complain):
-            runs.setdefault((stored.run, stored.default.text), []).append(stored)
+            if not (isinstance(stored.outcome, Failure) and stored.outcome.transient):  # nobody else's concern
+                runs.setdefault((stored.run, stored.default.text), []).append(stored)
         for outcomes in runs.values():
             yield to_text(_encode_run(Run(place=place, outcomes=tuple(outcomes))))
     for decided in reversed(list(stored_decisions(connection, complain))):  # oldest first, as they were made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from ..core.digest import digest
 from ..core.forecast import Abstention, Forecast
 from ..core.hardware import REHEARSAL_KINDS, Hardware, Toolchain
 from ..core.job import Job, Recording
-from ..core.outcome import Outcome
+from ..core.outcome import Failure, Outcome
 from ..core.workload import Program, Workload
 from ..errors import InvalidInputError
 from . import encoding
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 RECOLLECTED_OUTCOMES = 5_000
 """Outcomes read from elsewhere to seed a forecast; more would eat into a budget given in seconds. 10,000 of 8 knobs and 32
 samples each took 0.7 s (two busy cores)."""
+
+TRANSIENT_RUNS = 2
 
 Complain = Callable[[str], None]
 """Told of each row that does not decode; the row is passed over."""
@@ -324,9 +327,14 @@ def newest_outcomes(
 ) -> tuple[dict[Config, Outcome], Config | None]:
     """The newest outcome of each config of one place, and the default of its newest run.
 
+    A transient failure counts as an outcome only when it has come in `TRANSIENT_RUNS` runs, and never against a time: so a
+    config that memory was short for is tried once more, and not for ever. The default is tried again by every run: without
+    its time nobody can say what beats it.
+
     A limit keeps the oldest rows: the default is measured first, and the others say little without it.
     """
     outcomes: dict[Config, Outcome] = {}
+    transient: Counter[Config] = Counter()
     default = None
     rows = connection.execute(
         "SELECT id, config, value, default_config FROM outcome"
@@ -337,8 +345,13 @@ def newest_outcomes(
         what = f"outcome {number}"
         try:
             decoded = encoding.decode_config(from_text(config, what), what)
-            outcomes[decoded] = encoding.decode_outcome(from_text(value, what), what)
+            outcome = encoding.decode_outcome(from_text(value, what), what)
             default = default_text
+            if isinstance(outcome, Failure) and outcome.transient:
+                transient[decoded] += 1
+                if decoded in outcomes or config == default_text or transient[decoded] < TRANSIENT_RUNS:
+                    continue
+            outcomes[decoded] = outcome
         except InvalidInputError as err:
             complain(str(err))
     if default is None:

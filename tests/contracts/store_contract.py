@@ -69,6 +69,26 @@ class StoreContract:
     def store(self) -> Store:
         raise NotImplementedError("a subclass gives the store")
 
+    def test_what_may_have_another_cause_is_held_against_a_config_when_it_comes_again(self, store: Store) -> None:
+        job = a_job()
+        failure = Failure(stage="launch", message="CUDA out of memory", transient=True)
+        for run, known in (("one", False), ("two", True)):
+            store.record(job, run, job.space[1], failure, None)
+            assert (job.space[1] in store.outcomes(job)) is known
+        store.record(job, "three", job.space[1], a_measurement(), None)
+        assert isinstance(store.outcomes(job)[job.space[1]], Measurement)
+
+    def test_such_a_failure_never_takes_the_place_of_a_time_nor_keeps_the_default_from_being_tried(
+        self, store: Store
+    ) -> None:
+        job = a_job()
+        failure = Failure(stage="launch", message="CUDA out of memory", transient=True)
+        store.record(job, "one", job.space[1], a_measurement(), None)
+        for run in ("two", "three", "four"):
+            store.record(job, run, job.space[1], failure, None)
+            store.record(job, run, job.space.default, failure, None)
+        assert store.outcomes(job) == {job.space[1]: a_measurement()}
+
     def test_an_empty_store_knows_nothing(self, store: Store) -> None:
         assert store.decision(a_job()) is None
         assert store.outcomes(a_job()) == {}
