@@ -203,16 +203,21 @@ def test_a_decision_that_differs_in_warps_alone_is_picked_up(compiling: Compilin
 # Routes that run our kernel ------------------------------------------------------------------------------------------
 
 
-@routes
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_captured_graph_runs_the_decided_config_and_measures_nothing(
-    compiling: Compiling, route: Any, backend: str
-) -> None:
+def test_a_captured_graph_runs_the_decided_config_and_measures_nothing(compiling: Compiling, backend: str) -> None:
     compiling.backend = backend
     with playing() as on:
         compiling(traced_by_dynamo(tuned(surrogate=Favours(128))))
         assert launched(on) == {(128, 4)}
         assert sum(on.launches.values()) == 1
+
+
+def test_a_triton_op_in_a_graph_is_decided_where_it_is_traced_and_tunes_where_it_is_called(compiling: Compiling) -> None:
+    for backend, blocks in (("aot_eager", {128}), ("eager", set(BLOCKS))):
+        compiling.backend = backend
+        with playing() as on:
+            compiling(in_a_triton_op(tuned(surrogate=Favours(128), budget="all")))
+            assert {block for block, _ in launched(on)} == blocks
 
 
 def test_wrap_triton_outside_a_compiler_launches_and_tunes_like_any_call(compiling: Compiling) -> None:
