@@ -113,6 +113,9 @@ class Toy:
     def paused(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
+    def spare_default(self) -> None:
+        pass
+
     def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:  # noqa: ARG002
         self.before(len(self.measured))
         self.measured.append(config)

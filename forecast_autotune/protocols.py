@@ -57,6 +57,9 @@ class Measurer(Protocol):
     repeatable: bool
     """Whether measuring a config again tells anything new (a recording's does not)."""
 
+    def spare_default(self) -> None:
+        """The default is known to take its process down: it is not to be run, not even to compare others with."""
+
     def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
         """Time one compiled config; it need not be timed further once a run has taken longer than `hopeless_us`.
 

@@ -63,8 +63,8 @@ def tune(
     def recalled() -> Decision | None:
         if agreed := store.agreed(job):
             return agreed
-        found = store.decision(job)
-        if found is None or found.config not in job.space:  # a pack may say anything
+        found = stored(job, store)
+        if found is None:
             return None
         if not budget.measures:
             return found
@@ -87,6 +87,12 @@ def tune(
             log.warning("%s: another process has been tuning it for long; deciding without measuring", job.workload)
             return store.agree(job, run.decide_unmeasured())
         return run.tune()
+
+
+def stored(job: Job, store: Store) -> Decision | None:
+    """The stored decision, if it is one of the job's space: a pack may say anything."""
+    found = store.decision(job)
+    return found if found is not None and found.config in job.space else None
 
 
 class _Run:
@@ -186,6 +192,9 @@ class _Run:
     def begin(self) -> None:
         self.budget.start(len(self.space))
         self.outcomes.update((c, o) for c, o in self.store.outcomes(self.job).items() if c in self.space)
+        default = self.outcomes.get(self.space.default)
+        if isinstance(default, Failure) and default.crashed:
+            self.measurer.spare_default()
         self.recordings = self.store.recollect(self.job)
         self.forecast()
 

@@ -360,7 +360,11 @@ def memory_file(size: int, name: str) -> int:
 
             descriptor, path = tempfile.mkstemp(prefix=name)
             os.unlink(path)
-        os.ftruncate(descriptor, size)
+        try:
+            os.ftruncate(descriptor, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
     except OSError as err:
         raise WorkshopError(f"no file of {size >> 20} MiB can be had for a worker process: {err}") from None
     return descriptor

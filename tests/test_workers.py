@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune import workers
-from forecast_autotune.measure.isolated import trial
+from forecast_autotune.measure.isolated import extension_trials
 from forecast_autotune.workers import (
     Worker,
     WorkerDiedError,
@@ -28,9 +28,8 @@ from forecast_autotune.workers import (
 
 
 def start_trial(tmp_path: Path, name: str = "missing") -> Worker:
+    extension = {"path": str(tmp_path / f"{name}.so"), "name": name, "namespace": None}
     request: dict[str, Any] = {
-        "extension": {"path": str(tmp_path / f"{name}.so"), "name": name, "namespace": None},
-        "function": "f",
         "layout": {"storages": [], "values": []},
         "bytes": 0,
         "threads": 1,
@@ -38,7 +37,10 @@ def start_trial(tmp_path: Path, name: str = "missing") -> Worker:
     }
     file = memory_file(1, "test")
     try:
-        return workshop().start(trial, request, [file])
+        worker = workshop().start(extension_trials, request, [file])
+        assert worker.receive(60) == {"ready": True}
+        worker.send({"candidate": {"extension": extension, "function": "f"}})
+        return worker
     finally:
         os.close(file)
 
@@ -67,7 +69,7 @@ def test_only_jobs_of_this_package_are_run() -> None:
 def test_a_workshop_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(WorkshopError, match="could not be started"):
-        Workshop().start(trial, {})
+        Workshop().start(extension_trials, {})
 
 
 def test_a_workshop_that_was_killed_is_started_again(tmp_path: Path) -> None:

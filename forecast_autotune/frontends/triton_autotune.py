@@ -189,6 +189,15 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             self._forms.clear()
 
     @property
+    def do_bench(self) -> Any:
+        """The benchmark, as Triton's own tuner has it; one that is assigned times the configs from then on."""
+        return driver.active.get_benchmarker() if self._do_bench is None else self._do_bench
+
+    @do_bench.setter
+    def do_bench(self, benchmark: Callable[..., Any]) -> None:
+        self._do_bench = self.user_do_bench = benchmark
+
+    @property
     def nargs(self) -> dict[str, Any] | None:
         """The positional arguments of the call that this thread decides for, which a user's pruning may read."""
         return getattr(self._local, "nargs", None)
@@ -204,7 +213,6 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
                 self.decisions.pop(key, None)
                 self._cache.pop(key, None)
             self._unmeasured.clear()
-        inductor.forget_unmeasured(self)
 
     def __hash__(self) -> int:
         """As any object's; and torch looks a kernel up in its table of kernels before it captures a call of it."""
@@ -298,7 +306,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def _fall_back(self, key: Any, config: Any, ours: Config, default: Any, err: Exception) -> None:
         """Put the default in the place of a config that a forecast chose and that does not run; say so once for a key."""
-        with deciding:
+        with self._forms_lock:  # not one's turn to decide: another thread may be busy measuring
             self.best_config = default
             if self._cache.get(key) is config:
                 self._cache[key] = default
@@ -348,17 +356,17 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def candidates(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Config, Any]:
         """See `Nested`; of configs that differ in their hooks alone, the first."""
-        knobs = {id(config): knobs_of(config) for config in (pruned := self._pruned(args, kwargs))}
-        names = dict.fromkeys(name for each in knobs.values() for name in each)
+        pruned = [(knobs_of(config), config) for config in self._pruned(args, kwargs)]
+        names = dict.fromkeys(name for values, _ in pruned for name in values)
         found: dict[Config, Any] = {}
-        for config in pruned:
-            found.setdefault(Config({name: knobs[id(config)].get(name) for name in names}), config)
+        for values, config in pruned:
+            found.setdefault(Config({name: values.get(name) for name in names}), config)
         return found
 
     def run_under(self, chosen: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Nested`."""
         self.best_config = chosen
-        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        given = {} if chosen.pre_hook is None else {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
         return self._launch(chosen, given, tuple(args), dict(kwargs))
 
     # A decision -----------------------------------------------------------------------------------------------------
@@ -419,18 +427,18 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
                     store=store,
                     device=_device_identity() if how.shard else "",
                 )
+            config, default = tuning.theirs(decision.config), tuning.job.space.default
+            self.configs_timings = tuning.timings_ms(store.outcomes(tuning.job))
         except (CacheMissError, InvalidInputError, NoWorkingConfigError):
             raise
         except Exception as err:
             return self._untuned(tuning.theirs(tuning.job.space.default), err)
         self.decisions[key] = decision
         if decision.basis == "forecast":
-            default = tuning.job.space.default
             self._defaults[key] = default, tuning.theirs(default)
         else:
             self._defaults.pop(key, None)
-        self.configs_timings = tuning.timings_ms(store.outcomes(tuning.job))
-        return tuning.theirs(decision.config)
+        return config
 
     def _untuned(self, config: Any, err: Exception) -> Any:
         """Say that tuning failed, and go on with the first config: a launch does not depend on tuning."""
@@ -452,7 +460,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def _tell(self, key: tuple[Any, ...], config: Any, tuning: TritonCall) -> None:
         """What Triton does after tuning: timings kept, arguments reset, the listener told, the user shown."""
-        fresh = tuning.measurer.measured > 0
+        fresh = tuning.measured > 0
         if fresh:  # where the default ran, or by hooks of the user's: what is to start from zeros starts from them
             self.pre_hook({**tuning.named, **config.all_kwargs()}, reset_only=True)
         listener = getattr(knobs.autotuning, "listener", None)

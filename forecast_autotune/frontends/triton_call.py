@@ -69,6 +69,7 @@ class TritonCall:
         self._named_only = hardware is not None  # then nothing is launched, and no driver asked
         self._theirs = self._own_configs(candidates)
         self.compiler: Compiler = self._make_compiler()
+        self.hooked: set[Config] = set()  # those whose own hook was seen to change tensors
         self.told_ms: dict[Config, list[float]] = {}  # what a benchmark of the user's own said of a config
         self.job = self._make_job()
 
@@ -76,6 +77,12 @@ class TritonCall:
     def measurer(self) -> Measuring:
         """What times its configs."""
         return make_measurer(self)
+
+    @property
+    def measured(self) -> int:
+        """How many configs were to be timed so far."""
+        measurer = self.__dict__.get("measurer")  # which may not have been made
+        return 0 if measurer is None else int(measurer.measured)
 
     def theirs(self, config: Config) -> Any:
         """A config of ours as the `triton.Config` it was made from."""
@@ -218,6 +225,8 @@ class TritonCall:
         if theirs.pre_hook is not None:
             copies = {name: _own_copy(value) for name, value in {**self.named, **theirs.all_kwargs()}.items()}
             theirs.pre_hook(dict(copies))  # what it puts in place of an argument, the launch does not see either
+            if any(isinstance(v, torch.Tensor) and v._version for v in copies.values()):
+                self.hooked.add(config)
             args = tuple(_after_hook(v, copies[n]) for n, v in zip(self.tuner.arg_names, args, strict=False))
             kwargs = {n: _after_hook(v, copies[n]) for n, v in kwargs.items()}
         kwargs = apply_heuristics(self.tuner.fn, args, kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import textwrap
 from typing import Any
 
 from ..core.workload import Program
@@ -61,7 +62,7 @@ def _collect(kernel: Any, seen: dict[int, str], constants: dict[str, str]) -> No
 def names_in(source: str) -> tuple[str, ...]:
     """Names read in a source, `module.name` among them; none where it does not parse."""
     try:
-        tree = ast.parse(inspect.cleandoc(source) if source[:1].isspace() else source)
+        tree = ast.parse(textwrap.dedent(source))
     except SyntaxError:
         return ()
     found: dict[str, None] = {}

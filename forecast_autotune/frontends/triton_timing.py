@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 def make_measurer(call: TritonCall) -> Measuring:
     """In a child process where that is asked for and something is compiled that can be handed there, else in this one."""
     tuner, timing = call.tuner, _Timing(call)
+    rehearsed = current_rehearsal() is not None  # where nothing is computed there is nothing to see or to compare
     common: dict[str, Any] = {
         "name": f"kernel {tuner.name}",
         "default": call.job.space.default,
-        "check": tuner.check,
-        "tell_reads": timing.tell_reads,
+        "check": None if rehearsed else tuner.check,
+        "tell_reads": None if rehearsed else timing.tell_reads,
     }
     settings = Settings.from_environment()
     isolate = tuner.isolate if settings.isolate == "auto" else settings.isolate == "1"
@@ -57,7 +58,7 @@ def make_measurer(call: TritonCall) -> Measuring:
         launch=timing.launch,
         clock=timing.clock,
         arguments=timing.lend,
-        looks=current_rehearsal() is None,  # where nothing is computed there is nothing to see
+        looks=not rehearsed,
         untried=own_benchmark,
         repeatable=not own_benchmark,
         **common,
@@ -174,7 +175,14 @@ class _Timing:
                 )
         if not isinstance(call.compiler, TritonCompiler):
             raise UnportableError("nothing is compiled here that a child process could run")
-        return describe_trial(call.compiler.source(config), call.kwargs["grid"], copy)
+        made = call.compiler.source(config)
+        if config in call.hooked:
+            raise UnportableError(
+                f"configs were to be timed in a child process, which cannot run the pre_hook of {call.theirs(config)}: it "
+                "changes tensors; leave isolate= and FORECAST_AUTOTUNE_ISOLATE out"
+            )
+        zeroed = [v for n in tuner.reset_to_zero if (v := call.named.get(n)) is not None]
+        return describe_trial(made, call.kwargs["grid"], copy, zeroed)
 
     # Both -----------------------------------------------------------------------------------------------------------
 
@@ -190,7 +198,7 @@ class _Timing:
     def tell_reads(self, names: Sequence[str]) -> None:
         """Say that what the kernel computes depends on how often it is run, unless the user has said so already."""
         known = {*self.tuner.restore_value, *self.tuner.reset_to_zero}
-        unknown = [group for group in names if not known.intersection(group.split(", "))]
+        unknown = [group for group in names if not known.intersection(group.split(", "))]  # of one memory
         if not unknown or self.tuner.user_defined_pre_hook:
             return
         warnings.warn(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from ..compilers.triton_source import Source, compile_here, files_in_cache
@@ -21,8 +22,8 @@ from ..triton_binary import TritonBinary
 from ..workers import Channel, redirect_output
 
 
-def describe_trial(made: Source, grid: Any, copy: Snapshot) -> Message:
-    """What a child loads a config by: its binary, and its launch's values over the copied tensors.
+def describe_trial(made: Source, grid: Any, copy: Snapshot, zeroed: Sequence[Any]) -> Message:
+    """What a child loads a config by: its binary, its launch's values over the copied tensors, and those to set to zero.
 
     Raises:
         UnportableError: a value cannot be handed on.
@@ -44,7 +45,11 @@ def describe_trial(made: Source, grid: Any, copy: Snapshot) -> Message:
         grid=[int(n) for n in (*sizes, 1, 1)[:3]],
     )
     values = [_plain(v) if types.get(n) == "constexpr" else v for n, v in made.bound.items()]
-    described: Message = {"binary": binary.as_json(), "values": copy.describe(values)}
+    described: Message = {
+        "binary": binary.as_json(),
+        "values": copy.describe(values),
+        "zeroed": copy.describe(zeroed),
+    }
     if (playing := current_rehearsal()) is not None:
         described["plays"] = encode_outcome(playing.outcome(made.source.name, {**made.options, **made.bound})[1])
     return described
@@ -70,7 +75,10 @@ def triton_trials(channel: Channel, request: Message) -> None:
             serve_trials(channel, request, _rehearsed(decode_hardware(request["rehearsed"]), stage))
         return
     import torch
+    import triton
 
+    # For kernels that need memory of their own, such as those that make tensor descriptors on the device.
+    triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))  # noqa: ARG005
     torch.cuda.set_device(request["device"])
     clock = cuda_clock(
         torch.device("cuda", request["device"]),
@@ -80,9 +88,7 @@ def triton_trials(channel: Channel, request: Message) -> None:
     )
 
     def load(candidate: Message, arguments: Arguments) -> tuple[Launch, Clock]:
-        launcher = TritonBinary.from_json(candidate["binary"]).launcher()
-        values = arguments.build(candidate["values"])
-        return Launch(call=lambda: launcher(*values)), clock
+        return _launch(candidate, arguments), clock
 
     serve_trials(channel, request, load)
 
@@ -97,17 +103,27 @@ def _rehearsed(hardware: Any, stage: ExitStack) -> Callable[[Message, Arguments]
         lasts_us = plays.median_us if isinstance(plays, Measurement) else 1.0
         stage.close()
         stage.enter_context(rehearsal(times=lasts_us, hardware=hardware))
-        launcher = TritonBinary.from_json(candidate["binary"]).launcher()
-        values = arguments.build(candidate["values"])
+        launch = _launch(candidate, arguments)
 
         def call() -> None:
             if isinstance(plays, Failure):
                 _fail(plays)
-            launcher(*values)
+            launch.call()
 
-        return Launch(call=call), EventClock(driver.active.get_device_interface())
+        return replace(launch, call=call), EventClock(driver.active.get_device_interface())
 
     return load
+
+
+def _launch(candidate: Message, arguments: Arguments) -> Launch:
+    launcher = TritonBinary.from_json(candidate["binary"]).launcher()
+    values, zeroed = (arguments.build(candidate[name]) for name in ("values", "zeroed"))
+
+    def zero() -> None:
+        for tensor in zeroed:
+            tensor.zero_()
+
+    return Launch(call=lambda: launcher(*values), before=zero if zeroed else None)
 
 
 def _fail(recorded: Failure) -> None:

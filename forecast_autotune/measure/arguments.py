@@ -249,7 +249,7 @@ class Arguments:
             if dtype is not None:
                 size = self._inner[i].numel() // dtype.itemsize * dtype.itemsize
                 now, pristine = (t[i][:size].view(dtype) for t in (self._inner, self._pristine))
-                found.append(Cell(index=i, name=self._name(i), now=now, pristine=pristine, alone=i in self._alone))
+                found.append(Cell(index=i, name=self._name(i), memory=now, before=pristine, alone=i in self._alone))
         return found
 
     def blank(self, which: Sequence[int]) -> None:
@@ -258,6 +258,10 @@ class Arguments:
             dtype = self._dtypes[i]
             size = self._inner[i].numel() // dtype.itemsize * dtype.itemsize
             self._inner[i][:size].view(dtype).fill_(float("nan"))
+
+    def pristine(self) -> None:
+        """Put back what was found written."""
+        self.restore()
 
     def keep(self, which: Sequence[int]) -> None:
         """What a run has written is put back in any case."""

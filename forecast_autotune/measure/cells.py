@@ -10,26 +10,33 @@ if TYPE_CHECKING:
     import torch
 
 _BLANK = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128")
-CHUNK_BYTES = 64 << 20  # comparing takes a temporary of the size of what is compared
+CHUNK_BYTES = 16 << 20  # comparing takes temporaries of up to 16 times what is compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Memory that a run wrote: what is there now and what was there before, flat, of one dtype.
-
-    `alone` means that no other argument lies in the same memory.
-    """
+    """Memory that a run wrote, and a copy of what was there before. `alone`: no other argument lies in that memory."""
 
     index: int
     name: str
-    now: torch.Tensor
-    pristine: torch.Tensor
+    memory: torch.Tensor
+    before: torch.Tensor
     alone: bool
+
+    @property
+    def now(self) -> torch.Tensor:
+        """What is there now, flat."""
+        return self.memory.contiguous().view(-1)
+
+    @property
+    def pristine(self) -> torch.Tensor:
+        """What was there before, flat."""
+        return self.before.contiguous().view(-1)
 
     @property
     def can_be_blank(self) -> bool:
         """Whether it can be filled with NaN before a run, without taking a number for an index or a lock from anybody."""
-        return self.alone and str(self.now.dtype).removeprefix("torch.") in _BLANK
+        return self.alone and str(self.memory.dtype).removeprefix("torch.") in _BLANK
 
 
 def differ(a: torch.Tensor, b: torch.Tensor) -> bool:

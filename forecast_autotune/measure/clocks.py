@@ -9,6 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -105,6 +106,7 @@ class EventClock:
         sensors: tells the device's clock in MHz and temperature in degrees Celsius, each None where nobody says.
         timed_s: as for `CpuClock`.
         warmup_s: for how long the candidate is run before, untimed.
+        on: makes the device the current one, for events and launches of torch's.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class EventClock:
         sensors: Callable[[], tuple[float | None, float | None]] | None = None,
         timed_s: float = TIMED_S,
         warmup_s: float = 0.0,
+        on: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         self._interface = interface
         self._flush = flush
@@ -126,6 +129,7 @@ class EventClock:
         self._sensors = sensors
         self._timed_s = timed_s
         self._warmup_s = warmup_s
+        self._on = on
         self._host_s = 1e-4  # what queueing one launch takes, as last seen
         self._seen: tuple[float | None, float | None] = (None, None)
 
@@ -163,10 +167,15 @@ class EventClock:
         return Measurement(samples_us=tuple(samples_us), clock_mhz=clock_mhz, temperature_c=temperature_c)
 
     def synchronize(self) -> None:
-        self._interface.synchronize()
+        with self._on():
+            self._interface.synchronize()
 
     def _batch(self, launch: Launch, count: int) -> list[float]:
         """Queue so many launches, then wait for all: microseconds of each."""
+        with self._on():
+            return self._queued(launch, count)
+
+    def _queued(self, launch: Launch, count: int) -> list[float]:
         new = self._interface.Event
         events = [(new(enable_timing=True), new(enable_timing=True)) for _ in range(count)]
         if self._spin is not None:
@@ -198,8 +207,17 @@ class GraphClock(EventClock):
     def measure(self, launch: Launch, *, first_us: float, hopeless_us: float = math.inf) -> Measurement:  # noqa: ARG002
         import torch
 
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
+        with self._on():
+            stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        stream.wait_stream(current)
+        try:
+            return self._on_stream(stream, launch, hopeless_us)
+        finally:  # whoever puts arguments back does so after what was launched here
+            current.wait_stream(stream)
+
+    def _on_stream(self, stream: Any, launch: Launch, hopeless_us: float) -> Measurement:
+        import torch
+
         with torch.cuda.stream(stream):
             self._warm_up(launch)
             (once_us,) = self._batch(launch, 1)
@@ -207,7 +225,7 @@ class GraphClock(EventClock):
                 return self._measurement([once_us])
             count = max(1, min(GRAPH_LAUNCHES, int(2e6 * self._timed_s / MIN_SAMPLES / max(once_us, 1.0))))
             nothing = Launch(call=lambda: None, before=launch.before)
-            graphs = [self._captured(which, count, stream) for which in (nothing, launch)]
+            graphs = [self._captured(which, count) for which in (nothing, launch)]
             times: tuple[list[float], list[float]] = ([], [])
 
             def sample(_: int) -> list[float]:
@@ -218,23 +236,27 @@ class GraphClock(EventClock):
             for graph in graphs:
                 graph.replay()
             samples = _collect(sample, math.inf, self._timed_s)
-        torch.cuda.current_stream().wait_stream(stream)
         return self._measurement(samples)
 
-    def _captured(self, launch: Launch, count: int, stream: Any) -> Any:
+    def _captured(self, launch: Launch, count: int) -> Any:
         import torch
 
         if launch.before is not None:
             launch.before()
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        # Not torch.cuda.graph, which empties the allocator's cache each time. What other threads launch meanwhile is their
+        # own business: by default it would end the capture in an error.
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
             for _ in range(count):
                 if launch.before is not None:
                     launch.before()
                 if self._flush is not None:
                     self._flush()
                 launch.call()
+        finally:
+            graph.capture_end()
         return graph
 
 
@@ -273,6 +295,7 @@ def cuda_clock(device: Any, *, graph: bool = False, timed_s: float = TIMED_S, wa
         sensors=_sensors(device),
         timed_s=timed_s,
         warmup_s=warmup_s,
+        on=lambda: torch.cuda.device(device),
     )
 
 

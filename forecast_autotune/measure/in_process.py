@@ -36,6 +36,9 @@ class Lendable(Protocol):
     def blank(self, which: Sequence[int]) -> None:
         """Fill these with NaN, so that what a candidate leaves unwritten shows."""
 
+    def pristine(self) -> None:
+        """Put back all that a run was found to write, as far as a copy of it is held."""
+
     def outputs(self, returned: Any) -> list[torch.Tensor]:
         """What a run produced."""
 
@@ -58,34 +61,34 @@ class Trial:
         self._clock = clock
         self._last_us = math.nan
 
-    def run(self, *, look: bool = False, blank: Sequence[int] = ()) -> Ran:
+    def run(self, *, look: bool = False, blank: Sequence[int] = (), compared: bool = True) -> Ran:
         """Run it once on pristine arguments; they are put back afterwards. See `Attempt.run`."""
         arguments = self._arguments
         arguments.look_anew()
         arguments.restore()
-        outputs = self._outputs(blank)
+        outputs = self._once(blank, compared and not look)
         first_us, overrun = self._last_us, arguments.overrun()
         reads: list[Cell] = []
         if look and overrun is None:
             cells = arguments.cells()
             left = {cell.index: cell.now.clone() for cell in cells}
             blank = tuple(cell.index for cell in cells if cell.can_be_blank)
-            outputs = self._outputs(blank)  # what cannot be blank still holds what the first run left
+            outputs = self._once(blank, compared)  # what cannot be blank still holds what the first run left
             reads = [c for c in cells if reads_itself(c, left[c.index], close, blanked=c.index in blank)]
             if reads:
                 blank = tuple(i for i in blank if i not in {cell.index for cell in reads})
                 arguments.keep([cell.index for cell in reads])
                 arguments.restore()
-                outputs = self._outputs(blank)
+                outputs = self._once(blank, compared)
                 # What differs on equal arguments as well tells nothing about what it reads.
                 reads = [cell for cell in reads if close(cell.now, left[cell.index]) is None]
-        arguments.restore()
+        arguments.pristine()
         return Ran(
             outputs=outputs,
             overrun=overrun,
             first_us=first_us,
             blank=tuple(blank),
-            reads=tuple(cell.name for cell in reads),
+            reads=tuple(dict.fromkeys(cell.name for cell in reads)),
         )
 
     def time(self, hopeless_us: float = math.inf) -> Measurement:
@@ -96,13 +99,21 @@ class Trial:
         launch = Launch(call=self._launch.call, before=before, after=self._launch.after)
         return self._clock.measure(launch, first_us=self._last_us, hopeless_us=hopeless_us)
 
-    def _outputs(self, blank: Sequence[int]) -> list[torch.Tensor]:
-        self._arguments.blank(blank)
+    def _once(self, blank: Sequence[int], compared: bool) -> list[torch.Tensor]:
+        """Run it; copies of its outputs, taken before the hook that follows the launch may put something back."""
+        launch, arguments = self._launch, self._arguments
+        arguments.blank(blank)
+        if launch.before is not None:
+            launch.before()
         began = time.perf_counter()
-        returned = self._launch.once()
+        returned = launch.call()
         self._clock.synchronize()
         self._last_us = (time.perf_counter() - began) * 1e6
-        return [o.clone() for o in self._arguments.outputs(returned)]
+        outputs = arguments.outputs(returned)
+        found = [o.clone() for o in outputs] if compared else []
+        if launch.after is not None:
+            launch.after()
+        return found
 
 
 def _both(first: Callable[[], None], then: Callable[[], None] | None) -> Callable[[], None]:

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 from ..core.config import Config
 from ..core.outcome import Measurement
 from ..extension import Extension
-from ..workers import Channel, Worker, WorkerDiedError, WorkerRaisedError, redirect_output, workshop
+from ..workers import (
+    Channel,
+    Worker,
+    WorkerDiedError,
+    WorkerRaisedError,
+    WorkerTimeoutError,
+    WorkshopError,
+    redirect_output,
+    workshop,
+)
 from .arguments import Arguments, Snapshot, snapshot
 from .clocks import Clock, Launch
 from .in_process import Trial, clock_for, raise_if_lost
@@ -112,7 +121,24 @@ class Isolated(Measuring):
             "threads": torch.get_num_threads(),
             "log": str(self._log),
         }
-        return workshop().start(self._job, request, [copy.file])
+        worker = workshop().start(self._job, request, [copy.file])
+        try:
+            worker.receive(LOAD_TIMEOUT_S + self.copying_s)
+        except (WorkerDiedError, WorkerRaisedError, WorkerTimeoutError) as err:  # before any candidate came into play
+            worker.__exit__()
+            raise WorkshopError(f"the worker process cannot be set up: {err}") from None
+        return worker
+
+    @property
+    def copying_s(self) -> float:
+        """What laying out, comparing and handing over copies of the arguments may take, at half a GB a second."""
+        return 0.0 if self._snapshot is None else self._snapshot.size / 5e8
+
+    @property
+    def timing_s(self) -> float:
+        """What timing a candidate may take that has run once: its samples, and what it was asked for besides."""
+        asked_s = float(self._request.get("timed_s", 0.0)) + float(self._request.get("warmup_s", 0.0))
+        return max(LOAD_TIMEOUT_S, self._timeout_s or 0.0) + 4 * asked_s + self.copying_s
 
     def _let_go(self) -> None:
         if self._worker is not None:
@@ -127,12 +153,11 @@ class _Conversation:
         self._worker = worker
         self._measurer = measurer
 
-    def run(self, *, look: bool, blank: Sequence[int]) -> Ran:
+    def run(self, *, look: bool, blank: Sequence[int], compared: bool) -> Ran:
         known_s = self._measurer._timeout_s
         allowed_s = DEFAULT_TIMEOUT_S if known_s is None else known_s
-        compared = self._measurer._check is not None  # else what it wrote, which may be large, need not come here
         self._worker.send({"look": look, "blank": list(blank), "compared": compared})
-        ran = self._worker.receive(RUNS_OF_A_LOOK * allowed_s if look else allowed_s)
+        ran = self._worker.receive((RUNS_OF_A_LOOK * allowed_s if look else allowed_s) + self._measurer.copying_s)
         outputs = self._outputs(ran)
         if known_s is None:  # the default, or another that ran: in either case one to relate others to
             self._measurer._timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * float(ran["first_us"]) / 1e6)
@@ -146,7 +171,7 @@ class _Conversation:
 
     def time(self, hopeless_us: float) -> Measurement:
         self._worker.send({"hopeless_us": hopeless_us if math.isfinite(hopeless_us) else None})
-        told = self._worker.receive(max(LOAD_TIMEOUT_S, self._measurer._timeout_s or 0.0))
+        told = self._worker.receive(self._measurer.timing_s)
         return Measurement(
             samples_us=tuple(float(s) for s in told["samples_us"]),
             clock_mhz=told["clock_mhz"],
@@ -177,8 +202,12 @@ def serve_trials(channel: Channel, request: Message, load: Load) -> None:
     import torch
 
     torch.set_num_threads(request["threads"])
+    devices = (torch.device(storage["device"]) for storage in request["layout"]["storages"])
+    if (device := next((d for d in devices if d.type == "cuda"), None)) is not None:
+        torch.cuda.set_device(device)
     arguments = Arguments(request["layout"], channel.files[0], request["bytes"], request.get("names", ()))
     clock = clock_for(arguments.values)
+    channel.send({"ready": True})
     command = channel.receive()
     while "end" not in command:
         try:
@@ -200,8 +229,8 @@ def serve_trials(channel: Channel, request: Message, load: Load) -> None:
 def _try(channel: Channel, trial: Trial) -> Message:
     """One candidate's conversation; the first message that is no longer about it."""
     command = channel.receive()
-    ran = trial.run(look=command["look"], blank=command["blank"])
-    copy = snapshot(ran.outputs if command["compared"] else ())
+    ran = trial.run(look=command["look"], blank=command["blank"], compared=command["compared"])
+    copy = snapshot(ran.outputs)
     try:
         channel.send(
             {

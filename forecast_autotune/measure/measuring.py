@@ -58,11 +58,11 @@ class Ran:
 class Attempt(Protocol):
     """A candidate that is loaded."""
 
-    def run(self, *, look: bool, blank: Sequence[int]) -> Ran:
+    def run(self, *, look: bool, blank: Sequence[int], compared: bool) -> Ran:
         """Run it on pristine arguments and put them back.
 
         With `look`, run it again to learn what it reads of what it writes. Else the arguments in `blank` are filled with
-        NaN first.
+        NaN first. Its outputs are copied where they are to be `compared`.
         """
 
     def time(self, hopeless_us: float) -> Measurement:
@@ -100,6 +100,7 @@ class Measuring(ABC):
         self._default_raised = ""
         self._lost = ""
         self._told = False  # that nothing can be compared
+        self._looked = False
 
     def __enter__(self) -> Measuring:
         return self
@@ -118,7 +119,11 @@ class Measuring(ABC):
     @property
     def looks(self) -> bool:
         """Whether the default is run twice to learn what the kernel writes, and reads of that."""
-        return self._check is not None
+        return self._check is not None or self._tell_reads is not None
+
+    def spare_default(self) -> None:
+        """The default is known to take its process down: it is not to be run, not even to compare others with."""
+        self._default_tried = True
 
     def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
         """Time one built config, one sample only where that shows more than `hopeless_us`.
@@ -139,8 +144,10 @@ class Measuring(ABC):
 
     def _try(self, config: Config, hopeless_us: float, *, timed: bool) -> Outcome:
         is_default = config == self._default
-        look = is_default and self.looks and not self._default_tried
         self._default_tried |= is_default
+        look = (
+            self.looks and not self._looked and self._default_tried
+        )  # at the first that runs, the default before others
         began = time.perf_counter()
         stage = "load"
 
@@ -151,12 +158,13 @@ class Measuring(ABC):
         try:
             with self.attempt(config) as attempt:
                 stage = "launch"
-                ran = attempt.run(look=look, blank=() if look else self._blank)
+                compared = self._check is not None and (is_default or self._expected is not None)
+                ran = attempt.run(look=look, blank=() if look else self._blank, compared=compared)
                 if ran.overrun:
                     return failure("check", ran.overrun)
                 self._default_ran |= is_default
                 if look:
-                    self._learn(ran)
+                    self._learn(ran, is_default)
                 elif not is_default and self._expected is not None:
                     wrong = disagreement(self._check, ran.outputs, self._expected)
                     if wrong:
@@ -177,21 +185,39 @@ class Measuring(ABC):
         except AutotuneError as err:
             return failure("compile", str(err), transient=True)
         except Exception as err:  # a driver, a hook, a kernel: whatever it is, another config may run
+            if look and of_memory(err):
+                return self._without_look(config, hopeless_us, err, timed=timed)
             return self._raised(stage, raised(err), is_default, began)
         if measurement is None:
             return failure("check", "not timed", transient=True)
         return replace(measurement, run_s=time.perf_counter() - began)
 
-    def _learn(self, ran: Ran) -> None:
-        """Keep what the default's first run has shown."""
+    def _without_look(self, config: Config, hopeless_us: float, err: Exception, *, timed: bool) -> Outcome:
+        """Try a config again without the copies that a look takes, which memory was short for."""
         if self._check is not None:
+            raise CheckError(
+                f"check= of {self.name} takes copies of its arguments, and memory is short: {err}"
+            ) from err
+        log.warning("%s: memory is short for a look at what it writes (%s)", self.name, err)
+        self._looked = True
+        return self._try(config, hopeless_us, timed=timed)
+
+    def _learn(self, ran: Ran, is_default: bool) -> None:
+        """Keep what the first run of a config that runs has shown."""
+        self._looked = True
+        if self._check is not None and is_default:
+            if not ran.outputs:
+                raise CheckError(
+                    f"check={check_name(self._check)} of {self.name} has nothing to compare: the default config was not "
+                    "seen to write or return anything (results that were there before do not show)"
+                )
             if wrong := disagreement(self._check, ran.outputs, ran.outputs):
                 raise CheckError(
                     f"check={check_name(self._check)} of {self.name} fails on the default config's own outputs ({wrong}): "
                     "mend it, or leave it out"
                 )
             self._expected = ran.outputs
-        self._blank = ran.blank
+            self._blank = ran.blank
         if ran.reads and self._tell_reads is not None:
             self._tell_reads(ran.reads)
 
@@ -211,6 +237,11 @@ class Measuring(ABC):
             cost_s=time.perf_counter() - began,
             transient=shared and not of_the_config,
         )
+
+
+def of_memory(err: BaseException) -> bool:
+    """Whether memory ran out, of the host or of a device."""
+    return isinstance(err, MemoryError) or "out of memory" in str(err).lower()
 
 
 def raised(err: BaseException) -> str:

@@ -61,6 +61,9 @@ class Replay:
                 # A recorded failure has one cost; it is charged where it was met.
                 yield config, Evidence(compile_s=0.0)
 
+    def spare_default(self) -> None:
+        """Nothing is run here."""
+
     def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:  # noqa: ARG002  # all is recorded
         outcome = self._outcome(config)
         self.charged_s += outcome.run_s if isinstance(outcome, Measurement) else outcome.cost_s

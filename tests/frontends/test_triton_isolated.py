@@ -123,6 +123,31 @@ def test_what_a_child_cannot_run_is_said_and_the_default_launched(what: str) -> 
     assert kernel.best_config is kernel.configs[0]
 
 
+def test_a_hook_of_a_config_that_changes_tensors_cannot_be_left_out_in_a_child() -> None:
+    def clears(named: dict[str, Any]) -> None:
+        named["x_ptr"].zero_()
+
+    kernel = tuned(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128}, pre_hook=clears)], isolate=True)
+    with playing(), pytest.warns(TuningWarning, match=r"cannot run the pre_hook of BLOCK: 128.*it changes tensors"):
+        call(kernel)
+    assert kernel.best_config is kernel.configs[0]
+
+
+def test_a_child_that_cannot_be_set_up_is_nobodys_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = isolated.Isolated._start
+
+    def spoilt(measurer: Any, copy: Any) -> Any:
+        measurer._request["rehearsed"] = {"no": "hardware"}
+        return request(measurer, copy)
+
+    monkeypatch.setattr(isolated.Isolated, "_start", spoilt)
+    kernel = tuned(isolate=True)
+    with playing():
+        with pytest.warns(TuningWarning, match="the worker process cannot be set up"):
+            call(kernel)
+        assert not outcomes_of(kernel)
+
+
 def test_a_child_that_cannot_be_started_is_said_and_the_default_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_more(*_: Any, **__: Any) -> Any:
         raise OSError(11, "Resource temporarily unavailable")

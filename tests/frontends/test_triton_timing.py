@@ -96,7 +96,7 @@ def test_a_name_to_put_back_that_is_no_tensor_is_said_and_the_first_config_launc
 def test_more_to_restore_than_memory_is_said_and_the_first_config_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lent, "usable_memory_bytes", lambda: 100)
     kernel, x = kernel_in_place(restore_value=["x_ptr"]), torch.zeros(64)
-    with pytest.warns(TuningWarning, match="restoring x_ptr takes a copy of 0 MiB, and 0 MiB are free"):
+    with pytest.warns(TuningWarning, match="a copy of x_ptr to restore takes 0 MiB, and 0 MiB are free"):
         kernel[(2,)](x, 64)
     assert x.tolist() == [1.0] * 64
 

@@ -121,6 +121,40 @@ def test_an_argument_that_is_changed_in_place_is_changed_once() -> None:
     assert decision.measured == len(kernel.space)
 
 
+@triton.jit
+def accumulate(total_ptr, x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(total_ptr, tl.sum(tl.load(x_ptr + at, mask=at < n, other=0.0)))
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_what_starts_from_zeros_does_so_in_every_trial_wherever_that_is_run(isolate: bool) -> None:
+    x = torch.rand(100_000, device="cuda")
+    configs = [triton.Config({"BLOCK": block}) for block in (256, 1024, 4096)]
+    tuner = fa.autotune(
+        configs=configs, key=["n"], reset_to_zero=["total_ptr"], check="allclose", isolate=isolate, budget="all"
+    )(accumulate)
+    total = torch.full((1,), torch.nan, device="cuda")
+    tuner[lambda knobs: (triton.cdiv(len(x), knobs["BLOCK"]),)](total, x, len(x))
+    torch.testing.assert_close(total, x.sum()[None], rtol=1e-4, atol=0)
+    (decision,) = tuner.decisions.values()
+    assert (decision.measured, decision.failed) == (3, 0)
+
+
+@pytest.mark.parametrize("timing", ["eager", "graph"])
+def test_a_kernel_in_place_that_does_not_say_so_is_timed_and_ends_right(timing: str) -> None:
+    @triton.jit
+    def add_one(x_ptr, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
+
+    tuner = fa.autotune(configs=[triton.Config({"BLOCK": b}) for b in (256, 1024)], key=["n"], timing=timing)(add_one)
+    x = torch.zeros(100_000, device="cuda")
+    with pytest.warns(fa.TuningWarning, match="reads what it writes to x_ptr"):
+        tuner[lambda knobs: (triton.cdiv(len(x), knobs["BLOCK"]),)](x, len(x))
+    assert float(x.min()) == float(x.max()) == 1.0
+
+
 @pytest.mark.timeout(180)
 def test_a_config_that_writes_to_an_illegal_address_does_not_take_the_process_with_it() -> None:
     x = torch.randn(100_000, device="cuda")

@@ -85,11 +85,19 @@ def test_an_idempotent_kernel_in_place_is_found_out_as_well() -> None:
     assert torch.equal(x, before)
 
 
-def test_a_kernel_that_writes_a_part_of_its_output_reads_none_of_it() -> None:
+@pytest.mark.parametrize("check", [None, "allclose"])
+def test_a_kernel_that_writes_a_part_of_its_output_reads_none_of_it_and_the_rest_stays(check: str | None) -> None:
     told: list[Sequence[str]] = []
-    with measurer([lambda out: out[:50].fill_(7)], {"out": torch.arange(100.0)}, told=told) as measuring:
-        measuring.measure(DEFAULT)
+    out = torch.arange(100.0)
+
+    def half(out: Any) -> None:
+        out[:50].fill_(7)
+
+    with measurer([half, half], {"out": out}, told=told, check=check) as measuring:
+        assert isinstance(measuring.measure(DEFAULT), Measurement)
+        assert isinstance(measuring.measure(OTHER), Measurement)
     assert not told
+    assert torch.equal(out[50:], torch.arange(50.0, 100.0))
 
 
 def test_numbers_that_may_be_indices_are_never_replaced_by_others() -> None:
@@ -179,12 +187,110 @@ def test_views_of_one_tensor_are_told_apart_and_put_back() -> None:
     assert torch.equal(base, before)
 
 
+@pytest.mark.parametrize("err", [KeyboardInterrupt(), RuntimeError("a slip"), RuntimeError("CUDA out of memory")])
+def test_what_ends_a_look_half_way_leaves_the_tensors_as_they_were(err: BaseException) -> None:
+    x, runs = torch.zeros(100), []
+
+    def adds(x: Any) -> None:
+        runs.append(1)
+        if len(runs) == 2:
+            raise err
+        x.add_(1)
+
+    with measurer([adds, adds], {"x": x}) as measuring:
+        if isinstance(err, KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt):
+                measuring.measure(DEFAULT)
+        else:
+            measuring.measure(DEFAULT)
+            measuring.measure(OTHER)
+    assert torch.equal(x, torch.zeros(100))
+
+
+def test_where_the_default_does_not_run_the_first_that_does_is_looked_at() -> None:
+    told: list[Sequence[str]] = []
+    x = torch.zeros(100)
+    with measurer([raising(ValueError("not this one")), add_in_place], {"x": x}, told=told) as measuring:
+        assert isinstance(measuring.measure(DEFAULT), Failure)
+        assert isinstance(measuring.measure(OTHER), Measurement)
+    assert told == [("x",)]
+    assert torch.equal(x, torch.zeros(100))
+
+
+def test_gaps_between_the_elements_of_a_tensor_are_left_alone_and_cost_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lent, "usable_memory_bytes", lambda: 1 << 20)
+    base = torch.zeros(1000, 1000)
+
+    def first_column(x: Any) -> None:
+        x.add_(1)
+        base[:, 1].add_(1)  # in a gap: somebody else's
+
+    with measurer([first_column], {"x": base[:, 0]}, restored=["x"]) as measuring:
+        assert isinstance(measuring.measure(DEFAULT), Measurement)
+    assert not base[:, 0].any()
+    assert base[0, 1] > 5
+
+
+def test_what_autograd_has_saved_does_not_count_as_changed() -> None:
+    weight = torch.ones(10, requires_grad=True)
+    x = weight.sin()
+    y = x * x  # saves x
+    with measurer([lambda x: None], {"x": x}, restored=["x"]) as measuring:
+        assert isinstance(measuring.measure(DEFAULT), Measurement)
+    y.sum().backward()
+    assert weight.grad is not None
+
+
+def test_outputs_are_taken_before_a_hook_of_the_users_puts_them_back() -> None:
+    x = torch.zeros(10)
+    kernels = [add_in_place, lambda x: x.add_(2)]
+    with Lent(
+        name="kernel",
+        default=DEFAULT,
+        check="allclose",
+        launch=lambda config: Launch(call=lambda: kernels[config["which"]](x), after=lambda: x.zero_()),
+        clock=lambda config: CpuClock(0.001),
+        arguments=lambda: LentArguments({"x": x}),
+        looks=True,
+    ) as measuring:
+        assert isinstance(measuring.measure(DEFAULT), Measurement)
+        outcome = measuring.measure(OTHER)
+    assert isinstance(outcome, Failure)
+    assert outcome.stage == "check"
+
+
+def test_a_check_that_would_compare_nothing_is_an_error() -> None:
+    with (
+        measurer([lambda x: None], {"x": torch.zeros(4)}, check="allclose") as measuring,
+        pytest.raises(CheckError, match="has nothing to compare"),
+    ):
+        measuring.measure(DEFAULT)
+
+
+def test_a_default_known_to_crash_is_not_run_to_compare_others_with() -> None:
+    runs: list[int] = []
+    with measurer([lambda x: runs.append(0), add_in_place], {"x": torch.zeros(4)}, check="allclose") as measuring:
+        measuring.spare_default()
+        assert isinstance(measuring.measure(OTHER), Measurement)
+    assert not runs
+
+
+def test_one_memory_under_two_names_is_told_by_both_and_known_by_either() -> None:
+    told: list[Sequence[str]] = []
+    x = torch.zeros(10)
+    with measurer([lambda x, out: out.copy_(x + 1)], {"x": x, "out": x}, told=told) as measuring:
+        measuring.measure(DEFAULT)
+    assert told == [("x, out",)]
+
+
 def test_more_to_restore_than_memory_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lent, "usable_memory_bytes", lambda: 1 << 20)
     x = torch.zeros(1 << 20)
     with (
         measurer([add_in_place], {"x": x}, restored=["x"]) as measuring,
-        pytest.raises(UnportableError, match="restoring x takes a copy of 4 MiB, and 1 MiB are free"),
+        pytest.raises(UnportableError, match="a copy of x to restore takes 4 MiB, and 1 MiB are free"),
     ):
         measuring.measure(DEFAULT)
     assert not x.any()
