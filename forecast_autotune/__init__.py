@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .frontends.triton_autotune import ForecastAutotuner as ForecastAutotuner
     from .frontends.triton_install import install as install
     from .frontends.triton_install import uninstall as uninstall
+    from .frontends.variants import variants as variants
     from .rehearsal_driver import rehearsal as rehearsal
 
 _HOMES = {
@@ -44,6 +45,7 @@ _HOMES = {
     "NoWorkingConfigError": "errors",
     "TuningWarning": "errors",
     "load_inline": "frontends.load_inline",
+    "variants": "frontends.variants",
 }
 
 __all__ = list(_HOMES)

@@ -39,7 +39,7 @@ class Reading:
         if id(value) in self.texts:
             return
         self._held.append(value)
-        if tuned := getattr(value, "tuned", None):
+        if (tuned := _tuned(value)) is not None:
             self.tuners.append(tuned)
             self._keep(value, tuned.program)
         elif (kernel := _kernel(value)) is not None:
@@ -72,11 +72,14 @@ class Reading:
             self.texts[id(value)] = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}"
             return
         self.texts[id(value)] = source
-        scope = dict(vars(sys.modules.get(getattr(function, "__module__", None) or "", object())) or {})
-        if inspect.isfunction(function) or inspect.ismethod(function):
-            captured = inspect.getclosurevars(function)
-            scope = {**function.__globals__, **captured.nonlocals}
-        for name in names_in(source):
+        function = getattr(function, "__func__", function)
+        module = sys.modules.get(getattr(function, "__module__", None) or "")
+        scope = dict(getattr(function, "__globals__", None) or vars(module or object))
+        if inspect.isfunction(function):
+            scope.update(inspect.getclosurevars(function).nonlocals)
+        code = getattr(function, "__code__", None)
+        # The text of a lambda may be a piece of a statement.
+        for name in names_in(source) or (() if code is None else (*code.co_names, *code.co_freevars)):
             owner, _, attribute = name.partition(".")
             found = scope.get(owner)
             if attribute:
@@ -90,7 +93,7 @@ class Reading:
         for value in values:
             own = (getattr(value, "__module__", None) or "").partition(".")[0] == self._package
             if (
-                getattr(value, "tuned", None) is not None
+                _tuned(value) is not None
                 or _kernel(value) is not None
                 or ((inspect.isfunction(value) or inspect.ismethod(value) or inspect.isclass(value)) and own)
             ):
@@ -99,6 +102,12 @@ class Reading:
 
 def _plain(value: functools.partial[Any]) -> bool:
     return all(isinstance(v, (bool, int, float, str, type(None))) for v in (*value.args, *value.keywords.values()))
+
+
+def _tuned(value: Any) -> Any:
+    """What decides for a function that `load_inline` or `variants` made; None for any other."""
+    tuned = getattr(value, "tuned", None) if inspect.isfunction(value) else None
+    return tuned if hasattr(tuned, "run_under") else None
 
 
 def _kernel(value: Any) -> Any:

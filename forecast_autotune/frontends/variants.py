@@ -1,0 +1,744 @@
+"""fa.variants: callables that compute the same thing, each with a space of its own or none, and one decision per key."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import logging
+import math
+import operator
+import sys
+import warnings
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
+from typing import Any
+
+from ..compilers.no_compile import NoCompiler
+from ..core.budget import Budget
+from ..core.config import Config
+from ..core.decision import Decision
+from ..core.digest import Value
+from ..core.hardware import Hardware, Toolchain
+from ..core.job import Job
+from ..core.space import MAX_CONFIGS, Space
+from ..core.workload import Program, Work, Workload
+from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
+from ..measure.arguments import tensors_in
+from ..measure.checks import Check, check_name, validate
+from ..measure.clocks import Clock, CpuClock, EventClock, Launch, cuda_clock
+from ..measure.lent import Lent, LentArguments, tensors_of
+from ..probe import detect_cpp_toolchain, detect_hardware
+from ..protocols import Store, Surrogate
+from ..rehearsal_driver import Rehearsal, current_rehearsal
+from ..store.sqlite import SqliteStore
+from .callable_program import Reading
+from .deciding import deciding
+from .engine import decide, make_store, request, untraced
+from .joint import Found, Joint, here, in_use, under
+from .keys import as_names, device_of, features_of, key_as_json, make_key_function
+from .pending import holds_unmeasured, is_unmeasured
+
+log = logging.getLogger(__name__)
+
+DEFAULT_BUDGET = "16,30s"
+KNOB = "variant"  # of a joint config: which callable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One of several callables that compute the same thing; the knobs of its space are handed to it by name.
+
+    `function` is as the user gave it; `call` takes the arguments of the first.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    call: Callable[..., Any]
+    space: Space | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One way to make a call: a variant, its knobs, and what the tuners in it run, by identity.
+
+    `frozen` where tuners that nothing is imposed on run their defaults and do not tune themselves.
+    """
+
+    config: Config
+    variant: Variant
+    knobs: Mapping[str, Value]
+    imposed: Mapping[int, Any]
+    frozen: bool = False
+
+    def launcher(self) -> Callable[..., Any]:
+        """What makes a call this way."""
+        function = functools.partial(self.variant.call, **self.knobs) if self.knobs else self.variant.call
+        if not self.imposed and not self.frozen:
+            return function
+        return under(Joint(imposed=self.imposed, frozen=self.frozen), function)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """A call to decide for: what is handed to a variant, and all of it in one row, defaults included."""
+
+    values: tuple[Any, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """What came of deciding, and what stands in if that does not run; no decision where there was none to make."""
+
+    choice: Choice
+    default: Choice
+    decision: Decision | None = None
+    ran: bool = True  # in this process
+
+
+def variants(
+    callables: Sequence[Any],
+    key: Sequence[str] | str | Callable[..., Any] | None = None,
+    *,
+    name: str | None = None,
+    check: Check = "allclose",
+    work: Callable[..., Any] | None = None,
+    budget: str | int | None = None,
+    mode: str | None = None,
+    surrogate: str | Surrogate | None = None,
+) -> Any:
+    """One function out of several that compute the same thing: each key's first call finds out which is the fastest.
+
+        softmax = fa.variants([one_pass, (online, fa.Space.grid({"BLOCK": [512, 1024]})), torch.softmax], key="x, dim")
+
+    Tuners that a variant calls (`fa.autotune` kernels, `fa.load_inline` functions, other variants) do not tune themselves
+    in these calls: their configs are part of the joint space, as knobs called `kernel.KNOB`.
+
+    Args:
+        callables: the variants, the first of them, with the first config of its space, the default. A pair of a callable
+            and a space hands the space's knobs to the callable by name.
+        key: names of arguments, or a callable of the arguments that returns a hashable value; by default dtype, shape
+            and strides of tensors and the values of all else. Names are those of the first callable that has any.
+        name: what the decisions are kept under; by default the first callable's name, with its module.
+        check: how what a variant returns and writes must agree with the default's: `"allclose"`, `"bitexact"`, a callable
+            of (outputs, the default's), or None.
+        work: callable of the arguments that returns `Work(flops=…, bytes=…)`.
+        budget: as FORECAST_AUTOTUNE_BUDGET, which overrides it; by default at most 16 configs and 30 s for each key.
+        mode: as FORECAST_AUTOTUNE_MODE, which overrides it.
+        surrogate: a name as in FORECAST_AUTOTUNE_SURROGATE, which overrides it, or a Surrogate.
+    Raises:
+        InvalidInputError: one of these does not say what it must, or a variant cannot be called as the first one.
+    """
+    if callable(callables) or isinstance(callables, (str, Mapping)):
+        raise InvalidInputError(f"variants was given {callables!r}: give a list of callables, variants([f, g, …])")
+    return TunedVariants(
+        _as_variants(callables), key=key, name=name, check=check, work=work, budget=budget, mode=mode,
+        surrogate=surrogate,
+    ).dispatcher()  # fmt: skip
+
+
+class TunedVariants:
+    """Some variants: their decisions by key, and how a missing one is made."""
+
+    def __init__(
+        self,
+        listed: Sequence[Variant],
+        *,
+        key: Any,
+        name: str | None,
+        check: Check,
+        work: Callable[..., Any] | None,
+        budget: str | int | None,
+        mode: str | None,
+        surrogate: str | Surrogate | None,
+    ) -> None:
+        validate(check)
+        if budget is not None:
+            Budget(budget)
+        request(budget, default_budget=DEFAULT_BUDGET, environment={}, mode=mode, surrogate=surrogate)  # does it parse?
+        first = listed[0]
+        self.name = name or first.name
+        self._full_name = name or f"{getattr(first.function, '__module__', None) or ''}.{first.name}".lstrip(".")
+        self._arguments = _Arguments(listed, self.name)
+        self.variants = tuple(map(self._arguments.adapted, listed))
+        self._key = make_key_function(key, self._arguments.names or None, self.name)
+        self._key_names: tuple[str, ...] | None = None if callable(key) else as_names(key)
+        self._check, self._work = check, work
+        self._budget, self._mode, self._surrogate = budget, mode, surrogate
+        self._table: dict[Hashable, Callable[..., Any]] = {}
+        self._made: dict[Hashable, _Made] = {}
+        self.decisions: dict[Hashable, Decision] = {}
+        self._unmeasured: set[Hashable] = set()
+        self._found: dict[int, tuple[Found, ...]] = {}  # tuners by variant, as last met
+        self._memory: Store | None = None
+
+    @functools.cached_property
+    def reading(self) -> Reading:
+        """All that the variants say, read at the first miss, when what they name is there."""
+        return Reading(v.function for v in self.variants)
+
+    @functools.cached_property
+    def calling(self) -> frozenset[int]:
+        """Variants that may call tuners, by place."""
+        return frozenset(i for i, v in enumerate(self.variants) if Reading([v.function]).tuners)
+
+    @functools.cached_property
+    def program(self) -> Program:
+        return self.reading.program(self._full_name)
+
+    def dispatcher(self) -> Callable[..., Any]:
+        """The function that stands for all variants. A hit makes the key, looks it up and calls."""
+        from torch.compiler import is_dynamo_compiling
+
+        found, key, miss, arguments, tuned = self._table.get, self._key, self._miss, self._arguments, self
+        least = len(arguments.positional)
+
+        @_traced
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling():
+                index, knobs, order = choose(tuple([_told(a) for a in args]), {n: _told(v) for n, v in kwargs.items()})
+                args = (*args, *[kwargs.pop(name, default) for name, default in order])
+                return functions[index](*args, **kwargs, **dict(knobs))
+            if in_use and (joint := here.joint) is not None and joint.takes(tuned):
+                return joint.run(tuned, args, kwargs)
+            if kwargs:
+                args, kwargs = arguments.placed(args, kwargs)
+            whole = len(args) >= least and not kwargs and not arguments.named
+            values = args if whole else arguments.values(args, kwargs)
+            wanted = (device_of(values), _is_tracked(values), key(*values))
+            try:
+                launch = found(wanted)
+            except TypeError:
+                launch = tuned.without_key(wanted, values)
+            if launch is None:
+                launch = miss(wanted, values, args, kwargs)
+            return launch(*args, **kwargs)
+
+        @_traced
+        def choose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return tuned.chosen_while_compiling(args, kwargs)
+
+        choose._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run for real while Dynamo traces
+        functions = tuple(v.call for v in self.variants)
+        functools.update_wrapper(call, self.variants[0].function, updated=())
+        call.__name__ = self.name
+        call.decisions = self.decisions  # type: ignore[attr-defined]
+        call.tuned = self  # type: ignore[attr-defined]
+        return call
+
+    # Within a variant of others -------------------------------------------------------------------------------------
+
+    def candidates(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[Config, Any]:
+        """See `Nested`."""
+        placed, rest = self._arguments.placed(tuple(args), dict(kwargs))
+        return self._choices(_Call(values=self._arguments.values(placed, rest), args=placed, kwargs=rest), may_run=True)
+
+    def run_under(self, chosen: Choice, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """See `Nested`."""
+        placed, rest = self._arguments.placed(tuple(args), dict(kwargs))
+        return replace(chosen, frozen=True).launcher()(*placed, **rest)
+
+    # A miss ---------------------------------------------------------------------------------------------------------
+
+    def _miss(
+        self, wanted: Hashable, values: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[..., Any]:
+        """Decide for a key that is met for the first time, and return what makes its calls.
+
+        While another thread is busy measuring, that is the default, and the key stays open; so it does where a graph is
+        captured or tensors hold no data.
+        """
+        unmeasured = _why_unmeasured(values)
+        with deciding.unless_measuring() as our_turn:
+            if (found := self._table.get(wanted)) is not None:
+                return found
+            if not our_turn:
+                return self._default().launcher()
+            made = untraced(self._decide)(_Call(values=values, args=args, kwargs=kwargs), unmeasured)
+            found = made.choice.launcher()
+            if unmeasured:
+                return found
+            if made.decision is not None:
+                self.decisions[wanted] = made.decision
+                if not made.ran:
+                    found = self._guarded(wanted, made, made.decision)
+            if is_unmeasured(made.decision):
+                self._unmeasured.add(wanted)
+                holds_unmeasured(self)
+            self._made[wanted], self._table[wanted] = made, found
+            return found
+
+    def without_key(self, wanted: Hashable, values: Sequence[Any]) -> Callable[..., Any]:
+        """The default, where sizes are symbols.
+
+        Raises:
+            InvalidInputError: they are none, so the key is not one.
+        """
+        if _hold_no_data(values):
+            return self._default().launcher()
+        raise InvalidInputError(
+            f"the key of {self.name} is {wanted!r}, which cannot be looked up: give key= as names of arguments, or as a "
+            "callable that returns a tuple of numbers, text, dtypes and shapes"
+        )
+
+    def forget_unmeasured(self) -> None:
+        """Decide again, when they are next met, keys whose decision measuring had no say in."""
+        with deciding:
+            for wanted in self._unmeasured:
+                self.decisions.pop(wanted, None)
+                self._made.pop(wanted, None)
+                self._table.pop(wanted, None)
+            self._unmeasured.clear()
+
+    def _default(self) -> Choice:
+        """The first variant with its first config, tuners in it left to their own defaults."""
+        first = self.variants[0]
+        knobs = first.space.default.knobs if first.space else {}
+        return Choice(config=Config({KNOB: first.name, **knobs}), variant=first, knobs=knobs, imposed={}, frozen=True)
+
+    def _decide(self, call: _Call, unmeasured: str) -> _Made:
+        how = request(self._budget, default_budget=DEFAULT_BUDGET, mode=self._mode, surrogate=self._surrogate)
+        default = self._default()
+        if how.settings.mode == "first":
+            return _Made(choice=default, default=default)
+        if unmeasured:
+            how = replace(how, budget="0", unmeasured=unmeasured)
+        try:
+            choices = self._choices(call, may_run=not unmeasured)
+            default = next(iter(choices.values()))
+            if len(choices) == 1:
+                return _Made(choice=default, default=default)
+            playing = self._rehearsal()
+            job = self._job(choices, call.values, rehearsed=playing is not None)
+            measurer = self._measurer(choices, call, playing)
+            with measurer, deciding.measuring(Budget(how.budget).measures):
+                store = self._store(job.hardware, how.settings)
+                decision = decide(job, how, compiler=NoCompiler(), measurer=measurer, store=store)
+        except (CacheMissError, InvalidInputError, NoWorkingConfigError):
+            raise
+        except Exception as err:
+            log.debug("tuning failed", exc_info=True)
+            warnings.warn(
+                f"{self._full_name} is not tuned, its default is run: {type(err).__name__}: {err}",
+                TuningWarning,
+                stacklevel=4,
+            )
+            return _Made(choice=default, default=default)
+        choice = choices[decision.config]
+        ran = choice is default or measurer.measured > 0
+        return _Made(choice=choice, default=default, decision=decision, ran=ran)
+
+    def _guarded(self, wanted: Hashable, made: _Made, decision: Decision) -> Callable[..., Any]:
+        """A choice that this process has not run yet: where it does not run and the default does, that one is kept."""
+        launch, instead = made.choice.launcher(), made.default.launcher()
+
+        def once(*args: Any, **kwargs: Any) -> Any:
+            chosen = launch
+            try:
+                result = launch(*args, **kwargs)
+            except Exception as err:
+                result = instead(*args, **kwargs)  # where this raises too, it is the call, and the choice stays
+                chosen = instead
+                why = f"{decision.config} does not run: {type(err).__name__}: {err}"
+                warnings.warn(f"{self._full_name} runs its default: {why}", TuningWarning, stacklevel=3)
+                self._made[wanted] = _Made(choice=made.default, default=made.default)
+                self.decisions[wanted] = replace(
+                    decision,
+                    config=made.default.config,
+                    config_us=decision.default_us,
+                    basis="default",
+                    reason=why,
+                )
+            if self._table.get(wanted) is once:
+                self._table[wanted] = chosen
+            return result
+
+        return once
+
+    def chosen_while_compiling(self, told: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, Any, Any]:
+        """The variant to compile by its place, its knobs, and the order of the arguments that were given by name.
+
+        What is decided counts, here or in the store, else a forecast. Tuners in the variant are captured by themselves.
+        """
+        import torch
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with _disable_current_modes(), torch.set_grad_enabled(True), deciding:
+            order = self._arguments.order(len(told), named)
+            args, kwargs = self._arguments.placed(
+                tuple(map(_imagined, told)), {name: _imagined(value) for name, value in named.items()}
+            )
+            call = _Call(values=self._arguments.values(args, kwargs), args=args, kwargs=kwargs)
+            made = self._made.get((device_of(call.values), _is_tracked(call.values), self._key(*call.values)))
+            choice = (made or self._decide(call, "torch.compile")).choice
+        return self.variants.index(choice.variant), tuple(choice.knobs.items()), order
+
+    # What there is to choose among ----------------------------------------------------------------------------------
+
+    def _choices(self, call: _Call, *, may_run: bool) -> dict[Config, Choice]:
+        """Every joint config and what it stands for, the default first."""
+        parts: list[Choice] = []
+        for i, variant in enumerate(self.variants):
+            if may_run and i in self.calling:
+                self._found[i] = self._tuners_in(variant, call)
+            for own in variant.space or (Config({}),):
+                parts += self._combined(variant, own, self._found.get(i, ()))
+        names = dict.fromkeys(name for choice in parts for name in choice.config.knobs)
+        every = (replace(c, config=Config({name: c.config.knobs.get(name) for name in names})) for c in parts)
+        return {choice.config: choice for choice in every}
+
+    def _combined(self, variant: Variant, own: Config, tuners: Sequence[Found]) -> list[Choice]:
+        """A variant's own config with every combination of the configs of the tuners in it."""
+        room = MAX_CONFIGS / sum(len(v.space or "1") for v in self.variants)
+        joined = [t for i, t in enumerate(tuners) if math.prod(len(u.candidates) for u in tuners[: i + 1]) <= room]
+        found = []
+        for chosen in itertools.product(*(t.candidates.items() for t in joined)):
+            knobs: dict[str, Value] = {KNOB: variant.name, **own.knobs}
+            for tuner, (config, _) in zip(joined, chosen, strict=True):
+                knobs.update({f"{tuner.name}.{name}": value for name, value in config.knobs.items()})
+            imposed = {id(t.tuner): theirs for t, (_, theirs) in zip(joined, chosen, strict=True)}
+            found.append(Choice(config=Config(knobs), variant=variant, knobs=own.knobs, imposed=imposed))
+        return found
+
+    def _tuners_in(self, variant: Variant, call: _Call) -> tuple[Found, ...]:
+        """The tuners that a call of a variant meets, found by making it once; what it writes is put back."""
+        lent = LentArguments(_tensors(self._arguments.label(call.values)), guarded=True)
+        if short := lent.look():
+            log.info("%s of %s is not asked for tuners: %s", variant.name, self._full_name, short)
+            return ()
+        joint = Joint(frozen=True, collects=True)
+        knobs = variant.space.default.knobs if variant.space else {}
+        try:
+            under(joint, variant.call)(*call.args, **call.kwargs, **knobs)
+        except Exception as err:  # it is told of when the variant is timed
+            log.debug("%s of %s: %r", variant.name, self._full_name, err)
+        finally:
+            lent.put_back()
+        return tuple(joint.found.values())
+
+    def _job(self, choices: Mapping[Config, Choice], values: tuple[Any, ...], *, rehearsed: bool) -> Job:
+        key = key_as_json(self._key(*values), values, self._arguments.names or None, self._key_names)
+        roles = {KNOB: "algorithm"} if len(self.variants) > 1 else {}
+        for variant in self.variants:
+            roles.update(variant.space.roles if variant.space else {})
+        return Job(
+            workload=Workload(
+                program=self.program,
+                key={**key, "autograd": True} if _is_tracked(values) else key,
+                features={} if _hold_no_data(values) else features_of(values),
+                check="" if rehearsed else check_name(self._check),
+            ),
+            space=Space(choices, roles=roles),
+            hardware=self._hardware(device_of(values)),
+            toolchain=self._toolchain(),
+            work=self._work_of(values),
+        )
+
+    def _hardware(self, device: str) -> Hardware:
+        if "triton" in self.reading.languages:
+            from .triton_call import current_hardware
+
+            if (current := current_hardware()).kind == "interpreter" or self._rehearsal() is not None:
+                return current
+        return detect_hardware(device)
+
+    def _rehearsal(self) -> Rehearsal | None:
+        """The rehearsal that plays the variants' kernels, if one does."""
+        return current_rehearsal() if "triton" in self.reading.languages else None
+
+    def _toolchain(self) -> Toolchain:
+        import torch
+
+        versions = {"torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
+        if "triton" in self.reading.languages:
+            from .triton_call import current_toolchain
+
+            versions.update(current_toolchain().versions)
+        if {"c++", "cuda"} & self.reading.languages:
+            versions.update(detect_cpp_toolchain(cuda="cuda" in self.reading.languages).versions)
+        return Toolchain(versions=versions)
+
+    def _store(self, hardware: Hardware, settings: Any) -> Store:
+        """The user's store; one in memory where times mean nothing to anybody later."""
+        if hardware.kind != "interpreter":
+            return make_store(settings)
+        if self._memory is None:
+            self._memory = SqliteStore.in_memory()
+        return self._memory
+
+    def _measurer(self, choices: Mapping[Config, Choice], call: _Call, playing: Rehearsal | None) -> Lent:
+        """What times them, on the caller's own tensors. In a rehearsal nothing is computed that could be compared."""
+
+        default = next(iter(choices))
+        followed: list[bool] = []  # of the default's results, which autograd follows
+
+        def launch(config: Config) -> Launch:
+            variant = replace(choices[config], frozen=True).launcher()
+            seen = not _is_tracked(call.values)
+
+            def run() -> Any:
+                nonlocal seen
+                result = variant(*call.args, **call.kwargs)
+                if not seen:
+                    seen, now = True, [t.requires_grad for t in tensors_in(result)]
+                    if config == default:
+                        followed[:] = now
+                    elif any(followed) and now != followed:
+                        raise TypeError("what it returns, autograd does not follow as it does the default's")
+                return result
+
+            return Launch(call=run)
+
+        made: list[Clock] = []
+
+        def clock(_: Config) -> Clock:
+            if not made:
+                made.append(_make_clock(device_of(call.values), playing))
+            return made[0]
+
+        return Lent(
+            name=self._full_name,
+            default=default,
+            check=self._check if playing is None else None,
+            launch=launch,
+            clock=clock,
+            arguments=lambda: LentArguments(_tensors(self._arguments.label(call.values)), guarded=playing is None),
+            looks=playing is None,
+        )
+
+    def _work_of(self, values: tuple[Any, ...]) -> Work | None:
+        if self._work is None:
+            return None
+        try:
+            told = self._work(*values)
+            return told if isinstance(told, Work) else Work(flops=float(told[0]), bytes=float(told[1]))
+        except Exception as err:
+            warnings.warn(f"work= of {self.name} failed ({err!r}): forecast without it", TuningWarning, stacklevel=6)
+            return None
+
+
+class _Arguments:
+    """How variants are called: by position as far as that goes, since their arguments may have other names."""
+
+    def __init__(self, listed: Sequence[Variant], name: str) -> None:
+        signatures = [_signature(v) for v in listed]
+        of, known = next(((v, s) for v, s in zip(listed, signatures, strict=True) if s is not None), (None, None))
+        parameters = () if known is None else tuple(known.parameters.values())
+        places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self.known = known
+        self.positional = tuple(p for p in parameters if p.kind in places)
+        self.named = tuple(p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
+        self.names = tuple(p.name for p in (*self.positional, *self.named))
+        self._call = f"{name}({', '.join(self.names)})"
+        self._first = f"{of.name if of else ''}{known}"
+
+    def adapted(self, variant: Variant) -> Variant:
+        """A variant that is called with the defaults of the first where it has none.
+
+        Raises:
+            InvalidInputError: it cannot be called as the first is.
+        """
+        needed = [p.name for p in self.positional if p.default is p.empty]
+        least = max(len(needed), min(_least(variant), len(self.positional)))
+        signature = _signature(variant)
+        if signature is not None and self.known is not None:
+            try:
+                signature.bind(*range(least), **{p.name: None for p in self.named if p.default is p.empty})
+            except TypeError as err:
+                raise InvalidInputError(
+                    f"variant {variant.name}{signature} cannot be called as {self._first} is: {err}. Wrap it in a function "
+                    "that takes the same arguments"
+                ) from None
+        if least == len(needed):
+            return variant
+        function, defaults = variant.function, tuple(p.default for p in self.positional[:least])
+
+        @_traced
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, *defaults[len(args) :], **kwargs)
+
+        return replace(variant, call=call)
+
+    def placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same call with what was given by name in its place, and defaults where that leaves gaps."""
+        order = self.order(len(args), kwargs)
+        taken = {name for name, _ in order}
+        found = (*args, *(kwargs.get(name, default) for name, default in order))
+        return found, {name: value for name, value in kwargs.items() if name not in taken}
+
+    def order(self, count: int, given: Collection[str]) -> tuple[tuple[str, Any], ...]:
+        """Names, with their defaults, of the arguments that follow the first `count` by position, as far as any is given.
+
+        Raises:
+            TypeError: one before the last of them is neither given nor has a default.
+        """
+        rest = self.positional[count:]
+        last = max((i for i, p in enumerate(rest) if p.name in given), default=-1)
+        for parameter in rest[: last + 1]:
+            if parameter.name not in given and parameter.default is parameter.empty:
+                raise TypeError(f"{self._call} is called without {parameter.name!r}")
+        return tuple((p.name, p.default) for p in rest[: last + 1])
+
+    def values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """All arguments of a call in the order of `names`, those left out by their defaults; what has no name follows."""
+        omitted = tuple(None if p.default is p.empty else p.default for p in self.positional[len(args) :])
+        named = tuple(kwargs.get(p.name, None if p.default is p.empty else p.default) for p in self.named)
+        known = {p.name for p in self.named}
+        more = tuple(part for name in sorted(kwargs) if name not in known for part in (name, kwargs[name]))
+        count = len(self.positional)
+        return (*args[:count], *omitted, *named, *args[count:], *more)
+
+    def label(self, values: Sequence[Any]) -> dict[str, Any]:
+        """The values of a call by name, by number where they have none."""
+        return {self.names[i] if i < len(self.names) else str(i): value for i, value in enumerate(values)}
+
+
+def _as_variants(listed: Sequence[Any]) -> list[Variant]:
+    """What the user listed as variants, told apart by name.
+
+    Raises:
+        InvalidInputError: there is none, one cannot be called, or its space cannot be handed to it.
+    """
+    found: list[Variant] = []
+    taken: set[str] = set()
+    for each in listed:
+        function, space = each if isinstance(each, tuple) and len(each) == 2 else (each, None)
+        if not callable(function) or hasattr(function, "arg_names"):
+            raise InvalidInputError(
+                f"variants holds {function!r}, which cannot be called as it is: give callables, or pairs (callable, Space); "
+                "a Triton kernel wants a function that launches it"
+            )
+        space = None if space is None else space if isinstance(space, Space) else Space(space)
+        name = given = str(getattr(function, "__name__", None) or type(function).__name__)
+        for count in itertools.count(2):
+            if name not in taken:
+                break
+            name = f"{given}{count}"
+        taken.add(name)
+        found.append(Variant(name=name, function=function, call=function, space=space))
+        if space is not None:
+            _check_knobs(found[-1], space)
+    if not found:
+        raise InvalidInputError("variants was given no callables: give at least one, variants([f, g, …])")
+    return found
+
+
+def _check_knobs(variant: Variant, space: Space) -> None:
+    try:
+        parameters = inspect.signature(variant.function).parameters
+    except (TypeError, ValueError):
+        return
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if wrong := [k for k in space.knobs if k == KNOB or (k not in parameters and not takes_all)]:
+        raise InvalidInputError(
+            f"the space of variant {variant.name} has the knobs {', '.join(wrong)}, which it does not take: its parameters "
+            f"are {', '.join(parameters)}; {KNOB!r} itself is taken"
+        )
+
+
+def _signature(variant: Variant) -> inspect.Signature | None:
+    """The arguments a variant is called with, its knobs left out; None for what does not tell, as many torch functions."""
+    try:
+        told = inspect.signature(variant.function)
+    except (TypeError, ValueError):
+        return None
+    knobs = variant.space.knobs if variant.space else ()
+    return told.replace(parameters=[p for p in told.parameters.values() if p.name not in knobs])
+
+
+def _least(variant: Variant) -> int:
+    """How many arguments by position a variant needs."""
+    from torch.fx.operator_schemas import get_signature_for_torch_op
+
+    signature = _signature(variant)
+    told = [signature] if signature is not None else get_signature_for_torch_op(variant.function) or []
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return min((sum(p.kind in places and p.default is p.empty for p in s.parameters.values()) for s in told), default=0)
+
+
+def _tensors(named: Mapping[str, Any]) -> dict[str, Any]:
+    """The dense tensors among a call's arguments, those in lists included."""
+    import torch
+
+    flat: dict[str, Any] = {}
+    for name, value in named.items():
+        many = value if isinstance(value, (list, tuple)) else list(value.values()) if isinstance(value, dict) else None
+        flat.update({name: value} if many is None else {f"{name}[{i}]": v for i, v in enumerate(many)})
+    return {n: t for n, t in tensors_of(flat).items() if t.layout == torch.strided}
+
+
+def _make_clock(device: str, playing: Rehearsal | None) -> Clock:
+    if playing is not None:
+        from triton.runtime.driver import driver
+
+        return EventClock(driver.active.get_device_interface())
+    return CpuClock() if device == "cpu" else cuda_clock(device)
+
+
+def _why_unmeasured(values: Sequence[Any]) -> str:
+    """Why a call must not be timed or run twice now; empty if it may."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph was being captured"
+    return "its tensors held no data" if _hold_no_data(values) else ""
+
+
+def _is_tracked(values: Sequence[Any]) -> bool:
+    """Whether autograd follows a call: a variant without a backward must not be chosen for it."""
+    import torch
+
+    return torch.is_grad_enabled() and any(getattr(v, "requires_grad", False) for v in values)
+
+
+def _hold_no_data(values: Sequence[Any]) -> bool:
+    """Whether a tensor among these stands for one that is somewhere else: fake, or on the meta device."""
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")
+    fake = () if fakes is None else fakes.FakeTensor
+    return any(isinstance(v, fake) or getattr(v, "is_meta", False) for v in values)
+
+
+# Under torch.compile ------------------------------------------------------------------------------------------------
+
+_TENSOR, _MANY = "tensor", "many"
+
+
+def _traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let Dynamo trace this function, which it would leave alone by its file: see `inductor._stay_out_of_graphs`."""
+
+    def elsewhere(code: CodeType) -> CodeType:
+        inner = tuple(elsewhere(c) if isinstance(c, CodeType) else c for c in code.co_consts)
+        return code.replace(co_filename=f"<{__name__}>", co_consts=inner)
+
+    function.__code__ = elsewhere(function.__code__)
+    return function
+
+
+@_traced
+def _told(value: Any) -> Any:
+    """What Dynamo, which traces this, can tell of an argument as a constant; `index` makes one of a symbolic size."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        shape, stride = (tuple([operator.index(n) for n in sizes]) for sizes in (value.shape, value.stride()))
+        return (_TENSOR, shape, stride, value.dtype, value.device, value.requires_grad and torch.is_grad_enabled())
+    if isinstance(value, (list, tuple)):
+        return (_MANY, tuple([_told(v) for v in value]))
+    return operator.index(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _imagined(told: Any) -> Any:
+    """An argument from what was told of it; of a tensor, one without data."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    if isinstance(told, tuple) and told[0] == _MANY:
+        return tuple(map(_imagined, told[1]))
+    if isinstance(told, tuple):
+        _, shape, stride, dtype, device, tracked = told
+        with FakeTensorMode():
+            return torch.empty_strided(shape, stride, dtype=dtype, device=device, requires_grad=tracked)
+    return told

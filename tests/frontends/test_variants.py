@@ -1,0 +1,632 @@
+# ruff: noqa: N803  # knobs and Triton's meta-parameters are written in capitals
+"""The third front door: torch ops timed for real, interpreted kernels for values, the rehearsal driver for counting."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy import Toy
+
+import forecast_autotune as fa
+from forecast_autotune.cli import main
+from forecast_autotune.errors import CacheMissError, InvalidInputError, TuningWarning
+from forecast_autotune.frontends import variants as front_door
+from forecast_autotune.measure.lent import Lent
+
+torch = pytest.importorskip("torch")
+
+X = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+LAZY_S = 2e-3
+
+
+def lazy(x: Any, factor: float = 2.0) -> Any:
+    time.sleep(LAZY_S)
+    return x * factor
+
+
+def quick(x: Any, factor: float = 2.0) -> Any:
+    return x * factor
+
+
+def wrong(x: Any, factor: float = 2.0) -> Any:
+    return x * factor + 1
+
+
+def raises(x: Any, factor: float = 2.0) -> Any:
+    raise RuntimeError("no more than 32 columns")
+
+
+def spoils(x: Any, factor: float = 2.0) -> Any:
+    found = x * factor
+    x.zero_()
+    return found
+
+
+def only_decision(function: Any) -> Any:
+    (decision,) = function.decisions.values()
+    return decision
+
+
+def chosen(function: Any) -> dict[str, Any]:
+    return {name: value for name, value in only_decision(function).config.knobs.items() if value is not None}
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The configs timed, in their order."""
+    found: list[Any] = []
+    measure = Lent.measure
+
+    def counted(measurer: Lent, config: Any, **keywords: Any) -> Any:
+        found.append(config)
+        return measure(measurer, config, **keywords)
+
+    monkeypatch.setattr(Lent, "measure", counted)
+    return found
+
+
+# What is chosen -----------------------------------------------------------------------------------------------------
+
+
+def test_the_faster_variant_is_found_and_called_from_then_on(timed: list[Any]) -> None:
+    double = fa.variants([lazy, quick])
+    assert torch.equal(double(X), 2 * X)
+    assert chosen(double) == {"variant": "quick"}
+    decision = only_decision(double)
+    assert (decision.basis, decision.measured, decision.failed) == ("measured", 2, 0)
+    assert decision.speedup > 10
+    known = len(timed)
+    began = time.perf_counter()
+    double(X)
+    assert time.perf_counter() - began < LAZY_S
+    assert len(timed) == known
+
+
+def test_variants_that_are_wrong_are_failures_and_never_chosen() -> None:
+    x = X.clone()
+    double = fa.variants([lazy, wrong, raises, spoils, lambda x, factor: (x * factor, x), quick])
+    assert torch.equal(double(x), 2 * X)
+    assert torch.equal(x, X), "what a variant spoils is put back"
+    assert chosen(double) == {"variant": "quick"}
+    assert (only_decision(double).measured, only_decision(double).failed) == (6, 4)
+
+
+def test_why_a_variant_failed_is_kept_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    fa.variants([lazy, wrong, raises, spoils], name="double")(X)
+    main(["show", "double"])
+    told = capsys.readouterr().out
+    assert re.search(r"variant=wrong .*failed at check: output 0 \(float32\[64x64\]\): 4096 of 4096 elements", told)
+    assert re.search(r"variant=raises .*failed at launch: RuntimeError: no more than 32 columns", told)
+    assert re.search(r"variant=spoils .*failed at check: wrote to x, which the default leaves as it was", told)
+    main(["list"])
+    assert "double(x=float32[64x64], factor=2.0)" in capsys.readouterr().out
+
+
+def test_without_a_check_a_wrong_variant_is_the_users_own_business() -> None:
+    double = fa.variants([lazy, wrong], check=None)
+    assert torch.equal(double(X), 2 * X + 1)
+
+
+def test_a_variant_that_cannot_take_a_size_is_chosen_at_others() -> None:
+    def narrow(x: Any) -> Any:
+        if x.shape[1] > 32:
+            raise ValueError(f"{x.shape[1]} columns")
+        return x * 2
+
+    double = fa.variants([lazy, narrow, quick])
+    for columns in (16, 64):
+        assert torch.equal(double(torch.ones(4, columns)), torch.full((4, columns), 2.0))
+    small, large = double.decisions.values()
+    assert (small.failed, large.failed) == (0, 1)
+    assert large.config["variant"] == "quick"
+
+
+def test_a_default_that_raises_is_replaced_by_what_runs() -> None:
+    double = fa.variants([raises, quick])
+    assert torch.equal(double(X), 2 * X)
+    assert "the default does not run here" in only_decision(double).reason
+
+
+def test_a_call_that_is_wrong_itself_raises_what_the_default_raises() -> None:
+    with pytest.raises(TypeError, match="unsupported operand"):
+        fa.variants([lazy, quick], key=lambda *_: 0)({}, 2.0)
+
+
+def test_a_space_of_its_own_is_handed_to_a_variant_by_name() -> None:
+    def blocked(x: Any, factor: float, *, BLOCK: int) -> Any:
+        time.sleep(LAZY_S / BLOCK)
+        return torch.cat([part * factor for part in x.split(BLOCK)])
+
+    space = fa.Space.grid({"BLOCK": [1, 64]}, roles={"BLOCK": "tile"})
+    double = fa.variants([lazy, (blocked, space)])
+    assert torch.equal(double(X, 3.0), 3 * X)
+    assert chosen(double) == {"variant": "blocked", "BLOCK": 64}, only_decision(double)
+    assert only_decision(double).space_size == 3
+    first = fa.variants([(blocked, space), lazy], mode="first", name="other")
+    assert torch.equal(first(X, 3.0), 3 * X)
+    assert not first.decisions
+
+
+def test_what_is_computed_in_place_is_computed_once() -> None:
+    def lazy_in_place(x: Any) -> None:
+        time.sleep(LAZY_S)
+        x.mul_(2)
+
+    def in_place(x: Any) -> None:
+        x.mul_(2)
+
+    def half(x: Any) -> None:
+        x[: len(x) // 2].mul_(2)
+
+    x = X.clone()
+    double = fa.variants([lazy_in_place, half, in_place])
+    double(x)
+    assert torch.equal(x, 2 * X)
+    assert chosen(double) == {"variant": "in_place"}
+    assert only_decision(double).failed == 1
+
+
+def test_what_autograd_has_saved_is_not_taken_for_changed() -> None:
+    weight = X.clone().requires_grad_()
+    hidden = weight.exp()  # saves its result, which the variants are tried on
+    fa.variants([lazy, quick])(hidden).sum().backward()
+    torch.testing.assert_close(weight.grad, 2 * X.exp())
+
+
+def test_a_variant_without_a_backward_is_chosen_where_autograd_does_not_follow_alone() -> None:
+    double = fa.variants([lazy, lambda x, factor=2.0: x.detach() * factor])
+    weight = X.clone().requires_grad_()
+    with torch.no_grad():
+        double(weight)
+    assert chosen(double) == {"variant": "<lambda>"}
+    double(weight).sum().backward()
+    assert torch.equal(weight.grad, torch.full_like(X, 2.0))
+    without, followed = double.decisions.values()
+    assert (without.failed, followed.failed, followed.config["variant"]) == (0, 1, "lazy")
+
+
+# How it is called ---------------------------------------------------------------------------------------------------
+
+
+def test_arguments_by_name_reach_variants_that_name_them_otherwise() -> None:
+    def first(values: Any, axis: int = -1) -> Any:
+        time.sleep(LAZY_S)
+        return torch.softmax(values, axis)
+
+    softmax = fa.variants([first, torch.softmax])
+    for result in (softmax(X), softmax(X, -1), softmax(X, axis=-1), softmax(axis=-1, values=X)):
+        torch.testing.assert_close(result, torch.softmax(X, -1))
+    assert chosen(softmax) == {"variant": "softmax"}, "one key, and torch's own is handed the default of axis"
+    torch.testing.assert_close(softmax(X, axis=0), torch.softmax(X, 0))
+    assert len(softmax.decisions) == 2
+    with pytest.raises(TypeError, match=r"first\(values, axis\) is called without 'values'"):
+        softmax(axis=0)
+
+
+def test_arguments_that_go_by_name_alone_are_part_of_the_key_too() -> None:
+    def slow(x: Any, *, shift: float = 0.0) -> Any:
+        time.sleep(LAZY_S)
+        return x + shift
+
+    shifted = fa.variants([slow, lambda x, *, shift=0.0: x + shift])
+    assert torch.equal(shifted(X, shift=1.0), X + 1)
+    assert torch.equal(shifted(X), X)
+    assert torch.equal(shifted(X, shift=0.0), X)
+    assert len(shifted.decisions) == 2
+
+
+@pytest.mark.parametrize("key", ["x", ["x"], lambda x, _: (x.shape, x.dtype)])
+def test_a_key_is_names_or_a_callable(key: Any) -> None:
+    double = fa.variants([lazy, quick], key=key)
+    for factor in (1.0, 2.0, 3.0):
+        assert torch.equal(double(X, factor), factor * X)
+    assert len(double.decisions) == 1
+    double(X[:32], 2.0)
+    assert len(double.decisions) == 2
+
+
+def test_it_stands_for_its_first_callable() -> None:
+    import inspect
+
+    double = fa.forecast_autotune.variants([lazy, quick])
+    assert (double.__name__, str(inspect.signature(double))) == ("lazy", str(inspect.signature(lazy)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"callables": []}, "no callables"),
+        ({"callables": lazy}, "give a list of callables"),
+        ({"callables": [lazy, 3]}, "holds 3, which cannot be called"),
+        ({"callables": [lazy, lambda: None]}, r"variant <lambda>\(\) cannot be called as lazy\(x.* is: too many"),
+        ({"callables": [lazy, lambda a, b, c: a]}, r"missing a required argument: 'c'"),
+        ({"callables": [(lazy, [{"BLOCK": 1}])]}, "the knobs BLOCK, which it does not take"),
+        ({"callables": [(lazy, [])]}, "the space is empty"),
+        ({"key": "z"}, "its arguments are x, factor"),
+        ({"check": "closely"}, "accepted are 'allclose', 'bitexact'"),
+        ({"budget": "lots"}, "accepted are a count"),
+        ({"mode": "sometimes"}, "accepted are tune"),
+    ],
+)
+def test_bad_input_is_named(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInputError, match=says):
+        fa.variants(**{"callables": [lazy, quick], **arguments})
+
+
+def test_a_key_that_cannot_be_looked_up_is_named() -> None:
+    with pytest.raises(InvalidInputError, match=r"the key of lazy is .* cannot be looked up"):
+        fa.variants([lazy, quick], key=lambda *_: [1])(X)
+
+
+# Settings, processes and threads ------------------------------------------------------------------------------------
+
+
+def test_mode_strict_names_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "strict")
+    with pytest.raises(CacheMissError, match=r"no decision for .*lazy\(x=float32\[64x64\]"):
+        fa.variants([lazy, quick])(X)
+
+
+@pytest.mark.parametrize("mode", ["cached", "forecast"])
+def test_modes_that_may_not_measure_do_not_until_it_is_asked_for(
+    timed: list[Any], monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
+    double = fa.variants([lazy, quick])
+    assert torch.equal(double(X), 2 * X)
+    assert (timed, only_decision(double).basis) == ([], "default")
+    with fa.tune_pending():
+        double(X)
+    assert timed
+    assert chosen(double) == {"variant": "quick"}
+
+
+PROGRAM = """
+import sys, time, torch
+import forecast_autotune as fa
+
+SHIFT = {shift}
+
+def slow(x):
+    time.sleep(2e-3)
+    return x + SHIFT
+
+def fast(x):
+    return x + SHIFT
+
+shifted = fa.variants([slow, fast], mode=sys.argv[1])
+assert torch.equal(shifted(torch.ones(9)), torch.ones(9) + SHIFT)
+((decision,),) = [shifted.decisions.values()]
+print(decision.config["variant"], decision.run)
+"""
+
+
+def test_a_second_process_recalls_what_the_first_has_measured_of_the_same_source(tmp_path: Path) -> None:
+    def run(mode: str, shift: int = 1) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "program.py").write_text(PROGRAM.format(shift=shift))
+        command = [sys.executable, str(tmp_path / "program.py"), mode]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+
+    first = run("tune")
+    assert first.stdout.startswith("fast ")
+    assert run("strict").stdout == first.stdout
+    assert "CacheMissError" in run("strict", shift=2).stderr, "a constant that a variant reads is part of it"
+
+
+def test_a_recalled_variant_that_does_not_run_here_is_replaced_by_the_default() -> None:
+    broken: list[bool] = []
+
+    def fragile(x: Any) -> Any:
+        if broken:
+            raise RuntimeError("out of memory")
+        return x * 2
+
+    assert torch.equal(fa.variants([lazy, fragile])(X), 2 * X)
+    double = fa.variants([lazy, fragile])  # as a new process would
+    broken.append(True)
+    with pytest.warns(TuningWarning, match="runs its default: variant=fragile does not run: RuntimeError: out of mem"):
+        assert torch.equal(double(X), 2 * X)
+    assert torch.equal(double(X), 2 * X)
+    assert (chosen(double), only_decision(double).basis) == ({"variant": "lazy"}, "default")
+
+
+def test_while_one_thread_measures_another_runs_the_default_and_its_key_stays_open() -> None:
+    measuring, go_on = threading.Event(), threading.Event()
+    callers: list[tuple[str, int]] = []
+
+    def first(x: Any) -> Any:
+        callers.append(("first", threading.get_ident()))
+        return x * 2
+
+    def second(x: Any) -> Any:
+        callers.append(("second", threading.get_ident()))
+        measuring.set()
+        assert go_on.wait(20)
+        return x * 2
+
+    double = fa.variants([first, second])
+    thread = threading.Thread(target=double, args=(X,))
+    thread.start()
+    assert measuring.wait(20)
+    here = threading.get_ident()
+    assert torch.equal(double(X), 2 * X)
+    assert torch.equal(double(X[:8]), 2 * X[:8])
+    assert [who for who, thread in callers if thread == here] == ["first", "first"]
+    go_on.set()
+    thread.join()
+    assert len(double.decisions) == 1
+
+
+def test_memory_too_short_to_look_runs_the_default_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forecast_autotune.measure.lent.usable_memory_bytes", lambda: 100)
+    with pytest.warns(TuningWarning, match=r"lazy is not tuned, its default is run: .* MiB are free"):
+        assert torch.equal(fa.variants([lazy, quick])(X), 2 * X)
+
+
+def test_nothing_is_timed_while_a_graph_is_captured(timed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    double = fa.variants([lazy, quick])
+    monkeypatch.setattr(front_door, "_why_unmeasured", lambda _: "a CUDA graph was being captured")
+    assert torch.equal(double(X), 2 * X)
+    assert (timed, double.decisions) == ([], {})
+    monkeypatch.undo()
+    double(X)
+    assert chosen(double) == {"variant": "quick"}
+
+
+# Under a compiler ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compiling() -> Iterator[Callable[..., Any]]:
+    torch._dynamo.reset()
+    yield lambda f, **options: torch.compile(f, backend="eager", fullgraph=True, **options)
+    torch._dynamo.reset()
+
+
+def marked_first(x: Any, factor: float = 2.0) -> Any:
+    if not torch.compiler.is_compiling():
+        time.sleep(LAZY_S)
+    return torch.add(x, x) if factor == 2.0 else x * factor
+
+
+def graph_of(f: Callable[..., Any], *args: Any) -> str:
+    """The operations that Dynamo captures."""
+    found: list[str] = []
+
+    def backend(module: Any, _: Any) -> Any:
+        found.append(module.code)
+        return module.forward
+
+    torch._dynamo.reset()
+    torch.compile(f, backend=backend, fullgraph=True)(*args)
+    return "".join(found)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_code_holds_what_is_decided_else_the_default_and_measures_nothing(
+    timed: list[Any], compiling: Any
+) -> None:
+    double = fa.variants([marked_first, quick])
+    assert "add" in graph_of(lambda x: double(x), X)
+    assert (timed, double.decisions) == ([], {})
+    double(X)
+    known = len(timed)
+    assert "mul" in graph_of(lambda x: double(x, factor=2.0), X)
+    recalling = fa.variants([marked_first, quick])
+    assert "mul" in graph_of(lambda x: recalling(x), X), "out of the store"
+    assert len(timed) == known
+    assert "add" in graph_of(lambda x: double(x), X[:8]), "another key"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_sizes_that_change_are_compiled_each_for_its_own_key(compiling: Any) -> None:
+    double = fa.variants([lazy, quick], key="x")
+    for rows in (8, 16):
+        double(X[:rows])
+    compiled = compiling(lambda x: double(x) + 1, dynamic=True)
+    for rows in (8, 16):
+        assert torch.equal(compiled(X[:rows]), 2 * X[:rows] + 1)
+
+
+def test_fake_tensors_take_what_is_decided_and_measure_nothing(timed: list[Any]) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    double = fa.variants([lazy, quick])
+    with FakeTensorMode():
+        assert double(torch.empty(5, 6)).shape == (5, 6)
+    symbolic = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False).from_tensor(X)
+    assert type(symbolic.shape[0]) is torch.SymInt
+    assert double(symbolic).shape == symbolic.shape
+    assert (timed, double.decisions) == ([], {})
+
+
+# Tuners within variants ---------------------------------------------------------------------------------------------
+
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
+from rehearsed import BEST, BLOCKS, configs, launched, own_triton_cache, playing, scale, tuned  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with own_triton_cache(tmp_path_factory.mktemp("triton")):
+        yield
+
+
+def scaling(kernel: Any, **keywords: Any) -> Callable[..., Any]:
+    """A function around a kernel that a reader of its source finds."""
+
+    def launch(x: Any, n: int) -> None:
+        kernel[(4,)](x, n, 2.0, **keywords)
+
+    return launch
+
+
+def test_tuners_in_a_variant_are_decided_jointly_and_do_not_tune_themselves(triton_cache: None) -> None:
+    kernel = tuned()
+    scaled = fa.variants([scaling(scale, BLOCK=1024, num_warps=4), scaling(kernel)], key="n")
+    x = torch.empty(4096)
+    with playing() as on:
+        scaled(x, 1000)
+        assert chosen(scaled)["variant"] == "launch2"
+        assert chosen(scaled)["scale.BLOCK"] == BEST
+        assert only_decision(scaled).space_size == only_decision(scaled).measured == 1 + len(BLOCKS)
+        assert (kernel.decisions, kernel.cache) == ({}, {})
+        on.launches.clear()
+        scaled(x, 1000)
+        assert (launched(on), on.launches.total()) == ({(BEST, 4)}, 1)
+        assert (kernel.decisions, kernel.cache) == ({}, {})
+        kernel[(4,)](x, 1000, 2.0)
+        assert only_decision(kernel).measured == len(BLOCKS), "elsewhere it decides for itself"
+
+
+def test_a_joint_decision_is_recalled_with_one_run_of_each_variant(triton_cache: None, timed: list[Any]) -> None:
+    def both() -> Any:
+        return fa.variants([scaling(scale, BLOCK=1024, num_warps=4), scaling(tuned())], key="n")
+
+    x = torch.empty(4096)
+    with playing() as on:
+        both()(x, 1000)
+        timed.clear()
+        on.launches.clear()
+        again = both()
+        again(x, 1000)
+        assert (timed, chosen(again)["scale.BLOCK"]) == ([], BEST)
+        assert on.launches.total() == 2, "one to find the tuners in it, one as decided"
+
+
+def test_a_users_pruning_holds_within_variants(triton_cache: None) -> None:
+    def prune(candidates: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
+        assert named["n"] == 1000
+        return [c for c in candidates if c.kwargs["BLOCK"] in (64, 128)]
+
+    kernel = tuned(prune_configs_by={"early_config_prune": prune})
+    scaled = fa.variants([scaling(kernel)], key="n")
+    with playing() as on:
+        scaled(torch.empty(4096), 1000)
+        assert launched(on) == {(64, 4), (128, 4)}
+    assert chosen(scaled)["scale.BLOCK"] == 128
+
+
+def test_a_variant_with_two_tuners_is_decided_over_both(triton_cache: None) -> None:
+    first, second = tuned(configs=configs((64, 256))), tuned(configs=configs((128, 256)))
+
+    def twice(x: Any, n: int) -> None:
+        first[(4,)](x, n, 2.0)
+        second[(4,)](x, n, 0.5)
+
+    scaled = fa.variants([twice], key="n")
+    with playing():
+        scaled(torch.empty(4096), 1000)
+    assert only_decision(scaled).space_size == 4
+    assert (chosen(scaled)["scale.BLOCK"], chosen(scaled)["scale2.BLOCK"]) == (BEST, BEST)
+
+
+def test_variants_within_variants_are_one_decision(triton_cache: None) -> None:
+    inner = fa.variants([scaling(scale, BLOCK=1024, num_warps=4), scaling(tuned())], key="n", name="inner")
+
+    def around(x: Any, n: int) -> None:
+        inner(x, n)
+
+    outer = fa.variants([around], key="n")
+    with playing() as on:
+        outer(torch.empty(4096), 1000)
+        assert chosen(outer)["inner.variant"] == "launch2"
+        assert chosen(outer)["inner.scale.BLOCK"] == BEST
+        assert not inner.decisions
+        on.launches.clear()
+        outer(torch.empty(4096), 1000)
+        assert (launched(on), on.launches.total()) == ({(BEST, 4)}, 1)
+
+
+def test_a_tuner_that_no_source_names_tunes_itself_but_not_while_the_joint_decision_is_made(triton_cache: None) -> None:
+    hidden = {"kernel": tuned()}
+
+    def launch(x: Any, n: int) -> None:
+        hidden["kernel"][(4,)](x, n, 2.0)
+
+    scaled = fa.variants([scaling(scale, BLOCK=1024, num_warps=8), launch], key="n")
+    with playing() as on:
+        x = torch.empty(4096)
+        scaled.tuned._decide(front_door._Call(values=(x, 1000), args=(x, 1000), kwargs={}), "")
+        assert launched(on) == {(1024, 8), (64, 4)}
+        scaled(x, 1000)
+    assert only_decision(hidden["kernel"]).config["BLOCK"] == BEST
+
+
+@pytest.fixture
+def interpreted() -> Iterator[None]:
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.interpret = True
+        yield
+
+
+def test_interpreted_kernels_are_compared_by_what_they_write_and_what_their_wrappers_return(interpreted: None) -> None:
+    @triton.jit
+    def double_kernel(x_ptr, y_ptr, n, shift, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2 + shift, mask=at < n)
+
+    kernel = tuned(double_kernel, configs=configs((16, 64)))
+
+    def returning(shift: float) -> Callable[..., Any]:
+        def double(x: Any) -> Any:
+            y = torch.empty_like(x)
+            kernel[lambda knobs: (triton.cdiv(len(x), knobs["BLOCK"]),)](x, y, len(x), shift)
+            return y
+
+        return double
+
+    x = torch.arange(64.0)
+    doubled = fa.variants([returning(0.0), returning(1.0)])
+    assert torch.equal(doubled(x), 2 * x)
+    decision = only_decision(doubled)
+    assert (decision.measured, decision.failed) == (4, 2)
+    assert chosen(doubled)["variant"] == "double"
+    assert not kernel.decisions
+
+    def writing(x: Any, y: Any) -> None:
+        y.copy_(x + x)
+
+    def writing_by_kernel(x: Any, y: Any) -> None:
+        kernel[(4,)](x, y, len(x), 0.0)
+
+    written, y = fa.variants([writing, writing_by_kernel]), torch.zeros(64)
+    written(x, y)
+    assert torch.equal(y, 2 * x)
+    assert only_decision(written).failed == 0
+    assert not Path(os.environ["FORECAST_AUTOTUNE_DIR"], "store.sqlite3").exists(), "interpreted times are kept nowhere"
+
+
+def test_functions_of_load_inline_are_decided_jointly(toy: Toy) -> None:
+    module = fa.load_inline(**{**toy.arguments(), "space": toy.space(["slower", "slow", "plain"])})
+
+    def scaled_by_torch(x: Any, a: float) -> Any:
+        time.sleep(0.05)
+        return x * a
+
+    def scaled_by_extension(x: Any, a: float) -> Any:
+        return module.scaled(x, a)
+
+    x = torch.arange(20_000, dtype=torch.float32)
+    scaled = fa.variants([scaled_by_torch, scaled_by_extension, module.scaled])
+    assert torch.equal(scaled(x, 2.0), 2 * x)
+    assert only_decision(scaled).space_size == 1 + 3 + 3
+    assert chosen(scaled)["scaled.MODE"] == "plain"
+    assert not module.scaled.decisions
+
+
+def test_a_variant_that_is_a_kernel_itself_is_named() -> None:
+    with pytest.raises(InvalidInputError, match="a Triton kernel wants a function that launches it"):
+        fa.variants([tuned()])
