@@ -13,9 +13,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_suite import Case, Kernel, conv2d, gemm, kernels
+from emulated import drawn, emulated
+from kernel_suite import (
+    Case,
+    Kernel,
+    conv2d,
+    cuda_conv2d,
+    cuda_gemm,
+    cuda_reduction,
+    cuda_softmax,
+    cuda_transpose,
+    gemm,
+    kernels,
+)
+from kernel_suite.suite import cuda_kernels
 
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.outcome import Evidence
 from forecast_autotune.core.space import Space
 
 SAMPLE = 6  # configs per kernel beside the default; each costs about a second to compile
@@ -29,7 +43,10 @@ SIZES: dict[str, Callable[..., tuple[int, ...]]] = {
 CFLAGS = {"gemm": gemm.CFLAGS, "conv2d": conv2d.CFLAGS}
 
 every_kernel = pytest.mark.parametrize("kernel", tuple(kernels()), ids=lambda kernel: kernel.name)
+every_cuda_kernel = pytest.mark.parametrize("kernel", tuple(cuda_kernels()), ids=lambda kernel: kernel.name)
+in_both_languages = pytest.mark.parametrize("kernel", [*kernels(), *cuda_kernels()], ids=lambda kernel: kernel.name)
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="builds variants with g++")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="builds variants with nvcc")
 
 
 def variant(kernel: Kernel, config: Config, folder: Path) -> Callable[..., None]:
@@ -53,7 +70,16 @@ def variant(kernel: Kernel, config: Config, folder: Path) -> Callable[..., None]
 
 def wrong_cases(kernel: Kernel, call: Callable[..., None]) -> list[str]:
     """Names of the cases at which `call` differs from the reference, or writes beside its output, or to its inputs."""
-    return [case.name for case in (*kernel.corners, _odd(kernel)) if not _agrees(kernel, case, call)]
+    larger = [] if _is_cuda(kernel) else [_odd(kernel)]  # which would take the emulation minutes
+    return [case.name for case in (*kernel.corners, *larger) if not _agrees(kernel, case, call)]
+
+
+def _is_cuda(kernel: Kernel) -> bool:
+    return "source" in kernel.space.knobs
+
+
+def _inputs(kernel: Kernel, case: Case) -> tuple[torch.Tensor, ...]:
+    return kernel.make_inputs(case, SEED, *(["cpu"] if _is_cuda(kernel) else []))
 
 
 def _odd(kernel: Kernel) -> Case:
@@ -61,10 +87,10 @@ def _odd(kernel: Kernel) -> Case:
 
 
 def _agrees(kernel: Kernel, case: Case, call: Callable[..., None]) -> bool:
-    *inputs, out = kernel.make_inputs(case, SEED)
+    *inputs, out = _inputs(kernel, case)
     before = [tensor.clone() for tensor in inputs]
     guarded = torch.full((out.numel() + 128,), 7.0)  # the output lies between two rows of sevens
-    inside = guarded[64:-64].view_as(out).copy_(out)
+    inside = guarded[64:-64].view(out.shape).copy_(out)
     call(*inputs, inside)
     expected = kernel.reference(*inputs, out)
     return (
@@ -112,7 +138,7 @@ def test_a_wrong_kernel_is_caught(written: str, mistaken: str, caught_at: str, t
     assert caught_at in wrong_cases(broken, variant(broken, config, tmp_path))
 
 
-@every_kernel
+@in_both_languages
 def test_spaces_are_large_and_every_knob_has_a_role_and_a_choice(kernel: Kernel) -> None:
     assert len(kernel.space) >= 96
     assert set(kernel.space.roles) == set(kernel.space.knobs)
@@ -127,19 +153,19 @@ def test_a_kernel_compiled_without_knobs_is_the_default_config(kernel: Kernel) -
     assert defaults == {name: str(value) for name, value in kernel.space.default.knobs.items()}
 
 
-@every_kernel
+@in_both_languages
 def test_the_binding_names_no_knob(kernel: Kernel) -> None:
     words = set(re.findall(r"\w+", kernel.sources["binding"].read_text()))
     assert not words & set(kernel.space.knobs)
 
 
-@every_kernel
+@in_both_languages
 def test_cases_are_named_once_and_make_the_same_inputs_each_time(kernel: Kernel) -> None:
     names = [case.name for case in (*kernel.cases, *kernel.corners)]
     assert len(set(names)) == len(names)
     for case in kernel.corners:
-        *inputs, out = kernel.make_inputs(case, SEED)
-        assert all(map(torch.equal, inputs, kernel.make_inputs(case, SEED)))
+        *inputs, out = _inputs(kernel, case)
+        assert all(map(torch.equal, inputs, _inputs(kernel, case)))
         assert bool(out.isnan().all())
         assert kernel.reference(*inputs, out).shape == out.shape
 
@@ -150,6 +176,155 @@ def test_work_counts_every_multiply_add_and_every_tensor_once(kernel: Kernel) ->
     inputs_per_output = arguments[1].numel() // arguments[-1].shape[1 if kernel.name == "gemm" else 0]
     assert kernel.work(*arguments).flops == 2 * arguments[-1].numel() * inputs_per_output
     assert kernel.work(*arguments).bytes == sum(4 * tensor.numel() for tensor in arguments)
+
+
+@needs_compiler
+@every_cuda_kernel
+def test_one_variant_of_each_cuda_source_agrees_with_the_reference_when_emulated(
+    kernel: Kernel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrong = {str(config): wrong_cases(kernel, emulated(kernel, config, tmp_path)) for config in drawn(kernel, SEED)}
+    assert not {config: names for config, names in wrong.items() if names}
+    assert "runtime error" not in capfd.readouterr().err  # of an index or an alignment
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@needs_compiler
+@every_cuda_kernel
+def test_many_variants_of_each_cuda_source_agree_with_the_reference_when_emulated(
+    kernel: Kernel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sample = drawn(kernel, SEED, more=12)
+    wrong = {str(config): wrong_cases(kernel, emulated(kernel, config, tmp_path)) for config in sample}
+    assert not {config: names for config, names in wrong.items() if names}
+    assert "runtime error" not in capfd.readouterr().err
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("kernel", "source", "written", "mistaken", "caught_at"),
+    [
+        # Whoever adds up the partial sums does not wait for them.
+        (cuda_reduction.KERNEL, "two_pass", "        __syncthreads();\n", "", "several_tiles"),
+        (cuda_reduction.KERNEL, "warp_atomics", "lane == 0) atomicAdd", "lane <= 1) atomicAdd", "several_tiles"),
+        # The sum is not scaled down when a larger number turns up.
+        (cuda_softmax.KERNEL, "online", "sum * expf(high - value) + 1.0f", "sum + 1.0f", "several_steps"),
+        (cuda_gemm.KERNEL, "registers", "k0 += BLOCK_K", "k0 += 2 * BLOCK_K", "deep"),
+        # A stage is read before its copies have come, and tiles are overwritten before everybody has read them.
+        (cuda_gemm.KERNEL, "pipeline", "wait_prior(STAGES - 2)", "wait_prior(STAGES - 1)", "one"),
+        (cuda_gemm.KERNEL, "one_sum", "__syncthreads(); // before", "// before", "deep"),
+        (cuda_conv2d.KERNEL, "tile", "c0 += at_once", "c0 += CHANNELS", "more_channels_than_fit"),
+    ],
+    ids=["no_barrier", "two_lanes", "no_scale", "lost_step", "no_wait", "overwritten", "lost_channels"],
+)
+def test_a_wrong_cuda_kernel_is_caught_by_the_emulation(
+    kernel: Kernel, source: str, written: str, mistaken: str, caught_at: str, tmp_path: Path
+) -> None:
+    text = kernel.sources[source].read_text()
+    assert text.count(written) == 1
+    config = next(config for config in (kernel.space.default, *kernel.space) if config["source"] == source)
+    assert caught_at in wrong_cases(kernel, emulated(kernel, config, tmp_path, text.replace(written, mistaken)))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("kernel", "source", "written", "mistaken", "told"),
+    [
+        (cuda_gemm.KERNEL, "one_sum", "left[BLOCK_M][BLOCK_K]", "left[BLOCK_M - 1][BLOCK_K]", "out of bounds"),
+        (cuda_transpose.KERNEL, "direct", "columns % VECTOR == 0", "true", "misaligned address"),
+    ],
+    ids=["shared_memory", "wide_loads"],
+)
+def test_the_emulation_tells_of_an_index_out_of_its_array_and_of_a_load_off_its_alignment(
+    kernel: Kernel,
+    source: str,
+    written: str,
+    mistaken: str,
+    told: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    text = kernel.sources[source].read_text()
+    assert text.count(written) == 1
+    config = next(
+        config for config in kernel.space if config["source"] == source and config.knobs.get("VECTOR", 4) == 4
+    )
+    wrong_cases(kernel, emulated(kernel, config, tmp_path, text.replace(written, mistaken)))
+    assert re.search(f"runtime error: .*{told}", capfd.readouterr().err)
+
+
+def _compiles(kernel: Kernel, configs: list[Config], capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every config's kernels compile for a GPU of that capability, and fit it."""
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", capability)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    module = kernel.load()
+    found = {config: module.report(config) for config in configs}
+    assert not {str(c): report for c, report in found.items() if not isinstance(report, Evidence)}
+    default = found.get(kernel.space.default)
+    assert default is None or default.spill_bytes == 0
+
+
+@needs_nvcc
+@pytest.mark.parametrize("capability", ["8.0", "9.0"])
+@every_cuda_kernel
+def test_the_default_and_one_variant_of_each_other_source_compile_for_ampere_and_hopper(
+    kernel: Kernel, capability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _compiles(kernel, drawn(kernel, SEED), capability, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@needs_nvcc
+@pytest.mark.parametrize("capability", ["8.0", "9.0"])
+@every_cuda_kernel
+def test_many_variants_compile_for_ampere_and_hopper(
+    kernel: Kernel, capability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _compiles(kernel, random.Random(SEED).sample(kernel.space[1:], 60), capability, monkeypatch)
+
+
+def _with_headers(kernel: Kernel, source: str) -> str:
+    """A CUDA source with what it includes from its folder in place."""
+    path = kernel.sources[source]
+
+    def included(match: re.Match[str]) -> str:
+        return (path.parent / match[1]).read_text()
+
+    return re.sub(r'#include "(\w+\.cuh)"', included, path.read_text())
+
+
+@every_cuda_kernel
+def test_a_cuda_source_compiled_without_knobs_is_a_config_of_the_space(kernel: Kernel) -> None:
+    """The default config, if that is its source."""
+    for source in dict.fromkeys(str(config["source"]) for config in kernel.space):
+        defaults = {"source": source}
+        for name, value in re.findall(r"^#define (\w+) (\w+)", _with_headers(kernel, source), flags=re.MULTILINE):
+            defaults.setdefault(name, value)  # the first holds: those of a header are for sources that set none
+        assert defaults.keys() <= set(kernel.space.knobs)
+        fitting = [c for c in kernel.space if all(str(c[name]) == value for name, value in defaults.items())]
+        assert fitting, defaults
+        if source == kernel.space.default["source"]:
+            assert kernel.space.default in fitting
+
+
+@every_cuda_kernel
+def test_no_two_configs_of_a_cuda_source_differ_only_in_what_it_does_not_read(kernel: Kernel) -> None:
+    for source in dict.fromkeys(str(config["source"]) for config in kernel.space):
+        words = set(re.findall(r"\w+", _with_headers(kernel, source)))
+        for knob, role in kernel.space.roles.items():
+            values = {config[knob] for config in kernel.space if config["source"] == source}
+            assert len(values) == 1 or role == "flag" or knob in words, (source, knob)
+
+
+@every_cuda_kernel
+def test_work_of_a_cuda_kernel_counts_every_tensor_once_and_every_multiply_add(kernel: Kernel) -> None:
+    *inputs, out = _inputs(kernel, kernel.corners[-1])
+    work = kernel.work(*inputs, out)
+    assert work.bytes == sum(4 * tensor.numel() for tensor in (*inputs, out))
+    if len(inputs) == 2:
+        assert work.flops == 2 * out.numel() * (inputs[1].numel() // out.shape[1])
 
 
 @pytest.mark.slow
