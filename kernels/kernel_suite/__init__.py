@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 
 from .suite import Case, Kernel
-from .triton_kernel import Call, TritonKernel
+from .triton_kernel import Call, Output, SuiteKernel, TritonKernel, Variant
 
-__all__ = ["Call", "Case", "Kernel", "TritonKernel", "kernels", "triton_kernels"]
+__all__ = [
+    "Call",
+    "Case",
+    "Kernel",
+    "Output",
+    "SuiteKernel",
+    "TritonKernel",
+    "Variant",
+    "kernels",
+    "suite_kernels",
+    "triton_kernels",
+]
+
+FOLDERS: tuple[str, ...] = (
+    "trimul",
+    "cross_entropy",
+    "fp8_quant",
+    "gdn_chunk_fwd_h",
+    "gdn_chunk_fwd_o",
+    "gdn_recompute_w_u",
+)
+"""Whose `VARIANTS` is a `SuiteKernel`; a new kernel is one more name here."""
 
 
 def kernels() -> Iterator[Kernel]:
@@ -19,8 +41,14 @@ def kernels() -> Iterator[Kernel]:
 
 
 def triton_kernels() -> Iterator[TritonKernel]:
-    """Every Triton kernel of the suite, always in this order."""
+    """Every Triton kernel of the suite that is one function, always in this order."""
     from . import add_inplace, attention, layer_norm, matmul, softmax
 
     for folder in (matmul, softmax, layer_norm, attention, add_inplace):
         yield folder.KERNEL
+
+
+def suite_kernels() -> Iterator[SuiteKernel]:
+    """Every kernel of the suite that has several variants, always in this order."""
+    for folder in FOLDERS:
+        yield importlib.import_module(f".{folder}", __name__).VARIANTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -17,18 +18,39 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 import kernel_suite  # noqa: E402
-from kernel_suite import TritonKernel, attention, matmul, triton_kernels  # noqa: E402
+from kernel_suite import (  # noqa: E402
+    SuiteKernel,
+    TritonKernel,
+    Variant,
+    attention,
+    kernels,
+    matmul,
+    suite_kernels,
+    triton_kernels,
+)
 from rehearsed import own_triton_cache  # noqa: E402
 
 from forecast_autotune.compilers.triton_compile import TritonCompiler, binding  # noqa: E402
+from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Evidence  # noqa: E402
+from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.hardware_sheets import device_properties, sheet_for  # noqa: E402
+from forecast_autotune.rehearsal_driver import rehearsal  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[2]
 SUITE = Path(kernel_suite.__file__).parent
 SEED = 5
 
 every_kernel = pytest.mark.parametrize("kernel", tuple(triton_kernels()), ids=lambda kernel: kernel.name)
+every_suite_kernel = pytest.mark.parametrize("suite", tuple(suite_kernels()), ids=lambda suite: suite.name)
+every_variant = pytest.mark.parametrize(
+    ("suite", "variant"),
+    [
+        pytest.param(suite, variant, id=f"{suite.name}-{variant.name}")
+        for suite in suite_kernels()
+        for variant in suite.variants
+    ],
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,7 +59,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def interpreted(configs: int, kernels: Sequence[str]) -> dict[str, dict[str, Any]]:
+def interpreted(configs: int | str, kernels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What the interpreter says of each kernel: where it was looked at, and what was wrong there."""
     paths = os.pathsep.join([str(REPOSITORY), str(SUITE.parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
@@ -75,12 +97,42 @@ MISTAKES = {
     ),
     "what_was_summed_keeps_its_old_scale": ("attention", "out * shrink[:, None]", "out", "over_blocks"),
     "the_input_is_written": ("add_inplace", "tl.store(x_ptr", "tl.store(y_ptr", "one"),
+    "a_masked_pair_is_counted": ("trimul", "tl.sigmoid(right_gate) * kept", "tl.sigmoid(right_gate)", "below_a_block"),
+    "the_product_is_of_the_other_edges": (
+        "trimul", "right_ptr + base + j[None, :] * n + inner[:, None]",
+        "right_ptr + base + j[None, :] + inner[:, None] * n", "over_a_block",
+    ),
+    "the_rest_of_a_row_is_lost": ("cross_entropy", "WIDTH=width, num", "WIDTH=max(1, width // 2), num", "over_blocks"),
+    "a_part_counts_as_much_as_any": (
+        "cross_entropy", "totals * tl.exp(highs - high[:, None])", "totals", "over_blocks",
+    ),
+    "an_ignored_row_has_a_loss": ("cross_entropy", "tl.where(counted, lse - logit, 0.0)", "lse - logit", "below_a_block"),
+    "a_group_has_its_neighbours_scale": (
+        "fp8_quant", "at % columns // GROUP, mask", "(at + 1) % columns // GROUP, mask", "unrounded",
+    ),
+    "the_last_column_is_lost": (
+        "fp8_quant", "(row < rows)[:, :, None] & (column < columns)",
+        "(row < rows)[:, :, None] & (column < columns - 1)", "part_of_a_group",
+    ),
+    "a_gate_is_the_whole_chunks": (
+        "gdn_chunk_fwd_h", "new * gate[:, None]", "new * tl.exp(end)", "below_a_chunk",
+    ),
+    "a_state_is_kept_without_its_gates": ("gdn_chunk_fwd_h", "state = tl.dot(k, new, state * tl.exp(end))",
+        "state = tl.dot(k, new, state)", "over_chunks"),
+    "a_token_sees_the_next": ("gdn_chunk_fwd_o", "seen = (i >= j)", "seen = (i + 1 >= j)", "below_a_chunk"),
+    "every_chunk_has_the_first_state": (
+        "gdn_chunk_fwd_o", "tl.load(state, mask=(key < K)[:, None] & (value < V)[None, :], other=0.0)) * gate",
+        "tl.load(state - chunk * H * K * V, mask=(key < K)[:, None] & (value < V)[None, :], other=0.0)) * gate",
+        "over_chunks",
+    ),
+    "the_factor_counts_twice": ("gdn_recompute_w_u", "if not FOLD:", "if True:", "below_a_chunk"),
+    "w_has_no_gate": ("gdn_recompute_w_u", "gated = beta * tl.exp", "gated = beta + 0 * tl.exp", "below_a_chunk"),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def wrong_with_mistakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """The corners at which each mistake is caught."""
+    """The corners at which each mistake is caught, of the one at which it should be."""
     folder = tmp_path_factory.mktemp("mistaken")
     files = {}
     for mistake, (kernel, written, mistaken, _) in MISTAKES.items():
@@ -88,13 +140,25 @@ def wrong_with_mistakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
         assert text.count(written) == 1, written
         files[mistake] = folder / f"{mistake}.py"
         files[mistake].write_text(text.replace(written, mistaken))
-    found = interpreted(0, [str(file) for file in files.values()])
-    return {m: {where.rpartition(" at ")[2] for where in found[str(file)]["wrong"]} for m, file in files.items()}
+    asked = {mistake: f"{file}@{MISTAKES[mistake][-1]}" for mistake, file in files.items()}
+    found = interpreted(0, list(asked.values()))
+    return {m: {where.rpartition(" at ")[2] for where in found[word]["wrong"]} for m, word in asked.items()}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_wrong_kernel_is_caught(mistake: str, wrong_with_mistakes: dict[str, set[str]]) -> None:
     assert MISTAKES[mistake][-1] in wrong_with_mistakes[mistake]
+
+
+def test_a_config_that_is_wrong_is_caught_where_the_default_is_right(tmp_path: Path) -> None:
+    written, mistaken = "lane_total * tl.exp(lane_high - higher) +", "lane_total +"
+    text = (SUITE / "cross_entropy" / "__init__.py").read_text()
+    assert text.count(written) == 1
+    (tmp_path / "late.py").write_text(text.replace(written, mistaken))
+    word = f"{tmp_path / 'late.py'}@over_blocks"
+    found = interpreted("all:8", [word])[word]
+    assert found["wrong"]
+    assert all(" LATE=True " in where for where in found["wrong"])
 
 
 def compiled(kernel: TritonKernel, configs: Any) -> dict[str, Any]:
@@ -146,6 +210,150 @@ def test_cases_are_named_once_and_make_the_same_call_each_time(kernel: TritonKer
         assert all(torch.equal(a, b) for a, b in pairs)
         assert kernel.reference(call).shape == call.out.shape
         assert kernel.work(call).bytes >= call.out.numel() * call.out.element_size()
+
+
+@pytest.fixture(scope="module")
+def variants_in_the_interpreter() -> dict[str, dict[str, Any]]:
+    return interpreted(2, [suite.name for suite in suite_kernels()])
+
+
+def checked(variant: Variant, found: dict[str, Any]) -> list[str]:
+    """Where a variant was looked at and was not refused."""
+    return [w for w in found["checked"] if w.startswith(f"{variant.name} ") and w not in found["refused"]]
+
+
+@every_variant
+def test_the_default_and_sampled_configs_of_each_variant_agree_with_the_reference(
+    suite: SuiteKernel, variant: Variant, variants_in_the_interpreter: dict[str, dict[str, Any]]
+) -> None:
+    found = variants_in_the_interpreter[suite.name]
+    assert len(checked(variant, found)) >= len(suite.corners)
+    assert {where: what for where, what in found["wrong"].items() if where.startswith(f"{variant.name} ")} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@every_suite_kernel
+def test_many_configs_of_each_variant_agree_with_the_reference_at_every_corner(suite: SuiteKernel) -> None:
+    found = interpreted("all:4", [suite.name])[suite.name]
+    assert all(len(checked(variant, found)) > len(suite.corners) for variant in suite.variants)
+    assert found["wrong"] == {}
+
+
+def built(suite: SuiteKernel, variant: Variant, configs: Sequence[Config]) -> dict[str, Any]:
+    """The name and the spills of each kernel that a launch compiles for an H200, or why the config is refused."""
+    told: dict[str, Any] = {}
+    for config in configs:
+        args = suite.make_inputs(suite.corners[-1], 0, "cpu")
+        with rehearsal("H200", 1.0):
+            try:
+                variant.launch(*args, **config.knobs)
+            except (InvalidInputError, triton.runtime.errors.OutOfResources) as err:
+                told[str(config)] = err
+                continue
+            caches = [cache for f in variant.functions for cache in f.device_caches.values()]
+            told[str(config)] = [(kernel.name, kernel.n_spills) for kept, *_ in caches for kernel in kept.values()]
+            for function in variant.functions:  # within: a kernel is unloaded by the driver that loaded it
+                function.device_caches.clear()
+            del caches
+            gc.collect()
+    return told
+
+
+@every_variant
+def test_the_default_and_a_sampled_config_of_each_variant_compile_for_hopper(
+    suite: SuiteKernel, variant: Variant
+) -> None:
+    sample = [variant.space.default, random.Random(SEED).choice(variant.space[1:])]
+    default, further = built(suite, variant, sample).values()
+    assert len(default) >= len(variant.functions)
+    assert sum(spills for _, spills in default) == 0
+    assert isinstance(further, InvalidInputError) or len(further) >= len(variant.functions)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@every_variant
+def test_of_many_configs_of_each_variant_nearly_all_compile_for_hopper_and_fit_it(
+    suite: SuiteKernel, variant: Variant
+) -> None:
+    sample = random.Random(SEED).sample(variant.space[1:], min(12, len(variant.space) - 1))
+    refused = {c: told for c, told in built(suite, variant, sample).items() if isinstance(told, Exception)}
+    assert len(refused) <= 0.5 * len(sample), refused
+    assert sum(not isinstance(err, InvalidInputError) for err in refused.values()) <= 0.1 * len(sample), refused
+
+
+@every_suite_kernel
+def test_variants_differ_in_name_and_launch_and_their_spaces_are_worth_searching(suite: SuiteKernel) -> None:
+    assert len({v.name for v in suite.variants}) == len({v.launch for v in suite.variants}) == len(suite.variants) >= 2
+    assert 64 <= sum(len(v.space) for v in suite.variants) <= 4096
+    for variant in suite.variants:
+        space = variant.space
+        assert set(space.roles) == set(space.knobs)
+        for knob in space.knobs:
+            assert len({config[knob] for config in space}) > 1, (variant.name, knob)
+        assert suite.variant(variant.name) is variant
+    with pytest.raises(InvalidInputError, match=f"{suite.name} has no variant 'other'"):
+        suite.variant("other")
+
+
+@every_suite_kernel
+def test_cases_of_variants_are_named_once_and_make_the_same_inputs_each_time(suite: SuiteKernel) -> None:
+    names = [case.name for case in (*suite.cases, *suite.corners)]
+    assert len(set(names)) == len(names)
+    assert "odd" in names
+    assert len(suite.cases) >= 3
+    for case in suite.corners:
+        args, again = (suite.make_inputs(case, SEED, "cpu") for _ in range(2))
+        assert suite.case(case.name) is case
+        inputs = args[: -len(suite.outputs)]
+        assert all(torch.equal(a, b) for a, b in zip(inputs, again, strict=False) if torch.is_tensor(a))
+        assert all(bool(out.float().isnan().all()) for out in suite.outs(args) if out.is_floating_point())
+        expected = suite.reference(*args)
+        assert [(e.shape, e.dtype) for e in expected] == [(out.shape, out.dtype) for out in suite.outs(args)]
+        assert all(bool(e.float().isfinite().all()) for e in expected)
+        work = suite.work(*args)
+        assert work.flops > 0
+        assert work.bytes >= sum(out.numel() * out.element_size() for out in suite.outs(args))
+
+
+def test_a_suite_kernel_runs_any_config_of_any_variant_and_refuses_names_it_does_not_know() -> None:
+    suite = next(iter(suite_kernels()))
+    variant, case = suite.variants[-1], suite.corners[0]
+    with rehearsal("H200", 1.0) as on:
+        outs = suite.run(variant, variant.space[1], case)
+        assert {name for name, _ in on.launches} == {function.__name__ for function in variant.functions}
+    assert [out.shape for out in outs] == [expected.shape for expected in suite.expected(case)]
+    with pytest.raises(InvalidInputError, match="has no case 'other'"):
+        suite.case("other")
+
+
+def test_all_variants_are_tuned_as_one_behind_the_front_door() -> None:
+    suite = next(suite for suite in suite_kernels() if suite.name == "cross_entropy")
+    tuned = suite.tuned(budget=4)
+    with rehearsal("H200", 20_000.0) as on:  # so long that few launches do
+        tuned(*suite.make_inputs(suite.corners[-1], SEED, "cpu"))
+        (decision,) = tuned.decisions.values()
+    assert decision.measured == 4
+    assert decision.config["variant"] == suite.variants[0].launch.__name__
+    assert {name for name, _ in on.launches} <= {f.__name__ for v in suite.variants for f in v.functions}
+
+
+def test_the_list_says_of_every_kernel_its_variants_and_spaces_its_workloads_and_its_checks() -> None:
+    paths = os.pathsep.join([str(REPOSITORY), str(SUITE.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "kernel_suite", "list", "--json"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = {kernel["name"]: kernel for kernel in json.loads(done.stdout)}
+    assert list(told) == [kernel.name for kernel in (*kernels(), *triton_kernels(), *suite_kernels())]
+    for suite in suite_kernels():
+        assert {v["name"]: v["configs"] for v in told[suite.name]["variants"]} == {
+            v.name: len(v.space) for v in suite.variants
+        }
+    for kernel in told.values():
+        assert kernel["cases"]
+        assert kernel["corners"]
+        assert {"reference", "corners"} <= set(kernel["checks"])
 
 
 def test_causal_attention_counts_the_pairs_that_are_seen() -> None:
