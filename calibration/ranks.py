@@ -105,20 +105,25 @@ class Toy:
         self.before = before
         self.measured: list[Config] = []
         self.spans: list[tuple[float, float]] = []
+        self.again = False  # finalists are measured, which others may have tried
 
     def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence]]:
         for config in configs:
             yield config, Evidence(compile_s=0.0)
 
-    def paused(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        self.again = True
+        yield
+        self.again = False
 
     def spare_default(self) -> None:
         pass
 
     def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:  # noqa: ARG002
         self.before(len(self.measured))
-        self.measured.append(config)
+        if not self.again:
+            self.measured.append(config)
         began = time.monotonic()
         time.sleep(self.measure_s)
         self.spans.append((began, time.monotonic()))
@@ -152,7 +157,7 @@ class Told:
     rank: int
     config: str
     basis: str
-    tried: list[str]
+    tried: list[str]  # by this rank; finalists do not count again
     spans: list[list[float]]  # when it measured; one clock for all processes of a machine
     warnings: list[str]
     seconds: float
@@ -185,8 +190,8 @@ class Run:
     def broken_promise(self) -> str:
         """What went wrong when the work was shared, if anything did."""
         tried = [config for told in self.told for config in told.tried]
-        if not self.died and len(set(tried)) > BUDGET:
-            return f"{len(set(tried))} configs were tried by a budget of {BUDGET}"
+        if not self.died and len(tried) > BUDGET:
+            return f"{len(tried)} configs were tried by a budget of {BUDGET}, {len(set(tried))} different ones"
         for device in range(self.scenario.devices):
             spans = sorted(s for told in self.told if told.rank % self.scenario.devices == device for s in told.spans)
             if any(later[0] < earlier[1] for earlier, later in pairwise(spans)):

@@ -91,7 +91,10 @@ class Store(Protocol):
         """Note that this job was met where measuring was not allowed; a decision that was measured strikes it out."""
 
     def agreed(self, job: Job) -> Decision | None:
-        """The decision that the ranks of this job hold to, whatever its basis; None before any of them has come to one."""
+        """The decision that the ranks of this job hold to, whatever its basis; None before any of them has come to one.
+
+        Asked before every config that is tried, so it is quick.
+        """
 
     def agree(self, job: Job, decision: Decision) -> Decision:
         """Give a decision to the other ranks; returns the one that all hold to, the first that any of them gave."""
@@ -119,7 +122,10 @@ class Shares(Protocol):
         """Take a config for oneself; False where another has it, it was tried, or there is room for no more."""
 
     def tried(self, config: Config) -> None:
-        """Say that a config taken was tried; one not tried for long is free for others again."""
+        """Say that a config taken was tried."""
+
+    def give_back(self, config: Config) -> None:
+        """Free a config taken for others."""
 
     def taken(self) -> frozenset[Config]:
         """Configs that other processes have taken and not tried yet."""

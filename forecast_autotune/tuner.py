@@ -85,6 +85,7 @@ def tune(
             return store.agree(job, found)
         if not alone:
             log.warning("%s: another process has been tuning it for long; deciding without measuring", job.workload)
+            store.note_pending(job, "waited for another process in vain")
             return store.agree(job, run.decide_unmeasured())
         return run.tune()
 
@@ -121,6 +122,8 @@ class _Run:
         self.listener = listener
         self.shares = shares
         self.taken: frozenset[Config] = frozenset()  # by other processes, and not tried yet
+        self.refused: set[Config] = set()  # by the shares, though nobody is known to have them
+        self.held: Decision | None = None  # by the ranks, since this run has begun
         self.id = uuid.uuid4().hex
         self.outcomes: dict[Config, Outcome] = {}
         self.evidence: dict[Config, Evidence] = {}
@@ -135,8 +138,11 @@ class _Run:
             if self.shares and not held.enter_context(self.shares.device(wait_s=DEVICE_WAIT_S)):
                 log.warning("%s: another process has been timing on this device for long", self.job.workload)
             stop = self.search()
-            if self.measurer.repeatable:
+            if self.measurer.repeatable and self.held is None:
                 self.measure_finalists()
+        if self.held is not None:
+            log.info("%s: other ranks hold to %s, so tuning it ends", self.job.workload, self.held.config)
+            return self.held
         decision = self.decide(stop)
         self.store.decide(self.job, decision)
         held_to = self.store.agree(self.job, decision)
@@ -166,15 +172,17 @@ class _Run:
         return stop
 
     def until_it_stops(self) -> Stop:
+        self.refused.clear()
         while True:
             self.learn_from_others()
             step = self.policy.step(self.view())
             if isinstance(step, Stop):
                 return step
-            if self.budget.exhausted:
+            if self.over():
                 return Stop(f"the budget of {self.budget} is spent")
             tried = len(self.tried)
             evident = len(self.evidence)
+            refused = len(self.refused)
             if isinstance(step, Compile):
                 self.compile(step.configs)
             else:
@@ -182,10 +190,20 @@ class _Run:
             if len(self.tried) == tried and len(self.evidence) == evident:
                 if self.learn_from_others():
                     continue  # another process was faster
-                if self.budget.exhausted:
+                if self.over():
                     return Stop(f"the budget of {self.budget} is spent")
+                if self.shares is not None and len(self.refused) > refused and self.shares.wanted():
+                    continue  # with what the policy asks for next
                 return Stop("the policy asked for nothing new")
             self.forecast()
+
+    def over(self) -> bool:
+        """Whether nothing more is to be tried: the budget is spent, or the ranks hold to a decision by now."""
+        if self.budget.exhausted:
+            return True  # and what was measured is a decision, whatever the others hold to
+        if self.held is None:
+            self.held = self.store.agreed(self.job)
+        return self.held is not None
 
     # Forecasting ----------------------------------------------------------------------------------------------------
 
@@ -220,10 +238,11 @@ class _Run:
         return self.compiler.workers if self.shares is None else max(1, self.compiler.workers // self.shares.processes)
 
     def view(self) -> View:
+        elsewhere = self.taken | self.refused
         return View(
             space=self.space,
             forecasts=self.forecasts,
-            outcomes={**dict.fromkeys(self.taken, ELSEWHERE), **self.outcomes} if self.taken else self.outcomes,
+            outcomes={**dict.fromkeys(elsewhere, ELSEWHERE), **self.outcomes} if elsewhere else self.outcomes,
             evidence=self.evidence,
             configs_left=self.budget.configs_left - len(self.taken),
             seconds_left=self.budget.seconds_left,
@@ -242,6 +261,7 @@ class _Run:
         found = {c: o for c, o in recorded.items() if c in self.space and c not in self.outcomes}
         changed = bool(found) or taken != self.taken
         self.taken = taken
+        self.refused -= taken  # from here on it is known whose they are, and when they are free again
         if found:
             self.outcomes.update(found)
             self.tried.update(found)
@@ -250,13 +270,22 @@ class _Run:
         return changed
 
     def await_others(self) -> bool:
-        """Wait for what others are trying; whether any of it came. What is silent for long is no longer taken."""
+        """Wait for what others are trying; whether any of it came or was given up."""
         known = len(self.outcomes)
+        awaited = self.taken
         self.learn_from_others()
-        while self.taken and len(self.outcomes) == known and self.budget.seconds_left > 0:
+        while self.taken and len(self.outcomes) == known and awaited <= self.taken and self.budget.seconds_left > 0:
+            awaited = self.taken
             time.sleep(OTHERS_S)
             self.learn_from_others()
-        return len(self.outcomes) > known
+        return len(self.outcomes) > known or not awaited <= self.taken
+
+    def take(self, config: Config) -> bool:
+        """Take a config for this process; where that is refused, the policy is not to ask for it again."""
+        if self.shares is None or self.shares.take(config):
+            return True
+        self.refused.add(config)
+        return False
 
     # Compiling and measuring ----------------------------------------------------------------------------------------
 
@@ -274,7 +303,7 @@ class _Run:
         room = self.budget.configs_left - sum(c not in self.outcomes for c in self.evidence)
         wanted = wanted[: int(max(0, min(room, len(wanted))))]
         if self.shares is not None:  # a few at a time: what is taken is nobody else's
-            wanted = list(itertools.islice(filter(self.shares.take, wanted), self.workers))
+            wanted = list(itertools.islice(filter(self.take, wanted), self.workers))
         with contextlib.closing(_closable(self.compiler.compile(wanted))) as building:
             for config, result in building:
                 self.compiled += 1
@@ -285,7 +314,7 @@ class _Run:
                 self.tell("compiling")
                 if self.compiler.beside_timing:
                     self.time(c for c in self.evidence if c not in self.outcomes)
-                if self.budget.exhausted:
+                if self.over():
                     break
 
     def measure(self, configs: Iterable[Config]) -> None:
@@ -298,7 +327,7 @@ class _Run:
     def time(self, configs: Iterable[Config]) -> None:
         """Time those of the configs that are built, none before the default is known."""
         for config in self.default_first(configs):
-            if self.budget.exhausted:
+            if self.over():
                 return
             if config not in self.evidence:
                 if config == self.space.default:
@@ -341,9 +370,13 @@ class _Run:
         if not (doubtful and timed):
             self.store.record(self.job, self.id, config, outcome, forecast)
         if self.shares is not None:
-            self.shares.tried(config)
+            self.settle(self.shares, config, doubtful=doubtful)
         if isinstance(outcome, Failure):
             log.info("%s: %s failed at %s: %s", self.job.workload, config, outcome.stage, outcome.message)
+
+    def settle(self, shares: Shares, config: Config, *, doubtful: bool) -> None:  # noqa: ARG002  # a helper's
+        """Say what became of a config that was taken; one that failed for no fault of its own counts as tried."""
+        shares.tried(config)
 
     # Deciding -------------------------------------------------------------------------------------------------------
 
@@ -526,11 +559,12 @@ class _Helper(_Run):
     """Measures for a run that another process leads, one config after the other, each by a policy's choice."""
 
     begun = False
+    unwell = False
 
     def help(self) -> bool:
         """Try one config that nobody has taken; False where there is nothing to do now but to wait."""
         self.tell("waiting for another process")
-        if self.shares is None or not self.shares.wanted():
+        if self.shares is None or self.unwell or not self.shares.wanted():
             return False
         with self.shares.device(wait_s=0.0) as free:
             if not free:
@@ -540,7 +574,7 @@ class _Helper(_Run):
                 self.begun = True
             self.learn_from_others()
             step = self.policy.step(self.view())
-            config = None if isinstance(step, Stop) else next((c for c in step.configs if self.shares.take(c)), None)
+            config = None if isinstance(step, Stop) else next(filter(self.take, step.configs), None)
             if config is None:
                 return False
             self.measure([config])
@@ -550,6 +584,21 @@ class _Helper(_Run):
     def default_first(self, configs: Iterable[Config]) -> list[Config]:
         """The configs not tried yet; the default is the leader's."""
         return [c for c in dict.fromkeys(configs) if c not in self.outcomes and c in self.space]
+
+    def over(self) -> bool:
+        """Whether nothing more is to be tried; a single config is, once it was taken."""
+        return self.budget.exhausted
+
+    def settle(self, shares: Shares, config: Config, *, doubtful: bool) -> None:
+        """Give back what failed for no fault of its own, and help no more in this run.
+
+        The next one would most likely fail too (this device's memory is full), and the whole budget be lost on it.
+        """
+        if doubtful:
+            self.unwell = True
+            shares.give_back(config)
+        else:
+            shares.tried(config)
 
 
 def _closable(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -37,6 +37,7 @@ class Memory:
     held: Decision | None = None  # by all ranks
     held_later: Decision | None = None  # once this one has waited
     given: list[Decision] = field(default_factory=list)  # to the other ranks
+    pending: list[str] = field(default_factory=list)  # why it is
 
     def decision(self, job: Job) -> Decision | None:
         return self.decided
@@ -54,6 +55,9 @@ class Memory:
 
     def decide(self, job: Job, decision: Decision) -> None:
         self.decided = decision
+
+    def note_pending(self, job: Job, why: str) -> None:
+        self.pending.append(why)
 
     def agreed(self, job: Job) -> Decision | None:
         return self.held
@@ -463,3 +467,149 @@ def test_who_has_waited_in_vain_decides_without_measuring_and_gives_that() -> No
     assert decision.basis == "default"
     assert store.given == [decision]
     assert not store.recorded
+    assert len(store.pending) == 1
+
+
+@pytest.mark.parametrize("policy", [Exhaustive(), Selective()])
+def test_whoever_tunes_stops_as_soon_as_the_ranks_hold_to_a_decision(policy: Policy) -> None:
+    held = replace(decide(recorded_as([100, 50, 70])), basis="default", measured=0)
+
+    class Overtaken(Memory):
+        def agreed(self, job: Job) -> Decision | None:
+            return held if len(self.recorded) >= 2 else None
+
+    store = Overtaken()
+    assert decide(recorded_as([100, 50, 70, 80, 90, 60]), 5, policy=policy, store=store) == held
+    assert len(store.recorded) == 2
+    assert store.decided is None, "what was measured so far is no decision"
+
+
+# Sharing ----------------------------------------------------------------------------------------------------------------
+
+
+class Together:
+    """Shares that any number of threads hold, as processes do; what they keep is one dict."""
+
+    processes = 2
+
+    def __init__(self, taken: dict[Config, str], name: str) -> None:
+        self.all = taken  # by whom; "" once it was tried
+        self.name = name
+
+    @contextlib.contextmanager
+    def lead(self, run: str, most: float, first: Config | None) -> Iterator[None]:
+        yield
+
+    def wanted(self) -> bool:
+        return True
+
+    def take(self, config: Config) -> bool:
+        return self.all.setdefault(config, self.name) == self.name
+
+    def tried(self, config: Config) -> None:
+        self.all[config] = ""
+
+    def give_back(self, config: Config) -> None:
+        del self.all[config]
+
+    def taken(self) -> frozenset[Config]:
+        return frozenset(c for c, by in self.all.items() if by not in ("", self.name))
+
+    def device(self, *, wait_s: float) -> contextlib.AbstractContextManager[bool]:
+        return contextlib.nullcontext(True)
+
+
+FULL = Failure(stage="launch", message="out of memory", transient=True)
+
+
+class InOrder:
+    """Asks for one config, the first not tried, as a policy that ranks them would."""
+
+    def step(self, view: View) -> Compile | Measure | Stop:
+        left = [c for c in view.space if c not in view.outcomes]
+        return Measure((left[0],)) if left else Stop("all was tried")
+
+
+def tune_shared(of: Recording, taken: dict[Config, str], store: Memory) -> Decision:
+    replay = Replay(of)
+    return tune(
+        job_of(of),
+        compiler=replay,
+        surrogate=Fixed(),
+        policy=InOrder(),
+        measurer=replay,
+        store=store,
+        budget=Budget("all", clock=replay.clock),
+        shares=Together(taken, "this one"),
+    )
+
+
+def test_a_config_that_another_process_tried_to_no_visible_end_is_passed_over_and_the_rest_is_tried() -> None:
+    store = Memory()
+    decision = tune_shared(recorded_as([100, 90, 80, 50]), {Config({"i": 1}): ""}, store)
+    assert [c["i"] for c, _, _ in store.recorded] == [0, 2, 3]
+    assert decision.config == Config({"i": 3})
+
+
+def test_a_helper_gives_back_what_failed_for_no_fault_of_its_own_and_helps_no_more() -> None:
+    taken: dict[Config, str] = {Config({"i": 0}): "the leader"}
+
+    class Waiting(Memory):
+        def single_flight(
+            self, job: Job, meanwhile: Callable[[], bool] | None = None
+        ) -> contextlib.AbstractContextManager[bool]:
+            assert meanwhile is not None
+            self.helped = [meanwhile() for _ in range(4)]
+            return contextlib.nullcontext(False)
+
+    store = Waiting()
+    tune_shared(recorded_as([100, 90, FULL, 50]), taken, store)
+    assert store.helped == [True, True, False, False]
+    assert taken == {Config({"i": 0}): "the leader", Config({"i": 1}): ""}
+
+
+def test_a_helper_passes_over_what_the_leader_tried_to_no_visible_end() -> None:
+    taken: dict[Config, str] = {Config({"i": 0}): "", Config({"i": 1}): ""}
+
+    class Waiting(Memory):
+        def single_flight(
+            self, job: Job, meanwhile: Callable[[], bool] | None = None
+        ) -> contextlib.AbstractContextManager[bool]:
+            assert meanwhile is not None
+            while len(self.recorded) < 2 and self.asked < 10:
+                self.asked += 1
+                meanwhile()
+            return contextlib.nullcontext(False)
+
+        asked = 0
+
+    store = Waiting()
+    tune_shared(recorded_as([100, 90, 80, 50]), taken, store)
+    assert [c["i"] for c, _, _ in store.recorded] == [2, 3]
+
+
+def test_a_config_that_a_helper_gives_back_while_the_leader_waits_for_it_is_tried_by_the_leader() -> None:
+    late = Config({"i": 2})
+
+    class GivenBack(Together):
+        asked = 0
+
+        def taken(self) -> frozenset[Config]:
+            self.asked += 1
+            if self.asked > 8:
+                self.all.pop(late, None) if self.all.get(late) == "a helper" else None
+            return super().taken()
+
+    of = recorded_as([100, 90, 50])
+    replay, store = Replay(of), Memory()
+    decision = tune(
+        job_of(of),
+        compiler=replay,
+        surrogate=Fixed(),
+        policy=InOrder(),
+        measurer=replay,
+        store=store,
+        budget=Budget("all", clock=replay.clock),
+        shares=GivenBack({late: "a helper"}, "the leader"),
+    )
+    assert decision.config == late

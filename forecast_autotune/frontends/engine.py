@@ -16,13 +16,13 @@ from ..policies import Exhaustive, First, Selective, StoredOnly
 from ..progress import show_progress
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
 from ..settings import Settings
-from ..store.channel import job_channel
+from ..store.channel import JobChannel, job_channel
 from ..store.ranks import JobStore, Patience
 from ..store.sqlite import SqliteStore, open_store
 from ..surrogates.blend import Blend
 from ..surrogates.history import History
 from ..surrogates.roofline import Roofline
-from ..tuner import tune
+from ..tuner import stored, tune
 from .pending import measuring_is_wanted, note_if_pending
 
 log = logging.getLogger(__name__)
@@ -118,9 +118,9 @@ def decide(
     shares = None
     if how.shard and device and how.settings.sync == "store" and isinstance(store, SqliteStore):
         shares = store.shares(job, device)
-    store = _with_ranks(store, how, budget)
+    store = _with_ranks(store, how)
     if how.settings.mode == "strict":
-        if found := store.agreed(job) or store.decision(job):
+        if found := _recalled(job, store):
             return store.agree(job, found)
         note_if_pending(store, job, None, how.settings, budget, how.unmeasured)
         raise CacheMissError(f"{_missed(job, store)}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
@@ -146,14 +146,33 @@ def untraced(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return function if dynamo is None else dynamo.disable(function)
 
 
-def _with_ranks(store: Store, how: Request, budget: Budget) -> Store:
-    """The store through which all ranks come to one decision; in mode `forecast` they do by themselves."""
+def recall(job: Job, how: Request, store: Store) -> Decision | None:
+    """The decision a job has where nothing may be measured: the ranks' or a stored one; None if it is to be forecast."""
+    return _recalled(job, _with_ranks(store, how))
+
+
+def _recalled(job: Job, store: Store) -> Decision | None:
+    return store.agreed(job) or stored(job, store)
+
+
+def ranks_decide(how: Request) -> bool:
+    """Whether all ranks of a job come to one decision, which is then known to none of them ahead."""
+    return _channel(how) is not None
+
+
+def _channel(how: Request) -> JobChannel | None:
+    """The way to the other ranks; in mode `forecast` they decide alike by themselves."""
     if how.settings.sync != "rank0" or how.settings.mode == "forecast":
-        return store
-    channel = job_channel(call_s=how.patience.call_s)
+        return None
+    return job_channel(call_s=how.patience.call_s)
+
+
+def _with_ranks(store: Store, how: Request) -> Store:
+    """The store through which all ranks come to one decision."""
+    channel = _channel(how)
     if channel is None:
         return store
-    return JobStore(store, channel, measures=budget.measures, patience=how.patience)
+    return JobStore(store, channel, measures=Budget(how.budget).measures, patience=how.patience)
 
 
 def _missed(job: Job, store: Store) -> str:

@@ -4,7 +4,8 @@ Torch captures a call of a Triton kernel with its "hopifier", under Dynamo and u
 an autotuner with the decided config in the place of ours. That one is then in torch's table of kernels, so its config is
 part of what Inductor caches by, and whoever traces again decides again. Nothing is measured: what is stored counts, else
 the forecast at the size hints, and the key is noted as pending. Ops of `torch.library.triton_op` are looked up in
-AOTAutograd's cache before they are traced, so for them the decisions known of their kernels go into the key.
+AOTAutograd's cache before they are traced, so for them the decisions known of their kernels go into the key; where the
+ranks of a job decide together, which no key can know ahead, they stay out of that cache.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +28,14 @@ from triton.runtime.autotuner import Autotuner
 from ..compilers.triton_source import apply_heuristics, jit_function
 from ..core.config import Config
 from ..core.digest import digest
+from ..core.job import Job
 from ..core.outcome import Failure, Measurement, Outcome
 from ..errors import CacheMissError, TuningWarning
 from ..protocols import Store
 from ..store.manage import StoreFile
-from .engine import Request, decide, request
-from .pending import holds_unmeasured, is_unmeasured
+from ..store.rows import Place
+from .engine import Request, decide, ranks_decide, recall, request
+from .pending import after_tuning, is_unmeasured
 from .triton_call import TritonCall
 from .triton_program import program_of
 
@@ -51,9 +54,10 @@ AT_THE_CALL = ("num_warps", "num_stages", "num_consumer_groups", "num_buffers_wa
 
 _lock = threading.RLock()
 _joined: set[str] = set()  # modules of torch that were looked at
-_thread = threading.local()  # `ours`: the tuner whose call torch captures by itself
+_thread = threading.local()  # `outermost`: the kernel whose call torch captures by itself
 _captured: weakref.WeakKeyDictionary[Any, dict[str, Autotuner]] = weakref.WeakKeyDictionary()
-_unmeasured: weakref.WeakSet[Any] = weakref.WeakSet()  # tuners captured under a config that measuring had no say in
+_unmeasured: weakref.WeakKeyDictionary[Any, dict[tuple[str, Config | None], tuple[Job, Request]]]
+_unmeasured = weakref.WeakKeyDictionary()  # by tuner, epoch and captured config: jobs that measuring had no say in
 _told: set[str] = set()
 
 
@@ -94,16 +98,33 @@ def _stay_out_of_graphs() -> None:
                 rules.add(__package__.partition(".")[0])
 
 
-def recompile(tuner: ForecastAutotuner) -> None:
-    """Have Dynamo compile what it has compiled of a kernel once more before it runs again."""
-    tuner.epoch = str(int(tuner.epoch) + 1)
+def recompile(tuner: ForecastAutotuner, epoch: str = "epoch") -> None:
+    """Have Dynamo compile what it has compiled of a kernel, or of one key of it, once more before it runs again."""
+    setattr(tuner, epoch, str(int(getattr(tuner, epoch)) + 1))
 
 
-def forget_unmeasured(tuner: ForecastAutotuner) -> None:
-    """Have decisions that measuring had no say in made again for compiled code too."""
-    if tuner in _unmeasured:
-        _unmeasured.discard(tuner)
-        recompile(tuner)
+def _recompile_measured() -> None:
+    """Have what was compiled under another config than has been measured best since compiled again.
+
+    And nothing else: Dynamo compiles a frame eight times in all, those it has thrown away included, then runs it eagerly.
+    """
+    with _lock:
+        held = [(tuner, dict(jobs)) for tuner, jobs in _unmeasured.items()]
+    for tuner, jobs in held:
+        outdated: set[str] = set()
+        for (epoch, config), (job, how) in jobs.items():
+            decision = recall(job, how, tuner._store(job.hardware, how))
+            if decision is None or is_unmeasured(decision):
+                continue
+            with _lock:
+                taken = _unmeasured[tuner].pop((epoch, config), None)
+            if taken is not None and decision.config != config:
+                outdated.add(epoch)
+        for epoch in outdated:
+            recompile(tuner, epoch)
+
+
+after_tuning(_recompile_measured)
 
 
 def _take_part_in_the_cache_key() -> None:
@@ -148,46 +169,61 @@ def _deciding(capture: Callable[..., Any]) -> Callable[..., Any]:
         from .triton_autotune import ForecastAutotuner
 
         kernel, place = variable.kernel, variable.kernel_idx
-        if (ours := getattr(_thread, "ours", None)) is not None:
-            _keep_promises(ours, kernel)
+        if (outermost := getattr(_thread, "outermost", None)) is not None:
+            _rebuilt(self, variable, outermost)
             return capture(self, variable, args, kwargs, tx)
-        if not isinstance(kernel, ForecastAutotuner) or variable.grid is None or "num_ctas" in kwargs:
-            return capture(self, variable, args, kwargs, tx)
-        if tx is None and not _is_traced(args, kwargs):
-            return kernel[variable.grid](*args, **kwargs)
-        if len(kernel.configs) == 1 and not (kernel.early_config_prune or kernel.perf_model):
-            return capture(self, variable, args, kwargs, tx)
-        _take_part_in_the_cache_key()
-        _guard(self, variable, tx)
-        captured = _Call(self, variable, args, kwargs, tx).captured()
+        captured = None
+        if isinstance(kernel, ForecastAutotuner) and variable.grid is not None and "num_ctas" not in kwargs:
+            if tx is None and not _is_traced(args, kwargs):
+                return kernel[variable.grid](*args, **kwargs)
+            if len(kernel.configs) > 1 or kernel.early_config_prune or kernel.perf_model:
+                _take_part_in_the_cache_key()
+                _guard(self, variable, tx, "epoch")
+                call = _Call(self, variable, args, kwargs, tx)
+                captured = call.captured()
+                if call.epoch:
+                    _guard(self, variable, tx, call.epoch)
         try:
-            if captured is None:
-                _thread.ours = kernel
-            else:
+            if captured is not None:
                 self.init_variable(variable, captured, None, variable.grid)
+            _thread.outermost = kernel
             return capture(self, variable, args, kwargs, tx)
         finally:
-            _thread.ours = None
-            variable.kernel, variable.kernel_idx = kernel, place  # it may be called again, with other arguments
+            _thread.outermost = None
+            if captured is not None:  # it may be called again, with other arguments
+                variable.kernel, variable.kernel_idx = kernel, place
 
     return call_triton_kernel
 
 
-def _guard(hopifier: Any, variable: Any, tx: Any) -> None:
-    """Have Dynamo compile again when the kernel says so; under `wrap_triton` nothing is guarded."""
+def _guard(hopifier: Any, variable: Any, tx: Any, epoch: str) -> None:
+    """Have Dynamo compile again when our kernel says so; under `wrap_triton` nothing is guarded."""
     if tx is None or getattr(variable, "kernel_source", None) is None:
         return
     try:
-        hopifier.wrap_user_defined_obj(variable.kernel.epoch, tx, variable, "epoch").guard_as_python_constant()
+        value = getattr(variable.kernel, epoch)
+        hopifier.wrap_user_defined_obj(value, tx, variable, epoch).guard_as_python_constant()
     except Exception as err:
         log.debug("kernel %s: compiled code holds for good: %s", variable.kernel.name, err)
 
 
-def _keep_promises(ours: ForecastAutotuner, rebuilt: Any) -> None:
-    """Torch, rebuilding an autotuner after pruning or heuristics, leaves out what its arguments must be before a run."""
-    if isinstance(rebuilt, Autotuner) and rebuilt is not ours:
-        rebuilt.reset_to_zero = rebuilt.reset_to_zero or list(ours.reset_to_zero)
-        rebuilt.restore_value = rebuilt.restore_value or list(ours.restore_value)
+def _rebuilt(hopifier: Any, variable: Any, outermost: Any) -> None:
+    """See to what torch has rebuilt of a kernel after pruning, heuristics or options at the call.
+
+    It does so with `triton.autotune`, which after `install()` is ours: a kernel that is not becomes Triton's own again.
+    And it leaves out how many configs pruning keeps, and what arguments must be before a run: ours keeps both.
+    """
+    from .triton_autotune import ForecastAutotuner
+
+    made = variable.kernel
+    if isinstance(outermost, ForecastAutotuner):
+        made.configs_top_k = outermost.configs_top_k
+        made.reset_to_zero = made.reset_to_zero or list(outermost.reset_to_zero)
+        made.restore_value = made.restore_value or list(outermost.restore_value)
+    elif isinstance(made, ForecastAutotuner):
+        by = {"early_config_prune": made.early_config_prune, "perf_model": made.perf_model}
+        own = Autotuner(made.fn, made.arg_names, list(made.configs), [], None, None, prune_configs_by=by)
+        hopifier.init_variable(variable, own, None, variable.grid)
 
 
 def _is_traced(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -210,6 +246,7 @@ class _Call:
         self.tuner: ForecastAutotuner = variable.kernel
         self.given = args, {name: value for name, value in kwargs.items() if name not in AT_THE_CALL}
         self.options = {name: kwargs[name] for name in AT_THE_CALL if name in kwargs}
+        self.epoch = ""  # an attribute of the tuner: while it stays, what is compiled of this call's key holds
 
     def captured(self) -> Autotuner | None:
         """What torch is to capture in our tuner's place: an autotuner with the decided config. None: ours, all configs.
@@ -316,15 +353,26 @@ class _Call:
         tuning = TritonCall(self.tuner, candidates, self.args, kwargs)
         store = self.tuner._store(tuning.hardware, how)
         decision = decide(tuning.job, how, compiler=tuning.compiler, measurer=_NoMeasurer(), store=store)
-        if is_unmeasured(decision):
-            _unmeasured.add(self.tuner)
-            holds_unmeasured(self.tuner)
-        for config in dict.fromkeys((decision.config, tuning.job.space.default)):
+        config = self._compiled(dict.fromkeys((decision.config, tuning.job.space.default)), tuning, store)
+        if is_unmeasured(decision) and self.tx is not None:
+            self._hold_until_measured(config, tuning.job, how)
+        return candidates if config is None else [tuning.theirs(config)]
+
+    def _compiled(self, configs: Iterable[Config], tuning: TritonCall, store: Store) -> Config | None:
+        """The first of these that compiles."""
+        for config in configs:
             failure = _failure(tuning, config, store)
             if failure is None:
-                return [tuning.theirs(config)]
+                return config
             self._complain(f"is not compiled under {tuning.theirs(config)}", failure.message)
-        return candidates
+        return None
+
+    def _hold_until_measured(self, config: Config | None, job: Job, how: Request) -> None:
+        """Give this key an epoch of its own, lest measuring it have graphs compiled again that hold other keys."""
+        self.epoch = f"epoch_{digest(*Place.of(job).digests, job.space.digest)}"
+        with _lock:
+            self.tuner.__dict__.setdefault(self.epoch, "0")
+            _unmeasured.setdefault(self.tuner, {})[self.epoch, config] = job, how
 
     def _complain(self, what: str, why: Exception | str) -> None:
         """Warn once of what tuning could not do for this kernel; torch traces a call several times over."""
@@ -340,6 +388,9 @@ class _NoMeasurer:
     """In the place of one where nothing is to be measured."""
 
     repeatable = False
+
+    def spare_default(self) -> None:
+        pass
 
     def measure(self, config: Config, **_: object) -> Outcome:
         raise AssertionError(f"{config} was to be measured under a compiler")
@@ -456,8 +507,14 @@ def _kernels_of_ops(gm: Any) -> list[Any]:
 
 
 def _state(tuner: ForecastAutotuner) -> str:
-    """Changes with whatever may change a decision for any call of a kernel, as far as that can be told before tracing."""
+    """Changes with whatever may change a decision for any call of a kernel, as far as that can be told before tracing.
+
+    Raises:
+        BypassAOTAutogradCache: the ranks of the job decide together. A hit would ask them nothing.
+    """
     how = request(tuner._budget, default_budget="0", mode=tuner._mode, surrogate=tuner._surrogate)
+    if len(tuner.configs) > 1 and ranks_decide(how):
+        raise sys.modules[CACHE_KEY].BypassAOTAutogradCache(f"the ranks of the job decide on kernel {tuner.name}")
     settings = how.settings
     parts = [settings.mode, how.surrogate.name, settings.toolchain, *(str(c) for c in tuner.configs)]
     try:

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from ..core.budget import Budget
@@ -26,7 +26,9 @@ class Forgetful(Protocol):
 
 _lock = threading.Lock()
 _tables: weakref.WeakSet[Forgetful] = weakref.WeakSet()
+_afterwards: list[Callable[[], None]] = []
 _depth = 0
+_eagerly = contextlib.ExitStack()  # holds torch to running eagerly while the depth is not 0
 
 
 @contextlib.contextmanager
@@ -35,20 +37,39 @@ def tune_pending() -> Iterator[None]:
 
     Keys that this process has decided without measuring are decided again when they are next met. What is decided within
     holds afterwards. All threads are meant. What torch has compiled runs eagerly, for compiled code measures nothing; and
-    it is compiled again afterwards where a decision in it was not measured.
+    it is compiled again afterwards where it holds another config than was measured best.
+    """
+    with _wanted():
+        try:
+            with _lock:
+                tables = list(_tables)
+            for table in tables:
+                table.forget_unmeasured()
+            yield
+        finally:
+            for renew in _afterwards:
+                renew()
+
+
+@contextlib.contextmanager
+def _wanted() -> Iterator[None]:
+    """Hold measuring to be wanted, by whichever threads overlap.
+
+    The first in and the last out switch torch: were each to put back what it found, the last out, having come second,
+    would put back what the first had set.
     """
     global _depth
     with _lock:
+        if _depth == 0:
+            _eagerly.enter_context(_nothing_compiled())
         _depth += 1
-        tables = list(_tables)
     try:
-        for table in tables:
-            table.forget_unmeasured()
-        with _nothing_compiled():
-            yield
+        yield
     finally:
         with _lock:
             _depth -= 1
+            if _depth == 0:
+                _eagerly.close()
 
 
 def _nothing_compiled() -> contextlib.AbstractContextManager[object]:
@@ -70,6 +91,11 @@ def holds_unmeasured(table: Forgetful) -> None:
     """Have a table forget its unmeasured decisions when `tune_pending()` is entered."""
     with _lock:
         _tables.add(table)
+
+
+def after_tuning(renew: Callable[[], None]) -> None:
+    """Have this called whenever a `tune_pending()` is left, before compiled code runs again."""
+    _afterwards.append(renew)
 
 
 def is_unmeasured(decision: Decision | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -51,8 +52,9 @@ class JobStore:
     The first decision published for a job is everybody's: a rank that knows one publishes it, and one that comes to
     another adopts the first. One rank tunes, rank 0 if it meets the key at once, and shows that it lives; the others
     look for its decision. Nobody waits longer than `patience` says, and who has waited in vain decides without measuring
-    and publishes that. A rank that never meets a key is missed by nobody. Without the key-value store a rank goes on with
-    its own store, with one warning.
+    and publishes that: it holds until the job ends, also for the rank that tunes, and within `tune_pending()`. Another
+    one in its place would reach those ranks alone that have yet to meet the key. A rank that never meets a key is missed
+    by nobody. Without the key-value store a rank goes on with its own store, with one warning.
 
     Args:
         own: this rank's store.
@@ -69,6 +71,7 @@ class JobStore:
         self.measures = measures
         self.patience = patience or Patience()
         self._unusable: set[str] = set()  # jobs under whose key stands what no rank of ours wrote
+        self._looked_at: dict[str, float] = {}  # when this rank, which leads at the key, has looked for a decision
 
     # This rank's own ------------------------------------------------------------------------------------------------
 
@@ -95,8 +98,16 @@ class JobStore:
     # Everybody's ----------------------------------------------------------------------------------------------------
 
     def agreed(self, job: Job) -> Decision | None:
-        """What was published first; one that was measured is kept here as well, so that the next job finds it."""
+        """What was published first; one that was measured is kept here as well, so that the next job finds it.
+
+        Whoever leads looks once a beat, and may ask as often as it likes.
+        """
         key = self._key(job)
+        if key in _led_by_this_thread():
+            now = time.monotonic()
+            if now - self._looked_at.get(key, -math.inf) < self.patience.beat_s:
+                return None
+            self._looked_at[key] = now
         text = self._ask(job, lambda: self.channel.look(f"{key}/decision"))
         return None if text is None else self._adopt(job, text)
 
@@ -112,7 +123,7 @@ class JobStore:
     def single_flight(self, job: Job, meanwhile: Callable[[], bool] | None = None) -> Iterator[bool]:
         """Lead the ranks at this job; False once there is a decision to adopt, and after waiting in vain."""
         key = self._key(job)
-        leading: set[str] = _LEADING.__dict__.setdefault("keys", set())
+        leading = _led_by_this_thread()
         mine = f"{self.channel} (process {os.getpid()} of {_host()}) {uuid.uuid4().hex}"
         led = key not in leading and self._ask(job, lambda: self._lead(job, mine, meanwhile, nested=bool(leading)))
         if led is False and key not in leading:
@@ -128,6 +139,7 @@ class JobStore:
                 yield alone
         finally:
             leading.discard(key)
+            self._looked_at.pop(key, None)
             self._ask(job, lambda: self.channel.swap(f"{key}/claim", mine, FREE))
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -170,7 +182,10 @@ class JobStore:
 
     @contextmanager
     def _showing_life(self, key: str, mine: str) -> Iterator[None]:
-        """Count up while this is held; others see the count move and need no common clock."""
+        """Count up while this is held; others see the count move and need no common clock.
+
+        Where no thread can be had for it, there is no sign of life: another rank tunes as well after a silence.
+        """
         over = threading.Event()
 
         def beat() -> None:
@@ -179,12 +194,16 @@ class JobStore:
                     self.channel.add(f"{key}/beat/{_token(mine)}", 1)
 
         thread = threading.Thread(target=beat, name="forecast-autotune-beat", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as err:
+            log.warning("%s: the other ranks will take it for dead: %s", self.channel, err)
         try:
             yield
         finally:
             over.set()
-            thread.join(self.channel.call_s)
+            if thread.ident is not None:
+                thread.join(self.channel.call_s)
 
     def _key(self, job: Job) -> str:
         """Of what ranks decide alike: one with another GPU or compiler decides among its like."""
@@ -217,11 +236,18 @@ class JobStore:
             return None
         if decision.tried and self.own.decision(job) != decision:
             self.own.decide(job, decision)
+        if self.measures and not decision.tried:
+            self.own.note_pending(job, "another rank waited for this job to be tuned in vain")
         return decision
 
 
 _LEADING = threading.local()
 """Keys that this thread leads, however many stores it went through."""
+
+
+def _led_by_this_thread() -> set[str]:
+    keys: set[str] = _LEADING.__dict__.setdefault("keys", set())
+    return keys
 
 
 def _token(claim: str) -> str:

@@ -21,9 +21,9 @@ from .rows import now
 if TYPE_CHECKING:
     import sqlite3
 
-LEASE_S = 30.0
-"""A config taken and not tried for so long is free again: whoever took it hangs, or takes longer than is worth waiting
-for. If it was killed, its device's lock tells at once."""
+LEASE_S = 600.0
+"""A config taken and not tried for so long is free again, as a last resort: whoever took it hangs. A build may take minutes,
+so until then it is believed to be at work while its device's lock is held; if it was killed, the lock tells at once."""
 
 
 def this_process() -> str:
@@ -126,7 +126,7 @@ class StoredShares:
         return bool(self._do(write, self._leads))
 
     def tried(self, config: Config) -> None:
-        """Say that a config taken was tried; one not tried for long is free for others again."""
+        """Say that a config taken was tried."""
 
         def write(connection: sqlite3.Connection) -> None:
             with transaction(connection):
@@ -135,6 +135,10 @@ class StoredShares:
                 )
 
         self._do(write, None)
+
+    def give_back(self, config: Config) -> None:
+        """Free a config taken for others."""
+        self._give_back(config.text, self._me)
 
     def taken(self) -> frozenset[Config]:
         """Configs that other processes have taken and not tried yet; one whose process is gone is free again."""
@@ -147,7 +151,7 @@ class StoredShares:
 
         found: set[Config] = set()
         for text, holder, device in self._do(look, []):
-            if device != self._device and self._is_free(device):
+            if self._is_free(device):
                 self._give_back(text, holder)
                 continue
             with suppress(InvalidInputError):  # a row that no process of ours wrote
@@ -161,6 +165,7 @@ class StoredShares:
     # ----------------------------------------------------------------------------------------------------------------
 
     def _is_free(self, device: str) -> bool:
+        """Whether nobody else works on a device: also where this thread does, for then whoever did before is gone."""
         with self._locks.hold(device, prefix="device-", wait_s=0.0) as free:
             return free
 

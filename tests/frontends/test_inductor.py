@@ -19,20 +19,25 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
+from contracts.store_contract import a_decision  # noqa: E402
 from rehearsed import BEST, BLOCKS, configs, launched, own_triton_cache, playing, scale, tuned  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table  # noqa: E402
 from torch._inductor.async_compile import AsyncCompile  # noqa: E402
 from torch._inductor.codecache import PyCodeCache  # noqa: E402
 from torch.library import triton_op, wrap_triton  # noqa: E402
+from triton.runtime.autotuner import Autotuner  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
 from forecast_autotune.cli import main  # noqa: E402
 from forecast_autotune.core.forecast import Forecast  # noqa: E402
 from forecast_autotune.errors import CacheMissError, TuningWarning  # noqa: E402
-from forecast_autotune.frontends import inductor  # noqa: E402
+from forecast_autotune.frontends import engine, inductor  # noqa: E402
 from forecast_autotune.settings import Settings  # noqa: E402
+from forecast_autotune.store.channel import JobChannel  # noqa: E402
 from forecast_autotune.store.manage import StoreFile  # noqa: E402
+from forecast_autotune.store.ranks import JobStore  # noqa: E402
+from forecast_autotune.store.sqlite import SqliteStore  # noqa: E402
 
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -105,9 +110,9 @@ def grid(x: Any) -> Callable[[Any], Any]:
     return lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)
 
 
-def traced_by_dynamo(kernel: Any, grid: Callable[..., Any] = grid) -> Callable[..., Any]:
+def traced_by_dynamo(kernel: Any, grid: Callable[..., Any] = grid, **options: Any) -> Callable[..., Any]:
     def f(x: Any) -> Any:
-        kernel[grid(x)](x, x.numel(), 2.0)
+        kernel[grid(x)](x, x.numel(), 2.0, **options)
         return x
 
     return f
@@ -116,9 +121,9 @@ def traced_by_dynamo(kernel: Any, grid: Callable[..., Any] = grid) -> Callable[.
 _ops = iter(range(1000))
 
 
-def in_a_triton_op(kernel: Any, grid: Callable[..., Any] = grid) -> Callable[..., Any]:
+def in_a_triton_op(kernel: Any, grid: Callable[..., Any] = grid, **options: Any) -> Callable[..., Any]:
     def scaled(x: torch.Tensor) -> None:
-        wrap_triton(kernel)[grid(x)](x, x.numel(), 2.0)
+        wrap_triton(kernel)[grid(x)](x, x.numel(), 2.0, **options)
 
     op = triton_op(f"forecast_autotune_tests::scaled{next(_ops)}", scaled, mutates_args={"x"})
 
@@ -200,6 +205,80 @@ def test_a_decision_that_differs_in_warps_alone_is_picked_up(compiling: Compilin
         assert compiling(f)[0]["num_warps"] == 4
 
 
+@routes
+def test_what_the_ranks_of_a_job_hold_to_is_asked_for_however_warm_the_cache(
+    compiling: Compiling, route: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = [torch.distributed.HashStore()]
+    monkeypatch.setenv("FORECAST_AUTOTUNE_SYNC", "rank0")
+    monkeypatch.setattr(engine, "job_channel", lambda **_: JobChannel(lambda: published[0], rank=1, ranks=2))
+    surrogate = Favours(64)
+    f = route(tuned(surrogate=surrogate))
+    with playing():
+        assert compiling(f)[0]["BLOCK"] == 64
+        published[0] = torch.distributed.HashStore()  # the next job, in which rank 0 was first
+        job = surrogate.asked[0].job
+        rank0 = JobStore(SqliteStore.in_memory(), JobChannel(lambda: published[0], rank=0, ranks=2), measures=False)
+        other = next(c for c in job.space if c["BLOCK"] == 128)
+        rank0.agree(job, a_decision(job, other, basis="forecast", budget="0", measured=0, failed=0))
+        assert compiling(f)[0]["BLOCK"] == 128
+
+
+# Kernels that are not ours -------------------------------------------------------------------------------------------
+
+
+def pruned_stock() -> Any:
+    by = {"early_config_prune": lambda found, named, **_: found[1:]}
+    return triton.autotune(configs=configs(), key=["n"], prune_configs_by=by)(scale)
+
+
+def heuristics_below_stock() -> Any:
+    return triton.autotune(configs=configs(), key=["n"])(even(triton.jit(even_or_not)))
+
+
+def stock() -> Any:
+    return triton.autotune(configs=configs(), key=["n"])(scale)
+
+
+@routes
+@pytest.mark.parametrize(
+    ("decorated", "blocks", "options"),
+    [
+        (pruned_stock, BLOCKS[1:], {}),
+        (heuristics_below_stock, BLOCKS, {}),
+        (stock, BLOCKS, {"num_warps": 8}),
+        (lambda: scale, (64,), {"num_warps": 8, "BLOCK": 64}),
+    ],
+)
+def test_kernels_that_were_decorated_before_install_stay_as_they_are(
+    compiling: Compiling, route: Any, decorated: Any, blocks: Any, options: Any
+) -> None:
+    """Torch rebuilds each of these with `triton.autotune`."""
+    kernel = decorated()
+    added: list[Any] = []
+
+    def graph(gm: Any, _: Any) -> Any:
+        nodes = [node for node in gm.graph.nodes if "kernel_idx" in node.kwargs]
+        added.extend(kernel_side_table.get_kernel(node.kwargs["kernel_idx"]) for node in nodes)
+        return lambda x: (x,)
+
+    f = route(kernel, lambda _: (1,), **options)
+    with playing() as on:
+        before = compiling(f)
+        fa.install()
+        try:
+            assert compiling(f) == before
+            compiling.backend = graph
+            compiling(f)
+        finally:
+            fa.uninstall()
+        assert not on.launches
+    if route is traced_by_dynamo:
+        assert [[c.kwargs.get("BLOCK", 64) for c in found.configs] for found in added] == [list(blocks)]
+        assert {type(found) for found in added} == {Autotuner}
+    assert pending() == []
+
+
 # Routes that run our kernel ------------------------------------------------------------------------------------------
 
 
@@ -212,7 +291,9 @@ def test_a_captured_graph_runs_the_decided_config_and_measures_nothing(compiling
         assert sum(on.launches.values()) == 1
 
 
-def test_a_triton_op_in_a_graph_is_decided_where_it_is_traced_and_tunes_where_it_is_called(compiling: Compiling) -> None:
+def test_a_triton_op_in_a_graph_is_decided_where_it_is_traced_and_tunes_where_it_is_called(
+    compiling: Compiling,
+) -> None:
     for backend, blocks in (("aot_eager", {128}), ("eager", set(BLOCKS))):
         compiling.backend = backend
         with playing() as on:
@@ -383,24 +464,8 @@ def test_heuristics_above_reach_the_decision(compiling: Compiling) -> None:
 def test_warps_given_at_the_call_hold_for_every_config(compiling: Compiling, route: Any) -> None:
     surrogate = Favours(128)
     kernel = tuned(surrogate=surrogate)
-
-    def f(x: Any) -> Any:
-        kernel[grid(x)](x, x.numel(), 2.0, num_warps=8)
-        return x
-
-    if route is in_a_triton_op:
-
-        def scaled(x: torch.Tensor) -> None:
-            wrap_triton(kernel)[grid(x)](x, x.numel(), 2.0, num_warps=8)
-
-        op = triton_op(f"forecast_autotune_tests::scaled{next(_ops)}", scaled, mutates_args={"x"})
-
-        def f(x: Any) -> Any:
-            op(x)
-            return x
-
     with playing():
-        assert compiling(f) == [{"BLOCK": 128, "num_warps": 8, "num_stages": 3}]
+        assert compiling(route(kernel, num_warps=8)) == [{"BLOCK": 128, "num_warps": 8, "num_stages": 3}]
     assert {c["num_warps"] for q in surrogate.asked for c in q.configs} == {8}
     assert {c.num_warps for c in kernel.configs} == {4}
 
@@ -598,6 +663,59 @@ def test_what_tune_pending_has_measured_is_compiled_in_afterwards(compiling: Com
             pass
         compiling.compiled(torch.ones(N))
     assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_what_was_not_measured_within_tune_pending_is_not_compiled_again(compiling: Compiling) -> None:
+    with playing():
+        compiling(traced_by_dynamo(tuned(surrogate=Favours(64))))
+        for _ in range(2):
+            with fa.tune_pending():
+                pass
+            compiling.compiled(torch.ones(N))
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_forecast_that_measuring_confirms_is_not_compiled_again(compiling: Compiling) -> None:
+    with playing() as on:
+        compiling(traced_by_dynamo(tuned(surrogate=Favours(BEST))))
+        for _ in range(2):
+            with fa.tune_pending():
+                compiling.compiled(torch.ones(N))
+            compiling.compiled(torch.ones(N))
+        assert launched(on)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_measuring_one_key_leaves_alone_what_is_compiled_of_others(compiling: Compiling) -> None:
+    kernel = tuned(surrogate=Favours(64))
+    with playing():
+        compiling(traced_by_dynamo(kernel))
+        for n in (1000, 2000):
+            torch.compile(traced_by_dynamo(kernel))(torch.ones(n))
+            with fa.tune_pending():
+                kernel[(4,)](torch.ones(n), n, 2.0)
+            compiling.compiled(torch.ones(N))
+        assert counters["stats"]["unique_graphs"] == 3
+        with fa.tune_pending():
+            compiling.compiled(torch.ones(N))
+        compiling.sources.clear()
+        compiling.compiled(torch.ones(N))
+    assert compiling.configs() == DECIDED
+
+
+def test_with_ranks_compiled_code_stays_with_what_they_decided_first(
+    compiling: Compiling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = torch.distributed.HashStore()
+    monkeypatch.setenv("FORECAST_AUTOTUNE_SYNC", "rank0")
+    monkeypatch.setattr(engine, "job_channel", lambda **_: JobChannel(lambda: published, rank=0, ranks=2))
+    with playing():
+        compiling(traced_by_dynamo(tuned(surrogate=Favours(64))))
+        for _ in range(2):
+            with fa.tune_pending():
+                compiling.compiled(torch.ones(N))
+            compiling.compiled(torch.ones(N))
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_assigning_configs_compiles_again(compiling: Compiling) -> None:

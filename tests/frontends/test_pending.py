@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ import pytest
 from toy import Toy
 
 import forecast_autotune as fa
+from forecast_autotune.frontends.pending import measuring_is_wanted
 from forecast_autotune.rehearsal_driver import current_rehearsal
 from forecast_autotune.store.manage import StoreFile
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("torch._dynamo")
 triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
@@ -153,6 +157,44 @@ def test_load_inline_notes_and_tunes_pending_keys_too(
     (decision,) = module.scaled.decisions.values()
     assert (decision.basis, decision.config) == ("measured", toy.config("plain"))
     assert StoreFile(own_settings).pending() == []
+
+
+def test_blocks_that_overlap_in_two_threads_leave_torch_compiling() -> None:
+    first, second = threading.Event(), threading.Event()
+    graphs: list[Any] = []
+
+    def collect(gm: Any, _: Any) -> Any:
+        graphs.append(gm)
+        return gm
+
+    def open_first() -> None:
+        with fa.tune_pending():
+            first.set()
+            assert second.wait(10)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x + 1, backend=collect)
+    other = threading.Thread(target=open_first)
+    other.start()
+    assert first.wait(10)
+    with fa.tune_pending():
+        second.set()
+        other.join()
+        compiled(torch.ones(2))
+        assert not graphs
+    compiled(torch.ones(2))
+    assert len(graphs) == 1
+
+
+def test_a_block_that_torch_does_not_let_open_wants_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: str) -> None:
+        raise RuntimeError("attempted to set_stance in a torch.compile region")
+
+    monkeypatch.setattr(torch.compiler, "set_stance", refused)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", torch)
+    with pytest.raises(RuntimeError, match="set_stance"), fa.tune_pending():
+        pass
+    assert not measuring_is_wanted()
 
 
 # A store that cannot be had -----------------------------------------------------------------------------------------------

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed
@@ -18,6 +22,7 @@ from forecast_autotune.errors import TuningWarning
 from forecast_autotune.store import channel
 from forecast_autotune.store.channel import JobChannel, KeyValue, UnreachableError, job_channel, within
 from forecast_autotune.store.encoding import encode_decision, to_text
+from forecast_autotune.store.manage import StoreFile
 from forecast_autotune.store.ranks import JobStore, Patience
 from forecast_autotune.store.sqlite import SqliteStore
 
@@ -83,6 +88,19 @@ def test_what_was_decided_without_measuring_stands_in_no_measurements_way(shared
     a_rank(shared, 0, measures=False).agree(a_job(), a_decision(a_job(), SPACE[0], basis="default", measured=0))
     assert a_rank(shared, 1).agreed(a_job()) is None
     assert a_rank(shared, 1, measures=False).agreed(a_job()) is not None
+
+
+def test_a_job_whose_ranks_hold_to_an_unmeasured_decision_is_noted_as_pending(shared: KeyValue, tmp_path: Path) -> None:
+    a_rank(shared, 0).agree(a_job(), a_decision(a_job(), basis="default", measured=0))
+    a_rank(shared, 0, measures=False).agree(a_job(), a_decision(a_job(), basis="default", measured=0))
+    noted = {}
+    for measures in (True, False):  # without, whoever asks for it notes why nothing may be measured
+        with SqliteStore(tmp_path / str(measures)) as own:
+            own.decision(a_job())  # opens it
+            line = JobChannel(lambda: shared, rank=1, ranks=8)
+            JobStore(own, line, measures=measures, patience=HURRIED).agreed(a_job())
+        noted[measures] = [p.why for p in StoreFile(tmp_path / str(measures)).pending()]
+    assert noted == {True: ["another rank waited for this job to be tuned in vain"], False: []}
 
 
 @pytest.mark.parametrize(
@@ -158,6 +176,38 @@ def test_another_takes_the_place_of_one_that_is_silent(shared: KeyValue, caplog:
     with caplog.at_level(logging.WARNING), a_rank(shared, 2).single_flight(a_job()) as alone:
         assert alone
     assert "rank 0 of 8 (process 1 of gone) is silent" in caplog.text
+
+
+def test_whoever_leads_looks_once_a_beat_however_often_it_is_asked(
+    shared: KeyValue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = a_rank(shared, 0, replace(HURRIED, beat_s=60.0))
+    looks: list[str] = []
+    look = leader.channel.look
+    with leader.single_flight(a_job()):
+        monkeypatch.setattr(leader.channel, "look", lambda key: looks.append(key) or look(key))
+        assert leader.agreed(a_job()) is None
+        a_rank(shared, 1).agree(a_job(), a_decision(a_job()))
+        assert leader.agreed(a_job()) is None
+        assert len(looks) == 1
+        leader._looked_at[leader._key(a_job())] -= 60.0
+        assert leader.agreed(a_job()) == a_decision(a_job())
+
+
+def test_one_that_can_have_no_thread_leads_without_a_sign_of_life(
+    shared: KeyValue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "forecast-autotune-beat":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with caplog.at_level(logging.WARNING), a_rank(shared, 0).single_flight(a_job()) as alone:
+        assert alone
+    assert "take it for dead" in caplog.text
 
 
 def test_one_that_fails_leaves_the_lead_to_the_next_at_once(shared: KeyValue) -> None:
@@ -255,6 +305,59 @@ def test_an_error_while_asking_is_told_in_one_line() -> None:
         within(5, fail)
 
 
+def test_without_a_thread_to_ask_in_nobody_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(UnreachableError, match="can't start new thread"):
+        within(5, lambda: None)
+
+
+SERVER = """
+import time
+from torch.distributed import TCPStore
+server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(server.port, flush=True)
+time.sleep(600)
+"""
+
+ASKS_AND_ENDS = """
+import os, signal, sys, time
+import torch.distributed
+from forecast_autotune.store.channel import UnreachableError, job_channel
+port, server = sys.argv[1:]
+line = job_channel({
+    "WORLD_SIZE": "2", "RANK": "1", "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+}, call_s=0.5)
+line.look("key")
+os.kill(int(server), signal.SIGSTOP)
+time.sleep(0.2)  # until it stands
+try:
+    line.look("key")
+except UnreachableError:
+    print("given up", flush=True)
+class Slow:
+    def __del__(self):
+        os.kill(int(server), signal.SIGKILL)
+        time.sleep(1.0)
+sys.modules["slow"] = Slow()
+"""
+
+
+def test_a_process_ends_as_it_should_after_it_gave_up_a_server_that_is_killed_while_it_ends() -> None:
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port = server.stdout.readline().strip()
+            command = [sys.executable, "-c", ASKS_AND_ENDS, port, str(server.pid)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        finally:
+            server.kill()
+    assert (done.stdout, done.returncode) == ("given up\n", 0), done.stderr
+
+
 # Finding ----------------------------------------------------------------------------------------------------------------
 
 
@@ -299,6 +402,43 @@ def test_torchruns_agent_is_found_without_a_process_group() -> None:
     assert lines[0].swap("key", "", "ä") == "ä"
     assert lines[1].look("key") == "ä"
     assert (lines[1].add("count", 2), lines[0].add("count", 0)) == (2, 2)
+
+
+def test_a_rank_that_asks_before_it_has_a_process_group_is_heard_by_those_that_ask_afterwards() -> None:
+    server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {
+        "WORLD_SIZE": "2",
+        "RANK": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "a run",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(server.port),
+    }
+    before = job_channel(environment)
+    assert before is not None
+    assert before.swap("key", "", "said") == "said"
+    torch.distributed.init_process_group("gloo", store=server, rank=0, world_size=1)
+    try:
+        afterwards = job_channel({**environment, "RANK": "1"})
+        assert afterwards is not None
+        assert afterwards.look("key") == "said"
+    finally:
+        torch.distributed.destroy_process_group()
+    restarted = job_channel({**environment, "TORCHELASTIC_RESTART_COUNT": "1"})
+    assert restarted is not None
+    assert restarted.look("key") is None, "said by ranks that are gone"
+
+
+@pytest.mark.parametrize("error", [KeyError("gone"), TypeError("no group"), AssertionError("no backend")])
+def test_whatever_looking_for_the_process_group_raises_there_is_one_warning(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(channel, "_of_process_group", fail)
+    with pytest.warns(TuningWarning, match="no way to the process group's store"):
+        assert job_channel({"WORLD_SIZE": "8"}) is None
 
 
 def test_a_process_group_is_found_and_goes_before_the_environment() -> None:

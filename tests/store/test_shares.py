@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -70,6 +71,15 @@ def test_a_config_that_was_tried_is_neither_taken_nor_free(leader: Process, help
     assert not leader.shares.take(SPACE[1])
 
 
+def test_a_config_that_was_given_back_is_free_and_counts_for_nothing(leader: Process, helper: Process) -> None:
+    for config in SPACE[1:4]:
+        assert helper.shares.take(config)
+    assert not leader.shares.wanted()
+    helper.shares.give_back(SPACE[1])
+    assert leader.shares.taken() == set(SPACE[2:4])
+    assert leader.shares.take(SPACE[1])
+
+
 def test_no_more_configs_are_taken_than_the_budget_allows_all_together(leader: Process, helper: Process) -> None:
     taken = [(leader if i % 2 else helper).shares.take(SPACE[i]) for i in range(1, 6)]
     assert taken == [True, True, True, False, False]
@@ -89,6 +99,27 @@ def test_a_config_taken_by_a_process_that_is_gone_is_free_again(tmp_path: Path, 
         assert leader.shares.taken() == {SPACE[1]}
     assert leader.shares.taken() == frozenset()  # its device's lock is free: the system frees it for a killed process
     assert leader.shares.take(SPACE[1])
+
+
+def test_a_config_taken_by_a_process_on_ones_own_device_is_free_once_one_has_the_device(
+    tmp_path: Path, leader: Process
+) -> None:
+    first, second = (Process(tmp_path, "device 1") for _ in range(2))
+    with first.shares.device(wait_s=0):
+        first.shares.take(SPACE[1])
+    with second.shares.device(wait_s=0) as mine:
+        assert mine
+        assert second.shares.taken() == {SPACE.default}
+
+
+@pytest.mark.parametrize("minutes", [1, 9])
+def test_a_config_is_taken_for_as_many_minutes_as_its_process_works_on_it(
+    leader: Process, helper: Process, monkeypatch: pytest.MonkeyPatch, minutes: int
+) -> None:
+    helper.shares.take(SPACE[1])
+    monkeypatch.setattr(shares, "now", lambda: time.time() + 60 * minutes)
+    assert leader.shares.taken() == {SPACE[1]}
+    assert not leader.shares.take(SPACE[1])
 
 
 def test_a_config_taken_for_too_long_is_free_again(

@@ -1,0 +1,69 @@
+"""The suite's kernels of several variants on a GPU: right under every variant, and decided through the front door."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kernel_suite import SuiteKernel, suite_kernels  # noqa: E402
+from rehearsed import own_triton_cache  # noqa: E402
+from triton.runtime.errors import OutOfResources  # noqa: E402
+
+from forecast_autotune.errors import InvalidInputError  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+SEED = 5
+SAMPLE = 2  # configs of each variant beside its default
+
+every_kernel = pytest.mark.parametrize("kernel", tuple(suite_kernels()), ids=lambda kernel: kernel.name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
+        yield
+
+
+def agree(kernel: SuiteKernel, got: Sequence[Any], expected: Sequence[Any]) -> None:
+    for output, mine, its in zip(kernel.outputs, got, expected, strict=True):
+        if mine.element_size() == 1:  # 8-bit floats, which torch does not compare
+            mine, its = mine.float(), its.float()
+        torch.testing.assert_close(mine, its, rtol=output.rtol, atol=output.atol, equal_nan=True, msg=output.name)
+
+
+@every_kernel
+def test_every_variant_agrees_with_the_reference(kernel: SuiteKernel) -> None:
+    draw = random.Random(SEED)
+    for case in kernel.corners:
+        expected = kernel.expected(case, seed=SEED, device="cuda")
+        for variant in kernel.variants:
+            for config in (variant.space.default, *draw.sample(variant.space[1:], SAMPLE)):
+                try:
+                    got = kernel.run(variant, config, case, seed=SEED, device="cuda")
+                except (OutOfResources, InvalidInputError):
+                    assert config != variant.space.default
+                    continue
+                agree(kernel, got, expected)
+
+
+@every_kernel
+def test_the_joint_decision_is_right_and_was_measured(kernel: SuiteKernel) -> None:
+    case = kernel.corners[0]
+    args = kernel.make_inputs(case, SEED, "cuda")
+    expected = kernel.expected(case, seed=SEED, device="cuda")
+    tuned = kernel.tuned(budget=6)
+    tuned(*args)
+    agree(kernel, kernel.outs(args), expected)
+    (decision,) = tuned.decisions.values()
+    assert decision.basis in ("measured", "default")
+    assert 1 < decision.measured <= 6
