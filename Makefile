@@ -11,7 +11,7 @@ ifeq ($(filter-out 0,$(HAS_GPU)),)
 CONSTRAINTS := --constraint .ci/constraints-cpu.txt
 endif
 
-.PHONY: help setup demo test lint test-triton-all test-triton-oldest test-third-party test-slow gpu bench bench-call bench-tuning budgets replay clean
+.PHONY: help setup demo test lint test-triton-all test-triton-oldest test-third-party test-slow gpu ranks bench bench-call bench-tuning budgets replay clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,7 +41,7 @@ lint: setup
 OLDEST_TRITON := 3.6.0
 TRITONS       ?= $(OLDEST_TRITON) 3.7.1 3.8.0 3.9.0
 TRITON_TESTS  := tests/frontends/test_triton*.py tests/compilers/test_triton*.py tests/test_rehearsal_driver.py \
-                 tests/test_kernel_features.py tests/benchmarks/test_cached_call.py
+                 tests/test_kernel_features.py tests/benchmarks/test_cached_call.py tests/frontends/test_inductor.py
 
 test-triton-all: $(TRITONS:%=test-triton-%)  ## the Triton tests on each Triton that is supported
 
