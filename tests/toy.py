@@ -13,7 +13,17 @@ from forecast_autotune.core.space import Space
 from forecast_autotune.probe import detect_cpp_toolchain, detect_hardware
 
 GOOD = ("plain", "slow", "slower")
-BAD = ("segfaults", "hangs", "computes_nonsense", "does_not_compile", "overruns", "aborts", "corrupts_heap", "raises")
+BAD = (
+    "segfaults",
+    "hangs",
+    "computes_nonsense",
+    "does_not_compile",
+    "overruns",
+    "aborts",
+    "corrupts_heap",
+    "raises",
+    "computes_nothing",
+)
 MODES = (*GOOD, *BAD)
 
 KERNEL = (
@@ -35,6 +45,7 @@ void scale(float* out, const float* x, float a, int64_t n) {
   if (MODE == segfaults) *reinterpret_cast<volatile int*>(16) = 1;
   if (MODE == hangs) for (volatile int i = 0;; i = i + 1) {}
   if (MODE == aborts) abort();
+  if (MODE == computes_nothing) return;
   if (MODE == raises) throw std::runtime_error("this variant raises");
   if (MODE == corrupts_heap) {
     volatile char* block = static_cast<char*>(malloc(24));

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import AutotuneError
 from ..workers import memory_file, usable_memory_bytes
-from .cells import Cell, differ
+from .cells import Cell, differ, takes_nan
 
 if TYPE_CHECKING:
     import torch
@@ -145,6 +145,7 @@ class Arguments:
         self._buffers: list[torch.Tensor] = []
         self._inner: list[torch.Tensor] = []
         self._written: list[int] | None = None
+        self._noted: set[int] = set()  # outputs, whether or not a difference shows
         self._dtypes: dict[int, Any] = {}  # of the first tensor that lies in a storage
         self._tensors: Counter[int] = Counter()  # how many lie in it
         offset = 0
@@ -236,32 +237,50 @@ class Arguments:
     def look_anew(self) -> None:
         """Put everything back before the next run, which may write elsewhere than the last, and let none hide a guard."""
         self._written = None
+        self._noted.clear()
         for buffer, inner in zip(self._buffers, self._inner, strict=True):
             start, end = inner.storage_offset(), inner.storage_offset() + inner.numel()
             buffer[:start].fill_(_GUARD)
             buffer[end:].fill_(_GUARD)
 
     def cells(self) -> list[Cell]:
-        """The storages that the last run wrote to, as elements of the first tensor that lies there."""
+        """The storages that the last run wrote to, and those known to be outputs."""
         found = []
-        for i in self._written or ():
-            dtype = self._dtypes.get(i)
-            if dtype is not None:
-                size = self._inner[i].numel() // dtype.itemsize * dtype.itemsize
-                now, pristine = (t[i][:size].view(dtype) for t in (self._inner, self._pristine))
+        for i in sorted({*(self._written or ()), *self._noted}):
+            if i in self._dtypes:
+                now, pristine = self._typed(self._inner, i), self._typed(self._pristine, i)
                 found.append(Cell(index=i, name=self._name(i), memory=now, before=pristine, alone=i in self._alone))
         return found
 
+    def _typed(self, storages: Sequence[torch.Tensor], i: int) -> torch.Tensor:
+        """A storage as elements of the first tensor that lies there."""
+        dtype = self._dtypes[i]
+        size = storages[i].numel() // dtype.itemsize * dtype.itemsize
+        return storages[i][:size].view(dtype)
+
     def blank(self, which: Sequence[int]) -> None:
         """Fill these storages with NaN, so that what a candidate leaves unwritten shows."""
+        self.note_written(which)
         for i in which:
-            dtype = self._dtypes[i]
-            size = self._inner[i].numel() // dtype.itemsize * dtype.itemsize
-            self._inner[i][:size].view(dtype).fill_(float("nan"))
+            self._typed(self._inner, i).fill_(float("nan"))
+
+    def could_be_blank(self) -> list[int]:
+        return [i for i in sorted(self._alone) if takes_nan(self._dtypes[i])]
+
+    def was_filled(self, index: int) -> bool:
+        return not bool(self._typed(self._inner, index).isnan().all())
+
+    def note_written(self, which: Sequence[int]) -> None:
+        self._noted.update(which)
 
     def pristine(self) -> None:
         """Put back what was found written."""
         self.restore()
+
+    def put_back(self) -> None:
+        self._noted.clear()
+        for inner, pristine in zip(self._inner, self._pristine, strict=True):
+            inner.copy_(pristine)
 
     def keep(self, which: Sequence[int]) -> None:
         """What a run has written is put back in any case."""

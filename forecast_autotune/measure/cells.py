@@ -36,7 +36,12 @@ class Cell:
     @property
     def can_be_blank(self) -> bool:
         """Whether it can be filled with NaN before a run, without taking a number for an index or a lock from anybody."""
-        return self.alone and str(self.memory.dtype).removeprefix("torch.") in _BLANK
+        return self.alone and takes_nan(self.memory.dtype)
+
+
+def takes_nan(dtype: torch.dtype) -> bool:
+    """Whether a tensor of this type can be blanked: not numbers that may be indices, nor floats of 8 bits."""
+    return str(dtype).removeprefix("torch.") in _BLANK
 
 
 def differ(a: torch.Tensor, b: torch.Tensor) -> bool:

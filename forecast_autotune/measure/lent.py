@@ -13,7 +13,7 @@ from ..core.config import Config
 from ..core.outcome import Measurement
 from ..workers import usable_memory_bytes
 from .arguments import UnportableError, tensors_in
-from .cells import Cell, differ
+from .cells import Cell, differ, takes_nan
 from .clocks import Clock, Launch
 from .in_process import Trial, raise_if_lost
 from .measuring import Attempt, Measuring, Ran
@@ -111,6 +111,15 @@ class LentArguments:
     def blank(self, which: Sequence[int]) -> None:
         for i in which:
             self._cells[i].fill_(float("nan"))
+
+    def could_be_blank(self) -> list[int]:
+        return [i for i in self._look if self._alone[i] and i not in self._zeroed and takes_nan(self._cells[i].dtype)]
+
+    def was_filled(self, index: int) -> bool:
+        return not bool(self._cells[index].isnan().all())
+
+    def note_written(self, which: Sequence[int]) -> None:
+        self._written.update(which)
 
     def keep(self, which: Sequence[int]) -> None:
         for i in which:

@@ -156,7 +156,7 @@ def test_operators_of_two_variants_do_not_collide_in_one_process(own_settings: P
         budget=2,
     )
     x = torch.ones(1)
-    assert module.knob(x) == 1
+    assert module.knob(x) in (1, 2), "which of them is the faster is chance"
     compiler = module._compiler("cpu")
     assert [compiler.extension(Config({"KNOB": knob})).function("knob")(x) for knob in (1, 2)] == [1, 2]
 

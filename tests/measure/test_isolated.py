@@ -95,6 +95,15 @@ def test_a_bad_variant_becomes_a_failure(
     assert outcome.cost_s > 0
 
 
+def test_a_variant_that_computes_nothing_fails_although_the_answer_lies_in_the_output(toy: Toy, tmp_path: Path) -> None:
+    x = torch.arange(5000, dtype=torch.float32)
+    with measuring(toy, "scale_into", (2 * x, x, 2.0), tmp_path) as measurer:
+        assert isinstance(measurer.measure(toy.config("slow")), Measurement)
+        outcome = measurer.measure(toy.config("computes_nothing"))
+    assert isinstance(outcome, Failure)
+    assert outcome.stage == "check"
+
+
 def test_a_hanging_variant_is_killed_after_a_time_that_the_default_sets(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,23 @@ def test_a_candidate_that_computes_nothing_fails_although_the_answer_lies_in_the
     assert outcome.stage == "check"
 
 
+def test_an_output_that_holds_the_answer_already_is_found_all_the_same() -> None:
+    x = torch.arange(100.0)
+    out = x + 1
+    kernels = [add_into, lambda out, x: None, add_into]
+    told: list[Sequence[str]] = []
+    right = Config({"which": 2})
+    with measurer(kernels, {"out": out, "x": x}, check="allclose", told=told) as measuring:
+        assert isinstance(measuring.measure(DEFAULT), Measurement)
+        nothing = measuring.measure(OTHER)
+        assert isinstance(measuring.measure(right), Measurement)
+    assert isinstance(nothing, Failure)
+    assert nothing.stage == "check"
+    assert not told
+    assert torch.equal(x, torch.arange(100.0))
+    assert torch.equal(out, x + 1)
+
+
 @pytest.mark.parametrize("slip", [lambda out, x: torch.add(x, 2, out=out), lambda out, x: add_into(out[:90], x[:90])])
 def test_a_wrong_candidate_fails(slip: Kernel) -> None:
     tensors = {"out": torch.zeros(100), "x": torch.arange(100.0)}
