@@ -97,9 +97,7 @@ class Rehearsal:
         if self.realtime:
             self._busy_until_s = max(self._busy_until_s, time.perf_counter()) + lasts_us * 1e-6
 
-    def outcome(
-        self, kernel: str, values: Mapping[str, object], shown: Sequence[str] = ()
-    ) -> tuple[Config, Outcome]:
+    def outcome(self, kernel: str, values: Mapping[str, object], shown: Sequence[str] = ()) -> tuple[Config, Outcome]:
         """The config that a launch runs, and what is recorded of it; as for `launch`.
 
         Raises:

@@ -81,7 +81,9 @@ def check_settings() -> Iterator[Finding]:
     except InvalidInputError as err:
         yield Finding(check="settings", status="problem", found=str(err), advice="set it to one of these, or unset it")
         return
-    told = ", ".join(f"{name}={getattr(settings, name)}" for name in ("mode", "surrogate", "isolate", "sync", "toolchain"))
+    told = ", ".join(
+        f"{name}={getattr(settings, name)}" for name in ("mode", "surrogate", "isolate", "sync", "toolchain")
+    )
     yield Finding(check="settings", status="ok", found=f"budget={settings.budget or 'default'}, {told}")
     for pack in settings.packs:
         yield _check_pack(pack)
