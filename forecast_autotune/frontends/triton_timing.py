@@ -93,13 +93,17 @@ class _Timing:
 
     def launch(self, config: Config) -> Launch:
         """A launch under a config, with the config's hook and the user's own around it."""
-        call, tuner, theirs = self.call, self.tuner, self.call.theirs(config)
         if knobs.autotuning.print:
-            print(f"Autotuning kernel {tuner.name} with config {theirs}")
+            print(f"Autotuning kernel {self.tuner.name} with config {self.call.theirs(config)}")
+        tuner = self.tuner
+        return self._hooked(config, pre=tuner.user_defined_pre_hook, post=tuner.user_defined_post_hook)
+
+    def _hooked(self, config: Config, *, pre: bool, post: bool) -> Launch:
+        """A launch under a config with its hook, and the tuner's where they are wanted."""
+        call, tuner, theirs = self.call, self.tuner, self.call.theirs(config)
         keywords = {**call.kwargs, **theirs.all_kwargs()}
         named = {**call.named, **theirs.all_kwargs()}
-        hooks = [theirs.pre_hook] if theirs.pre_hook is not None else []
-        hooks += [tuner.pre_hook] if tuner.user_defined_pre_hook else []
+        hooks = [hook for hook, wanted in ((theirs.pre_hook, theirs.pre_hook), (tuner.pre_hook, pre)) if wanted]
 
         def before() -> None:
             for hook in hooks:
@@ -109,16 +113,16 @@ class _Timing:
             try:
                 tuner.fn.run(*call.args, **keywords)
             except Exception as err:
-                if tuner.user_defined_post_hook:
+                if post:
                     tuner.post_hook(named, exception=err)
                 raise
 
-        after = functools.partial(tuner.post_hook, named, exception=None) if tuner.user_defined_post_hook else None
+        after = functools.partial(tuner.post_hook, named, exception=None) if post else None
         return Launch(call=launched, before=before if hooks else None, after=after)
 
     def clock(self, config: Config) -> Clock:
         if self.tuner.user_do_bench is not None:
-            benchmark = BenchmarkClock(_telling(self.tuner.do_bench), self._whole_launch(config))
+            benchmark = BenchmarkClock(_telling(self.tuner.do_bench), self._hooked(config, pre=True, post=True).once)
             self.call.told_ms[config] = benchmark.quantiles_ms
             return benchmark
         if self._device_clock is None:
@@ -134,25 +138,6 @@ class _Timing:
         cache = driver.active.get_empty_cache_for_benchmark()
         flush = None if cache is None else functools.partial(driver.active.clear_cache, cache)
         return EventClock(driver.active.get_device_interface(), flush=flush, **self.durations)
-
-    def _whole_launch(self, config: Config) -> Callable[[], None]:
-        """Launch once with all hooks around it, as Triton's own autotuner hands it to a benchmark."""
-        call, tuner, theirs = self.call, self.tuner, self.call.theirs(config)
-        keywords = {**call.kwargs, **theirs.all_kwargs()}
-        named = {**call.named, **theirs.all_kwargs()}
-
-        def launch() -> None:
-            if theirs.pre_hook is not None:
-                theirs.pre_hook(named)
-            tuner.pre_hook(named)
-            try:
-                tuner.fn.run(*call.args, **keywords)
-            except Exception as err:
-                tuner.post_hook(named, exception=err)
-                raise
-            tuner.post_hook(named, exception=None)
-
-        return launch
 
     # In a child -----------------------------------------------------------------------------------------------------
 
