@@ -209,7 +209,7 @@ class Measuring(ABC):
             if not ran.outputs:
                 raise CheckError(
                     f"check={check_name(self._check)} of {self.name} has nothing to compare: the default config was not "
-                    "seen to write or return anything (results that were there before do not show)"
+                    "seen to write or return anything (of integers, results that were there before do not show)"
                 )
             if wrong := disagreement(self._check, ran.outputs, ran.outputs):
                 raise CheckError(
