@@ -11,7 +11,7 @@ ifeq ($(filter-out 0,$(HAS_GPU)),)
 CONSTRAINTS := --constraint .ci/constraints-cpu.txt
 endif
 
-.PHONY: help setup demo test lint test-triton-all test-triton-oldest test-third-party test-slow gpu ranks bench bench-call bench-tuning budgets replay clean
+.PHONY: help setup demo test lint test-triton-all test-triton-oldest test-third-party test-suite test-slow gpu record evidence spaces ranks bench bench-call bench-tuning budgets replay clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -75,6 +75,9 @@ define beside
 	    > "$$(echo $(1)/lib/python*/site-packages)/beside.pth"
 endef
 
+test-suite: setup  ## every kernel of the suite, many configs at every corner and compiled for every target: an hour
+	$(BIN)/python -m pytest --benchmark-disable -m 'slow or not slow' tests/kernel_suite
+
 test-slow: setup  ## the tests that take minutes: every kernel of the suite through its front door
 	$(BIN)/python -m pytest --benchmark-disable -m slow
 
@@ -96,6 +99,17 @@ gpu: $(if $(filter file,$(origin PYTHON)),setup)  ## on a GPU: its tests, both t
 	$(GPU_RUN) calibration.gpu_report --json $(GPU_JSON) --limit-s $$(($(GPU_LIMIT_S) - $$(date +%s) + began)) $(GPU_REPORT) || found=$$?; \
 	$(GPU_RUN) calibration.inplace_timing --json $(basename $(GPU_JSON))_inplace.json || found=$$?; \
 	exit $$found
+
+# Records on what is there: as many of the suite's spaces as fit in so many minutes, on every GPU; more with the next run.
+MINUTES ?= 8
+record: $(if $(filter file,$(origin PYTHON)),setup)  ## measure the suite's spaces into traces: make record MINUTES=8
+	@$(GPU_RUN) calibration.record --minutes $(MINUTES) $(RECORD)
+
+evidence: setup  ## what the compilers say of the suite's whole spaces, for an H100 or H200 that need not be there
+	@$(BIN)/python -m calibration.evidence
+
+spaces: setup  ## what the recorded spaces look like: default against best, best variants, how far repeats agree
+	@$(BIN)/python -m calibration.spaces
 
 RUNS ?= 1000
 ranks: setup  ## eight ranks of one job, a thousand times: do they come to one decision, is any stuck?

@@ -35,42 +35,33 @@ AHEAD = 4  # configs lowered for each worker before the first is handed back: en
 Result = Evidence | Failure
 
 
-class TritonCompiler:
-    """Compiles configs of one call of a kernel, for a GPU that is present or only named.
+class SourceCompiler:
+    """Compiles Triton sources, one for each config, for a GPU that is present or only named.
 
-    Each config is lowered to its first IR here, which needs the kernel's globals and takes 2 to 30 ms; the rest, 0.2 to 2
+    Each is lowered to its first IR here, which needs the kernel's globals and takes 2 to 30 ms; the rest, 0.2 to 2
     seconds, runs in worker processes that hold nothing of the caller's. A compiler that hangs or aborts takes its worker
     with it and becomes a `Failure`. What is compiled lies in Triton's cache under the very hash the launch looks up. A
     config that the device cannot hold leaves as a failure at `resources`, in the words Triton's launch would use.
 
     Args:
-        kernel: the JITFunction.
-        bind: config to the positional and keyword arguments of the call under it (see `binding`). Asked once for each
-            config, in the caller's thread.
-        target: `cuda:90`, `hip:gfx942`, or a GPUTarget.
+        source: config to what the compiler is given. Asked once for each config, in the caller's thread.
         properties: the device's limits under Triton's names (`max_shared_mem`, `max_num_regs`, ...); those of the driver,
             or `hardware_sheets.device_properties`. A limit that is missing is not checked.
         timeout_s: how long a config may compile.
         pool: whose workers; the process's own if not given.
-    Raises:
-        InvalidInputError: the target does not parse.
     """
 
     beside_timing = True  # it wants the CPU, timing the GPU
 
     def __init__(
         self,
-        kernel: Any,
-        bind: Callable[[Config], tuple[Sequence[Any], Mapping[str, Any]]],
+        source: Callable[[Config], Source],
         *,
-        target: object,
         properties: Mapping[str, int],
         timeout_s: float = TIMEOUT_S,
         pool: WorkerPool | None = None,
     ) -> None:
-        self.kernel = kernel
-        self.bind = bind
-        self.target = gpu_target(target)
+        self.source = source
         self.properties = dict(properties)
         self.timeout_s = timeout_s
         self._pool = pool
@@ -133,11 +124,6 @@ class TritonCompiler:
         finally:
             for future in compiling:
                 future.cancel()
-
-    def source(self, config: Config) -> Source:
-        """What the compiler would be given for a config; its `hash` names the entry in Triton's cache."""
-        args, kwargs = self.bind(config)
-        return make_source(self.kernel, args, kwargs, self.target)
 
     def _begin(
         self, config: Config, by_hash: Mapping[str, Future[Built | Ended]]
@@ -210,6 +196,37 @@ class TritonCompiler:
 
 
 _warned = False
+
+
+class TritonCompiler(SourceCompiler):
+    """Compiles configs of one call of a kernel.
+
+    Args:
+        kernel: the JITFunction.
+        bind: config to the positional and keyword arguments of the call under it (see `binding`). Asked once for each
+            config, in the caller's thread.
+        target: `cuda:90`, `hip:gfx942`, or a GPUTarget.
+        others: see `SourceCompiler`.
+    Raises:
+        InvalidInputError: the target does not parse.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        bind: Callable[[Config], tuple[Sequence[Any], Mapping[str, Any]]],
+        *,
+        target: object,
+        **others: Any,
+    ) -> None:
+        aimed = gpu_target(target)
+        self.bind = bind
+
+        def source(config: Config) -> Source:
+            args, kwargs = bind(config)
+            return make_source(kernel, args, kwargs, aimed)
+
+        super().__init__(source, **others)
 
 
 def binding(

@@ -199,18 +199,16 @@ class TritonCall:
     # Compiling ------------------------------------------------------------------------------------------------------
 
     def _make_compiler(self) -> Compiler:
-        if self.kernel is None or knobs.runtime.interpret or self.hardware.kind == "interpreter":
+        if self.kernel is None or self.hardware.kind == "interpreter":
             return NoCompiler()
         if self._named_only:
             target, limits = target_of(self.hardware), device_properties(self.hardware)
             return TritonCompiler(self.kernel, self._bind, target=target, properties=limits)
-        try:
-            target = driver.active.get_current_target()
-            limits = driver.active.utils.get_device_properties(driver.active.get_current_device())
-            if self.tuner.user_defined_post_hook:
-                limits = {}  # the hook is to hear of a config that is too large, so the launch has to refuse it
-        except Exception:  # no driver: whatever is launched will say so
+        if (aim := compiled_for()) is None:
             return NoCompiler()
+        target, limits = aim
+        if self.tuner.user_defined_post_hook:
+            limits = {}  # the hook is to hear of a config that is too large, so the launch has to refuse it
         return TritonCompiler(self.kernel, self._bind, target=target, properties=limits)
 
     def _bind(self, config: Config) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -256,6 +254,17 @@ def current_hardware() -> Hardware:
     if target.backend in ("cuda", "hip"):
         return Hardware(kind="stub", name=f"a driver without a device, {target.backend} {target.arch}")
     return Hardware(kind=target.backend, name=str(target.arch), warp_size=target.warp_size)
+
+
+def compiled_for() -> tuple[Any, dict[str, int]] | None:
+    """The target that kernels are compiled for now, and the device's limits; None in the interpreter and without a driver."""
+    if knobs.runtime.interpret:
+        return None
+    try:
+        device = driver.active.get_current_device()
+        return driver.active.get_current_target(), dict(driver.active.utils.get_device_properties(device))
+    except Exception:
+        return None
 
 
 def current_toolchain(target: Any = None) -> Toolchain:

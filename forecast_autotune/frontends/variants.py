@@ -19,6 +19,7 @@ from ..core.decision import Decision
 from ..core.digest import Value
 from ..core.hardware import Hardware, Toolchain
 from ..core.job import Job
+from ..core.outcome import Outcome
 from ..core.space import MAX_CONFIGS, Space
 from ..core.workload import Program, Work, Workload
 from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
@@ -27,8 +28,9 @@ from ..measure.checks import Check, check_name, validate
 from ..measure.clocks import Clock, CpuClock, EventClock, Launch, cuda_clock
 from ..measure.lent import Lent, LentArguments, tensors_of
 from ..probe import detect_cpp_toolchain, detect_hardware
-from ..protocols import Store, Surrogate
+from ..protocols import Compiler, Store, Surrogate
 from ..rehearsal_driver import Rehearsal, current_rehearsal
+from ..settings import Settings
 from ..store.sqlite import SqliteStore
 from .callable_program import Reading
 from .deciding import deciding
@@ -171,6 +173,11 @@ class TunedVariants:
         return frozenset(i for i, v in enumerate(self.variants) if Reading([v.function]).tuners)
 
     @functools.cached_property
+    def of_triton(self) -> frozenset[str]:
+        """Names of variants whose only kernels are Triton's, which can be called with tensors that hold no data."""
+        return frozenset(v.name for v in self.variants if Reading([v.function]).languages == {"triton"})
+
+    @functools.cached_property
     def program(self) -> Program:
         return self.reading.program(self._full_name)
 
@@ -218,13 +225,12 @@ class TunedVariants:
 
     def candidates(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[Config, Any]:
         """See `Nested`."""
-        placed, rest = self._arguments.placed(tuple(args), dict(kwargs))
-        return self._choices(_Call(values=self._arguments.values(placed, rest), args=placed, kwargs=rest), may_run=True)
+        return self._choices(self._placed(args, kwargs), may_run=True)
 
     def run_under(self, chosen: Choice, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Nested`."""
-        placed, rest = self._arguments.placed(tuple(args), dict(kwargs))
-        return replace(chosen, frozen=True).launcher()(*placed, **rest)
+        call = self._placed(args, kwargs)
+        return replace(chosen, frozen=True).launcher()(*call.args, **call.kwargs)
 
     # A miss ---------------------------------------------------------------------------------------------------------
 
@@ -278,6 +284,20 @@ class TunedVariants:
                 self._table.pop(wanted, None)
             self._unmeasured.clear()
 
+    def job(self, args: Sequence[Any]) -> Job:
+        """What there is to decide for a call: its workload and the joint space, tuners in variants as they were last met."""
+        call = self._placed(args)
+        return self._job(self._choices(call, may_run=False), call.values, rehearsed=self._rehearsal() is not None)
+
+    def outcomes(self, args: Sequence[Any]) -> Mapping[Config, Outcome]:
+        """What is known of each config for a call's key, from the store."""
+        job = self.job(args)
+        return self._store(job.hardware, Settings.from_environment()).outcomes(job)
+
+    def _placed(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> _Call:
+        placed, rest = self._arguments.placed(tuple(args), dict(kwargs or {}))
+        return _Call(values=self._arguments.values(placed, rest), args=placed, kwargs=rest)
+
     def _default(self) -> Choice:
         """The first variant with its first config, tuners in it left to their own defaults."""
         first = self.variants[0]
@@ -301,7 +321,8 @@ class TunedVariants:
             measurer = self._measurer(choices, call, playing)
             with measurer, deciding.measuring(Budget(how.budget).measures):
                 store = self._store(job.hardware, how.settings)
-                decision = decide(job, how, compiler=NoCompiler(), measurer=measurer, store=store)
+                compiler = self._compiler(choices, call)
+                decision = decide(job, how, compiler=compiler, measurer=measurer, store=store)
         except (CacheMissError, InvalidInputError, NoWorkingConfigError):
             raise
         except Exception as err:
@@ -446,13 +467,31 @@ class TunedVariants:
             versions.update(detect_cpp_toolchain(cuda="cuda" in self.reading.languages).versions)
         return Toolchain(versions=versions)
 
-    def _store(self, hardware: Hardware, settings: Any) -> Store:
+    def _store(self, hardware: Hardware, settings: Settings) -> Store:
         """The user's store; one in memory where times mean nothing to anybody later."""
         if hardware.kind != "interpreter":
             return make_store(settings)
         if self._memory is None:
             self._memory = SqliteStore.in_memory()
         return self._memory
+
+    def _compiler(self, choices: Mapping[Config, Choice], call: _Call) -> Compiler:
+        """What compiles ahead the Triton kernels that variants launch; the rest is compiled by its first launch."""
+        if not self.of_triton:
+            return NoCompiler()
+        from ..compilers.triton_launches import Launched, LaunchesCompiler, launches
+        from .triton_call import compiled_for
+
+        if (aim := compiled_for()) is None:
+            return NoCompiler()
+
+        def launched(config: Config) -> Sequence[Launched]:
+            choice = replace(choices[config], frozen=True)
+            told = choice.variant.name in self.of_triton
+            return launches(choice.launcher(), call.args, call.kwargs) if told else ()
+
+        target, limits = aim
+        return LaunchesCompiler(launched, target=target, properties=limits)
 
     def _measurer(self, choices: Mapping[Config, Choice], call: _Call, playing: Rehearsal | None) -> Lent:
         """What times them, on the caller's own tensors. In a rehearsal nothing is computed that could be compared."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..core.config import Config
 from ..core.outcome import Failure, Measurement, Outcome
-from ..errors import AutotuneError
+from ..errors import AutotuneError, InvalidInputError
 from ..workers import WorkerDiedError, WorkerRaisedError, WorkerTimeoutError, WorkshopError
 from .arguments import UnportableError
 from .checks import Check, check_name, disagreement
@@ -182,6 +182,8 @@ class Measuring(ABC):
             return failure(stage, str(err), crashed=True)
         except WorkerRaisedError as err:
             return self._raised(stage, str(err), is_default, began)
+        except InvalidInputError as err:  # a candidate's own words for what it does not take
+            return self._raised(stage, raised(err), is_default, began)
         except AutotuneError as err:
             return failure("compile", str(err), transient=True)
         except Exception as err:  # a driver, a hook, a kernel: whatever it is, another config may run

@@ -4,7 +4,8 @@ Our own form is JSON lines, in gzip when the name ends in .gz. The first line is
 
     {"schema": "forecast_autotune.trace", "version": 1,
      "program": {"name", "language", "source"}, "workload": {"key", "timing", "check", "features"},
-     "hardware": {"kind", "name", …}, "toolchain": {component: version}, "knobs": [names], "default": {knob: value}}
+     "hardware": {"kind", "name", …}, "toolchain": {component: version}, "knobs": [names], "default": {knob: value},
+     "recorded": {how it was recorded, in the recorder's own words; may be missing}}
 
 Every other line is one config, its knobs those of the header, with what it gave:
 
@@ -89,8 +90,24 @@ def read_trace(path: Path | str) -> Recording:
     return recording
 
 
-def write_trace(recording: Recording, path: Path | str) -> None:
+def read_recorded(path: Path | str) -> Mapping[str, object]:
+    """What a trace of our own form tells of how it was recorded; empty where it tells nothing.
+
+    Raises:
+        OSError: the file cannot be read.
+        InvalidInputError: it is no trace of our own form.
+    """
+    first = read_text(Path(path)).partition("\n")[0]
+    header = encoding.fields(from_text(first, f"{path}, line 1"), f"{path}, line 1")
+    if header.get("schema") != SCHEMA:
+        raise InvalidInputError(f"{path} has the schema {header.get('schema')!r}, not {SCHEMA}: record it anew")
+    return encoding.fields(header.get("recorded", {}), f"{path}, line 1: recorded")
+
+
+def write_trace(recording: Recording, path: Path | str, *, recorded: Mapping[str, object] | None = None) -> None:
     """Write a recorded run in our own form; the file is either the old one or all of the new one.
+
+    `recorded` is what its header tells of how it was recorded, in JSON values.
 
     Raises:
         OSError: the file cannot be written.
@@ -100,13 +117,13 @@ def write_trace(recording: Recording, path: Path | str) -> None:
     knobs = list(recording.default.knobs)
     for config in recording.outcomes:
         _check_knobs(config, knobs, f"trace {path}")
-    write_lines(path, _own_lines(recording, knobs))
+    write_lines(path, _own_lines(recording, knobs, recorded or {}))
 
 
 # Our own form -----------------------------------------------------------------------------------------------------------
 
 
-def _own_lines(recording: Recording, knobs: list[str]) -> Iterator[str]:
+def _own_lines(recording: Recording, knobs: list[str], recorded: Mapping[str, object]) -> Iterator[str]:
     yield to_text(
         {
             "schema": SCHEMA,
@@ -117,6 +134,7 @@ def _own_lines(recording: Recording, knobs: list[str]) -> Iterator[str]:
             "toolchain": encoding.encode_toolchain(recording.toolchain),
             "knobs": knobs,
             "default": encoding.encode_config(recording.default),
+            **({"recorded": dict(recorded)} if recorded else {}),
         }
     )
     for config, outcome in recording.outcomes.items():

@@ -28,8 +28,17 @@ FOLDERS: tuple[str, ...] = (
     "gdn_chunk_fwd_h",
     "gdn_chunk_fwd_o",
     "gdn_recompute_w_u",
+    "matmul.variants",
+    "softmax.variants",
+    "layer_norm.variants",
+    "rms_norm",
+    "attention.variants",
+    "paged_attention",
+    "swiglu",
+    "fused_moe",
+    "fp8_matmul",
 )
-"""Whose `VARIANTS` is a `SuiteKernel`; a new kernel is one more name here."""
+"""Modules whose `VARIANTS` is a `SuiteKernel`; a new kernel is one more name here."""
 
 
 def kernels() -> Iterator[Kernel]:
@@ -41,7 +50,10 @@ def kernels() -> Iterator[Kernel]:
 
 
 def triton_kernels() -> Iterator[TritonKernel]:
-    """Every Triton kernel of the suite that is one function, always in this order."""
+    """Every Triton kernel of the suite that is one function, always in this order.
+
+    Where `suite_kernels` has one of the same name, this is a single kernel of it, for `fa.autotune`.
+    """
     from . import add_inplace, attention, layer_norm, matmul, softmax
 
     for folder in (matmul, softmax, layer_norm, attention, add_inplace):

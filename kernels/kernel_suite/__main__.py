@@ -7,36 +7,57 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from forecast_autotune.core.config import Config
+
 from . import Kernel, SuiteKernel, TritonKernel, kernels, suite_kernels, triton_kernels
+from .suite import cuda_kernels
+
+CHECKS = {
+    "triton": ("interpreter", "sm_80", "sm_90", "sm_100", "gfx942"),
+    "cuda": ("emulated", "sm_80", "sm_90"),
+    "c++": ("native",),
+}
 
 
 def described(kernel: Kernel | TritonKernel | SuiteKernel) -> dict[str, Any]:
     """One kernel as the list has it; one that is a single function is its own only variant.
 
     Checks: `reference`, a definition in torch to compare results with; `corners`, sizes with a wrong edge to catch;
-    `interpreter`, it runs on a CPU in Triton's; `hopper`, a sample is compiled for sm_90 without a GPU; `native`, it
-    runs on a CPU as it is.
+    `interpreter`, it runs on a CPU in Triton's; `emulated`, it runs on a CPU compiled as C++; `native`, it runs there as
+    it is; `sm_90` and the like, a sample of its configs is compiled for that without a GPU.
     """
     if isinstance(kernel, SuiteKernel):
-        spaces = {variant.name: variant.space for variant in kernel.variants}
+        spaces = {variant.name: list(variant.space) for variant in kernel.variants}
+    elif isinstance(kernel, Kernel):
+        spaces = kernel.variants
     else:
-        spaces = {kernel.name: kernel.space}
-    own = ("native",) if _is_cpp(kernel) else () if isinstance(kernel, Kernel) else ("interpreter", "hopper")
+        spaces = {kernel.name: list(kernel.space)}
+    language = kernel.language if isinstance(kernel, Kernel) else "triton"
     return {
         "name": kernel.name,
+        "language": language,
         "variants": [
-            {"name": name, "configs": len(space), "knobs": list(space.knobs), "default": dict(space.default.knobs)}
-            for name, space in spaces.items()
+            {"name": name, "configs": len(configs), "knobs": _varied(configs), "default": dict(configs[0].knobs)}
+            for name, configs in spaces.items()
         ],
         "configs": sum(map(len, spaces.values())),
         "cases": {case.name: dict(case.sizes) for case in kernel.cases},
         "corners": {case.name: dict(case.sizes) for case in kernel.corners},
-        "checks": ["reference", "corners", *own],
+        "checks": ["reference", "corners", *CHECKS[language]],
     }
 
 
-def _is_cpp(kernel: object) -> bool:
-    return isinstance(kernel, Kernel) and kernel.sources["kernel"].suffix == ".cpp"
+def _varied(configs: Sequence[Config]) -> list[str]:
+    """The knobs that a variant has a choice of."""
+    return [name for name in configs[0].knobs if len({config[name] for config in configs}) > 1]
+
+
+def listed() -> list[Kernel | TritonKernel | SuiteKernel]:
+    """Every kernel once, with all its variants."""
+    several = list(suite_kernels())
+    names = {kernel.name for kernel in several}
+    single = [kernel for kernel in triton_kernels() if kernel.name not in names]
+    return [*several, *single, *cuda_kernels(), *kernels()]
 
 
 def lines(found: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -55,8 +76,7 @@ def main(words: Sequence[str] | None = None) -> None:
     listing = parser.add_subparsers(required=True, metavar="COMMAND").add_parser("list", help="every kernel there is")
     listing.add_argument("--json", action="store_true", help="for programs")
     given = parser.parse_args(words)
-    suite: list[Kernel | TritonKernel | SuiteKernel] = [*kernels(), *triton_kernels(), *suite_kernels()]
-    found = [described(kernel) for kernel in suite]
+    found = [described(kernel) for kernel in listed()]
     print(json.dumps(found, indent=1) if given.json else "\n".join(lines(found)))
 
 

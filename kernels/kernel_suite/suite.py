@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forecast_autotune.core.config import Config
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Work
 
@@ -41,6 +42,20 @@ class Kernel:
     atol: float
     # "kernel" is compiled per variant, "binding" once; in CUDA the others are alternatives, which the knob `source` names.
     sources: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def variants(self) -> dict[str, list[Config]]:
+        """Its configs by algorithm, the one of the default first."""
+        knob = next((name for name, role in self.space.roles.items() if role == "algorithm"), None)
+        found: dict[str, list[Config]] = {}
+        for config in self.space:
+            found.setdefault(self.name if knob is None else str(config[knob]), []).append(config)
+        return found
+
+    @property
+    def language(self) -> str:
+        """`cuda` or `c++`."""
+        return "c++" if "kernel" in self.sources else "cuda"
 
     def tuned(self, **options: Any) -> Callable[..., None]:
         """The function that tunes itself on its first call per key."""

@@ -3,7 +3,8 @@
 A program of its own, because Triton settles when a kernel is defined whether it is interpreted. Prints, as JSON, what
 each kernel's default, so many further configs and the tuned kernel got wrong at each of its corners. Of a kernel with
 variants, each variant's default at each corner, and so many further configs at one corner each, or at all of them where
-the first word is `all:` and the number. `NAME-OR-FILE@CORNER` looks at one corner alone.
+the first word is `all:` and the number. `NAME.KERNEL` is the single function of a kernel that has variants too, and
+`NAME-OR-FILE@CORNER` looks at one corner alone, and `NAME:FILE` takes the file for a module in the folder of that kernel.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ GUARD = 64
 
 def kernel_of(name: str) -> TritonKernel | SuiteKernel:
     """A kernel of the suite by its name, or the one in the file given."""
+    if name.endswith(".KERNEL"):
+        return next(kernel for kernel in triton_kernels() if kernel.name == name.removesuffix(".KERNEL"))
     if not name.endswith(".py"):
-        return next(kernel for kernel in (*triton_kernels(), *suite_kernels()) if kernel.name == name)
+        return next(kernel for kernel in suite_kernels() if kernel.name == name)
+    folder, _, file = name.rpartition(":")
+    stem, within = Path(file).stem, f"{folder}." if folder else ""
     found = importlib.util.spec_from_file_location(
-        f"kernel_suite.{Path(name).stem}", name, submodule_search_locations=[]
+        f"kernel_suite.{within}{stem}", file, submodule_search_locations=None if folder else []
     )
     module = importlib.util.module_from_spec(found)
     sys.modules[found.name] = module

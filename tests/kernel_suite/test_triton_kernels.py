@@ -28,6 +28,8 @@ from kernel_suite import (  # noqa: E402
     suite_kernels,
     triton_kernels,
 )
+from kernel_suite.__main__ import listed  # noqa: E402
+from kernel_suite.suite import cuda_kernels  # noqa: E402
 from rehearsed import own_triton_cache  # noqa: E402
 
 from forecast_autotune.compilers.triton_compile import TritonCompiler, binding  # noqa: E402
@@ -75,14 +77,14 @@ def interpreted(configs: int | str, kernels: Sequence[str]) -> dict[str, dict[st
 
 @pytest.fixture(scope="module")
 def in_the_interpreter() -> dict[str, dict[str, Any]]:
-    return interpreted(4, [kernel.name for kernel in triton_kernels()])
+    return interpreted(4, [f"{kernel.name}.KERNEL" for kernel in triton_kernels()])
 
 
 @every_kernel
 def test_the_default_sampled_configs_and_the_tuned_kernel_agree_with_the_reference(
     kernel: TritonKernel, in_the_interpreter: dict[str, dict[str, Any]]
 ) -> None:
-    found = in_the_interpreter[kernel.name]
+    found = in_the_interpreter[f"{kernel.name}.KERNEL"]
     assert len(found["checked"]) == 6 * len(kernel.corners)
     assert found["wrong"] == {}
 
@@ -126,6 +128,55 @@ MISTAKES = {
         "over_chunks",
     ),
     "the_factor_counts_twice": ("gdn_recompute_w_u", "if not FOLD:", "if True:", "below_a_chunk"),
+    "parts_count_alike": ("softmax/variants", "totals * tl.exp(highs - high), 0", "totals, 0", "over_blocks"),
+    "a_masked_block_is_no_number": (
+        "softmax/variants", "tl.constexpr(-3e38)", 'tl.constexpr(-float("inf"))', "masked",
+    ),
+    "a_deviation_cancels": (
+        "layer_norm/variants", "tl.rsqrt(tl.sum(centred * centred, 1) / columns",
+        "tl.rsqrt(tl.sum(value * value, 1) / columns - mean * mean", "far_from_zero",
+    ),
+    "means_of_parts_count_as_one": (
+        "layer_norm/variants", "row * PARTS + part) + apart * apart * count, 0)", "row * PARTS + part), 0)",
+        "over_blocks",
+    ),
+    "each_program_does_one_row": (
+        "rms_norm", "tl.range(tl.program_id(0), rows, programs", "tl.range(tl.program_id(0), programs, programs",
+        "over_programs",
+    ),
+    "the_first_part_is_the_sum": (
+        "rms_norm", "mask=part < parts, other=0.0", "mask=part < 1, other=0.0", "over_blocks",
+    ),
+    "a_part_is_added_again": ("matmul/variants", "at + part * elements", "at", "whole_blocks"),
+    "each_program_does_one_tile": (
+        "matmul/variants", "tl.program_id(0), tiles, programs, flatten",
+        "tl.program_id(0), tl.minimum(tiles, programs), programs, flatten", "over_a_group",
+    ),
+    "the_gate_is_taken_for_both": ("swiglu", "tl.load(w + step, mask", "tl.load(w, mask", "below_a_block"),
+    "gate_and_up_change_places": (
+        "swiglu", "(tl.reshape(total, (BM, 2, BN)), (0, 2, 1))", "(tl.reshape(total, (BM, BN, 2)), (0, 1, 2))",
+        "below_a_block",
+    ),
+    "all_blocks_have_the_first_scale": (
+        "fp8_matmul", "tl.load(b_scale + k // SCALED)", "tl.load(b_scale)", "over_scales",
+    ),
+    "a_sign_is_lost": (
+        "fp8_matmul", "(bits & 0x80) << 8 | (bits & 0x7F) << 7", "(bits & 0xFF) << 7", "below_a_block",
+    ),
+    "the_diagonal_is_the_end": (
+        "attention/variants", "(tl.minimum(last, own + 1) if CAUSAL else last)", "last", "causal_over_blocks",
+    ),
+    "later_queries_see_too_little": ("attention/variants", "sees = query + (keys - queries)", "sees = query", "more_keys"),
+    "a_part_of_the_pages_counts_as_much_as_any": (
+        "paged_attention", "share = tl.exp2(highs - tl.max(highs, 0))", "share = tl.exp2(highs - highs)", "over_blocks",
+    ),
+    "what_lies_past_the_end_is_read": (
+        "paged_attention", "inner[None, :], mask=here[:, None] & (inner", "inner[None, :], mask=(inner", "within_a_page",
+    ),
+    "an_expert_without_tokens_is_not_skipped": (
+        "fused_moe", "expert = tl.sum((until <= block)", "expert = tl.sum((until < block)", "unused_experts",
+    ),
+    "a_token_is_another": ("fused_moe", "x_ptr + routed // TOPK * K", "x_ptr + routed % TOPK * K", "below_a_block"),
     "w_has_no_gate": ("gdn_recompute_w_u", "gated = beta * tl.exp", "gated = beta + 0 * tl.exp", "below_a_chunk"),
 }  # fmt: skip
 
@@ -136,11 +187,14 @@ def wrong_with_mistakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     folder = tmp_path_factory.mktemp("mistaken")
     files = {}
     for mistake, (kernel, written, mistaken, _) in MISTAKES.items():
-        text = (SUITE / kernel / "__init__.py").read_text()
+        text = (SUITE / kernel / "__init__.py" if "/" not in kernel else SUITE / f"{kernel}.py").read_text()
         assert text.count(written) == 1, written
         files[mistake] = folder / f"{mistake}.py"
         files[mistake].write_text(text.replace(written, mistaken))
-    asked = {mistake: f"{file}@{MISTAKES[mistake][-1]}" for mistake, file in files.items()}
+    folders = {
+        mistake: kernel.partition("/")[0] + ":" if "/" in kernel else "" for mistake, (kernel, *_) in MISTAKES.items()
+    }
+    asked = {mistake: f"{folders[mistake]}{file}@{MISTAKES[mistake][-1]}" for mistake, file in files.items()}
     found = interpreted(0, list(asked.values()))
     return {m: {where.rpartition(" at ")[2] for where in found[word]["wrong"]} for m, word in asked.items()}
 
@@ -307,7 +361,8 @@ def test_cases_of_variants_are_named_once_and_make_the_same_inputs_each_time(sui
         args, again = (suite.make_inputs(case, SEED, "cpu") for _ in range(2))
         assert suite.case(case.name) is case
         inputs = args[: -len(suite.outputs)]
-        assert all(torch.equal(a, b) for a, b in zip(inputs, again, strict=False) if torch.is_tensor(a))
+        pairs = [(a, b) for a, b in zip(inputs, again, strict=False) if torch.is_tensor(a)]
+        assert all(torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) for a, b in pairs)
         assert all(bool(out.float().isnan().all()) for out in suite.outs(args) if out.is_floating_point())
         expected = suite.reference(*args)
         assert [(e.shape, e.dtype) for e in expected] == [(out.shape, out.dtype) for out in suite.outs(args)]
@@ -345,7 +400,8 @@ def test_the_list_says_of_every_kernel_its_variants_and_spaces_its_workloads_and
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     told = {kernel["name"]: kernel for kernel in json.loads(done.stdout)}
-    assert list(told) == [kernel.name for kernel in (*kernels(), *triton_kernels(), *suite_kernels())]
+    assert list(told) == [kernel.name for kernel in listed()]
+    assert set(told) == {k.name for k in (*suite_kernels(), *triton_kernels(), *cuda_kernels(), *kernels())}
     for suite in suite_kernels():
         assert {v["name"]: v["configs"] for v in told[suite.name]["variants"]} == {
             v.name: len(v.space) for v in suite.variants

@@ -35,17 +35,20 @@ def write(loss_ptr, lse_ptr, x_ptr, target_ptr, row, columns, lse):  # type: ign
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def summed(x, first, last, ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr):  # type: ignore[no-untyped-def]
+def summed(  # type: ignore[no-untyped-def]
+    x, first, last, ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, STAGES: tl.constexpr
+):
     """Highest logit and sum of exponentials less it, of the columns from `first` to before `last`, read once.
 
     The sum so far is scaled anew as higher logits come up. Where that is LATE, each lane has a maximum of its own, and
-    lanes are brought together at the end: two exponentials for each logit in place of a reduction for each block.
+    lanes are brought together at the end: two exponentials for each logit in place of a reduction for each block. Without
+    a dot, only the loops themselves say how many blocks are on their way.
     """
     column = tl.arange(0, BLOCK)[None, :]
     if LATE:
         lane_high = tl.full((ROWS, BLOCK), LOWEST, tl.float32)
         lane_total = tl.zeros((ROWS, BLOCK), tl.float32)
-        for start in range(first, last, BLOCK):
+        for start in tl.range(first, last, BLOCK, num_stages=STAGES):
             value = tl.load(x + start + column, mask=column < last - start, other=-float("inf"))
             value = value.to(tl.float32)
             higher = tl.maximum(lane_high, value)
@@ -55,7 +58,7 @@ def summed(x, first, last, ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.con
         total = tl.sum(lane_total * tl.exp(lane_high - high[:, None]), 1)
     else:
         high, total = tl.full((ROWS,), LOWEST, tl.float32), tl.zeros((ROWS,), tl.float32)
-        for start in range(first, last, BLOCK):
+        for start in tl.range(first, last, BLOCK, num_stages=STAGES):
             value = tl.load(x + start + column, mask=column < last - start, other=-float("inf"))
             value = value.to(tl.float32)
             higher = tl.maximum(high, tl.max(value, 1))
@@ -81,23 +84,25 @@ def whole_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rows_in_blocks(  # type: ignore[no-untyped-def]
-    x_ptr, target_ptr, loss_ptr, lse_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr
-):
+    x_ptr, target_ptr, loss_ptr, lse_ptr, rows, columns,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Rows that are read once, a block at a time."""
     row = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS), rows - 1).to(tl.int64)
-    high, total = summed(x_ptr + (row * columns)[:, None], 0, columns, ROWS, BLOCK, LATE)
+    high, total = summed(x_ptr + (row * columns)[:, None], 0, columns, ROWS, BLOCK, LATE, STAGES)
     write(loss_ptr, lse_ptr, x_ptr, target_ptr, row, columns, high + tl.log(total))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def parts_of_rows(  # type: ignore[no-untyped-def]
-    high_ptr, total_ptr, x_ptr, columns, PARTS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr
-):
+    high_ptr, total_ptr, x_ptr, columns,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Maximum and sum of one part of a row; a part that lies past the row's end has a sum of 0."""
-    row, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    row, part = (tl.program_id(0) // PARTS).to(tl.int64), tl.program_id(0) % PARTS
     length = tl.cdiv(tl.cdiv(columns, PARTS), BLOCK) * BLOCK
     x = (x_ptr + row * columns + tl.zeros((1,), tl.int64))[:, None]
-    high, total = summed(x, part * length, tl.minimum(columns, (part + 1) * length), 1, BLOCK, LATE)
+    high, total = summed(x, part * length, tl.minimum(columns, (part + 1) * length), 1, BLOCK, LATE, STAGES)
     at = row * PARTS + part + tl.arange(0, 1)
     tl.store(high_ptr + at, high)
     tl.store(total_ptr + at, total)
@@ -143,6 +148,7 @@ def online(
         ROWS=ROWS,
         BLOCK=BLOCK,
         LATE=LATE,
+        STAGES=num_stages,
         num_warps=num_warps,
         num_stages=num_stages,
     )
@@ -154,9 +160,10 @@ def split(
     """Several programs to a row, and a second kernel that brings together what they found: for few long rows."""
     rows, columns = x.shape
     highs, totals = (torch.empty(rows, PARTS, dtype=torch.float32, device=x.device) for _ in range(2))
-    parts_of_rows[PARTS, rows](
-        highs, totals, x, columns, PARTS=PARTS, BLOCK=BLOCK, LATE=LATE, num_warps=num_warps, num_stages=num_stages
-    )
+    parts_of_rows[rows * PARTS,](
+        highs, totals, x, columns,
+        PARTS=PARTS, BLOCK=BLOCK, LATE=LATE, STAGES=num_stages, num_warps=num_warps, num_stages=num_stages,
+    )  # fmt: skip
     together[triton.cdiv(rows, 32),](
         x, target, loss, lse, highs, totals, rows, columns, PARTS=PARTS, ROWS=32, num_warps=4
     )

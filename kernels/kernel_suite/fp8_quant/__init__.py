@@ -45,18 +45,19 @@ def quantise(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One tile."""
-    along, down = tl.program_id(0), tl.program_id(1)
+    across = tl.cdiv(groups, GROUPS)
+    down, along = tl.program_id(0) // across, tl.program_id(0) % across
     quantise_tile(q_ptr, scale_ptr, x_ptr, down, along, rows, columns, groups, largest, least, ROWS, GROUPS, GROUP)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def quantise_in_turn(  # type: ignore[no-untyped-def]
     q_ptr, scale_ptr, x_ptr, rows, columns, groups, largest, least, programs,
-    ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One tile after the other, as far apart as there are programs."""
+    """One tile after the other, as far apart as there are programs. Without a dot, only the loop itself says its stages."""
     across = tl.cdiv(groups, GROUPS)
-    for tile in range(tl.program_id(0), across * tl.cdiv(rows, ROWS), programs):
+    for tile in tl.range(tl.program_id(0), across * tl.cdiv(rows, ROWS), programs, num_stages=STAGES):
         quantise_tile(
             q_ptr, scale_ptr, x_ptr, tile // across, tile % across, rows, columns, groups, largest, least,
             ROWS, GROUPS, GROUP,
@@ -90,7 +91,7 @@ def one_pass(x: Any, q: Any, scale: Any, *, ROWS: int, GROUPS: int, num_warps: i
     """A tile of groups to a program: read once, written once."""
     rows, columns = x.shape
     groups = scale.shape[1]
-    quantise[triton.cdiv(groups, GROUPS), triton.cdiv(rows, ROWS)](
+    quantise[triton.cdiv(groups, GROUPS) * triton.cdiv(rows, ROWS),](
         q, scale, x, rows, columns, groups, LARGEST, LEAST, ROWS=ROWS, GROUPS=GROUPS, GROUP=GROUP, num_warps=num_warps
     )
 
@@ -104,7 +105,7 @@ def persistent(
     programs = min(PROGRAMS, triton.cdiv(groups, GROUPS) * triton.cdiv(rows, ROWS))
     quantise_in_turn[programs,](
         q, scale, x, rows, columns, groups, LARGEST, LEAST, programs,
-        ROWS=ROWS, GROUPS=GROUPS, GROUP=GROUP, num_warps=num_warps, num_stages=num_stages,
+        ROWS=ROWS, GROUPS=GROUPS, GROUP=GROUP, STAGES=num_stages, num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
 
 

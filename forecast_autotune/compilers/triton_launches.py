@@ -1,0 +1,210 @@
+"""Compiling ahead what a Python function launches: it is called on tensors without data, and nothing is launched."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..core.config import Config
+from ..core.outcome import Evidence, Failure
+from .triton_compile import SourceCompiler
+from .triton_source import Source, gpu_target, make_source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """A launch as it was asked for, its grid aside."""
+
+    kernel: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class _Here(threading.local):
+    noted: list[Launched] | None = None
+
+
+_here = _Here()
+_one_at_a_time = threading.Lock()
+
+
+def launches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Launched]:
+    """The kernels that a call would launch, of which none is; torch's own operations compute nothing either.
+
+    Tensors are replaced by fake ones, but for those that are fake already, whose mode is then that of the call. In their
+    place a launch holds what Triton asks of a tensor: its type and how its address is aligned, which for one that the
+    function makes itself is as torch's allocators do it.
+
+    Raises:
+        whatever the function raises, which on tensors without data may be more than it does else.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.utils._pytree import tree_iter, tree_map_only
+
+    given = (tuple(args), dict(kwargs))
+    modes = [each.fake_mode for each in tree_iter(given) if isinstance(each, FakeTensor)]
+    mode = modes[0] if modes else FakeTensorMode(allow_non_fake_inputs=True)  # a layer's weights, which are no argument
+    addresses: dict[int, int] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        made = mode.from_tensor(tensor, static_shapes=True)
+        addresses[made.untyped_storage()._cdata] = _address(tensor.untyped_storage())
+        return made
+
+    def shown(tensor: torch.Tensor) -> _Tensor:
+        offset = tensor.storage_offset() * tensor.itemsize
+        start = addresses.get(tensor.untyped_storage()._cdata, 0)
+        return _Tensor(dtype=tensor.dtype, address=start + offset, size=tensor.untyped_storage().nbytes())
+
+    args, kwargs = tree_map_only(torch.Tensor, fake, given)
+    with mode, _noted() as found:
+        function(*args, **kwargs)
+        return [
+            Launched(
+                kernel=each.kernel,
+                args=tree_map_only(FakeTensor, shown, each.args),
+                kwargs=tree_map_only(FakeTensor, shown, each.kwargs),
+            )
+            for each in found
+        ]
+
+
+class LaunchesCompiler:
+    """Compiles, for each config, every kernel that is launched under it.
+
+    A config counts as built where what it launches cannot be told: its launch compiles it then. What is known of a config
+    that launches several kernels is what the largest of them takes, of registers and of shared memory, and the sum of all
+    else.
+
+    Args:
+        launched: config to the launches made under it; raises where they cannot be told. Asked once for each config, in
+            the caller's thread.
+        target: `cuda:90`, `hip:gfx942`, or a GPUTarget.
+        others: see `SourceCompiler`.
+    Raises:
+        InvalidInputError: the target does not parse.
+    """
+
+    beside_timing = True
+
+    def __init__(self, launched: Callable[[Config], Sequence[Launched]], *, target: object, **others: Any) -> None:
+        self._launched = launched
+        self._target = gpu_target(target)
+        self._parts: dict[Config, Launched] = {}
+        self._compiler = SourceCompiler(self._source, **others)
+
+    @property
+    def workers(self) -> int:
+        return self._compiler.workers
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Stop all compiling, for as long as something is timed that must not be disturbed."""
+        return self._compiler.paused()
+
+    def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
+        """Compile what each config launches, yielding each as all of it is done. See `SourceCompiler.compile`."""
+        self._parts = {}
+        whose: dict[Config, Config] = {}
+        found: dict[Config, list[Evidence | Failure]] = {}
+        wanted: Counter[Config] = Counter()
+        for config in configs:
+            for i, launched in enumerate(parts := self._told(config)):
+                part = Config({"config": config.digest, "launch": i})
+                self._parts[part] = launched
+                whose[part] = config
+            found[config], wanted[config] = [], len(parts)
+            if not parts:
+                yield config, Evidence(compile_s=0.0)
+        for part, result in self._compiler.compile(list(whose)):
+            config = whose[part]
+            found[config].append(result)
+            if len(found[config]) == wanted[config]:
+                yield config, together(found[config])
+
+    def _told(self, config: Config) -> Sequence[Launched]:
+        try:
+            return self._launched(config)
+        except Exception:  # its launch will tell, or it is only for want of data
+            return ()
+
+    def _source(self, part: Config) -> Source:
+        launched = self._parts[part]
+        return make_source(launched.kernel, launched.args, launched.kwargs, self._target)
+
+
+def together(results: Sequence[Evidence | Failure]) -> Evidence | Failure:
+    """What is known of several kernels as of one; the first failure, if there is any."""
+    failures = [r for r in results if isinstance(r, Failure)]
+    built = [r for r in results if isinstance(r, Evidence)]
+    cost_s = sum(r.compile_s for r in built) + sum(r.cost_s for r in failures)
+    if failures:
+        return replace(failures[0], cost_s=cost_s)
+
+    def known(name: str, join: Callable[[list[int]], int]) -> int | None:
+        values = [getattr(r, name) for r in built]
+        return None if None in values else join(values)
+
+    instructions: Counter[str] = Counter()
+    for each in built:
+        instructions.update(each.instructions)
+    return Evidence(
+        compile_s=cost_s,
+        registers=known("registers", max),
+        spill_bytes=known("spill_bytes", sum),
+        stack_bytes=known("stack_bytes", sum),
+        shared_bytes=known("shared_bytes", max),
+        code_bytes=known("code_bytes", sum),
+        instructions=dict(instructions),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tensor:
+    """What Triton asks of a tensor when it specialises a kernel."""
+
+    dtype: Any
+    address: int
+    size: int  # bytes of its storage
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def ptr_range(self) -> int:
+        return self.size
+
+
+def _address(storage: Any) -> int:
+    try:
+        return int(storage.data_ptr())
+    except RuntimeError:  # that of a fake tensor or one on the meta device
+        return 0
+
+
+@contextmanager
+def _noted() -> Iterator[list[Launched]]:
+    """Note the launches of this thread in place of making them."""
+    from triton.runtime.jit import JITFunction
+
+    with _one_at_a_time:
+        run = JITFunction.run
+
+        def note(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            if _here.noted is None:
+                return run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+            _here.noted.append(Launched(kernel=kernel, args=args, kwargs=kwargs))
+            return None
+
+        _here.noted = []
+        JITFunction.run = note
+        try:
+            yield _here.noted
+        finally:
+            JITFunction.run = run
+            _here.noted = None

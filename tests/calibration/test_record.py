@@ -1,0 +1,210 @@
+"""Recording: what is measured, kept at once, gone on with, and never mixed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import toy_recording  # noqa: E402
+
+from calibration import record, recording  # noqa: E402
+from calibration.record import Device, Plan, workloads  # noqa: E402
+from calibration.recording import Recorder, Task, Told, beginning, groups, recordable  # noqa: E402
+from forecast_autotune.core.outcome import Failure, Measurement  # noqa: E402
+from forecast_autotune.errors import InvalidInputError  # noqa: E402
+from forecast_autotune.store.trace import read_recorded, read_trace  # noqa: E402
+
+TOY = Path(toy_recording.__file__)
+
+
+@pytest.fixture(autouse=True)
+def toy_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "recordable", lambda kind: {"toy": toy_recording.TOY})
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    return Task(
+        kernel="toy", case="small", configs=15, until=time.time() + 120,
+        traces=str(tmp_path / "traces"), stores=str(tmp_path / "stores"),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The CPU, and the process that records on it."""
+    paths = [str(TOY.parents[1]), str(TOY.parent), *sys.path]
+    monkeypatch.setenv("PYTHONPATH", ":".join(p for p in paths if p))
+    found = Device("cpu", [0], (sys.executable, str(TOY)))
+    yield found
+    found.stop()
+
+
+def trace_of(task: Task) -> Path:
+    (path,) = Path(task.traces).glob(f"toy.{task.case}.*.jsonl.gz")
+    return path
+
+
+def test_every_config_is_measured_and_the_trace_tells_all_that_replaying_it_takes(task: Task) -> None:
+    *_, told = Recorder(task, "cpu").record()
+    found, recorded = read_trace(trace_of(task)), read_recorded(trace_of(task))
+    assert (told.done, told.tried, told.of, told.failed, told.problem) == (True, 15, 15, 2, "")
+    assert len(found.outcomes) == 15
+    assert dict(found.default.knobs) == {"variant": "at_once", "WAIT": 6, "PARTS": None}
+    assert "to.copy_(mine" in found.workload.program.source
+    failures = {c["PARTS"]: o for c, o in found.outcomes.items() if isinstance(o, Failure)}
+    assert {parts: failure.stage for parts, failure in failures.items()} == {3: "check", 7: "launch"}
+    assert "7 parts are no use here" in failures[7].message
+    times = {
+        c["WAIT"]: min(o.samples_us) for c, o in found.outcomes.items() if isinstance(o, Measurement) and c["WAIT"]
+    }
+    assert set(times) == set(range(1, 9))
+    assert all(least_us >= 1000 * waited for waited, least_us in times.items())
+    assert (recorded["kernel"], recorded["case"], recorded["space"], recorded["flops"]) == ("toy", "small", 15, 840.0)
+    assert recorded["agrees_with_reference"] is True
+
+
+def test_a_second_pass_over_a_tenth_says_how_far_the_first_can_be_repeated(task: Task) -> None:
+    *_, told = Recorder(task, "cpu").record()
+    found = read_trace(trace_of(task))
+    again = read_recorded(trace_of(task))["second_pass"]
+    assert told.repeats == len(again) >= 2
+    assert 0 <= told.repeat_error < 1
+    for each in again:
+        first = found.outcomes[recording.Config(each["config"])]
+        assert tuple(each["samples_us"]) != first.samples_us
+        assert min(each["samples_us"]) >= 1000 * (each["config"]["WAIT"] or each["config"]["PARTS"])
+
+
+def test_a_shorter_sample_is_the_beginning_of_a_longer_one_and_fair_to_every_variant() -> None:
+    whole = groups(toy_recording.TOY)
+    assert [len(group) for group in whole] == [8, 7]
+    assert [group[0].knobs for group in whole] == [{"WAIT": 6}, {"PARTS": 2}]
+    assert [len(group) for group in beginning(whole, 6)] == [3, 3]
+    assert [len(group) for group in beginning(whole, 1)] == [1, 1]
+    assert all(group == longer[: len(group)] for group, longer in zip(beginning(whole, 6), whole, strict=True))
+    assert beginning(whole, 100) == whole
+    assert groups(toy_recording.TOY) == whole
+
+
+def test_rounds_grow_and_a_recording_whose_time_is_up_leaves_what_it_has(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "FIRST_ROUND", 3)
+    recorder = Recorder(task, "cpu")
+    rounds = recorder.record()
+    assert (next(rounds).tried, next(rounds).tried) == (3, 6)
+    assert len(read_trace(trace_of(task)).outcomes) == 6
+    recorder.task = replace(task, until=time.time())
+    (last,) = rounds
+    assert (last.done, last.problem) == (True, "no time was left")
+    assert len(read_trace(trace_of(task)).outcomes) == 6
+
+
+def test_what_was_measured_before_is_not_measured_again(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    list(Recorder(replace(task, configs=6), "cpu").record())
+    before = read_trace(trace_of(task)).outcomes
+    list(Recorder(task, "cpu").record())
+    after = read_trace(trace_of(task)).outcomes
+    assert len(after) == 15
+    ran = [c for c, o in before.items() if isinstance(o, Measurement)]
+    same = [c for c in ran if after[c].samples_us == before[c].samples_us]
+    assert len(same) >= len(ran) - 3  # the finalists of the second run are timed anew
+
+
+def test_a_trace_of_another_device_is_kept_if_it_is_whole_and_begun_anew_if_not(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list(Recorder(replace(task, configs=6), "cpu").record())
+    monkeypatch.setattr(recording, "device_identity", lambda _: "another")
+    list(Recorder(task, "cpu").record())
+    recorded, mine = read_recorded(trace_of(task)), read_trace(trace_of(task))
+    assert recorded["device"] == recording.digest("another")[:12]
+    assert len(mine.outcomes) == 15
+    assert len(list(Path(task.stores).iterdir())) == 4  # two devices, two passes each
+    monkeypatch.setattr(recording, "device_identity", lambda _: "a third")
+    (told,) = Recorder(task, "cpu").record()
+    assert (told.done, told.tried) == (True, 15)
+    assert read_trace(trace_of(task)).outcomes == mine.outcomes
+
+
+def test_a_process_that_is_killed_half_way_is_followed_by_one_that_goes_on(
+    task: Task, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died = tmp_path / "died"
+    monkeypatch.setenv("TOY_DIES_ONCE", str(died))
+    rounds: list[Told] = []
+    told = device.record(task, lambda _, each: rounds.append(each))
+    assert died.exists()
+    assert (told.done, told.tried, told.failed, told.problem) == (True, 15, 2, "")
+    parts = {c["PARTS"]: o for c, o in read_trace(trace_of(task)).outcomes.items()}
+    assert isinstance(parts[5], Measurement)
+
+
+def test_a_process_that_always_dies_is_a_problem_of_that_workload_alone(
+    task: Task, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "ATTEMPTS", 1)
+    ends = Device("cpu", [0], (sys.executable, "-c", "raise SystemExit(3)"))
+    assert "ended (exit status" in ends.record(task, print).problem
+    assert device.record(replace(task, configs=2), print).problem == ""
+
+
+def test_memory_that_is_short_is_told_and_the_process_goes_on(task: Task, device: Device) -> None:
+    told = device.record(replace(task, case="short"), print)
+    assert told.problem.startswith("memory is short: OutOfMemoryError: CUDA out of memory")
+    assert device.record(replace(task, configs=2), print).tried == 2
+
+
+def test_first_cases_come_first_and_a_kernel_stays_with_its_device() -> None:
+    todo = workloads([], "cpu")
+    kinds = [name for name, _ in todo]
+    assert kinds[: len(set(kinds))] == list(dict.fromkeys(kinds))
+    plan = Plan([("a", "1"), ("b", "1"), ("a", "2"), ("b", "2"), ("a", "3")])
+    assert [plan.next(d) for d in ("x", "y", "x", "x", "y", "y")] == [
+        ("a", "1"), ("b", "1"), ("a", "2"), ("a", "3"), ("b", "2"), None,
+    ]  # fmt: skip
+    plan = Plan([("a", "1"), ("a", "2")])
+    assert [plan.next("x"), plan.next("y")] == [("a", "1"), ("a", "2")]
+
+
+def test_everything_of_the_suite_can_be_recorded_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert {"matmul", "softmax", "trimul", "cuda_gemm"} <= set(recordable("cuda"))
+    assert set(recordable("cpu")) == {"gemm", "conv2d"}
+    with pytest.raises(InvalidInputError, match="no kernel 'gem' can be recorded on cpu: there are gemm, conv2d"):
+        workloads(["gem"], "cpu")
+    with pytest.raises(InvalidInputError, match="gemm has no case 'round': it has square"):
+        workloads(["gemm/round"], "cpu")
+    assert workloads(["conv2d/odd", "gemm/odd", "gemm/tall"], "cpu") == [
+        ("conv2d", "odd"), ("gemm", "odd"), ("gemm", "tall"),
+    ]  # fmt: skip
+
+
+def test_what_does_not_exist_is_named_on_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folders = ["--to", str(tmp_path / "t"), "--work", str(tmp_path / "w")]
+    assert record.main(["nothing", *folders]) == 2
+    assert capsys.readouterr().err.startswith("calibration.record: no kernel 'nothing'")
+    assert record.main(["--devices", "cuda:77", *folders]) == 2
+    assert "there is no device 'cuda:77' here: there are" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert record.main(["--to", str(tmp_path / "file"), "--work", str(tmp_path / "w")]) == 2
+
+
+def test_the_process_answers_in_lines_whatever_kernels_print(task: Task) -> None:
+    paths = ":".join([str(TOY.parents[1]), str(TOY.parent), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, str(TOY), "cpu"], input=json.dumps(asdict(replace(task, configs=2))) + "\n",
+        capture_output=True, text=True, env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [Told(**json.loads(line)).done for line in done.stdout.splitlines()] == [False, True]
