@@ -27,6 +27,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, cast
 
+from kernel_suite import Kernel
+
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.workers import usable_cores
 
@@ -34,7 +36,7 @@ from .recording import Task, Told, recordable
 
 HERE = Path(__file__).parent
 SILENT_S = 300.0  # a process that tells nothing for so long hangs: a round of many configs takes a minute or two
-ATTEMPTS = 3  # of one workload, each in a new process, where configs take the device's context with them
+ATTEMPTS = 6  # of one workload, each in a new process that goes on behind the config which ended the one before
 STARTING_S = 20.0  # before the end, nothing is begun any more
 
 
@@ -189,6 +191,8 @@ def record(given: argparse.Namespace) -> list[Told]:
                 traces=str(given.to), stores=str(given.work),
             )  # fmt: skip
             ended = device.record(task, show)
+            if isinstance(recordable(found[0].partition(":")[0])[task.kernel], Kernel):
+                device.stop()  # of extension modules, a process can load about a thousand
             told.append(ended)
             show(device.name, ended)
 

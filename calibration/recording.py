@@ -212,7 +212,9 @@ class Recorder:
                 told = self.written(found, done=True)
             yield replace(told, done=True)
             return
-        yield Told(kernel=self.task.kernel, case=self.task.case, done=True, problem="no time was left")
+        yield replace(
+            told or Told(kernel=self.task.kernel, case=self.task.case, done=True, problem="no time was left"), done=True
+        )
 
     @property
     def left_s(self) -> float:

@@ -257,7 +257,7 @@ def current_hardware() -> Hardware:
 
 
 def compiled_for() -> tuple[Any, dict[str, int]] | None:
-    """The target that kernels are compiled for now, and the device's limits; None in the interpreter and without a driver."""
+    """What kernels are compiled for now, and the device's limits; None in the interpreter and without a driver."""
     if knobs.runtime.interpret:
         return None
     try:

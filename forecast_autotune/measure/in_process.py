@@ -177,17 +177,19 @@ class InProcess(Measuring):
         self._function = function
         self._given = arguments
         self._snapshot: Snapshot | None = None
+        self._copies: Arguments | None = None  # laid out once: a trial finds them as if they were new
 
     def close(self) -> None:
+        self._copies = None
         if self._snapshot is not None:
             self._snapshot.close()
 
     @contextlib.contextmanager
     def attempt(self, config: Config) -> Iterator[Attempt]:
-        if self._snapshot is None:
-            self._snapshot = snapshot(self._given)
-        copy = self._snapshot
-        arguments = Arguments(copy.layout, copy.file, copy.size)
+        if self._snapshot is None or self._copies is None:
+            copy = self._snapshot = snapshot(self._given)
+            self._copies = Arguments(copy.layout, copy.file, copy.size)
+        arguments = self._copies
         function, clock = self._function(config), clock_for(arguments.values)
         try:
             yield Trial(Launch(call=lambda: function(*arguments.values)), arguments, clock)

@@ -106,7 +106,9 @@ def test_rounds_grow_and_a_recording_whose_time_is_up_leaves_what_it_has(
     assert len(read_trace(trace_of(task)).outcomes) == 6
     recorder.task = replace(task, until=time.time())
     (last,) = rounds
-    assert (last.done, last.problem) == (True, "no time was left")
+    (none,) = Recorder(replace(task, case="large", until=time.time()), "cpu").record()
+    assert (none.done, none.tried, none.problem) == (True, 0, "no time was left")
+    assert (last.done, last.tried, last.problem) == (True, 6, "")
     assert len(read_trace(trace_of(task)).outcomes) == 6
 
 

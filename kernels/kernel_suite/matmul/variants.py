@@ -125,9 +125,16 @@ def multiprocessors() -> int:
         return 3
     try:
         driver = triton.runtime.driver.active
-        return int(driver.utils.get_device_properties(driver.get_current_device())["multiprocessor_count"])
+        device = driver.get_current_device()
     except RuntimeError:  # no driver: somebody asks on tensors without values what would be launched
         return 132
+    if device not in _multiprocessors:
+        _multiprocessors[device] = int(driver.utils.get_device_properties(device)["multiprocessor_count"])
+    return _multiprocessors[device]
+
+
+# By device. Asked at each launch, the driver took 1 to 100 ms (H200, eight processes at once, 2026-11): it tells clocks too.
+_multiprocessors: dict[int, int] = {}
 
 
 def check_parts(parts: int, elements: int) -> None:
