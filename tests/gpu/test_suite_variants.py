@@ -13,6 +13,11 @@ pytest.importorskip("triton")
 from kernel_suite import SuiteKernel, suite_kernels  # noqa: E402
 from rehearsed import own_triton_cache  # noqa: E402
 
+from forecast_autotune.compilers.triton_launches import LaunchesCompiler, launches  # noqa: E402
+from forecast_autotune.core.config import Config  # noqa: E402
+from forecast_autotune.core.outcome import Evidence  # noqa: E402
+from forecast_autotune.frontends.triton_call import compiled_for  # noqa: E402
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
@@ -27,6 +32,25 @@ every_kernel = pytest.mark.parametrize("kernel", tuple(suite_kernels()), ids=lam
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(own_cache: None) -> None:
+    """Every default at every corner, compiled on all cores: launched one after the other they take three times as long."""
+    calls = {
+        Config({"kernel": kernel.name, "variant": variant.name, "case": case.name}): (
+            variant.launch,
+            kernel.make_inputs(case, SEED, "cuda"),
+            variant.space.default.knobs,
+        )
+        for kernel in suite_kernels()
+        for variant in kernel.variants
+        for case in kernel.corners
+    }
+    target, limits = compiled_for()
+    compiler = LaunchesCompiler(lambda config: launches(*calls[config]), target=target, properties=limits)
+    failed = {str(c): found for c, found in compiler.compile(list(calls)) if not isinstance(found, Evidence)}
+    assert not failed
 
 
 def agree(kernel: SuiteKernel, got: Sequence[Any], expected: Sequence[Any]) -> None:

@@ -181,8 +181,8 @@ IN_TURN = Space.grid(
     {"BV": [16, 32, 64, 128], "num_warps": [2, 4, 8], "num_stages": [1, 2, 3, 4]},
     constraints=[
         lambda BV, num_warps: 64 * BV // (32 * num_warps) <= 64,
-        # Below 64 columns, what Triton 3.6 makes for Hopper's products of 4 warps is wrong, or reads where it must not, where
-        # the loop is not pipelined: with one stage, or at unaligned sizes (H200, 2026-11). Two warps have other products.
+        # Below 64 columns, what Triton 3.6 makes for Hopper's products of 4 warps was wrong, or read where it must not,
+        # unless the loop is pipelined: with one stage, and at unaligned sizes (H200, 2026-11). 2 warps have other products.
         lambda BV, num_warps: BV >= 64 or num_warps == 2,
     ],
     default={"BV": 64, "num_warps": 4, "num_stages": 2},
