@@ -127,9 +127,10 @@ bench-tuning: setup  ## how long tuning 434 configs takes, Triton's own tuner (a
 budgets: setup  ## what a budget of 4, 8, 16, 32 loses against an exhaustive run, on the recorded GEMM
 	@$(BIN)/forecast-autotune replay tests/traces/*.jsonl.gz --budget 4 --budget 8 --budget 16 --budget 32 --seeds 20
 
-TRACES ?= ../shared/traces/*.json.gz
-replay: setup  ## tune against recorded spaces: make replay TRACES='FILES'
-	@$(BIN)/forecast-autotune replay $(TRACES) --budget 10 --budget 1% --budget 10% --seeds 10
+TRACES  ?= calibration/traces/*.jsonl.gz
+BUDGETS ?= 4 8 16 32
+replay: setup  ## tune against recorded spaces: make replay TRACES='FILES' BUDGETS='10 1%'
+	@$(BIN)/forecast-autotune replay $(TRACES) $(BUDGETS:%=--budget %) --seeds 5
 
 clean:  ## remove the virtual environments and what tools left
 	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .benchmarks

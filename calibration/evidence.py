@@ -70,7 +70,7 @@ SEED = 0
 
 JOBS_OF_A_FEEDER = 16  # one process lowers some 50 configs a second, 16 compilers take about as many at their quickest
 LOT = 64  # configs for each compiler that are told ahead, in 2 ms each; at a lot's end some compilers wait for the last
-SAID_EVERY_S = 30.0
+SAID_EVERY_S = 10.0
 
 Result = Evidence | Failure
 Subject = SuiteKernel | Kernel
@@ -497,18 +497,12 @@ def collect(
 ) -> bool:
     """Look at what is wanted of some tables and not in them yet; False where time ran out before all of it was."""
     whose = {(t.target, t.subject.name): t for t in tables}
-    asked = [
-        Asked(t.target, t.subject.name, config)
-        for t in tables
-        for config in t.wanted(sample)
-        if config not in t.results
-    ]
+    wanted = [Asked(t.target, t.subject.name, config) for t in tables for config in t.wanted(sample)]
+    asked = [each for each in wanted if each.config not in whose[each.target, each.kernel].results]
     left = Counter((each.target, each.kernel) for each in asked)
+    tell = _teller(len(wanted), len(asked), say)
     try:
-        with (
-            _telling(sum(len(t.wanted(sample)) for t in tables), len(asked), say) as tell,
-            contextlib.closing(answers_of_several(asked, jobs)) as found,
-        ):
+        with contextlib.closing(answers_of_several(asked, jobs)) as found:
             for done, (each, result) in enumerate(found, start=1):
                 key = each.target, each.kernel
                 whose[key].add(each.config, result)
@@ -524,30 +518,18 @@ def collect(
     return True
 
 
-@contextlib.contextmanager
-def _telling(total: int, asked: int, say: Callable[[str], None]) -> Iterator[Callable[[int, str], None]]:
-    """Tell how far it has come: a line that changes on a terminal, one every half a minute elsewhere."""
+def _teller(total: int, asked: int, say: Callable[[str], None]) -> Callable[[int, str], None]:
+    """Tells, now and then, how far it has come."""
     began = said = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        status = None
-        if asked and sys.stderr.isatty():
-            from rich.console import Console
 
-            status = stack.enter_context(Console(stderr=True).status("starting", refresh_per_second=4))
-
-        def tell(done: int, label: str) -> None:
-            nonlocal said
-            now = time.monotonic()
-            rate = done / max(now - began, 1e-3)
+    def tell(done: int, label: str) -> None:
+        nonlocal said
+        if (now := time.monotonic()) - said > SAID_EVERY_S:
+            said, rate = now, done / (now - began)
             minutes = (asked - done) / rate / 60
-            text = f"{label}: {total - asked + done} of {total} configs, {rate:.1f} a second, {minutes:.0f} min left"
-            if status is not None:
-                status.update(text)
-            elif now - said > SAID_EVERY_S:
-                said = now
-                say(text)
+            say(f"{label}: {total - asked + done} of {total} configs, {rate:.1f} a second, {minutes:.0f} min left")
 
-        yield tell
+    return tell
 
 
 @contextlib.contextmanager

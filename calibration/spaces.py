@@ -6,8 +6,10 @@ of them: how far repeats agree, how many configs lie near the best, how far the 
 much the best variant changes with the size. Times are medians of a config's samples. `--markdown` prints the suite alone,
 for the README.
 
-Losses are shares of the best time: 0.05 is 5 % slower. The configs near the best include it. A statistic of fewer than
-two values is left out. Cases are compared within one kernel on one hardware.
+Losses are shares of the best time: 0.05 is 5 % slower. The best is the best of those tried, a sample of most spaces, and
+one of the configs near it. A statistic of fewer than two values is left out. Cases are compared within one kernel on one
+hardware. Of two variants that are about as fast, either may be best by chance: hence how often no variant is near the best
+throughout.
 
 Exit codes: 0 reported, 2 no traces or bad input.
 """
@@ -40,6 +42,7 @@ from .inplace_timing import rank_correlation
 FOLDER = Path(__file__).parent / "traces"
 VARIANT_KNOBS = ("variant", "source", "ALGORITHM")  # of Triton, CUDA and C++ kernels with several variants
 NEAR = (0.01, 0.05, 0.1)  # of the best
+CLEAR = 0.02  # of the best: nine of ten configs differ by less from one pass to the next (H200, 2026-11)
 BANDS_US = {"below 10 us": (0.0, 10.0), "10 to 100 us": (10.0, 100.0), "above 100 us": (100.0, math.inf)}
 
 
@@ -88,9 +91,9 @@ class Trace:
         """By how much a config that ran is slower than the best."""
         return self.times_us[config] / self.best_us - 1
 
-    def near(self, share: float) -> int:
-        """How many configs are slower than the best by no more than a share of it."""
-        return sum(us <= self.best_us * (1 + share) for us in self.times_us.values())
+    def near(self, share: float) -> list[Config]:
+        """The configs that are slower than the best by no more than a share of it."""
+        return [c for c, us in self.times_us.items() if us <= self.best_us * (1 + share)]
 
 
 def read(path: Path) -> Trace:
@@ -238,10 +241,13 @@ class Sizes:
 
     kernels: int  # with several variants that ran
     changing: tuple[str, ...]  # kernels of these in which not one variant is best at all cases
+    clearly: tuple[str, ...]  # of these, in which each variant is more than `CLEAR` slower than the best at some case
     pairs: int  # of cases of those kernels
     pairs_differing: float | None  # share
+    pairs_clearly: float | None  # share in which each variant is more than `CLEAR` slower at one of the two
     transfer_loss: Spread | None
     transfers_failed: int  # the config fails at the other case
+    transfers_untried: int  # it is not in the other's sample
     single_loss: Spread | None
 
 
@@ -317,7 +323,7 @@ def workload_row(trace: Trace) -> WorkloadRow:
         best_variant=trace.variant(trace.best),
         best_config=dict(trace.best.knobs),
         default_over_best=trace.default_over_best,
-        near={f"{share:.0%}": trace.near(share) for share in NEAR},
+        near={f"{share:.0%}": len(trace.near(share)) for share in NEAR},
         repeats=len(errors),
         repeat_error=None if several is None else several.median,
         rank_correlation=_rank_correlation(trace),
@@ -335,7 +341,7 @@ def _rank_correlation(trace: Trace) -> float | None:
 
 
 def summary(traces: Sequence[Trace]) -> Summary:
-    near = {f"{share:.0%}": spread(t.near(share) for t in traces) for share in NEAR}
+    near = {f"{share:.0%}": spread(len(t.near(share)) for t in traces) for share in NEAR}
     return Summary(
         traces=len(traces),
         kernels=len({t.kernel for t in traces}),
@@ -376,17 +382,26 @@ def sizes(traces: Sequence[Trace]) -> Sizes:
         groups.setdefault((t.kernel, t.hardware), []).append(t)
     several = [of_one for of_one in groups.values() if len(of_one) > 1]
     choosing = [cases for cases in several if len({t.variant(c) for t in cases for c in t.times_us}) > 1]
-    pairs = [a.variant(a.best) != b.variant(b.best) for cases in choosing for a, b in itertools.combinations(cases, 2)]
+    pairs = [pair for cases in choosing for pair in itertools.combinations(cases, 2)]
+    several_pairs = len(pairs) > 1
     moves = [(a.best, b) for cases in several for a, b in itertools.permutations(cases, 2)]
     return Sizes(
         kernels=len({cases[0].kernel for cases in choosing}),
-        changing=tuple(sorted({c[0].kernel for c in choosing if len({t.variant(t.best) for t in c}) > 1})),
+        changing=tuple(sorted({cases[0].kernel for cases in choosing if _change(cases)})),
+        clearly=tuple(sorted({cases[0].kernel for cases in choosing if _change(cases, CLEAR)})),
         pairs=len(pairs),
-        pairs_differing=sum(pairs) / len(pairs) if len(pairs) > 1 else None,
+        pairs_differing=statistics.mean(map(_change, pairs)) if several_pairs else None,
+        pairs_clearly=statistics.mean(_change(pair, CLEAR) for pair in pairs) if several_pairs else None,
         transfer_loss=spread(b.regret(config) for config, b in moves if config in b.times_us),
         transfers_failed=sum(config in b.failed for config, b in moves),
+        transfers_untried=sum(config not in b.failed and config not in b.times_us for config, b in moves),
         single_loss=spread(loss for cases in several for loss in _single_losses(cases)),
     )
+
+
+def _change(cases: Iterable[Trace], share: float = 0.0) -> bool:
+    """Whether no variant is within a share of the best at all of some cases."""
+    return not set.intersection(*({t.variant(c) for c in t.near(share)} for t in cases))
 
 
 def _single_losses(cases: Sequence[Trace]) -> list[float]:
@@ -406,6 +421,7 @@ WORKLOADS_HEAD = (
     *(f"within {share:.0%}" for share in NEAR),
     *("repeats", "apart", "rank"),
 )
+NONE_IS_NEAR = f"no variant is within {CLEAR:.0%} of the best"
 RIGHT = ("configs", "tried", "best us", "repeats", "apart", "rank", *WORKLOADS_HEAD[6:10])
 
 
@@ -489,24 +505,22 @@ def summary_facts(found: Summary) -> Iterator[tuple[str, str]]:
     if again.pick_loss is not None:
         yield "  picked by one pass", f"in the other {_loss(again.pick_loss)}, of {again.pick_loss.count} workloads"
     for share, counts in found.near.items():
-        told = (
-            f"{counts.median:g} configs in the median of {counts.count} workloads, {counts.least:g} to {counts.most:g}"
-        )
-        yield f"within {share} of the best", told
+        told = f"{counts.median:g} of those tried in the median of {counts.count} workloads"
+        yield f"within {share} of the best", f"{told}, {counts.least:g} to {counts.most:g}"
     if (default := found.default_over_best) is not None:
         told = f"{default.median:.2f} in the median, {default.p90:.2f} at p90, {default.most:.2f} at worst"
         yield "default/best", f"{told}, of {default.count} workloads"
     if by_size.kernels:
         names = _within(", ".join(by_size.changing))
-        yield (
-            "best variant changes",
-            f"in {len(by_size.changing)} of {by_size.kernels} kernels with several cases{names}",
-        )
-    if by_size.pairs_differing is not None:
-        yield "  between two cases", f"in {by_size.pairs_differing:.0%} of {by_size.pairs} pairs"
+        told = f"in {len(by_size.changing)} of {by_size.kernels} kernels with several cases{names}"
+        yield "best variant changes", f"{told}; in {len(by_size.clearly)} {NONE_IS_NEAR} of all"
+    if by_size.pairs_differing is not None and by_size.pairs_clearly is not None:
+        told = f"in {by_size.pairs_differing:.0%} of {by_size.pairs} pairs"
+        yield "  between two cases", f"{told}; in {by_size.pairs_clearly:.0%} {NONE_IS_NEAR} of both"
     if (moved := by_size.transfer_loss) is not None:
-        failed = f"; in {by_size.transfers_failed} more it fails" if by_size.transfers_failed else ""
-        yield "best of another case", f"{_loss(moved)}, of {moved.count} moves{failed}"
+        more = {"it fails": by_size.transfers_failed, "it was not tried": by_size.transfers_untried}
+        others = "".join(f"; in {count} more {what}" for what, count in more.items() if count)
+        yield "best of another case", f"{_loss(moved)}, of {moved.count} moves{others}"
     if by_size.single_loss is not None:
         yield "one config for all cases", f"{_loss(by_size.single_loss)}, of {by_size.single_loss.count} workloads"
 

@@ -37,13 +37,15 @@ def launches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
 
     Tensors are replaced by fake ones, but for those that are fake already, whose mode is then that of the call. In their
     place a launch holds what Triton asks of a tensor: its type and how its address is aligned, which for one that the
-    function makes itself is as torch's allocators do it.
+    function makes itself is as torch's allocators do it. No tensor is written, arguments or not; but whatever else a
+    function does, it does, and a tensor without data that it keeps is there at its next call.
 
     Raises:
         whatever the function raises, which on tensors without data may be more than it does else.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_iter, tree_map_only
 
     given = (tuple(args), dict(kwargs))
@@ -63,8 +65,17 @@ def launches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
         start = addresses.get(tensor.untyped_storage()._cdata, 0)
         return _Tensor(dtype=tensor.dtype, address=start + offset, size=tensor.untyped_storage().nbytes())
 
+    class Reached(TorchDispatchMode):
+        """Makes fake ones of tensors that are no arguments: an operation on these and numbers alone would be computed."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+            if func is torch.ops.aten.lift_fresh.default:  # of a new tensor, whose values may be asked for
+                return func(*args, **(kwargs or {}))
+            args, kwargs = tree_map_only(torch.Tensor, fake, (args, kwargs or {}))
+            return func(*args, **kwargs)
+
     args, kwargs = tree_map_only(torch.Tensor, fake, given)
-    with mode, _noted() as found:
+    with mode, Reached(), _noted() as found:
         function(*args, **kwargs)
         return [
             Launched(
@@ -87,6 +98,8 @@ class LaunchesCompiler:
         launched: config to the launches made under it; raises where they cannot be told. Asked once for each config, in
             the caller's thread.
         target: `cuda:90`, `hip:gfx942`, or a GPUTarget.
+        falls_back: whether a config may go on without a kernel that does not compile. Then its launch tells, unless the
+            compiler hung or crashed, which it would do again.
         others: see `SourceCompiler`.
     Raises:
         InvalidInputError: the target does not parse.
@@ -94,8 +107,16 @@ class LaunchesCompiler:
 
     beside_timing = True
 
-    def __init__(self, launched: Callable[[Config], Sequence[Launched]], *, target: object, **others: Any) -> None:
+    def __init__(
+        self,
+        launched: Callable[[Config], Sequence[Launched]],
+        *,
+        target: object,
+        falls_back: Callable[[Config], bool] = lambda _: False,
+        **others: Any,
+    ) -> None:
         self._launched = launched
+        self._falls_back = falls_back
         self._target = gpu_target(target)
         self._parts: dict[Config, Launched] = {}
         self._compiler = SourceCompiler(self._source, **others)
@@ -125,8 +146,12 @@ class LaunchesCompiler:
         for part, result in self._compiler.compile(list(whose)):
             config = whose[part]
             found[config].append(result)
-            if len(found[config]) == wanted[config]:
-                yield config, together(found[config])
+            if len(found[config]) < wanted[config]:
+                continue
+            whole = together(found[config])
+            if isinstance(whole, Failure) and not whole.crashed and self._falls_back(config):
+                whole = Evidence(compile_s=whole.cost_s)
+            yield config, whole
 
     def _told(self, config: Config) -> Sequence[Launched]:
         try:
@@ -140,8 +165,8 @@ class LaunchesCompiler:
 
 
 def together(results: Sequence[Evidence | Failure]) -> Evidence | Failure:
-    """What is known of several kernels as of one; the first failure, if there is any."""
-    failures = [r for r in results if isinstance(r, Failure)]
+    """What is known of several kernels as of one; a failure, if there is any, one that crashed before others."""
+    failures = sorted((r for r in results if isinstance(r, Failure)), key=lambda r: not r.crashed)
     built = [r for r in results if isinstance(r, Evidence)]
     cost_s = sum(r.compile_s for r in built) + sum(r.cost_s for r in failures)
     if failures:

@@ -35,6 +35,7 @@ from ..store.sqlite import SqliteStore
 from .callable_program import Reading
 from .deciding import deciding
 from .engine import decide, make_store, request, untraced
+from .habits import Habits, habits, is_plain
 from .joint import Found, Joint, here, in_use, under
 from .keys import as_names, device_of, features_of, key_as_json, make_key_function
 from .pending import holds_unmeasured, is_unmeasured
@@ -173,9 +174,16 @@ class TunedVariants:
         return frozenset(i for i, v in enumerate(self.variants) if Reading([v.function]).tuners)
 
     @functools.cached_property
-    def of_triton(self) -> frozenset[str]:
-        """Names of variants whose only kernels are Triton's, which can be called with tensors that hold no data."""
-        return frozenset(v.name for v in self.variants if Reading([v.function]).languages == {"triton"})
+    def of_triton(self) -> Mapping[str, Habits]:
+        """Variants that may be called with tensors that hold no data: their only kernels are Triton's, and they keep nothing.
+
+        A table or a workspace filled in such a call would be without data still when the caller's own call reads it.
+        """
+        found = {v.name: habits(v.function) for v in self.variants if Reading([v.function]).languages == {"triton"}}
+        for name, its in found.items():
+            if its.keeps:
+                log.info("%s of %s is compiled by its launches: it may keep %s", name, self._full_name, its.keeps)
+        return {name: its for name, its in found.items() if not its.keeps}
 
     @functools.cached_property
     def program(self) -> Program:
@@ -477,7 +485,7 @@ class TunedVariants:
 
     def _compiler(self, choices: Mapping[Config, Choice], call: _Call) -> Compiler:
         """What compiles ahead the Triton kernels that variants launch; the rest is compiled by its first launch."""
-        if not self.of_triton:
+        if not self.of_triton or not all(map(is_plain, (*call.args, *call.kwargs.values()))):
             return NoCompiler()
         from ..compilers.triton_launches import Launched, LaunchesCompiler, launches
         from .triton_call import compiled_for
@@ -490,8 +498,11 @@ class TunedVariants:
             told = choice.variant.name in self.of_triton
             return launches(choice.launcher(), call.args, call.kwargs) if told else ()
 
+        def falls_back(config: Config) -> bool:
+            return self.of_triton[choices[config].variant.name].catches
+
         target, limits = aim
-        return LaunchesCompiler(launched, target=target, properties=limits)
+        return LaunchesCompiler(launched, target=target, properties=limits, falls_back=falls_back)
 
     def _measurer(self, choices: Mapping[Config, Choice], call: _Call, playing: Rehearsal | None) -> Lent:
         """What times them, on the caller's own tensors. In a rehearsal nothing is computed that could be compared."""

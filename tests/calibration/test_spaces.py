@@ -174,12 +174,38 @@ def test_the_summary_says_what_changes_with_the_size(
     assert found["transfer_loss"]["count"] == len(losses)
     assert found["transfer_loss"]["median"] == pytest.approx(statistics.median(losses))
     assert found["transfer_loss"]["most"] == pytest.approx(0.5)
-    assert found["transfers_failed"] == 1
+    assert (found["transfers_failed"], found["transfers_untried"]) == (1, 0)
     # Only grouped 32 runs at every size of matmul; in softmax split_k has the lesser mean: 1 and 1.2 against 1.25 and 1.
     assert found["single_loss"]["count"] == 6
     assert found["single_loss"]["median"] == 0
     assert found["single_loss"]["p90"] == pytest.approx((0.2 + 0.5) / 2)
     assert found["single_loss"]["most"] == pytest.approx(0.5)
+
+
+def test_a_variant_that_is_best_by_little_is_no_clear_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = ("grouped", 16), ("split_k", 16)
+    paths = [
+        write(tmp_path, "square", {a: 100.0, b: 101.0}),
+        write(tmp_path, "layer", {a: 102.0, b: 100.0}),
+        write(tmp_path, "deep", {a: 200.0, b: 100.0, ("split_k", 32): 99.0}),
+    ]
+    found = told(capsys, *paths)["summary"]["sizes"]
+    assert (found["changing"], found["clearly"]) == (["matmul"], [])  # split_k is never off by more than 1 %
+    assert found["pairs_differing"] == pytest.approx(2 / 3)
+    assert found["pairs_clearly"] == 0
+    assert found["transfers_untried"] == 2  # the best at deep was tried nowhere else
+    paths[0] = write(tmp_path, "square", {a: 97.0, b: 100.0})
+    found = told(capsys, *paths)["summary"]["sizes"]
+    assert found["clearly"] == ["matmul"]
+    assert found["pairs_clearly"] == pytest.approx(1 / 3)  # of square and deep; at layer grouped is off by just 2 %
+
+
+def test_variants_that_are_as_fast_are_both_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = ("grouped", 16), ("split_k", 16)
+    paths = [write(tmp_path, "square", {a: 1.0, b: 1.0}), write(tmp_path, "layer", {b: 1.0, a: 2.0})]
+    assert told(capsys, *paths)["summary"]["sizes"]["changing"] == []
 
 
 def test_cases_are_compared_on_one_hardware_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +229,9 @@ def test_what_rests_on_fewer_than_two_values_is_left_out(tmp_path: Path, capsys:
     assert found["summary"]["repeats"] == {"errors": {}}
     assert found["summary"]["near"] == {}
     assert "default_over_best" not in found["summary"]
-    assert set(found["summary"]["sizes"]) == {"kernels", "changing", "pairs", "transfers_failed"}
+    assert set(found["summary"]["sizes"]) == {
+        "kernels", "changing", "clearly", "pairs", "transfers_failed", "transfers_untried",
+    }  # fmt: skip
     assert main([str(path)]) == 0
     shown = capsys.readouterr().out
     assert "nan" not in shown.lower()
@@ -253,7 +281,11 @@ def test_people_get_three_parts_in_whole_lines(recorded: Sequence[Path], capsys:
     assert layer.split()[:9] == ["matmul/layer", "H200", "4", "1", "check,", "1", "launch", "50.00", "grouped"]
     facts = [line.strip() for line in summary.splitlines()]
     assert "configs                   14 ran, 4 failed (2 check, 2 launch)" in facts
-    assert "between two cases       in 57% of 7 pairs" in facts
+    near = "no variant is within 2% of the best"
+    assert f"between two cases       in 57% of 7 pairs; in 57% {near} of both" in facts
+    changes = "best variant changes      in 2 of 2 kernels with several cases (matmul, softmax)"
+    assert f"{changes}; in 2 {near} of all" in facts
+    assert "within 5% of the best     1 of those tried in the median of 6 workloads, 1 to 2" in facts
     assert (
         "best of another case      4.0% slower in the median, 50.0% at worst, of 13 moves; in 1 more it fails" in facts
     )
