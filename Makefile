@@ -105,8 +105,9 @@ MINUTES ?= 8
 record: $(if $(filter file,$(origin PYTHON)),setup)  ## measure the suite's spaces into traces: make record MINUTES=8
 	@$(GPU_RUN) calibration.record --minutes $(MINUTES) $(RECORD)
 
-evidence: setup  ## what the compilers say of the suite's whole spaces, for an H100 or H200 that need not be there
-	@$(BIN)/python -m calibration.evidence
+EVIDENCE ?= --target cuda:90 --to build/evidence
+evidence: setup  ## what the compilers say of the suite's whole spaces, for a Hopper GPU that need not be there: two hours
+	@$(BIN)/python -m calibration.evidence $(EVIDENCE)
 
 spaces: setup  ## what the recorded spaces look like: default against best, best variants, how far repeats agree
 	@$(BIN)/python -m calibration.spaces

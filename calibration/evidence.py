@@ -12,8 +12,9 @@ Every other line is a config; of a kernel with variants, the knob `variant` name
     {"config": {knob: value}, "evidence": {"compile_s", "registers", …, "instructions": {name: count}}}
     {"config": {knob: value}, "failure": {"stage", "message", "cost_s", "crashed"}}
 
-A config that its variant refuses at that size fails at `launch`. What lies in Triton's cache already is read there: its
-`compile_s` is what reading took, and its spills are unknown if it has a stack frame. nvcc counts no instructions.
+A config that its variant refuses at that size fails at `launch`. What lies in Triton's cache already, as a kernel does that
+an earlier config has in common, is read there: its `compile_s` is what reading took, and its spills are unknown if it has a
+stack frame. nvcc counts no instructions.
 
 Each result is written at once. A run that was stopped goes on where it was; a table that is complete is compressed. What
 stands in a table of another source, case, device or toolchain is not mixed with what is found now.
@@ -473,6 +474,7 @@ class Table:
             "compiled": len(built),
             "failed": dict(sorted(failed.items())),
             "spilling": sum((r.spill_bytes or 0) > 0 for r in built),
+            "spills_unknown": sum(r.spill_bytes is None for r in built),
             "median_compile_s": statistics.median(r.compile_s for r in built) if built else None,
             "total_compile_s": sum(r.compile_s if isinstance(r, Evidence) else r.cost_s for r in results),
         }
@@ -655,7 +657,8 @@ def report(told: Sequence[Mapping[str, Any]]) -> str:
     head = ("kernel", "target", "configs", "looked at", "compiled", "spilling", "median s", "total s", "failed")
     rows = [
         (
-            *(str(t[name]) for name in ("kernel", "target", "configs", "looked_at", "compiled", "spilling")),
+            *(str(t[name]) for name in ("kernel", "target", "configs", "looked_at", "compiled")),
+            f"{t['spilling']}" + (f", {t['spills_unknown']} unknown" if t["spills_unknown"] else ""),
             *(number(t["median_compile_s"], 2), number(t["total_compile_s"])),
             ", ".join(f"{count} {stage}" for stage, count in t["failed"].items()),
         )

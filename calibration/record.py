@@ -35,7 +35,7 @@ from forecast_autotune.workers import usable_cores
 from .recording import Task, Told, recordable
 
 HERE = Path(__file__).parent
-SILENT_S = 300.0  # a process that tells nothing for so long hangs: a round of many configs takes a minute or two
+GRACE_S = 90.0  # after its time, a process may end what it has begun, a compile of a minute included
 ATTEMPTS = 6  # of one workload, each in a new process that goes on behind the config which ended the one before
 STARTING_S = 20.0  # before the end, nothing is begun any more
 
@@ -54,13 +54,19 @@ class Device:
         self._command = command
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str | None] = queue.Queue()
+        self._lock = threading.Lock()
+        self._closed = False
 
     def record(self, task: Task, tell: Any) -> Told:
         """Record one workload, telling of every round."""
         last = Told(kernel=task.kernel, case=task.case, done=True)
         for _ in range(ATTEMPTS):
-            with contextlib.suppress(OSError):  # it has ended: its last words follow
-                self._started().write(json.dumps(asdict(task)) + "\n")
+            with self._lock:
+                if self._closed:
+                    return replace(last, done=True, problem="stopped")
+                tasks = self._started()
+            with contextlib.suppress(OSError, ValueError):  # it has ended: its last words follow
+                tasks.write(json.dumps(asdict(task)) + "\n")
             while (line := self._next_line(task)) is not None:
                 last = Told(**json.loads(line))
                 if last.done:
@@ -74,6 +80,12 @@ class Device:
             if time.time() > task.until:
                 break
         return last
+
+    def close(self) -> None:
+        """End the process, and start no other, whoever is recording."""
+        with self._lock:
+            self._closed = True
+            self.stop()
 
     def stop(self) -> str:
         """End the process; how it ended."""
@@ -92,19 +104,22 @@ class Device:
         # Not isolated: this process is one that may die.
         environment.update(PYTHONUNBUFFERED="1", FORECAST_AUTOTUNE_ISOLATE="0", OMP_NUM_THREADS=str(len(self._cores)))
         if self.name != "cpu":
-            environment["CUDA_VISIBLE_DEVICES"] = self.name.partition(":")[2]
+            number = int(self.name.partition(":")[2])
+            visible = [v.strip() for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v.strip()]
+            environment["CUDA_VISIBLE_DEVICES"] = visible[number] if visible else str(number)
         self._lines = queue.Queue()
         process = self._process = subprocess.Popen(
             [*self._command, "cpu" if self.name == "cpu" else "cuda:0"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment,
         )  # fmt: skip
-        os.sched_setaffinity(process.pid, self._cores)
         threading.Thread(target=_pump, args=(process.stdout, self._lines), daemon=True).start()
+        with contextlib.suppress(OSError):  # it has ended already
+            os.sched_setaffinity(process.pid, self._cores)
         return cast("IO[str]", process.stdin)
 
     def _next_line(self, task: Task) -> str | None:
         """The next line of the process; None where it has ended or hangs."""
-        patience_s = max(SILENT_S, task.until - time.time() + SILENT_S / 5)
+        patience_s = max(0.0, task.until - time.time()) + GRACE_S
         try:
             return self._lines.get(timeout=patience_s)
         except queue.Empty:
@@ -190,7 +205,12 @@ def record(given: argparse.Namespace) -> list[Told]:
                 until=min(until, time.time() + max(60.0, 4 * share_s)),
                 traces=str(given.to), stores=str(given.work),
             )  # fmt: skip
-            ended = device.record(task, show)
+            try:
+                ended = device.record(task, show)
+            except Exception as err:  # no process can be started, or it says what nobody understands
+                device.stop()
+                problem = f"{type(err).__name__}: {err}"
+                ended = Told(kernel=task.kernel, case=task.case, done=True, problem=problem)
             if isinstance(recordable(found[0].partition(":")[0])[task.kernel], Kernel):
                 device.stop()  # of extension modules, a process can load about a thousand
             told.append(ended)
@@ -206,7 +226,7 @@ def record(given: argparse.Namespace) -> list[Told]:
         print("stopped: run it again to go on from here", file=sys.stderr)
     finally:
         for device in working:
-            device.stop()
+            device.close()
     return told
 
 

@@ -10,10 +10,12 @@ keeps every outcome at once: a recording that was stopped, or a process that was
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import os
+import platform
 import random
 import sys
 import time
@@ -23,18 +25,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from kernel_suite import Kernel, Output, SuiteKernel, kernels, suite_kernels
 from kernel_suite.suite import cuda_kernels
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.digest import digest
 from forecast_autotune.core.forecast import Abstention
+from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.job import Question, Recording
-from forecast_autotune.core.outcome import Measurement, Outcome
+from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Work
-from forecast_autotune.errors import TuningWarning
-from forecast_autotune.probe import device_identity
+from forecast_autotune.errors import InvalidInputError, TuningWarning
+from forecast_autotune.measure.measuring import Measuring
+from forecast_autotune.probe import detect_hardware, device_identity
 from forecast_autotune.store.trace import read_recorded, read_trace, write_trace
 
 SEED = 11
@@ -42,6 +47,8 @@ FIRST_ROUND = 32  # configs; each further round makes it twice as many
 AGAIN = 0.1  # share of the configs that ran which a second pass times once more
 LEAST_AGAIN = 3
 LEAST_S = 2.0  # with less time left than this, no round is begun
+
+LETHAL = Failure(stage="launch", message="it ended the process that measured it, more than once", crashed=True)
 
 Recordable = Kernel | SuiteKernel
 
@@ -146,6 +153,9 @@ def within(tolerances: Sequence[tuple[float, float]]) -> Callable[[Sequence[Any]
             for a, b, (rtol, atol) in zip(got, expected, tolerances, strict=True)
         )
 
+    # What an earlier run kept under other tolerances is not what this one would find.
+    told = " ".join(f"{rtol:g}+{atol:g}" for rtol, atol in tolerances)
+    within_tolerance.__module__, within_tolerance.__qualname__ = __package__, f"within {told}"
     return within_tolerance
 
 
@@ -174,8 +184,11 @@ class Recorder:
         self.case = next(case for case in self.kernel.cases if case.name == task.case)
         self.groups = groups(self.kernel)
         self.whole = sum(map(len, self.groups))
-        self.machine = digest(device_identity(device) or device)[:12]
+        self.machine = machine_of(device)
         self.store = Path(task.stores) / self.machine
+        self.trying = self.store / f"{task.kernel}.{task.case}.trying"
+        self.lethal: frozenset[Config] = frozenset()  # left out, since they end the process
+        self.kept = 0  # configs of the trace on file, if it is of the same source
         self.second: dict[Config, Measurement] = {}
         self.agrees: bool | str = "not compared"
         self.work = Work(flops=0.0, bytes=0.0)
@@ -191,6 +204,7 @@ class Recorder:
         if told is not None:
             yield told
             return
+        self.leave_out_lethal()
         args = self.inputs()
         self.work = self.kernel.work(*args)
         self.blank = [out.clone() for out in self.outs(args)]
@@ -243,11 +257,16 @@ class Recorder:
             return ()
         return outs if isinstance(outs, tuple) else (outs,)
 
-    def tune(self, count: int, store: Path, args: tuple[Any, ...], *, only: frozenset[Config] | None = None) -> Any:
-        """Measure so many configs through the front door; of these only some, beside the defaults, if so asked."""
+    def tune(
+        self, count: int, store: Path, args: tuple[Any, ...], *, only: frozenset[tuple[int, Config]] | None = None
+    ) -> Any:
+        """Measure so many configs through the front door; of these only some, beside the defaults, if so asked.
+
+        These are told by the place of their variant, for two variants may have equal configs.
+        """
         chosen = beginning(self.groups, count)
         if only is not None:
-            chosen = [[first, *(c for c in rest if c in only)] for first, *rest in chosen]
+            chosen = [[first, *(c for c in rest if (i, c) in only)] for i, (first, *rest) in enumerate(chosen)]
         os.environ["FORECAST_AUTOTUNE_DIR"] = str(store)
         if isinstance(self.kernel, Kernel):  # whose front door takes no surrogate in code: the quickest there is
             os.environ["FORECAST_AUTOTUNE_SURROGATE"] = "roofline"
@@ -258,7 +277,8 @@ class Recorder:
                 blank
             )  # so that what the default writes is seen, though an earlier round has left the answer there
         tuned = front_door(self.kernel, chosen, f"all,{max(1, int(self.left_s))}s")
-        tuned(*args)
+        with noting_in(self.trying):
+            tuned(*args)
         return tuned.tuned  # type: ignore[attr-defined]
 
     def found(self, tuned: Any, args: tuple[Any, ...]) -> Recording:
@@ -269,8 +289,22 @@ class Recorder:
             hardware=job.hardware,
             toolchain=job.toolchain,
             default=job.space.default,
-            outcomes={c: _rounded(outcomes[c]) for c in job.space if c in outcomes},
+            outcomes={c: _rounded(outcomes[c]) for c in job.space if c in outcomes}
+            | dict.fromkeys(self.lethal, LETHAL),
         )
+
+    def leave_out_lethal(self) -> None:
+        """Leave out the configs that were being measured when a process ended, if that was so more than once.
+
+        Once may be for another reason: the recording was stopped, or memory was short.
+        """
+        if not self.trying.exists():
+            return
+        lines = self.trying.read_text().splitlines()
+        self.lethal = frozenset(Config(json.loads(line)) for line in lines if lines.count(line) > 1)
+        own = {(self._place(c), self._own(c)) for c in self.lethal}
+        left = [[c for c in group if (i, c) not in own] for i, group in enumerate(self.groups)]
+        self.groups = [some or group for some, group in zip(left, self.groups, strict=True)]
 
     def measure_again(self, first: Recording, args: tuple[Any, ...]) -> None:
         """Time a random tenth of what ran once more, nothing known of the first time."""
@@ -278,7 +312,7 @@ class Recorder:
         draw = random.Random(f"{SEED} {self.task.name}").sample(
             ran, min(len(ran), max(LEAST_AGAIN, math.ceil(AGAIN * len(ran))))
         )
-        own = frozenset(self._own(c) for c in draw)
+        own = frozenset((self._place(c), self._own(c)) for c in draw)
         tuned = self.tune(self.task.configs, self.store.with_name(f"{self.machine}-again"), args, only=own)
         again = self.found(tuned, args).outcomes
         self.second = {c: o for c in ran if isinstance(o := again.get(c), Measurement)}
@@ -287,18 +321,24 @@ class Recorder:
         """A variant's own config in a joint one."""
         if not isinstance(self.kernel, SuiteKernel):
             return joint
-        variant = next(v for v in self.kernel.variants if v.launch.__name__ == joint["variant"])
+        variant = self.kernel.variants[self._place(joint)]
         return Config({name: joint[name] for name in variant.space.knobs})
 
+    def _place(self, joint: Config) -> int:
+        """Which variant a joint config is of."""
+        if isinstance(self.kernel, SuiteKernel):
+            return [v.launch.__name__ for v in self.kernel.variants].index(str(joint["variant"]))
+        return next(i for i, configs in enumerate(self.kernel.variants.values()) if joint in configs)
+
     def written(self, found: Recording, *, done: bool, problem: str = "") -> Told:
-        """Write the trace, if anything ran, and tell of it."""
+        """Write the trace, if anything ran and there is no longer one, and tell of it."""
         ran = {c: o for c, o in found.outcomes.items() if isinstance(o, Measurement)}
         if not ran:
             failures = [str(o.message) for o in found.outcomes.values() if not isinstance(o, Measurement)]
             problem = problem or f"no config ran: {failures[0] if failures else 'none was tried'}"
-        elif not problem:
+        elif not problem and len(found.outcomes) >= self.kept:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_trace(found, self.path / trace_name(self.task, found), recorded=self.recorded())
+            write_trace(found, self.path / trace_name(self.task, found.hardware), recorded=self.recorded())
         best = min(ran, key=lambda c: ran[c].median_us, default=None)
         errors = sorted(abs(math.log(again.median_us / ran[c].median_us)) for c, again in self.second.items())
         return Told(
@@ -334,15 +374,25 @@ class Recorder:
         }
 
     def begun_elsewhere(self) -> Told | None:
-        """What a trace on file says, if it is of another device and as long as is asked for: a trace mixes no two."""
-        for path in self.path.glob(f"{self.task.kernel}.{self.task.case}.*.jsonl.gz"):
-            recorded = read_recorded(path)
-            if recorded.get("device") in (None, self.machine):
-                continue
-            found = read_trace(path)
-            if len(found.outcomes) >= min(self.task.configs, self.whole):
-                return replace(self.written_before(found), done=True)
-        return None
+        """What a trace on file says, if it is of another device of this kind and has all that is asked for.
+
+        It has not where it is shorter, of older source, or torn: then it is begun anew, for a trace mixes no two devices.
+        """
+        path = self.path / trace_name(self.task, detect_hardware(self.device))
+        if not path.exists():
+            return None
+        try:
+            device, found = read_recorded(path).get("device"), read_trace(path)
+        except InvalidInputError as err:
+            print(f"{err}; it is begun anew", file=sys.stderr)
+            return None
+        now = front_door(self.kernel, beginning(self.groups, 1), "0").tuned.program  # type: ignore[attr-defined]
+        if now.digest != found.workload.program.digest:
+            return None
+        self.kept = len(found.outcomes)
+        if device in (None, self.machine) or self.kept < min(self.task.configs, self.whole):
+            return None
+        return self.written_before(found)
 
     def written_before(self, found: Recording) -> Told:
         ran = {c: o for c, o in found.outcomes.items() if isinstance(o, Measurement)}
@@ -360,9 +410,41 @@ class Recorder:
         )
 
 
-def trace_name(task: Task, found: Recording) -> str:
+def trace_name(task: Task, hardware: Hardware) -> str:
     """`<kernel>.<case>.<hardware>.jsonl.gz`"""
-    return f"{task.kernel}.{task.case}.{'_'.join(found.hardware.name.split())}.jsonl.gz"
+    return f"{task.kernel}.{task.case}.{'_'.join(hardware.name.split())}.jsonl.gz"
+
+
+def machine_of(device: str) -> str:
+    """What tells a device from every other in traces and among stores.
+
+    Where the device does not say, that is which of its host's it is; here it is `cuda:0` always.
+    """
+    which = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return digest(device_identity(device) or f"{device} of {which} of {platform.node()}")[:12]
+
+
+@contextlib.contextmanager
+def noting_in(path: Path) -> Iterator[None]:
+    """Have a file tell which config is being measured, so that it is known if the process ends with it."""
+    measure = Measuring.measure
+    left = path.read_text().splitlines() if path.exists() else []
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def noted(measurer: Measuring, config: Config, **given: Any) -> Outcome:
+        line = json.dumps(dict(config.knobs))
+        path.write_text("\n".join([*left, line]))
+        try:
+            return measure(measurer, config, **given)
+        finally:
+            left[:] = [other for other in left if other != line]
+            path.write_text("\n".join(left))
+
+    Measuring.measure = noted  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        Measuring.measure = measure  # type: ignore[method-assign]
 
 
 def _rounded(outcome: Outcome) -> Outcome:
@@ -388,8 +470,9 @@ def serve(device: str) -> None:
         task = Task(**json.loads(line))
         last = Told(kernel=task.kernel, case=task.case, done=True)
         try:
-            for last in Recorder(task, device).record():
-                print(json.dumps(asdict(last)), file=answers)
+            with alone(Path(task.stores), device):
+                for last in Recorder(task, device).record():
+                    print(json.dumps(asdict(last)), file=answers)
         except Exception as err:
             short = "memory is short: " if isinstance(err, torch.OutOfMemoryError) else ""
             problem = f"{short}{type(err).__name__}: {err}".partition("\n")[0]
@@ -399,6 +482,21 @@ def serve(device: str) -> None:
                 return
         if device != "cpu":
             torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def alone(stores: Path, device: str) -> Iterator[None]:
+    """Keep other recordings off a device: two that time on it at once disturb each other.
+
+    Raises:
+        InvalidInputError: there is one already.
+    """
+    stores.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(stores / f"{machine_of(device)}.lock", timeout=0):
+            yield
+    except Timeout:
+        raise InvalidInputError(f"another process is recording on {device} into {stores}: wait for it") from None
 
 
 def _is_lost(device: str) -> bool:

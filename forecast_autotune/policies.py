@@ -90,13 +90,19 @@ def _ready(view: View) -> tuple[Config, ...]:
 
 
 def _failing_alike(view: View) -> str:
-    """Why to stop, if all that was tried failed when launched, each time with the same words."""
+    """Why to stop, if all that was tried failed when launched, each time with the same words, and nothing else is left.
+
+    Another algorithm may run where one does not: all variants of a product of 8-bit floats but one want a newer GPU.
+    """
     outcomes = list(view.outcomes.values())
     if len(outcomes) < LIKE_FAILURES:
         return ""
     messages = {o.message if isinstance(o, Failure) and o.stage in ("load", "launch") else None for o in outcomes}
     if len(messages) > 1 or None in messages:
         return ""
+    for knob, role in view.space.roles.items():
+        if role == "algorithm" and {c[knob] for c in view.space} > {c[knob] for c in view.outcomes}:
+            return ""
     return f"all of the first {len(outcomes)} configs failed alike: {messages.pop()}"
 
 

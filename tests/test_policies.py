@@ -7,9 +7,10 @@ from contracts.policy_contract import PolicyContract, view
 from recorded import recording
 
 from forecast_autotune.arrays import knob_matrix
-from forecast_autotune.core.forecast import Forecast
+from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.job import Compile, Measure, Stop
 from forecast_autotune.core.outcome import Evidence, Failure
+from forecast_autotune.core.space import Space
 from forecast_autotune.policies import Exhaustive, First, Selective, StoredOnly
 
 WHOLE = recording()
@@ -138,6 +139,15 @@ def test_selective_stops_when_the_first_outcomes_all_fail_alike() -> None:
         dict(list(alike.items())[:3]),
     ):
         assert not isinstance(Selective().step(view(WHOLE, outcomes=other)), Stop)
+
+
+def test_selective_goes_on_while_there_is_an_algorithm_that_was_not_tried() -> None:
+    space = Space([{"variant": v, "n": n} for v in "ab" for n in range(8)], roles={"variant": "algorithm"})
+    failed = Failure(stage="launch", message="no such instruction", cost_s=0.1)
+    seen = replace(view(WHOLE), space=space, forecasts=[Abstention("none", "")] * len(space), evidence={})
+    of_one = dict.fromkeys(space[:4], failed)
+    assert isinstance(Selective().step(replace(seen, outcomes=of_one)), Compile)
+    assert isinstance(Selective().step(replace(seen, outcomes=of_one | {space[8]: failed})), Stop)
 
 
 def test_selective_stops_by_itself_only_when_nothing_is_worth_trying() -> None:

@@ -28,6 +28,8 @@ def in_parts(x: Any, out: Any, *, PARTS: int) -> None:
     """Doubled part by part; with 3 parts wrong, with 7 refused, with 5 the death of the process, if that is asked for."""
     if PARTS == 7:
         raise InvalidInputError("7 parts are no use here")
+    if PARTS == 5 and os.environ.get("TOY_DIES"):
+        os.kill(os.getpid(), signal.SIGKILL)
     if PARTS == 5 and (once := os.environ.get("TOY_DIES_ONCE")) and not os.path.exists(once):
         open(once, "w").close()
         os.kill(os.getpid(), signal.SIGKILL)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.config import Config
 from ..core.outcome import Evidence, Failure
+from ..errors import InvalidInputError
 from .triton_compile import SourceCompiler
 from .triton_source import Source, gpu_target, make_source
 
@@ -65,10 +66,10 @@ def launches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
         start = addresses.get(tensor.untyped_storage()._cdata, 0)
         return _Tensor(dtype=tensor.dtype, address=start + offset, size=tensor.untyped_storage().nbytes())
 
-    class Reached(TorchDispatchMode):
+    class Reached(TorchDispatchMode):  # type: ignore[misc]  # torch leaves it untyped
         """Makes fake ones of tensors that are no arguments: an operation on these and numbers alone would be computed."""
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is torch.ops.aten.lift_fresh.default:  # of a new tensor, whose values may be asked for
                 return func(*args, **(kwargs or {}))
             args, kwargs = tree_map_only(torch.Tensor, fake, (args, kwargs or {}))
@@ -98,8 +99,6 @@ class LaunchesCompiler:
         launched: config to the launches made under it; raises where they cannot be told. Asked once for each config, in
             the caller's thread.
         target: `cuda:90`, `hip:gfx942`, or a GPUTarget.
-        falls_back: whether a config may go on without a kernel that does not compile. Then its launch tells, unless the
-            compiler hung or crashed, which it would do again.
         others: see `SourceCompiler`.
     Raises:
         InvalidInputError: the target does not parse.
@@ -107,16 +106,8 @@ class LaunchesCompiler:
 
     beside_timing = True
 
-    def __init__(
-        self,
-        launched: Callable[[Config], Sequence[Launched]],
-        *,
-        target: object,
-        falls_back: Callable[[Config], bool] = lambda _: False,
-        **others: Any,
-    ) -> None:
+    def __init__(self, launched: Callable[[Config], Sequence[Launched]], *, target: object, **others: Any) -> None:
         self._launched = launched
-        self._falls_back = falls_back
         self._target = gpu_target(target)
         self._parts: dict[Config, Launched] = {}
         self._compiler = SourceCompiler(self._source, **others)
@@ -146,12 +137,8 @@ class LaunchesCompiler:
         for part, result in self._compiler.compile(list(whose)):
             config = whose[part]
             found[config].append(result)
-            if len(found[config]) < wanted[config]:
-                continue
-            whole = together(found[config])
-            if isinstance(whole, Failure) and not whole.crashed and self._falls_back(config):
-                whole = Evidence(compile_s=whole.cost_s)
-            yield config, whole
+            if len(found[config]) == wanted[config]:
+                yield config, together(found[config])
 
     def _told(self, config: Config) -> Sequence[Launched]:
         try:
@@ -214,11 +201,12 @@ def _address(storage: Any) -> int:
 
 @contextmanager
 def _noted() -> Iterator[list[Launched]]:
-    """Note the launches of this thread in place of making them."""
+    """Note the launches of this thread in place of making them. A tuner of Triton's own would time them: it raises."""
+    from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
     with _one_at_a_time:
-        run = JITFunction.run
+        run, bench = JITFunction.run, Autotuner._bench
 
         def note(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
             if _here.noted is None:
@@ -226,10 +214,15 @@ def _noted() -> Iterator[list[Launched]]:
             _here.noted.append(Launched(kernel=kernel, args=args, kwargs=kwargs))
             return None
 
+        def refuse(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+            if _here.noted is None:
+                return bench(tuner, *args, **kwargs)
+            raise InvalidInputError(f"{tuner.base_fn.__name__} tunes itself: what it will launch cannot be told")
+
         _here.noted = []
-        JITFunction.run = note
+        JITFunction.run, Autotuner._bench = note, refuse
         try:
             yield _here.noted
         finally:
-            JITFunction.run = run
+            JITFunction.run, Autotuner._bench = run, bench
             _here.noted = None

@@ -35,7 +35,6 @@ from ..store.sqlite import SqliteStore
 from .callable_program import Reading
 from .deciding import deciding
 from .engine import decide, make_store, request, untraced
-from .habits import Habits, habits, is_plain
 from .joint import Found, Joint, here, in_use, under
 from .keys import as_names, device_of, features_of, key_as_json, make_key_function
 from .pending import holds_unmeasured, is_unmeasured
@@ -97,6 +96,7 @@ def variants(
     budget: str | int | None = None,
     mode: str | None = None,
     surrogate: str | Surrogate | None = None,
+    compile_ahead: bool = False,
 ) -> Any:
     """One function out of several that compute the same thing: each key's first call finds out which is the fastest.
 
@@ -117,6 +117,10 @@ def variants(
         budget: as FORECAST_AUTOTUNE_BUDGET, which overrides it; by default at most 16 configs and 30 s for each key.
         mode: as FORECAST_AUTOTUNE_MODE, which overrides it.
         surrogate: a name as in FORECAST_AUTOTUNE_SURROGATE, which overrides it, or a Surrogate.
+        compile_ahead: whether the variants' Triton kernels are compiled side by side, in other processes, before they are
+            timed. To learn what a variant launches under a config, it is then called once with fake tensors, and nothing is
+            launched or computed. Only for variants that keep nothing of such a call: a workspace or a table filled in it
+            would hold fake tensors later, too. A kernel that does not compile then rules its config out.
     Raises:
         InvalidInputError: one of these does not say what it must, or a variant cannot be called as the first one.
     """
@@ -124,7 +128,7 @@ def variants(
         raise InvalidInputError(f"variants was given {callables!r}: give a list of callables, variants([f, g, …])")
     return TunedVariants(
         as_variants(callables), key=key, name=name, check=check, work=work, budget=budget, mode=mode,
-        surrogate=surrogate,
+        surrogate=surrogate, compile_ahead=compile_ahead,
     ).dispatcher()  # fmt: skip
 
 
@@ -142,6 +146,7 @@ class TunedVariants:
         budget: str | int | None,
         mode: str | None,
         surrogate: str | Surrogate | None,
+        compile_ahead: bool,
     ) -> None:
         validate(check)
         if budget is not None:
@@ -156,6 +161,7 @@ class TunedVariants:
         self._key_names: tuple[str, ...] | None = None if callable(key) else as_names(key)
         self._check, self._work = check, work
         self._budget, self._mode, self._surrogate = budget, mode, surrogate
+        self._ahead = compile_ahead
         self._table: dict[Hashable, Callable[..., Any]] = {}
         self._made: dict[Hashable, _Made] = {}
         self.decisions: dict[Hashable, Decision] = {}
@@ -174,16 +180,9 @@ class TunedVariants:
         return frozenset(i for i, v in enumerate(self.variants) if Reading([v.function]).tuners)
 
     @functools.cached_property
-    def of_triton(self) -> Mapping[str, Habits]:
-        """Variants that may be called with tensors that hold no data: their only kernels are Triton's, and they keep nothing.
-
-        A table or a workspace filled in such a call would be without data still when the caller's own call reads it.
-        """
-        found = {v.name: habits(v.function) for v in self.variants if Reading([v.function]).languages == {"triton"}}
-        for name, its in found.items():
-            if its.keeps:
-                log.info("%s of %s is compiled by its launches: it may keep %s", name, self._full_name, its.keeps)
-        return {name: its for name, its in found.items() if not its.keeps}
+    def of_triton(self) -> frozenset[str]:
+        """Names of variants whose only kernels are Triton's: what they launch can be told without data."""
+        return frozenset(v.name for v in self.variants if Reading([v.function]).languages == {"triton"})
 
     @functools.cached_property
     def program(self) -> Program:
@@ -485,7 +484,7 @@ class TunedVariants:
 
     def _compiler(self, choices: Mapping[Config, Choice], call: _Call) -> Compiler:
         """What compiles ahead the Triton kernels that variants launch; the rest is compiled by its first launch."""
-        if not self.of_triton or not all(map(is_plain, (*call.args, *call.kwargs.values()))):
+        if not self._ahead or not self.of_triton:
             return NoCompiler()
         from ..compilers.triton_launches import Launched, LaunchesCompiler, launches
         from .triton_call import compiled_for
@@ -498,11 +497,8 @@ class TunedVariants:
             told = choice.variant.name in self.of_triton
             return launches(choice.launcher(), call.args, call.kwargs) if told else ()
 
-        def falls_back(config: Config) -> bool:
-            return self.of_triton[choices[config].variant.name].catches
-
         target, limits = aim
-        return LaunchesCompiler(launched, target=target, properties=limits, falls_back=falls_back)
+        return LaunchesCompiler(launched, target=target, properties=limits)
 
     def _measurer(self, choices: Mapping[Config, Choice], call: _Call, playing: Rehearsal | None) -> Lent:
         """What times them, on the caller's own tensors. In a rehearsal nothing is computed that could be compared."""

@@ -186,14 +186,19 @@ class InProcess(Measuring):
 
     @contextlib.contextmanager
     def attempt(self, config: Config) -> Iterator[Attempt]:
-        if self._snapshot is None or self._copies is None:
-            copy = self._snapshot = snapshot(self._given)
-            self._copies = Arguments(copy.layout, copy.file, copy.size)
+        if self._snapshot is None:
+            self._snapshot = snapshot(self._given)
+        if self._copies is None:
+            self._copies = Arguments(self._snapshot.layout, self._snapshot.file, self._snapshot.size)
         arguments = self._copies
-        function, clock = self._function(config), clock_for(arguments.values)
+        values = arguments.build(self._snapshot.layout["values"])  # the last candidate may have reshaped its own
+        function, clock = self._function(config), clock_for(values)
         try:
-            yield Trial(Launch(call=lambda: function(*arguments.values)), arguments, clock)
+            yield Trial(Launch(call=lambda: function(*values)), arguments, clock)
+            if arguments.overrun() is not None:
+                self._copies = None  # what else it wrote, the copy that is put back included, nobody knows
         except Exception as err:
+            self._copies = None
             raise_if_lost(clock, err)
             raise
 

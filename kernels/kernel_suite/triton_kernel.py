@@ -75,8 +75,8 @@ class Variant:
     """One way to compute what a kernel of the suite computes: an algorithm, not only a choice of knobs.
 
     `launch(*args, **knobs)` takes the arguments that `SuiteKernel.make_inputs` gives and every knob of a config, fills the
-    outputs among the arguments, and returns None. What lies between two of its launches it allocates itself. A config that
-    is no use at the sizes given raises InvalidInputError; a default is of use at every case of the suite.
+    outputs among the arguments, returns None and keeps nothing. What lies between two of its launches it allocates itself.
+    A config that is no use at the sizes given raises InvalidInputError; a default is of use at every case of the suite.
     """
 
     name: str
@@ -158,7 +158,7 @@ class SuiteKernel:
         import forecast_autotune as fa
 
         pairs = [(variant.launch, variant.space) for variant in self.variants]
-        return fa.variants(pairs, **{"name": self.name, "work": self.work, **options})
+        return fa.variants(pairs, **{"name": self.name, "work": self.work, "compile_ahead": True, **options})
 
     def expected(self, case: Case, *, seed: int = 0, device: str = "cpu") -> tuple[Tensor, ...]:
         """What `run` should return."""

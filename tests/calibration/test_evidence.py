@@ -96,8 +96,36 @@ def test_a_complete_table_is_compressed_holds_every_config_and_is_not_made_again
     (told,) = json.loads(capsys.readouterr().out)
     assert (told["complete"], told["configs"], told["compiled"], told["failed"]) == (True, 3, 2, {"launch": 1})
     assert told["median_compile_s"] <= told["total_compile_s"]
+    assert "unknown" not in evidence.report([told])
     assert look("--target", "hip:gfx942") == (0, asked)
     assert read_evidence(tmp_path / "cross_entropy.gfx942.jsonl.gz").results.keys() == set(CONFIGS)
+
+
+def test_a_long_run_tells_how_far_it_has_come(
+    look: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look("--sample", "0")
+    monkeypatch.setattr(evidence, "SAID_EVERY_S", 0.0)
+    look()
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("evidence: cross_entropy sm_90: 2 of 3 configs, ")
+    assert second.startswith("evidence: cross_entropy sm_90: 3 of 3 configs, ")
+    assert second.endswith(" a second, 0 min left")
+
+
+def test_configs_of_which_nobody_knows_whether_they_spill_are_counted_apart(
+    look: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    look()
+    header, *lines = lines_of(tmp_path / f"{NAME}.gz")
+    first = json.loads(lines[0])
+    del first["evidence"]["spill_bytes"]
+    (tmp_path / f"{NAME}.gz").write_bytes(
+        gzip.compress("\n".join([header, json.dumps(first), *lines[1:], ""]).encode())
+    )
+    capsys.readouterr()
+    assert look() == (0, [])
+    assert " 0, 1 unknown " in capsys.readouterr().out
 
 
 def test_what_a_torn_line_was_about_is_asked_again_and_nothing_else_is(look: Any, tmp_path: Path) -> None:

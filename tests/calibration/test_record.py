@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from calibration.record import Device, Plan, workloads  # noqa: E402
 from calibration.recording import Recorder, Task, Told, beginning, groups, recordable  # noqa: E402
 from forecast_autotune.core.outcome import Failure, Measurement  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
+from forecast_autotune.measure.checks import check_name  # noqa: E402
 from forecast_autotune.store.trace import read_recorded, read_trace  # noqa: E402
 
 TOY = Path(toy_recording.__file__)
@@ -123,6 +126,17 @@ def test_what_was_measured_before_is_not_measured_again(task: Task, monkeypatch:
     assert len(same) >= len(ran) - 3  # the finalists of the second run are timed anew
 
 
+def test_a_longer_trace_is_not_replaced_before_there_is_as_much(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    list(Recorder(replace(task, configs=9), "cpu").record())
+    before = read_trace(trace_of(task)).outcomes
+    monkeypatch.setattr(recording, "device_identity", lambda _: "another")
+    list(Recorder(replace(task, configs=6, stores=f"{task.stores}2"), "cpu").record())
+    assert read_trace(trace_of(task)).outcomes == before
+    list(Recorder(replace(task, configs=12, stores=f"{task.stores}2"), "cpu").record())
+    assert read_recorded(trace_of(task))["device"] == recording.digest("another")[:12]
+    assert len(read_trace(trace_of(task)).outcomes) == 12
+
+
 def test_a_trace_of_another_device_is_kept_if_it_is_whole_and_begun_anew_if_not(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +164,116 @@ def test_a_process_that_is_killed_half_way_is_followed_by_one_that_goes_on(
     assert (told.done, told.tried, told.failed, told.problem) == (True, 15, 2, "")
     parts = {c["PARTS"]: o for c, o in read_trace(trace_of(task)).outcomes.items()}
     assert isinstance(parts[5], Measurement)
+
+
+def test_a_config_that_ends_every_process_is_left_out_and_told_of(
+    task: Task, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOY_DIES", "1")
+    told = device.record(task, print)
+    assert (told.done, told.tried, told.failed, told.problem) == (True, 15, 3, "")
+    (lethal,) = (o for c, o in read_trace(trace_of(task)).outcomes.items() if c["PARTS"] == 5)
+    assert isinstance(lethal, Failure)
+    assert lethal.crashed
+
+
+def test_a_config_that_was_once_cut_off_is_tried_again(task: Task) -> None:
+    recorder = Recorder(replace(task, configs=4), "cpu")
+    recorder.trying.parent.mkdir(parents=True)
+    line = json.dumps({"variant": "in_parts", "PARTS": 2, "WAIT": None})
+    recorder.trying.write_text(line)
+    *_, told = recorder.record()
+    assert (told.tried, recorder.lethal) == (4, frozenset())
+    recorder.trying.write_text(f"{line}\n{line}")
+    recorder.leave_out_lethal()
+    assert [len(group) for group in recorder.groups] == [8, 6]
+    assert [dict(c.knobs) for c in recorder.lethal] == [json.loads(line)]
+
+
+def test_a_device_that_is_closed_starts_no_process_again(task: Task, device: Device) -> None:
+    told: list[Told] = []
+    recording_it = threading.Thread(target=lambda: told.append(device.record(task, print)))
+    recording_it.start()
+    deadline = time.time() + 60
+    while device._process is None and time.time() < deadline:
+        time.sleep(0.01)
+    device.close()
+    recording_it.join(30)
+    assert [t.problem for t in told] == ["stopped"]
+    assert device._process is None
+
+
+def test_a_process_that_hangs_is_given_up_soon_after_its_time(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "GRACE_S", 0.2)
+    hangs = Device("cpu", [0], (sys.executable, "-c", "import time; time.sleep(600)"))
+    began = time.time()
+    told = hangs.record(replace(task, until=began + 0.3), print)
+    assert "the process that recorded it ended" in told.problem
+    assert time.time() - began < 10
+
+
+def test_a_device_is_the_one_that_is_visible_at_its_place(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = (
+        "import json, os; task = json.loads(input()); "
+        "print(json.dumps({'kernel': '', 'case': '', 'done': True, 'problem': os.environ['CUDA_VISIBLE_DEVICES']}))"
+    )
+    for visible, which in (("", "1"), ("4,GPU-ab", "GPU-ab")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        second = Device("cuda:1", [0], (sys.executable, "-c", says))
+        assert second.record(task, print).problem == which
+        second.close()
+
+
+def test_what_cannot_be_started_is_a_problem_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(Device, "_started", lambda device: subprocess.Popen(["/nothing/there"]).stdin)
+    given = argparse.Namespace(
+        workloads=["gemm/odd"], devices="cpu", minutes=1.0, configs=2, to=tmp_path, work=tmp_path / "work"
+    )
+    (told,) = record.record(given)
+    assert told.problem.startswith("FileNotFoundError: ")
+
+
+def test_a_trace_that_is_torn_or_of_older_source_or_of_other_hardware_is_begun_anew(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = replace(task, configs=2)
+    list(Recorder(short, "cpu").record())
+    monkeypatch.setattr(recording, "machine_of", lambda _: "another")
+    path = trace_of(task)
+    whole = path.read_bytes()
+    assert len(list(Recorder(short, "cpu").record())) == 1, "it is kept as it is"
+    path.write_bytes(whole[: len(whole) // 2])
+    assert len(list(Recorder(short, "cpu").record())) > 1
+    assert read_recorded(path)["device"] == "another"
+    found = read_trace(path)
+    older = replace(found.workload, program=replace(found.workload.program, source="older"))
+    recording.write_trace(replace(found, workload=older), path, recorded={"device": "a third"})
+    assert len(list(Recorder(short, "cpu").record())) > 1
+    assert read_trace(path).workload.program.source != "older"
+    path.rename(path.with_name("toy.small.Other_1.jsonl.gz"))
+    monkeypatch.setattr(recording, "machine_of", lambda _: "a fourth")
+    assert len(list(Recorder(short, "cpu").record())) > 1
+
+
+def test_two_recordings_do_not_time_on_one_device_at_once(task: Task, device: Device) -> None:
+    with recording.alone(Path(task.stores), "cpu"):
+        assert "another process is recording on cpu" in device.record(task, print).problem
+    assert device.record(replace(task, configs=2), print).problem == ""
+
+
+def test_devices_that_do_not_tell_who_they_are_are_told_apart_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "device_identity", lambda _: "")
+    found = set()
+    for visible in ("0", "1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        found.add(recording.machine_of("cuda:0"))
+    assert len(found) == 2
+
+
+def test_what_was_found_under_other_tolerances_does_not_count() -> None:
+    names = {check_name(recording.within([pair])) for pair in ((1e-2, 1e-3), (1e-2, 1e-4), (1e-2, 1e-4))}
+    assert len(names) == 2
 
 
 def test_a_process_that_always_dies_is_a_problem_of_that_workload_alone(

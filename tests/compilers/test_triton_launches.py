@@ -26,6 +26,7 @@ from forecast_autotune.compilers.triton_pool import WorkerPool  # noqa: E402
 from forecast_autotune.compilers.triton_source import gpu_target, make_source  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Evidence, Failure  # noqa: E402
+from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.hardware_sheets import device_properties, sheet_for  # noqa: E402
 from forecast_autotune.rehearsal_driver import rehearsal  # noqa: E402
 
@@ -144,6 +145,22 @@ def test_nothing_is_launched_and_no_tensor_is_changed() -> None:
     assert x.sum() == 0
 
 
+def test_tensors_that_are_no_arguments_are_not_changed_either() -> None:
+    count, norm = torch.zeros(4), torch.nn.BatchNorm1d(4)
+
+    def counts(x: Any) -> None:
+        count.add_(1)
+        count.view(2, 2).mul_(2)
+        count[0] = 7
+        torch.add(x, 1, out=count)
+        torch._foreach_add_([count], 1)
+        norm(x.expand(3, 4))
+        add(x, count)
+
+    assert len(launches(counts, (torch.ones(4),), {})) == 1
+    assert (count.sum(), norm.num_batches_tracked, norm.running_mean.sum()) == (0, 0, 0)
+
+
 def test_tensors_that_are_fake_already_keep_their_mode() -> None:
     met: list[Any] = []
 
@@ -188,6 +205,16 @@ def test_a_config_of_which_one_kernel_does_not_compile_is_a_failure() -> None:
     assert isinstance(right, Evidence)
 
 
+def test_a_tuner_of_tritons_own_does_not_time_launches_that_are_not_made() -> None:
+    blocks = [triton.Config({"BLOCK": n}) for n in (64, 128)]
+    stock = triton.autotune(blocks, key=["n"])(biased)
+    before = triton.runtime.autotuner.Autotuner._bench
+    with pytest.raises(InvalidInputError, match="tunes itself"):
+        launches(lambda x: stock[(1,)](x, None, x, 16, 2.0), (half(16),), {})
+    assert not stock.cache
+    assert triton.runtime.autotuner.Autotuner._bench is before
+
+
 def test_what_is_known_of_several_kernels_is_the_most_that_one_takes_and_the_sum_of_code() -> None:
     first = Evidence(compile_s=1.0, registers=32, shared_bytes=512, code_bytes=100, instructions={"mma": 2})
     second = Evidence(compile_s=0.5, registers=24, shared_bytes=1024, code_bytes=50, spill_bytes=8)
@@ -196,6 +223,8 @@ def test_what_is_known_of_several_kernels_is_the_most_that_one_takes_and_the_sum
     )
     failure = Failure(stage="resources", message="too large", cost_s=2.0)
     assert together([first, failure]) == Failure(stage="resources", message="too large", cost_s=3.0)
+    crash = Failure(stage="compile", message="aborted", cost_s=1.0, crashed=True)
+    assert together([failure, crash]).crashed, "which is worth more to know"
 
 
 def test_other_threads_launch_for_real_meanwhile() -> None:

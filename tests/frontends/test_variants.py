@@ -18,6 +18,7 @@ from toy import Toy
 
 import forecast_autotune as fa
 from forecast_autotune.cli import main
+from forecast_autotune.compilers import triton_launches
 from forecast_autotune.errors import CacheMissError, InvalidInputError, TuningWarning
 from forecast_autotune.frontends import variants as front_door
 from forecast_autotune.measure.lent import Lent
@@ -531,6 +532,52 @@ def test_a_variant_with_two_tuners_is_decided_over_both(triton_cache: None) -> N
         scaled(torch.empty(4096), 1000)
     assert only_decision(scaled).space_size == 4
     assert (chosen(scaled)["scale.BLOCK"], chosen(scaled)["scale2.BLOCK"]) == (BEST, BEST)
+
+
+def test_kernels_are_compiled_ahead_where_the_caller_says_that_variants_keep_nothing(
+    triton_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[Any, Any] = {}
+    told: list[int] = []
+    real = triton_launches.launches
+    monkeypatch.setattr(triton_launches, "launches", lambda *args: told.append(len(real(*args))) or real(*args))
+
+    def keeping(x: Any, n: int) -> None:
+        if n not in kept:
+            kept[n] = torch.empty_like(x)
+        scale[(4,)](kept[n], n, 2.0, BLOCK=BEST, num_warps=4)
+
+    for ahead in (False, True):
+        kept.clear()
+        other = scaling(scale, BLOCK=BEST, num_warps=4) if ahead else keeping
+        scaled = fa.variants(
+            [scaling(scale, BLOCK=1024, num_warps=4), other], key="n", compile_ahead=ahead, name=f"ahead {ahead}"
+        )
+        with playing() as on:
+            scaled(torch.empty(4096), 1000)
+            scaled(torch.empty(4096), 1000)
+            assert launched(on) == {(1024, 4), (BEST, 4)}
+        assert told == ([1, 1] if ahead else [])
+        assert only_decision(scaled).failed == 0
+        assert all(type(made) is torch.Tensor for made in kept.values())
+
+
+@pytest.mark.parametrize("mode", ["cached", "forecast", "first"])
+def test_modes_that_do_not_measure_call_nothing_to_see_what_it_launches(
+    triton_cache: None, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(triton_launches, "launches", lambda *args: asked.append(args) or [])
+    for how, calls in ((mode, 0), ("tune", 2)):
+        scaled = fa.variants(
+            [scaling(scale, BLOCK=1024, num_warps=4), scaling(scale, BLOCK=BEST, num_warps=4)],
+            key="n",
+            mode=how,
+            compile_ahead=True,
+        )
+        with playing():
+            scaled(torch.empty(4096), 1000)
+        assert len(asked) == calls
 
 
 def test_variants_within_variants_are_one_decision(triton_cache: None) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernel_suite import Call, Case, SuiteKernel, TritonKernel, Variant, suite_kernels, triton_kernels
+from kernel_suite import Call, Case, Output, SuiteKernel, TritonKernel, Variant, suite_kernels, triton_kernels
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.errors import InvalidInputError
@@ -33,7 +33,8 @@ def kernel_of(name: str) -> TritonKernel | SuiteKernel:
     if name.endswith(".KERNEL"):
         return next(kernel for kernel in triton_kernels() if kernel.name == name.removesuffix(".KERNEL"))
     if not name.endswith(".py"):
-        return next(kernel for kernel in suite_kernels() if kernel.name == name)
+        several = (kernel for kernel in suite_kernels() if kernel.name == name)
+        return next(several, None) or kernel_of(f"{name}.KERNEL")
     folder, _, file = name.rpartition(":")
     stem, within = Path(file).stem, f"{folder}." if folder else ""
     found = importlib.util.spec_from_file_location(
@@ -84,6 +85,15 @@ def same(a: Any, b: Any) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
+def tolerance(kernel: SuiteKernel, output: Output, dtype: torch.dtype) -> float:
+    """By how much of itself a result may be off here, where a GPU may be off by more, or another format."""
+    if kernel.name == "fp8_quant":
+        return min(output.rtol, 1e-6)  # no corner leaves anything to round
+    if dtype == torch.float16 and output.rtol == 2**-7:  # a unit in bfloat16's last place
+        return 2**-10
+    return output.rtol
+
+
 def complaint_about(kernel: SuiteKernel, variant: Variant, config: Config, case: Case) -> str | None:
     """What a variant gets wrong: a result, a write beside it, or a write to an input; "refused" where it says so itself."""
     args = kernel.make_inputs(case, SEED, "cpu")
@@ -105,7 +115,7 @@ def complaint_about(kernel: SuiteKernel, variant: Variant, config: Config, case:
     for output, *pair in zip(kernel.outputs, inside, expected, strict=True):
         # Float8 by way of float32, which holds all of it: torch compares no float8.
         found, wanted = (t.float() if t.dtype.itemsize == 1 else t for t in pair)
-        if not torch.allclose(found, wanted, rtol=output.rtol, atol=output.atol):
+        if not torch.allclose(found, wanted, rtol=tolerance(kernel, output, pair[0].dtype), atol=output.atol):
             far = (found - wanted).abs().max()
             return f"{output.name} is off by {far} at most, where it reaches {wanted.abs().max()}"
     return None

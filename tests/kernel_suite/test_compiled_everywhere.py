@@ -3,7 +3,8 @@
 What is drawn compiles, or the device lacks the shared memory, threads or registers for it, which is told as a failure at
 `resources`. Of each kernel something compiles for each target: where nothing drawn did, one of its smallest configs has to.
 The one thing that a target does not know at all is float8 e4m3 on sm_80: that is taken as a reason if the compiler states it
-and the kernel is given such a tensor. A config that its variant refuses, for the sizes or for the GPU, is not drawn.
+and the kernel is given such a tensor. A kernel of which nothing compiles for a target does not list it among its checks. A
+config that its variant refuses, for the sizes or for the GPU, is not drawn.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kernel_suite import SuiteKernel, suite_kernels  # noqa: E402
+from kernel_suite.__main__ import described  # noqa: E402
 from rehearsed import own_triton_cache  # noqa: E402
 
 from calibration.evidence import KNOB, by_triton, fake_arguments, launches_of, spaces  # noqa: E402
@@ -85,20 +86,28 @@ def unknown_type(suite: SuiteKernel, target: str, result: Evidence | Failure) ->
 
 
 def check(asked: Sequence[Asked], target: str) -> None:
-    found: dict[str, list[Any]] = defaultdict(list)
+    found: dict[str, list[Evidence | Failure]] = defaultdict(list)
     wrong = {}
     for (suite, config), result in compiled(asked, target):
-        found[suite.name].append(isinstance(result, Evidence) or unknown_type(suite, target, result))
-        if not found[suite.name][-1] and not (isinstance(result, Failure) and result.stage == "resources"):
+        found[suite.name].append(result)
+        too_large = isinstance(result, Failure) and result.stage == "resources"
+        if not (isinstance(result, Evidence) or too_large or unknown_type(suite, target, result)):
             wrong[f"{suite.name} {config}"] = result
     assert not wrong
     assert found.keys() == {suite.name for suite in suite_kernels()}
-    too_large = [suite for suite in suite_kernels() if not any(found[suite.name])]
+    short = target.removeprefix("hip:").replace("cuda:", "sm_")
+    listed = {suite.name for suite in suite_kernels() if short in described(suite)["checks"]}
+    left = [suite for suite in suite_kernels() if suite.name in listed - built(found)]
     with rehearsal(target):
-        further = [each for suite in too_large for each in smallest(suite)]
+        further = [each for suite in left for each in smallest(suite)]
     for (suite, _), result in compiled(further, target):
-        found[suite.name].append(isinstance(result, Evidence))
-    assert not {name for name, built in found.items() if not any(built)}
+        found[suite.name].append(result)
+    assert built(found) == listed
+
+
+def built(found: Mapping[str, Sequence[Evidence | Failure]]) -> set[str]:
+    """The kernels of which something compiled."""
+    return {name for name, results in found.items() if any(isinstance(result, Evidence) for result in results)}
 
 
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:100", "hip:gfx942"])

@@ -8,7 +8,9 @@ import os
 import random
 import subprocess
 import sys
+from collections import ChainMap
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ triton = pytest.importorskip("triton")
 
 import kernel_suite  # noqa: E402
 from kernel_suite import (  # noqa: E402
+    Case,
     SuiteKernel,
     TritonKernel,
     Variant,
@@ -31,13 +34,17 @@ from kernel_suite import (  # noqa: E402
 from kernel_suite.__main__ import listed  # noqa: E402
 from kernel_suite.suite import cuda_kernels  # noqa: E402
 from rehearsed import own_triton_cache  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from forecast_autotune.compilers.triton_compile import TritonCompiler, binding  # noqa: E402
+from forecast_autotune.compilers.triton_launches import launches  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Evidence  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.hardware_sheets import device_properties, sheet_for  # noqa: E402
 from forecast_autotune.rehearsal_driver import rehearsal  # noqa: E402
+from forecast_autotune.workers import usable_cores  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[2]
 SUITE = Path(kernel_suite.__file__).parent
@@ -62,17 +69,23 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def interpreted(configs: int | str, kernels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the interpreter says of each kernel: where it was looked at, and what was wrong there."""
+    """What the interpreter says of each kernel: where it was looked at, and what was wrong there.
+
+    In several processes, each with a share of the kernels: the interpreter itself keeps one core busy.
+    """
     paths = os.pathsep.join([str(REPOSITORY), str(SUITE.parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("interpreted.py")), str(configs), *kernels],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, str(Path(__file__).with_name("interpreted.py")), str(configs)]
+
+    def some(share: Sequence[str]) -> dict[str, dict[str, Any]]:
+        done = subprocess.run([*program, *share], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+        return found
+
+    jobs = min(len(kernels), usable_cores(), 8)
+    with ThreadPoolExecutor(jobs) as threads:
+        return dict(ChainMap(*threads.map(some, [kernels[i::jobs] for i in range(jobs)])))
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +125,7 @@ MISTAKES = {
     "a_group_has_its_neighbours_scale": (
         "fp8_quant", "at % columns // GROUP, mask", "(at + 1) % columns // GROUP, mask", "unrounded",
     ),
+    "quotients_are_of_another_scale": ("fp8_quant", "(value / scale[:", "(value / 1.05 / scale[:", "unrounded"),
     "the_last_column_is_lost": (
         "fp8_quant", "(row < rows)[:, :, None] & (column < columns)",
         "(row < rows)[:, :, None] & (column < columns - 1)", "part_of_a_group",
@@ -128,6 +142,7 @@ MISTAKES = {
         "over_chunks",
     ),
     "the_factor_counts_twice": ("gdn_recompute_w_u", "if not FOLD:", "if True:", "below_a_chunk"),
+    "powers_are_a_little_too_large": ("softmax/variants", "(power * (1.0 /", "(power * (1.004 /", "over_rows"),
     "parts_count_alike": ("softmax/variants", "totals * tl.exp(highs - high), 0", "totals, 0", "over_blocks"),
     "a_masked_block_is_no_number": (
         "softmax/variants", "tl.constexpr(-3e38)", 'tl.constexpr(-float("inf"))', "masked",
@@ -215,11 +230,11 @@ def test_a_config_that_is_wrong_is_caught_where_the_default_is_right(tmp_path: P
     assert all(" LATE=True " in where for where in found["wrong"])
 
 
-def compiled(kernel: TritonKernel, configs: Any) -> dict[str, Any]:
-    """What the compiler says of configs for an H200, at the last corner."""
+def compiled(kernel: TritonKernel, configs: Any, target: str = "cuda:90") -> dict[str, Any]:
+    """What the compiler says of configs, at the last corner."""
     args = kernel.make_call(kernel.corners[-1], 0, "cpu").args
-    limits = device_properties(sheet_for("H200"))
-    compiler = TritonCompiler(kernel.function, binding(args, {}), target="cuda:90", properties=limits)
+    limits = device_properties(sheet_for(target))
+    compiler = TritonCompiler(kernel.function, binding(args, {}), target=target, properties=limits)
     return {str(config): result for config, result in compiler.compile(list(configs))}
 
 
@@ -230,6 +245,16 @@ def test_the_default_and_sampled_configs_compile_for_hopper(kernel: TritonKernel
     assert len(told) == 3
     assert not {config: result for config, result in told.items() if not isinstance(result, Evidence)}
     assert told[str(kernel.space.default)].spill_bytes == 0
+
+
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:100", "hip:gfx942"])
+def test_a_kernel_without_variants_compiles_for_other_gpus(target: str) -> None:
+    """Of those with variants other tests compile these."""
+    single = [kernel for kernel in listed() if isinstance(kernel, TritonKernel)]
+    assert single
+    for kernel in single:
+        told = compiled(kernel, random.Random(SEED).sample(kernel.space[:], 2), target)
+        assert all(isinstance(result, Evidence) for result in told.values()), told
 
 
 @pytest.mark.slow
@@ -370,6 +395,64 @@ def test_cases_of_variants_are_named_once_and_make_the_same_inputs_each_time(sui
         work = suite.work(*args)
         assert work.flops > 0
         assert work.bytes >= sum(out.numel() * out.element_size() for out in suite.outs(args))
+
+
+@pytest.mark.parametrize(
+    ("suite", "case"),
+    [
+        pytest.param(suite, case, id=f"{suite.name}-{case.name}")
+        for suite in suite_kernels()
+        if suite.name not in ("paged_attention", "fused_moe")  # their inputs want data; they refuse nothing
+        for case in suite.cases
+    ],
+)
+def test_each_default_is_of_use_at_every_case(suite: SuiteKernel, case: Case) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        args = suite.make_inputs(case, SEED, "cpu")
+    with rehearsal("H200", 1.0):
+        for variant in suite.variants:
+            told = launches(variant.launch, args, variant.space.default.knobs)
+            assert {launch.kernel for launch in told} == set(variant.functions)
+
+
+@every_suite_kernel
+def test_work_of_variants_counts_every_tensor_once_and_every_product_of_the_reference(suite: SuiteKernel) -> None:
+    args = suite.make_inputs(suite.corners[-1], SEED, "cpu")
+    with FlopCounterMode(display=False) as counted:
+        suite.reference(*args)
+    work, products = suite.work(*args), counted.get_total_flops()
+    nobodys = 2 * args[1][0].nbytes if suite.name == "paged_attention" else 0  # a page of keys and one of values
+    assert work.bytes == sum(arg.nbytes for arg in args if torch.is_tensor(arg)) - nobodys
+    if suite.name in ("attention", "gdn_chunk_fwd_o", "gdn_recompute_w_u"):
+        # What is masked the reference multiplies too.
+        assert 0.5 * products < work.flops < products
+    elif products:
+        assert work.flops == products + (4 * args[-1].numel() if suite.name == "swiglu" else 0)
+    else:
+        assert 3 <= work.flops / args[0].numel() <= 7
+
+
+def test_on_a_gpu_without_float8_a_kernel_says_so_or_takes_another_format() -> None:
+    quant, product = (suite for suite in suite_kernels() if suite.name in ("fp8_quant", "fp8_matmul"))
+    args = quant.make_inputs(quant.corners[-1], SEED, "cpu")
+    unknown, none = "type fp8e4nv not supported in this architecture", "compute capability 8.0 multiplies no float8"
+    with rehearsal("A100", 20_000.0):
+        for variant in quant.variants:
+            with pytest.raises(triton.CompilationError, match=unknown):
+                variant(*args)
+        with pytest.raises(triton.CompilationError, match=unknown):
+            quant.tuned(budget=2)(*args)
+        args = product.make_inputs(product.corners[-1], SEED, "cpu")
+        for name in ("scaled_sums", "split_k"):
+            with pytest.raises(InvalidInputError, match=none):
+                product.variant(name)(*args)
+        product.variant("halves")(*args)
+        with pytest.raises(InvalidInputError, match=none):  # of the default, which is all there is to try
+            product.tuned(budget=1)(*args)
+        tuned = product.tuned(budget=16)
+        tuned(*args)
+        (decision,) = tuned.decisions.values()
+        assert decision.config["variant"] == "halves"
 
 
 def test_a_suite_kernel_runs_any_config_of_any_variant_and_refuses_names_it_does_not_know() -> None:

@@ -13,8 +13,9 @@ import pytest
 import torch
 from toy import Toy
 
+from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
-from forecast_autotune.measure import isolated
+from forecast_autotune.measure import in_process, isolated
 from forecast_autotune.measure.arguments import Arguments, UnportableError, snapshot
 from forecast_autotune.measure.clocks import HOPELESS_AFTER, CpuClock, Launch
 from forecast_autotune.measure.in_process import InProcess, Trial
@@ -239,3 +240,43 @@ def test_in_process_times_and_checks_alike(toy: Toy) -> None:
         assert isinstance(measurer.measure(toy.config("slow")), Measurement)
         wrong, overrun, raised = (measurer.measure(toy.config(m)) for m in ("computes_nonsense", "overruns", "raises"))
     assert [o.stage for o in (wrong, overrun, raised) if isinstance(o, Failure)] == ["check", "check", "launch"]
+
+
+def test_in_process_what_one_config_spoils_is_laid_out_anew_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Arguments] = []
+
+    def laid_out(*values: Any) -> Arguments:
+        made.append(Arguments(*values))
+        return made[-1]
+
+    def function(config: Config) -> Any:
+        def call(out: torch.Tensor, x: torch.Tensor) -> None:
+            assert out.shape == x.shape == (100,)
+            out.copy_(x * 2)
+            if config["does"] == "overruns":
+                out.as_strided((1,), (1,), out.storage_offset() + 120).zero_()
+                made[-1]._pristine[1].zero_()
+            if config["does"] == "raises":
+                raise ValueError("no more")
+            if config["does"] == "reshapes":
+                out.unsqueeze_(0)
+                raise ValueError("of a shape of its own")
+
+        return call
+
+    monkeypatch.setattr(in_process, "Arguments", laid_out)
+    runs, again, overruns, last, raises, reshapes, end = (
+        Config({"does": does}) for does in ("runs", "again", "overruns", "last", "raises", "reshapes", "end")
+    )
+    with InProcess(
+        name="double", function=function, default=runs, arguments=(torch.zeros(100), torch.ones(100)), check="allclose"
+    ) as measurer:
+        assert isinstance(measurer.measure(runs), Measurement)
+        assert isinstance(measurer.measure(again), Measurement)
+        assert len(made) == 1
+        assert isinstance(measurer.measure(overruns), Failure)
+        assert isinstance(measurer.measure(last), Measurement)
+        assert len(made) == 2
+        assert isinstance(measurer.measure(raises), Failure)
+        assert isinstance(measurer.measure(reshapes), Failure)
+        assert isinstance(measurer.measure(end), Measurement)
