@@ -58,8 +58,12 @@ class Recipe:
 
     @cached_property
     def flags(self) -> tuple[str, ...]:
-        """Every flag and build argument that may change the code, but for those that knobs set."""
-        told = {k: v for k, v in self.arguments.items() if v and k not in ("build_directory", "verbose")}
+        """Every flag and build argument that may change the code, but for those that knobs set.
+
+        Of include folders that is what is read there, not where they are: a checkout elsewhere is no other toolchain.
+        """
+        places = ("build_directory", "extra_include_paths", "verbose")
+        told = {k: v for k, v in self.arguments.items() if v and k not in places}
         flags = [f"{name}={canonical_json(value)}" for name, value in sorted(told.items())]
         headers = included_headers(self.text, self.arguments.get("extra_include_paths") or ())
         return (*flags, *([f"headers={digest(*headers)}"] if headers else []))
@@ -171,18 +175,18 @@ def as_sources(value: object, argument: str) -> Sources:
 
 
 def included_headers(text: str, folders: Sequence[str]) -> list[str]:
-    """Texts of the headers that a source reaches in its include folders, each with its path: they are part of the code."""
-    found: dict[str, str] = {}
+    """Texts of the headers that a source reaches in its include folders, each with its name: they are part of the code."""
+    found: dict[tuple[str, int], str] = {}  # by name and by which folder
     waiting = [text]
     while waiting:
         for name in _INCLUDE.findall(waiting.pop()):
-            for folder in folders:
+            for place, folder in enumerate(folders):
                 path = os.path.join(folder, name)
-                if path not in found and os.path.isfile(path):
+                if (name, place) not in found and os.path.isfile(path):
                     with open(path, errors="replace") as file:
-                        found[path] = file.read()
-                    waiting.append(found[path])
-    return [f"{path}\n{content}" for path, content in sorted(found.items())]
+                        found[name, place] = file.read()
+                    waiting.append(found[name, place])
+    return [f"{name} {place}\n{content}" for (name, place), content in sorted(found.items())]
 
 
 def _pick(sources: Sources, chosen: Value) -> tuple[str, ...]:

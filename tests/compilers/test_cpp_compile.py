@@ -201,6 +201,16 @@ def test_an_edited_header_makes_another_variant(tmp_path: Path) -> None:
     assert variant_digest(arguments, source=source) != before
 
 
+def test_the_same_headers_elsewhere_make_the_same_variant(tmp_path: Path) -> None:
+    digests = []
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "step.h").write_text("#define STEP 1")
+        arguments: dict[str, object] = {"extra_include_paths": [str(tmp_path / folder)]}
+        digests.append(variant_digest(arguments, source='#include "step.h"'))
+    assert digests[0] == digests[1] != variant_digest(source='#include "step.h"')
+
+
 def test_an_error_nobody_thought_of_reaches_the_caller_and_hangs_nobody(
     toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,9 @@ MISTAKES = {
         "rms_norm", "tl.range(tl.program_id(0), rows, programs", "tl.range(tl.program_id(0), programs, programs",
         "over_programs",
     ),
+    "epsilon_is_left_out": (
+        "rms_norm", "tl.rsqrt(squares / columns + epsilon)", "tl.rsqrt(squares / columns)", "small_numbers",
+    ),
     "the_first_part_is_the_sum": (
         "rms_norm", "mask=part < parts, other=0.0", "mask=part < 1, other=0.0", "over_blocks",
     ),

@@ -214,13 +214,16 @@ TWO_KERNELS = Space.grid(
 def make_inputs(case: Case, seed: int, device: str) -> tuple[Any, ...]:
     """Rows of sizes from 1/16 to 4, added to a residual of theirs; weights about 1. In bfloat16 where `bf16`, else float16.
 
-    Where `exact`, sums are multiples of 1/4 that bfloat16 holds: Triton's interpreter (3.9) cuts off in place of rounding.
+    Where `small`, they are about the root of epsilon, which counts there. Where `exact`, sums are multiples of 1/4 that
+    bfloat16 holds: Triton's interpreter (3.9) cuts off in place of rounding.
     """
     rows, columns = case.sizes["rows"], case.sizes["columns"]
     dtype = torch.bfloat16 if case.sizes.get("bf16") else torch.float16
     random = torch.Generator(device).manual_seed(seed)
     x, residual = (torch.randn(rows, columns, generator=random, device=device) for _ in range(2))
     sizes = torch.randint(-4, 3, (rows, 1), generator=random, device=device).float().exp2_()
+    if case.sizes.get("small"):
+        sizes.mul_(2**-10)
     if case.sizes.get("exact"):
         x, residual = (t.mul_(4).round_().clamp_(-16, 16).mul_(0.25) for t in (x, residual))
     x, residual = (t.mul_(sizes).to(dtype) for t in (x, residual))
@@ -268,6 +271,7 @@ VARIANTS = SuiteKernel(
         Case(name="over_blocks", sizes={"rows": 3, "columns": 8195}),
         Case(name="over_rows", sizes={"rows": 35, "columns": 70}),
         Case(name="over_programs", sizes={"rows": 300, "columns": 5}),
+        Case(name="small_numbers", sizes={"rows": 5, "columns": 70, "small": 1}),
         Case(name="whole_blocks", sizes={"rows": 4, "columns": 4096, "bf16": 1, "exact": 1}),
     ),
     make_inputs=make_inputs,
