@@ -265,7 +265,7 @@ def test_a_kernel_without_variants_compiles_for_other_gpus(target: str) -> None:
 def test_every_config_compiles_for_hopper_and_nearly_all_fit_it(kernel: TritonKernel) -> None:
     refused = {config: r for config, r in compiled(kernel, kernel.space).items() if not isinstance(r, Evidence)}
     assert {failure.stage for failure in refused.values()} <= {"resources"}, refused
-    assert len(refused) <= 0.15 * len(kernel.space)  # of attention's 33, four want more shared memory with Triton 3.9
+    assert len(refused) <= 0.1 * len(kernel.space)
 
 
 @every_kernel
