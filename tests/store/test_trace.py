@@ -64,6 +64,34 @@ def test_a_recording_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
+def test_what_was_told_of_configs_comes_back_to_six_digits(tmp_path: Path) -> None:
+    told = {SPACE[0]: {"programs": 2048.0, "waves": 15.5151515}, SPACE[1]: {"flops": 123456789.0, "bad": float("inf")}}
+    write_trace(replace(a_recording(), described={**told, SPACE[2]: {}}), tmp_path / "run.jsonl")
+    assert read_trace(tmp_path / "run.jsonl").described == {
+        SPACE[0]: {"programs": 2048.0, "waves": 15.5152},
+        SPACE[1]: {"flops": 123457000.0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("described", "says"),
+    [
+        ('{"waves": "many"}', "line 2: described has waves 'many': it must be a number"),
+        ('{"waves": true}', "described has waves True: it must be a number"),
+        ('{"waves": null}', "described has waves missing: it must be a number"),
+        ('{"waves": 1e999}', "described has waves inf: it must be finite"),
+        ('{"waves": NaN}', "line 2 holds NaN"),
+        ("[1]", "line 2: described is \\[1\\]: it must be a JSON object"),
+    ],
+)
+def test_what_is_told_of_a_config_must_be_finite_numbers(tmp_path: Path, described: str, says: str) -> None:
+    write_trace(replace(a_recording(), described={SPACE[0]: {"waves": 1.0}}), tmp_path / "run.jsonl")
+    text = (tmp_path / "run.jsonl").read_text()
+    (tmp_path / "run.jsonl").write_text(text.replace('{"waves":1.0}', described))
+    with pytest.raises(InvalidInputError, match=says):
+        read_trace(tmp_path / "run.jsonl")
+
+
 def test_equal_recordings_make_equal_files(tmp_path: Path) -> None:
     for name in ("a.gz", "b.gz"):
         write_trace(a_recording(), tmp_path / name)
@@ -102,6 +130,7 @@ def test_t4_times_become_microseconds_and_costs_seconds(tmp_path: Path) -> None:
         ("hotspot_W7800_T4.json", "hotspot", "W7800", "hip", {}),
         ("hotspot_W6600.json", "hotspot", "W6600", "hip", {}),
         ("hotspot_A6000_t4.JSON.GZ", "hotspot", "A6000", "cuda", {}),
+        ("gemm_milo_NVIDIA RTX A4000_T4.json", "gemm", "NVIDIA RTX A4000", "cuda", {"campaign": "milo"}),
         ("mine.json", "mine", "unknown", "cuda", {}),
     ],
 )
@@ -115,15 +144,51 @@ def test_a_t4_files_name_says_kernel_and_hardware(
     assert (found.hardware.name, found.hardware.kind, found.workload.key) == (hardware, kind, key)
 
 
+@pytest.mark.parametrize(
+    ("hardware", "capability", "units"),
+    [
+        ("A100", "8.0", 108),
+        ("A4000", "8.6", 48),
+        ("A6000", "8.6", 84),
+        ("MI250X", "gfx90a", 110),
+        ("W6600", "gfx1032", 28),
+        ("W7800", "gfx1100", 70),
+        ("B9999", "", 0),
+    ],
+)
+def test_a_t4_files_hardware_has_the_figures_of_its_sheet(
+    tmp_path: Path, hardware: str, capability: str, units: int
+) -> None:
+    path = tmp_path / f"gemm_lab_{hardware}_T4.json"
+    path.write_text(json.dumps(a_t4()))
+    found = read_trace(path).hardware
+    assert (found.name, found.capability, found.units) == (hardware, capability, units)
+    assert (min(found.bandwidth_gb_per_s, found.peak_gflops, found.shared_bytes, found.max_threads) > 0) == (units > 0)
+
+
+def test_what_a_benchmark_cost_beyond_its_runtimes_counts(tmp_path: Path) -> None:
+    results = [t4_result({"a": 1}, [2.0, 1.0], benchmark=50, framework=-4, validation=None)]  # type: ignore[arg-type]
+    (tmp_path / "a_b_T4.json").write_text(json.dumps(a_t4(results=results)))
+    (measured,) = read_trace(tmp_path / "a_b_T4.json").outcomes.values()
+    assert isinstance(measured, Measurement)
+    assert measured.run_s == pytest.approx(0.05)  # a framework's time below nothing is a clock's error
+
+
+def test_a_space_of_one_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a_b_T4.json").write_text(broken_t4(results=a_t4()["results"][:1]))
+    assert len(read_trace(tmp_path / "a_b_T4.json").outcomes) == 1
+
+
 def test_a_config_that_stands_twice_counts_once_as_it_came_first(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     document = a_t4()
-    document["results"].append(t4_result({"pad": 0, "block": 32}, [9.0]))
+    document["results"] += [t4_result({"pad": 0, "block": 32}, [9.0])] * 2
     (tmp_path / "a_b_T4.json").write_text(json.dumps(document))
     with caplog.at_level(logging.WARNING):
         found = read_trace(tmp_path / "a_b_T4.json")
-    assert "1 configs stand there more than once" in caplog.text
+    assert len(caplog.records) == 1
+    assert "2 configs stand there more than once" in caplog.text
     assert len(found.outcomes) == 3
     assert isinstance(found.outcomes[found.default], Measurement)
     assert found.outcomes[found.default].median_us == 2000.0  # type: ignore[union-attr]
@@ -157,6 +222,19 @@ BROKEN = [
     (broken_t4(results=[t4_result({"a": 1}, [-1])]), "runtime -1"),
     (broken_t4(results=[t4_result({"a": 1}, [float("nan")])]), "NaN"),
     (broken_t4(results=[t4_result({"a": 1}, ["1"])]), "runtime '1'"),
+    (broken_t4(results=[t4_result({"a": 1}, [None])]), "runtime None"),
+    (broken_t4(results=[t4_result({"a": 1}, [True])]), "runtime True"),
+    (broken_t4(results=[t4_result({"a": 1}, [[1.0]])]), r"runtime \[1.0\]"),
+    (broken_t4(results=[t4_result({"a": 1}, [1e300])]), r"runtime 1e\+300"),
+    (broken_t4(results=[t4_result({"a": 1}, [10**400])]), "runtime 1000"),
+    (broken_t4(results=[t4_result({"a": 1}, [1e-300])]), "runtime 1e-300"),
+    (broken_t4(results=[t4_result({"a": 1}, [1.0])]).replace("1.0]", "1" * 5000 + "]"), "integer"),
+    (broken_t4(results=[t4_result({"a": 10**400}, [1.0])]), "a number of 401 digits"),
+    (broken_t4(results=[t4_result({"a": float("inf")}, [1.0])]), "Infinity"),
+    (broken_t4(results=[t4_result({"a": 1}, [1.0]), t4_result({"b": 1}, [1.0])]), "result 2: config b=1 has the knobs"),
+    (broken_t4(results=[t4_result([1], [1.0])]), "result 1: configuration"),  # type: ignore[arg-type]
+    (broken_t4(results=[{"configuration": {"a": 1}, "times": [1.0]}]), "result 1: times"),
+    (broken_t4(metadata={"timeunit": 3}), "time unit 3"),
     (broken_t4(results=[t4_result({"a": 1}, [])]), "no runtimes"),
     (broken_t4(results=[t4_result({"a": 1}, [1.0], "sideways")]), "sideways"),
     (broken_t4(results=[t4_result({"a": 1}, [1.0], compilation="x")]), "compilation"),  # type: ignore[arg-type]
@@ -171,6 +249,21 @@ BROKEN = [
 def test_a_file_that_is_no_whole_trace_is_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
     (tmp_path / "a_b_T4.json").write_text(text)
     with pytest.raises(InvalidInputError, match=named) as told:
+        read_trace(tmp_path / "a_b_T4.json")
+    assert "a_b_T4.json" in str(told.value)
+
+
+def test_a_null_is_a_knobs_value(tmp_path: Path) -> None:
+    (tmp_path / "a_b_T4.json").write_text(broken_t4(results=[t4_result({"a": None, "b": "x"}, [1.0])]))
+    assert read_trace(tmp_path / "a_b_T4.json").default == Config({"a": None, "b": "x"})
+
+
+@pytest.mark.parametrize(
+    "data", [b'{"results": ["\xe9"]}', "{}".encode("utf-16"), b"\x1f\x8b", b"\x1f\x8b\x08" + b"x" * 50]
+)
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a_b_T4.json").write_bytes(data)
+    with pytest.raises(InvalidInputError, match=r"no UTF-8 text|gzip data") as told:
         read_trace(tmp_path / "a_b_T4.json")
     assert "a_b_T4.json" in str(told.value)
 
@@ -212,6 +305,21 @@ def test_eleven_thousand_configs_are_read_in_two_seconds(tmp_path: Path) -> None
     began = time.perf_counter()
     assert len(read_trace(tmp_path / "a_b_T4.json.gz").outcomes) == 11_130
     assert time.perf_counter() - began < 5  # 0.6 s on two quiet cores; other work shares them
+
+
+@pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded spaces are not on this machine")
+def test_each_recorded_space_is_read_with_its_hardware() -> None:
+    found = {path.name: read_trace(path) for path in RECORDED.glob("*_T4.json.gz")}
+    sizes = {"convolution": 4362, "dedispersion": 11_130}
+    hardware = {"A100": "8.0", "A4000": "8.6", "MI250X": "gfx90a", "W6600": "gfx1032"}
+    assert found.keys() == {f"{kernel}_milo_{name}_T4.json.gz" for kernel in sizes for name in hardware}
+    for name, recording in found.items():
+        kernel, _, product, _ = name.split("_")
+        assert recording.workload.program.name == kernel
+        assert len(recording.outcomes) == sizes[kernel]
+        assert (recording.hardware.name, recording.hardware.capability) == (product, hardware[product])
+        assert recording.hardware.kind == ("cuda" if product.startswith("A") else "hip")
+        assert len(recording.log2_speedups()) > 0.7 * sizes[kernel]
 
 
 @pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded spaces are not on this machine")
