@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from . import NOTHING, OK
@@ -22,7 +22,8 @@ from ._shared import (
 )
 
 if TYPE_CHECKING:
-    from ..scores import ForecastScores
+    from ..core.correction import Correction
+    from ..scores import ForecastScores, TrustScores
     from ..store.manage import StoreStats
 
 HOW = """How the figures come about:
@@ -30,7 +31,10 @@ HOW = """How the figures come about:
           are processes that were killed
   saved   by hits: each is worth the seconds that the decision's tuning took; by forecasts: configs of a space that were
           not tried, at the average cost of those that were, compared with trying all
-  honest  the first forecast ever made for a config against what was then measured, over the eight speed-up bins"""
+  honest  the first forecast ever made for a config against what was then measured, over the eight speed-up bins
+  correct by how much the sigmas of the next forecasts are stretched, as the newest pairs teach: of those made ahead of
+          the default's time, and after it. Where several surrogates spoke, each one's mean log density (nats) at what was
+          then measured: the higher, the better"""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -41,23 +45,38 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..scores import score_pairs
+    from ..scores import member_scores, recalibration, score_pairs, score_trust
 
     store = store_of(arguments)
     if is_missing(store):
         return NOTHING
     stats = store.stats()
+    by_kind = store.pairs_by_kind()
     tell_unreadable(store)
     scores = score_pairs(stats.pairs) if stats.pairs else None
+    trust = score_trust([f for f, _ in stats.pairs], [m for _, m in stats.pairs]) if stats.pairs else None
+    learned = {kind: Learned(recalibration(pairs), member_scores(pairs)) for kind, pairs in by_kind.items()}
     if arguments.json:
         shown = {name: getattr(stats, name) for name in stats.__dataclass_fields__ if name not in ("path", "pairs")}
-        print_json({"path": str(stats.path), **shown, "honesty": None if scores is None else asdict(scores)})
+        honesty = {**asdict(scores), **asdict(trust)} if scores and trust else None
+        corrected = {kind: {**asdict(found.correction), "voices": found.voices} for kind, found in learned.items()}
+        print_json({"path": str(stats.path), **shown, "honesty": honesty, "recalibration": corrected})
     else:
-        _print(stats, scores)
+        _print(stats, scores, trust, learned)
     return OK
 
 
-def _print(stats: StoreStats, scores: ForecastScores | None) -> None:
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What the newest pairs on one kind of hardware teach: how to correct forecasts, and how well each voice did."""
+
+    correction: Correction
+    voices: dict[str, float]
+
+
+def _print(
+    stats: StoreStats, scores: ForecastScores | None, trust: TrustScores | None, learned: Mapping[str, Learned]
+) -> None:
     decisions = sum(stats.decisions.values())
     failures = sum(stats.failures.values())
     facts = [
@@ -80,7 +99,34 @@ def _print(stats: StoreStats, scores: ForecastScores | None) -> None:
             ("", f"half Brier {scores.half_brier:.3f}, CRPS {scores.crps7:.3f}, calibration error {scores.ece:.3f}"
                  + ("" if scores.brier_skill is None else f", skill {scores.brier_skill:+.2f}")),
         ]  # fmt: skip
+    if trust is not None and trust.coverage_50 is not None and trust.coverage_90 is not None:
+        facts.append(("", f"{trust.coverage_50:.0%} measured inside the central 50 % of the forecast, "
+                          f"{trust.coverage_90:.0%} inside 90 %; {_falling(trust.error_falls)}"))  # fmt: skip
+    for kind, found in learned.items():
+        facts.append(("correction", f"{kind}: {_told(found.correction)}"))
+        if found.voices:
+            voices = sorted(found.voices.items(), key=lambda voice: -voice[1])
+            facts.append(("", "log density of " + ", ".join(f"{name} {score:+.2f}" for name, score in voices)))
     print_facts(facts)
+
+
+def _falling(falls: bool | None) -> str:
+    if falls is None:
+        return "too few to tell whether the confident ones are the right ones"
+    return "the confident ones are the right ones" if falls else "confidence does not tell the right ones"
+
+
+def _told(correction: Correction) -> str:
+    """The factors, and the pairs they rest on."""
+    told = [
+        f"{name} x{factor:.2f} ({count} pairs)"
+        for name, factor, count in (
+            ("ahead", correction.ahead, correction.ahead_pairs),
+            ("after", correction.after, correction.after_pairs),
+        )
+        if count
+    ]
+    return "sigma " + ", ".join(told) if told else "none yet: what was forecast did not run"
 
 
 def _by(counts: Mapping[str, int]) -> str:

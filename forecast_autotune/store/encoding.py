@@ -195,12 +195,18 @@ def encode_forecast(forecast: Forecast | Abstention | None) -> Json | None:
         return None
     if isinstance(forecast, Abstention):
         return {"source": forecast.source, "abstains": forecast.reason}
-    return {
+    encoded: Json = {
         "source": forecast.source,
         "components": [[c.mean, c.sigma, c.weight] for c in forecast.components],
         "fail_probability": forecast.fail_probability,
         "default_us": forecast.default_us,
     }
+    # As they are missing in what earlier versions wrote.
+    if any(c.said_by for c in forecast.components):
+        encoded["said_by"] = [c.said_by for c in forecast.components]
+    if forecast.widened != 1.0:
+        encoded["widened"] = forecast.widened
+    return encoded
 
 
 def decode_forecast(value: object, what: str = "forecast") -> Forecast | Abstention | None:
@@ -211,20 +217,40 @@ def decode_forecast(value: object, what: str = "forecast") -> Forecast | Abstent
     if "abstains" in found:
         return Abstention(source, text_field(found, "abstains", what))
     components = []
-    for given in list_field(found, "components", what):
+    bells = list_field(found, "components", what)
+    said_by = list_field(found, "said_by", what) if "said_by" in found else [""] * len(bells)
+    if len(said_by) != len(bells) or not all(isinstance(name, str) for name in said_by):
+        raise InvalidInputError(f"{what} has said_by {_shown(said_by)}: it must name who said each of {len(bells)} components")
+    for given, name in zip(bells, said_by, strict=True):
         if not isinstance(given, list) or len(given) != 3:
             raise InvalidInputError(f"{what} has component {_shown(given)}: it must be [mean, sigma, weight]")
         named = dict(zip(("mean", "sigma", "weight"), given, strict=True))
         mean, sigma, weight = (number_field(named, n, f"{what}'s component") for n in named)
         if sigma < 0 or weight < 0:
             raise InvalidInputError(f"{what} has component {_shown(given)}: sigma and weight must not be negative")
-        components.append(Normal(mean, sigma, weight))
+        components.append(Normal(mean, sigma, weight, str(name)))
     if not components:
         raise InvalidInputError(f"{what} has no components: give at least one, or 'abstains' with a reason")
     fail_probability = number_field(found, "fail_probability", what, 0.0)
     if not 0 <= fail_probability <= 1:
         raise InvalidInputError(f"{what} has fail_probability {fail_probability}: it must lie between 0 and 1")
-    return Forecast(tuple(components), source, fail_probability, optional_number(found, "default_us", what))
+    widened = number_field(found, "widened", what, 1.0)
+    if not 0 < widened:
+        raise InvalidInputError(f"{what} has widened {widened}: it must be a positive factor")
+    return Forecast(tuple(components), source, fail_probability, optional_number(found, "default_us", what), widened)
+
+
+def encode_described(described: Mapping[str, float]) -> Json:
+    """Numbers of a config to six digits, which say all that an estimate does; any that is not finite is left out."""
+    return {name: float(f"{value:.6g}") for name, value in described.items() if math.isfinite(value)}
+
+
+def decode_described(value: object, what: str = "described") -> dict[str, float]:
+    found = fields(value, what)
+    return {
+        name: number if type(number) is float and math.isfinite(number) else number_field(found, name, what)
+        for name, number in found.items()
+    }
 
 
 def encode_outcome(outcome: Outcome) -> Json:

@@ -3,7 +3,8 @@
 The first line is a header, `{"schema": "forecast_autotune.store", "version": 1}`. Every other line stands for itself
 and is one of two kinds, named by its `line`:
 
-- `run`: the outcomes of one tuning run at one place, each with the forecast that preceded it;
+- `run`: the outcomes of one tuning run at one place, each with the forecast that preceded it, and `described`, what could
+  be told of its config without compiling, if anything could;
 - `decision`: one decision; `superseded_at` is there if it does not hold any more.
 
 Both carry `program` (name, language, source), `workload` (key, timing, check, features), `hardware` and `toolchain` in full.
@@ -124,6 +125,7 @@ def _encode_run(run: Run) -> Json:
                 "outcome": encoding.encode_outcome(stored.outcome),
                 "forecast": encoding.encode_forecast(stored.forecast),
                 "recorded_at": stored.recorded_at,
+                **({"described": encoding.encode_described(stored.described)} if stored.described else {}),
             }
             for stored in run.outcomes
         ],
@@ -232,6 +234,7 @@ def _decode_run(found: Json, place: Place) -> Run:
                 default=default,
                 run=run,
                 recorded_at=encoding.number_field(given, "recorded_at", what),
+                described=encoding.decode_described(given.get("described", {}), f"{what}'s description"),
             )
         )
     return Run(place=place, outcomes=tuple(outcomes))

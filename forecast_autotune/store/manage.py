@@ -18,6 +18,7 @@ from ..errors import InvalidInputError, StoreError
 from . import filesystem, rows, schema
 from .lines import bring, export_lines, read_lines, stored_decisions
 from .opening import connect, open_file, read_only, transaction
+from .pairs import Pair, kinds_of, newest_pairs
 from .rows import Pending, StoredDecision, StoredOutcome
 from .textfile import write_lines
 
@@ -227,6 +228,13 @@ class StoreFile:
             pairs=tuple(pairs),
             unreadable=len(self.unreadable),
         )
+
+    def pairs_by_kind(self) -> dict[str, list[Pair]]:
+        """By kind of hardware, the pairs that correct forecasts there; see `newest_pairs`. Left out: kinds without any."""
+        with self._reading() as connection:
+            complain = self.unreadable.append
+            found = {kind: newest_pairs(connection, kind, complain) for kind in kinds_of(connection, complain)}
+        return {kind: pairs for kind, pairs in found.items() if pairs}
 
     def size_bytes(self) -> int:
         """Of the file and its log."""

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..core.config import Config
@@ -53,7 +53,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredOutcome:
-    """An outcome with its config, the run it belongs to, and the forecast that preceded it."""
+    """An outcome with its config, the run it belongs to, and the forecast that preceded it.
+
+    `described` is what could be told of the config without compiling; see `Job.described`.
+    """
 
     config: Config
     outcome: Outcome
@@ -61,6 +64,7 @@ class StoredOutcome:
     default: Config
     run: str
     recorded_at: float  # seconds since the epoch
+    described: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,18 +151,20 @@ def keep_outcome(
     ).fetchone()
     value = to_text(encoding.encode_outcome(stored.outcome))
     default = stored.default.text
+    described = to_text(encoding.encode_described(stored.described)) if stored.described else None
     if found is not None:
         if from_elsewhere and (stored.recorded_at < found[1] or value == found[2]):
             return False
         connection.execute(
-            "UPDATE outcome SET value = ?, default_config = ?, recorded_at = ? WHERE id = ?",
-            (value, default, stored.recorded_at, found[0]),
+            "UPDATE outcome SET value = ?, default_config = ?, recorded_at = ?, described = coalesce(?, described)"
+            " WHERE id = ?",
+            (value, default, stored.recorded_at, described, found[0]),
         )
         return True
     inserted = connection.execute(
-        "INSERT INTO outcome (workload, hardware, toolchain, config, run, default_config, value, recorded_at)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (*row, default, value, stored.recorded_at),
+        "INSERT INTO outcome (workload, hardware, toolchain, config, run, default_config, value, recorded_at, described)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*row, default, value, stored.recorded_at, described),
     )
     if stored.forecast is not None:
         connection.execute(
@@ -302,12 +308,12 @@ def stored_outcomes(
 ) -> Iterator[StoredOutcome]:
     """Outcomes of one place, the oldest first."""
     rows = connection.execute(
-        "SELECT outcome.id, config, outcome.value, forecast.value, default_config, run, recorded_at"
-        " FROM outcome LEFT JOIN forecast ON forecast.outcome = outcome.id"
+        "SELECT outcome.id, config, outcome.value, forecast.value, default_config, run, recorded_at,"  # noqa: S608  # our own
+        f" {_description(connection)} FROM outcome LEFT JOIN forecast ON forecast.outcome = outcome.id"
         " WHERE workload = ? AND hardware = ? AND toolchain = ? ORDER BY recorded_at, outcome.id",
         digests,
     ).fetchall()
-    for number, config, value, forecast, default, run, recorded_at in rows:
+    for number, config, value, forecast, default, run, recorded_at, described in rows:
         what = f"outcome {number}"
         try:
             yield StoredOutcome(
@@ -317,15 +323,22 @@ def stored_outcomes(
                 default=encoding.decode_config(from_text(default, what), what),
                 run=run,
                 recorded_at=recorded_at,
+                described=_decode_described(described, what),
             )
         except InvalidInputError as err:
             complain(str(err))
 
 
 def newest_outcomes(
-    connection: sqlite3.Connection, digests: tuple[str, str, str], complain: Complain, limit: int = -1
+    connection: sqlite3.Connection,
+    digests: tuple[str, str, str],
+    complain: Complain,
+    limit: int = -1,
+    described: dict[Config, Mapping[str, float]] | None = None,
 ) -> tuple[dict[Config, Outcome], Config | None]:
     """The newest outcome of each config of one place, and the default of its newest run.
+
+    Into `described`, if it is given, goes what was told of these configs without compiling.
 
     A transient failure counts as an outcome only when it has come in `TRANSIENT_RUNS` runs, and never against a time: so a
     config that memory was short for is tried once more, and not for ever. The default is tried again by every run: without
@@ -334,19 +347,22 @@ def newest_outcomes(
     A limit keeps the oldest rows: the default is measured first, and the others say little without it.
     """
     outcomes: dict[Config, Outcome] = {}
+    told: dict[Config, tuple[str, str]] = {}
     transient: Counter[Config] = Counter()
     default = None
     rows = connection.execute(
-        "SELECT id, config, value, default_config FROM outcome"
+        f"SELECT id, config, value, default_config, {_description(connection)} FROM outcome"  # noqa: S608  # our own names
         " WHERE workload = ? AND hardware = ? AND toolchain = ? ORDER BY recorded_at, id LIMIT ?",
         (*digests, limit),
     ).fetchall()
-    for number, config, value, default_text in rows:
+    for number, config, value, default_text, description in rows:
         what = f"outcome {number}"
         try:
             decoded = encoding.decode_config(from_text(config, what), what)
             outcome = encoding.decode_outcome(from_text(value, what), what)
             default = default_text
+            if description is not None:
+                told[decoded] = description, what
             if isinstance(outcome, Failure) and outcome.transient:
                 transient[decoded] += 1
                 if decoded in outcomes or config == default_text or transient[decoded] < TRANSIENT_RUNS:
@@ -356,11 +372,27 @@ def newest_outcomes(
             complain(str(err))
     if default is None:
         return {}, None
+    if described is not None:
+        for decoded in outcomes:
+            if decoded in told:
+                try:
+                    described[decoded] = _decode_described(*told[decoded])
+                except InvalidInputError as err:
+                    complain(str(err))
     try:
         return outcomes, encoding.decode_config(from_text(default, "default"), "default")
     except InvalidInputError as err:
         complain(str(err))
         return outcomes, None
+
+
+def _description(connection: sqlite3.Connection) -> str:
+    """The column that holds what was told of a config; a file that is only read may be of a schema without it."""
+    return "described" if connection.execute("PRAGMA user_version").fetchone()[0] >= 3 else "NULL"
+
+
+def _decode_described(text: str | None, what: str) -> dict[str, float]:
+    return {} if text is None else encoding.decode_described(from_text(text, what), f"{what}: described")
 
 
 def stored_pending(connection: sqlite3.Connection, complain: Complain) -> Iterator[Pending]:
@@ -410,7 +442,8 @@ def recollect(connection: sqlite3.Connection, job: Job, complain: Complain) -> l
             continue
         if len(kinds) > 1 and kinds & set(REHEARSAL_KINDS):
             continue
-        outcomes, default = newest_outcomes(connection, place.digests, complain, rows_left)
+        described: dict[Config, Mapping[str, float]] = {}
+        outcomes, default = newest_outcomes(connection, place.digests, complain, rows_left, described)
         if outcomes and default is not None:
             rows_left -= rows
             found.append(
@@ -420,6 +453,7 @@ def recollect(connection: sqlite3.Connection, job: Job, complain: Complain) -> l
                     toolchain=place.toolchain,
                     default=default,
                     outcomes=outcomes,
+                    described=described,
                 )
             )
     return found

@@ -96,7 +96,11 @@ CREATE TABLE claim (  -- configs of a shared run that a process has taken
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS = (_VERSION_1, _VERSION_2)
+_VERSION_3 = """
+ALTER TABLE outcome ADD COLUMN described TEXT;  -- JSON, what could be told of the config without compiling; NULL: nothing
+"""
+
+MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3)
 """Statement lists; the one at index n turns schema n into schema n + 1. Add to the end, change none."""
 
 VERSION = len(MIGRATIONS)

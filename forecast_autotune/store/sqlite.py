@@ -23,6 +23,7 @@ from ..settings import Settings
 from . import filesystem, rows, schema
 from .lock import WAIT_S, SingleFlight
 from .opening import BUSY_S, connect, is_broken, open_file, read_only, transaction
+from .pairs import Pair, newest_pairs
 from .rows import Place, StoredOutcome
 from .shares import StoredShares, holder_of, leave, name_holder, this_process
 
@@ -145,7 +146,7 @@ class SqliteStore:
     def record(
         self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
     ) -> None:
-        """Keep an outcome and the forecast that preceded it, in one transaction, at once.
+        """Keep an outcome, the forecast that preceded it and what the job says of the config, in one transaction, at once.
 
         A later outcome of the same run replaces it; the forecast made before the first one stays.
         """
@@ -156,6 +157,7 @@ class SqliteStore:
             default=job.space.default,
             run=run,
             recorded_at=rows.now(),
+            described=job.described[job.space.index(config)] if job.described and config in job.space else {},
         )
 
         def write(connection: sqlite3.Connection) -> None:
@@ -163,6 +165,15 @@ class SqliteStore:
             rows.keep_outcome(connection, Place.of(job), stored)
 
         self._write(write)
+
+    def pairs(self, kind: str) -> list[Pair]:
+        """The newest forecasts on one kind of hardware, each with the log2 speed-up measured then; see `newest_pairs`."""
+
+        def look(connection: sqlite3.Connection) -> list[Pair]:
+            return newest_pairs(connection, kind, self._complain)
+
+        nothing: list[Pair] = []
+        return self._do(look, nothing)
 
     def decide(self, job: Job, decision: Decision) -> None:
         """Keep a decision; the one it supersedes stays as history until it is pruned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -176,6 +177,17 @@ class StoreContract:
             assert recording.outcomes == {SPACE[0]: a_measurement(20.0), SPACE[2]: a_measurement()}
             assert recording.workload.features == {"grid": 128}
             assert recording.log2_speedups()[SPACE[2]] == pytest.approx(1.0)
+
+    def test_what_was_told_of_configs_without_compiling_is_recollected_with_their_outcomes(self, store: Store) -> None:
+        told = [{"n": float(n), "bytes": 1234567.0 * n} for n in range(len(SPACE))]
+        for described in (told, [{}] * len(SPACE)):  # a later job may say nothing
+            job = replace(a_job(key={"n": 1}), described=described)
+            for config in SPACE[1:3]:
+                store.record(job, "run", config, a_measurement(), None)
+        store.record(replace(a_job(key={"n": 1}), described=()), "run", SPACE[3], a_measurement(), None)
+        (recording,) = store.recollect(a_job())
+        assert recording.outcomes.keys() == set(SPACE[1:4])
+        assert recording.described == {SPACE[1]: {"n": 1, "bytes": 1234570}, SPACE[2]: {"n": 2, "bytes": 2469130}}
 
     def test_a_rehearsal_teaches_nothing_about_a_device(self, store: Store) -> None:
         rehearsal = Hardware(kind="replay", name="NVIDIA H200")

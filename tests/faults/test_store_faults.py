@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -477,6 +478,40 @@ def test_a_store_of_an_older_schema_is_read_and_goes_on(tmp_path: Path, sample: 
     connection = sqlite3.connect(tmp_path / "store.sqlite3")
     assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
     connection.close()
+
+
+@pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.sqlite3")), ids=lambda p: p.stem)
+def test_rows_of_an_older_schema_tell_nothing_of_their_configs_and_new_ones_beside_them_do(
+    tmp_path: Path, sample: Path
+) -> None:
+    shutil.copy(sample, tmp_path / "store.sqlite3")
+    older = int(sample.stem.rpartition("_")[2]) < 3
+    before = {} if older else {SPACE[1]: {"programs": 64.0, "waves": 0.484848}}
+    only_read = StoreFile(tmp_path)
+    detail = only_read.detail(only_read.decisions()[0])
+    assert {t.config: t.described for t in detail.touched if t.described} == before
+    assert only_read.unreadable == []
+    assert (tmp_path / "store.sqlite3").read_bytes() == sample.read_bytes()
+    with SqliteStore(tmp_path) as store:
+        elsewhere = a_job(key={"n": 2})
+        (recording,) = store.recollect(elsewhere)
+        assert (set(recording.outcomes), recording.described) == (set(SPACE[:3]), before)
+        job = replace(a_job(), described=[{"programs": float(i)} for i in range(len(SPACE))])
+        store.record(job, "run-3", SPACE[3], a_measurement(), None)
+        (recording,) = store.recollect(elsewhere)
+        assert set(recording.outcomes) == set(SPACE[:4])
+        assert recording.described == {**before, SPACE[3]: {"programs": 3.0}}
+
+
+def test_a_description_that_is_damaged_is_told_and_its_outcome_stays(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path) as store:
+        store.record(a_job(key={"n": 1}), "run", SPACE[0], a_measurement(), None)
+    connection = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)
+    connection.execute('UPDATE outcome SET described = \'{"programs": "many"}\'')
+    connection.close()
+    with SqliteStore(tmp_path) as store, pytest.warns(StoreWarning, match="programs 'many': it must be a number"):
+        (recording,) = store.recollect(a_job())
+    assert (recording.outcomes, recording.described) == ({SPACE[0]: a_measurement()}, {})
 
 
 def test_a_thousand_rows_take_seconds_not_minutes(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import gzip
 import json
 import sqlite3
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,27 @@ def test_what_is_exported_is_readable_and_comes_back_whole(tmp_path: Path, name:
     assert [s.decision for s in other.decisions()] == [s.decision for s in store.decisions()]
     with SqliteStore(tmp_path / "b") as opened:
         assert opened.outcomes(a_job())[SPACE[1]] == a_measurement(10.0)
+
+
+def test_what_was_told_of_a_config_is_exported_and_a_file_without_it_comes_back_too(tmp_path: Path) -> None:
+    job = replace(a_job(), described=[{"programs": 64.0, "waves": 1 / 3}, *[{}] * (len(SPACE) - 1)])
+    with SqliteStore(tmp_path / "a") as store:
+        for config in SPACE[:2]:
+            store.record(job, "run", config, a_measurement(), None)
+    StoreFile(tmp_path / "a").export(tmp_path / "told.jsonl")
+    run = json.loads((tmp_path / "told.jsonl").read_text().splitlines()[1])
+    assert [o.pop("described", None) for o in run["outcomes"]] == [{"programs": 64.0, "waves": 0.333333}, None]
+    header = (tmp_path / "told.jsonl").read_text().splitlines()[0]
+    (tmp_path / "older.jsonl").write_text(f"{header}\n{json.dumps(run)}\n")
+    for name, told in (("told", {SPACE[0]: {"programs": 64.0, "waves": 0.333333}}), ("older", {})):
+        assert StoreFile(tmp_path / name).import_lines([tmp_path / f"{name}.jsonl"]) == (2, 0)
+        with SqliteStore(tmp_path / name) as store:
+            (recording,) = store.recollect(a_job(key={"n": 1}))
+        assert (set(recording.outcomes), recording.described) == (set(SPACE[:2]), told)
+    run["outcomes"][0]["described"] = {"programs": "many"}
+    (tmp_path / "bad.jsonl").write_text(f"{header}\n{json.dumps(run)}\n")
+    with pytest.raises(InvalidInputError, match="outcome 1's description has programs 'many': it must be a number"):
+        StoreFile(tmp_path / "bad").import_lines([tmp_path / "bad.jsonl"])
 
 
 def test_an_imported_decision_holds_only_where_it_is_the_newer_and_nothing_is_lost(tmp_path: Path) -> None:

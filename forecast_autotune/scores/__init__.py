@@ -1,0 +1,29 @@
+"""How good and how honest forecasts are, judged on what was measured afterwards."""
+
+from __future__ import annotations
+
+from .bins import ForecastScores, bin_probabilities, score_forecasts, score_pairs
+from .confidence import FifthErrors, RiskCoverage, errors_by_fifth, risk_coverage
+from .discovery import Discovery, discovery
+from .live import member_scores, recalibration
+from .trust import TrustScores, interval_coverage, rank_correlation, regrets_after_trusting, score_trust
+
+__all__ = [
+    "Discovery",
+    "FifthErrors",
+    "ForecastScores",
+    "RiskCoverage",
+    "TrustScores",
+    "bin_probabilities",
+    "discovery",
+    "errors_by_fifth",
+    "interval_coverage",
+    "member_scores",
+    "rank_correlation",
+    "recalibration",
+    "regrets_after_trusting",
+    "risk_coverage",
+    "score_forecasts",
+    "score_pairs",
+    "score_trust",
+]

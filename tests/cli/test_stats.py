@@ -1,0 +1,80 @@
+"""What `stats` says of how honest forecasts were, and what is done about it; and that `replay` does nothing about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contracts.store_contract import SPACE, a_job, a_measurement
+
+from forecast_autotune.cli import main
+from forecast_autotune.core.forecast import Forecast, Normal
+from forecast_autotune.frontends import engine
+from forecast_autotune.store.sqlite import SqliteStore
+from forecast_autotune.surrogates.recalibrated import Recalibrated
+
+TRACE = Path(__file__).parents[1] / "traces" / "gemm_few_rows.jsonl.gz"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Twenty forecasts of 0.0, each wrong by two octaves: 20 sigmas of one voice, two of the other."""
+    bells = (Normal(0.0, 0.1, 0.5, "bold"), Normal(0.0, 1.0, 0.5, "shy"))
+    with SqliteStore(tmp_path / "store") as opened:
+        for n in range(5):
+            opened.record(a_job(key={"n": n}), "run", SPACE[0], a_measurement(10.0), None)
+            for config in SPACE[1:5]:
+                forecast = Forecast(bells, "bold and shy", default_us=10.0)
+                opened.record(a_job(key={"n": n}), "run", config, a_measurement(40.0), forecast)
+    return tmp_path / "store"
+
+
+def test_stats_tell_the_correction_its_pairs_and_each_voice(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats", "--dir", str(store), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    learned = told["recalibration"]["cuda"]
+    assert learned["after"] > 1.1
+    assert (learned["after_pairs"], learned["ahead"], learned["ahead_pairs"]) == (20, 1.0, 0)
+    assert learned["voices"] == {"bold": pytest.approx(-13.8, abs=0.1), "shy": pytest.approx(-2.92, abs=0.01)}
+    assert (told["honesty"]["coverage_50"], told["honesty"]["coverage_90"]) == (0.0, 0.0)
+    assert told["honesty"]["count"] == 20
+    assert main(["stats", "--dir", str(store)]) == 0
+    out = capsys.readouterr().out
+    assert f"cuda: sigma after x{learned['after']:.2f} (20 pairs)" in out
+    assert "log density of shy -2.92, bold -13.8" in out
+    assert "inside 90 %" in out
+
+
+def test_the_correction_shown_is_the_one_in_use(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats", "--dir", str(store), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["recalibration"]["cuda"]
+    with SqliteStore(store) as opened:
+        assert engine._correction(opened, "cuda").after == told["after"]
+
+
+def test_stats_of_a_store_without_pairs_tell_of_no_correction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SqliteStore(tmp_path) as opened:
+        opened.record(a_job(), "run", SPACE[0], a_measurement(10.0), None)
+    assert main(["stats", "--dir", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["recalibration"], told["honesty"]) == ({}, None)
+    assert main(["stats", "--dir", str(tmp_path)]) == 0
+    assert "correction" not in capsys.readouterr().out
+
+
+def test_replay_never_recalibrates(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: Any, question: Any) -> Sequence[Any]:
+        raise AssertionError("a replay asked a recalibrated surrogate")
+
+    monkeypatch.setattr(Recalibrated, "forecast", refuse)
+    monkeypatch.setattr(SqliteStore, "pairs", refuse)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(store))
+    assert main(["replay", str(TRACE), "--budget", "4", "--seeds", "1", "--jobs", "1", "--json"]) == 0
+    assert "failed" not in capsys.readouterr().err
