@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from kernel_suite import Kernel, SuiteKernel, suite_kernels
-from kernel_suite.suite import cuda_kernels
+from kernel_suite.suite import Case, cuda_kernels
 
 from calibration.side_by_side import number, table
 from forecast_autotune.core.config import Config
@@ -167,7 +167,14 @@ def spaces(subject: Subject) -> list[list[Config]]:
 
 @cache
 def fake_arguments(name: str) -> tuple[Any, ...]:
-    """The arguments of a Triton kernel's first case, without their data.
+    """The arguments of a Triton kernel's first case, without their data."""
+    subject = subjects()[name]
+    assert isinstance(subject, SuiteKernel)  # noqa: S101  # for mypy: no other is asked for them
+    return fake_inputs(subject, subject.cases[0], 0)
+
+
+def fake_inputs(subject: SuiteKernel, case: Case, seed: int) -> tuple[Any, ...]:
+    """The arguments of a Triton kernel's call, without their data.
 
     They take no memory, unless sizes among them depend on drawn numbers: then they are made for real first.
     """
@@ -175,13 +182,12 @@ def fake_arguments(name: str) -> tuple[Any, ...]:
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
     from torch.utils._pytree import tree_map_only
 
-    subject = subjects()[name]
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with mode:
-            return subject.make_inputs(subject.cases[0], 0, "cpu")
+            return subject.make_inputs(case, seed, "cpu")
     except DataDependentOutputException:
-        real = subject.make_inputs(subject.cases[0], 0, "cpu")
+        real = subject.make_inputs(case, seed, "cpu")
         return tuple(tree_map_only(Tensor, partial(mode.from_tensor, static_shapes=True), real))
 
 

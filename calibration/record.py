@@ -8,6 +8,8 @@ without one, the C++ kernels are recorded on the CPU.
 
 Each outcome is kept at once, so that a recording that was stopped goes on from there when it is run again on the same
 device. What another device has begun is begun anew: a trace never mixes two.
+
+`--describe` records nothing: it writes into existing traces what can be told of their configs without a device.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from kernel_suite import Kernel
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.workers import usable_cores
 
+from .describing import Described, describe_traces
 from .recording import Task, Told, recordable
 
 HERE = Path(__file__).parent
@@ -241,6 +244,26 @@ def show(device: str, told: Told) -> None:
     print(f"{time.strftime('%H:%M:%S')} {device} {told.kernel}/{told.case}: {far}{end}", file=sys.stderr, flush=True)
 
 
+def describe(given: argparse.Namespace) -> int:
+    """Describe what is in the traces, and print how much that is."""
+    told = describe_traces(given.to, show_described)
+    if given.json:
+        print(json.dumps([asdict(t) for t in told], indent=1))
+    else:
+        done = [t for t in told if not t.left]
+        configs, described = sum(t.configs for t in done), sum(t.described for t in done)
+        print(
+            f"{described} of {configs} configs described in {len(done)} traces, {len(told) - len(done)} left as they are"
+        )
+    return 0
+
+
+def show_described(told: Described) -> None:
+    """One line on stderr: what became of a trace."""
+    far = f"left as it is: {told.left}" if told.left else f"{told.described} of {told.configs} described"
+    print(f"{told.trace}: {far}", file=sys.stderr, flush=True)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Record, then print what there is."""
     parser = argparse.ArgumentParser(
@@ -252,11 +275,17 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, default=HERE / "traces", help="folder of the traces")
     parser.add_argument("--work", type=Path, default=Path("build/recording"), help="folder of what is not finished")
     parser.add_argument("--devices", default="", metavar="cuda:0,cuda:1", help="default: every GPU, else the CPU")
+    parser.add_argument(
+        "--describe", action="store_true",
+        help="record nothing: write into the folder's traces what can be told of their configs without a device",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="for programs")
     given = parser.parse_args(words)
     try:
         given.work = given.work.absolute()
         given.to = given.to.absolute()
+        if given.describe:
+            return describe(given)
         for folder in (given.work, given.to):
             folder.mkdir(parents=True, exist_ok=True)
         told = record(given)

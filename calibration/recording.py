@@ -42,6 +42,7 @@ from forecast_autotune.measure.measuring import Measuring
 from forecast_autotune.probe import detect_hardware, device_identity
 from forecast_autotune.store.trace import read_recorded, read_trace, write_trace
 
+KNOB = "variant"
 SEED = 11
 FIRST_ROUND = 32  # configs; each further round makes it twice as many
 AGAIN = 0.1  # share of the configs that ran which a second pass times once more
@@ -114,6 +115,11 @@ def groups(kernel: Recordable) -> list[list[Config]]:
         spaces = list(kernel.variants.values())
     draw = random.Random(f"{SEED} {kernel.name}")
     return [[first, *draw.sample(rest, len(rest))] for first, *rest in spaces]
+
+
+def variant_place(kernel: SuiteKernel, joint: Config) -> int:
+    """Which variant of a kernel a joint config is of."""
+    return [v.launch.__name__ for v in kernel.variants].index(str(joint[KNOB]))
 
 
 def beginning(whole: Sequence[Sequence[Config]], count: int) -> list[list[Config]]:
@@ -284,6 +290,7 @@ class Recorder:
     def found(self, tuned: Any, args: tuple[Any, ...]) -> Recording:
         """What is known of every config of the sample, in its order."""
         job, outcomes = tuned.job(args), tuned.outcomes(args)
+        described = dict(zip(job.space, job.described, strict=True)) if job.described else {}
         return Recording(
             workload=job.workload,
             hardware=job.hardware,
@@ -291,6 +298,7 @@ class Recorder:
             default=job.space.default,
             outcomes={c: _rounded(outcomes[c]) for c in job.space if c in outcomes}
             | dict.fromkeys(self.lethal, LETHAL),
+            described={c: d for c, d in described.items() if d},
         )
 
     def leave_out_lethal(self) -> None:
@@ -327,7 +335,7 @@ class Recorder:
     def _place(self, joint: Config) -> int:
         """Which variant a joint config is of."""
         if isinstance(self.kernel, SuiteKernel):
-            return [v.launch.__name__ for v in self.kernel.variants].index(str(joint["variant"]))
+            return variant_place(self.kernel, joint)
         return next(i for i, configs in enumerate(self.kernel.variants.values()) if joint in configs)
 
     def written(self, found: Recording, *, done: bool, problem: str = "") -> Told:

@@ -17,6 +17,7 @@ from typing import Any
 from .core.hardware import Hardware
 from .core.workload import Work
 from .kernel_model import KernelModel, kernel_model
+from .knob_roles import role_of_name
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,28 @@ def features(
     return [_features_of(model, call, knobs, grid, hardware) for knobs in configs]
 
 
+_SUMMED = ("us_bound", "us_flops", "us_memory", "flops", "elementwise", "traffic_bytes", "atomic_bytes")
+
+
+def together(launches: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The description of a config that launches several kernels one after the other, in the names of `features`.
+
+    Times, operations and bytes are summed; all else is of the kernel that takes longest by its bound. Two names are added:
+    `launches`, how many there are, and `least_programs` of any of them. Empty where nothing is launched.
+    """
+    if not launches:
+        return {}
+    longest = max(launches, key=lambda d: (d.get("us_bound", 0.0), d.get("traffic_bytes", 0.0)))
+    found = dict(longest)
+    for name in _SUMMED:
+        if any(name in d for d in launches):
+            found[name] = sum(d.get(name, 0.0) for d in launches)
+    found["launches"] = float(len(launches))
+    if programs := [d["programs"] for d in launches if "programs" in d]:
+        found["least_programs"] = min(programs)
+    return found
+
+
 def work_of(described: Sequence[Mapping[str, float]]) -> Work | None:
     """What the call has to do whatever the config: the least of what the configs do, tensors once; None if unknown."""
     moved = [d["unique_bytes"] for d in described if d.get("unique_bytes")]
@@ -119,28 +142,13 @@ def knob_roles(kernel: Any, knobs: Mapping[str, Any]) -> dict[str, str]:
         if role is None and isinstance(value, str):
             role = "algorithm"
         if role is None:
-            role = next((r for pattern, r in _ROLE_BY_NAME if pattern.search(name.upper())), None)
+            role = role_of_name(name)
         if role is not None:
             roles[name] = role
     return roles
 
 
 _ROLE_OF_OPTION = {"num_warps": "threads", "num_stages": "stages", "maxnreg": "flag", "waves_per_eu": "flag"}
-_ROLE_BY_NAME = tuple(
-    (re.compile(pattern), role)
-    for pattern, role in (
-        (r"WARPS|THREADS", "threads"),
-        (r"STAGES|PIPELINE|BUFFERS", "stages"),
-        (r"UNROLL", "unroll"),
-        (r"^VEC|VECTOR|_VEC$", "vector"),
-        (r"GROUP|ORDER|SWIZZLE", "order"),
-        (r"SPLIT|ALGO|PERSISTENT|VERSION|VARIANT", "algorithm"),
-        (r"BLOCK|TILE|CHUNK|^B[MNKCHDTVR]\d?$|_B[MNK]$", "tile"),
-        (r"^(USE|HAS|IS|ENABLE|ALLOW)_", "flag"),
-    )
-)
-
-
 def _features_of(
     model: KernelModel,
     call: Call | Callable[[Mapping[str, Any]], Call],

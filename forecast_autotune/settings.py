@@ -17,7 +17,7 @@ _CHOICES = {
     "ISOLATE": ("auto", "0", "1"),
     "TOOLCHAIN": ("exact", "any"),
     "SYNC": ("store", "rank0", "none"),
-    "SURROGATE": ("auto", "history", "roofline"),
+    "SURROGATE": ("auto", "history", "learned", "roofline"),
 }
 
 

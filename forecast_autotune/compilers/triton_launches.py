@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from .. import kernel_features
 from ..core.config import Config
+from ..core.hardware import Hardware
 from ..core.outcome import Evidence, Failure
 from ..errors import InvalidInputError
 from .triton_compile import SourceCompiler
@@ -18,9 +21,10 @@ from .triton_source import Source, gpu_target, make_source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """A launch as it was asked for, its grid aside."""
+    """A launch as it was asked for; `grid` is as it was given, a function of the arguments or numbers."""
 
     kernel: Any
+    grid: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
@@ -31,6 +35,31 @@ class _Here(threading.local):
 
 _here = _Here()
 _one_at_a_time = threading.Lock()
+_starts: WeakKeyDictionary[Any, dict[int, int]] = WeakKeyDictionary()
+"""Of fake modes that `without_data` made: where the storages of the tensors given begin, by that of the fake one."""
+
+
+def without_data(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments for several calls of `launches`, tensors among them made fake once: that is most of what a call takes."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.utils._pytree import tree_iter, tree_map_only
+
+    given = (tuple(args), dict(kwargs))
+    if any(isinstance(each, FakeTensor) for each in tree_iter(given)):
+        return given
+    mode = FakeTensorMode(allow_non_fake_inputs=True)  # a layer's weights, which are no argument
+    _starts[mode] = {}
+    made: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(
+        torch.Tensor, lambda tensor: _made_fake(tensor, mode, _starts[mode]), given
+    )
+    return made
+
+
+def _made_fake(tensor: Any, mode: Any, starts: dict[int, int]) -> Any:
+    made = mode.from_tensor(tensor, static_shapes=True)
+    starts[made.untyped_storage()._cdata] = _address(tensor.untyped_storage())
+    return made
 
 
 def launches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Launched]:
@@ -42,6 +71,7 @@ def launches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     function does, it does, and a tensor without data that it keeps is there at its next call.
 
     Raises:
+        InvalidInputError: such a function is being called already.
         whatever the function raises, which on tensors without data may be more than it does else.
     """
     import torch
@@ -49,22 +79,19 @@ def launches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_iter, tree_map_only
 
-    given = (tuple(args), dict(kwargs))
-    modes = [each.fake_mode for each in tree_iter(given) if isinstance(each, FakeTensor)]
-    mode = modes[0] if modes else FakeTensorMode(allow_non_fake_inputs=True)  # a layer's weights, which are no argument
-    addresses: dict[int, int] = {}
+    args, kwargs = without_data(args, kwargs)
+    modes = [each.fake_mode for each in tree_iter((args, kwargs)) if isinstance(each, FakeTensor)]
+    mode = modes[0] if modes else FakeTensorMode(allow_non_fake_inputs=True)
+    starts = dict(_starts.get(mode, {}))
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, FakeTensor):
-            return tensor
-        made = mode.from_tensor(tensor, static_shapes=True)
-        addresses[made.untyped_storage()._cdata] = _address(tensor.untyped_storage())
-        return made
+        return tensor if isinstance(tensor, FakeTensor) else _made_fake(tensor, mode, starts)
 
     def shown(tensor: torch.Tensor) -> _Tensor:
         offset = tensor.storage_offset() * tensor.itemsize
-        start = addresses.get(tensor.untyped_storage()._cdata, 0)
-        return _Tensor(dtype=tensor.dtype, address=start + offset, size=tensor.untyped_storage().nbytes())
+        start = starts.get(tensor.untyped_storage()._cdata, 0)
+        size = tensor.untyped_storage().nbytes()
+        return _Tensor(dtype=tensor.dtype, address=start + offset, size=size, elements=tensor.numel())
 
     class Reached(TorchDispatchMode):  # type: ignore[misc]  # torch leaves it untyped
         """Makes fake ones of tensors that are no arguments: an operation on these and numbers alone would be computed."""
@@ -75,17 +102,34 @@ def launches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
             args, kwargs = tree_map_only(torch.Tensor, fake, (args, kwargs or {}))
             return func(*args, **kwargs)
 
-    args, kwargs = tree_map_only(torch.Tensor, fake, given)
+    args, kwargs = tree_map_only(torch.Tensor, fake, (args, kwargs))  # those beside fake ones
     with mode, Reached(), _noted() as found:
         function(*args, **kwargs)
         return [
             Launched(
                 kernel=each.kernel,
+                grid=each.grid,
                 args=tree_map_only(FakeTensor, shown, each.args),
                 kwargs=tree_map_only(FakeTensor, shown, each.kwargs),
             )
             for each in found
         ]
+
+
+def described(launched: Sequence[Launched], hardware: Hardware) -> dict[str, float]:
+    """What can be told, without compiling, of a config that launches these; see `kernel_features.together`."""
+    return kernel_features.together([_described(each, hardware) for each in launched])
+
+
+def _described(launched: Launched, hardware: Hardware) -> dict[str, float]:
+    kernel = launched.kernel
+    parameters = kernel.signature.parameters
+    named = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+    named.update(zip(kernel.arg_names, launched.args, strict=False))
+    named.update(launched.kwargs)
+    call = kernel_features.describe_call({name: value for name, value in named.items() if name in parameters})
+    options = {name: named[name] for name in ("num_warps", "num_stages") if name in named}
+    return kernel_features.features(kernel, call, [options], grid=launched.grid, hardware=hardware)[0]
 
 
 class LaunchesCompiler:
@@ -179,17 +223,24 @@ def together(results: Sequence[Evidence | Failure]) -> Evidence | Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tensor:
-    """What Triton asks of a tensor when it specialises a kernel."""
+    """What Triton asks of a tensor when it specialises a kernel, and what its description does."""
 
     dtype: Any
     address: int
     size: int  # bytes of its storage
+    elements: int
 
     def data_ptr(self) -> int:
         return self.address
 
     def ptr_range(self) -> int:
         return self.size
+
+    def element_size(self) -> int:
+        return int(self.dtype.itemsize)
+
+    def numel(self) -> int:
+        return self.elements
 
 
 def _address(storage: Any) -> int:
@@ -205,13 +256,17 @@ def _noted() -> Iterator[list[Launched]]:
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
+    if _here.noted is not None:  # the lock would wait for this very thread
+        raise InvalidInputError(
+            "what a function launches cannot be told while it is called to tell what another one does"
+        )
     with _one_at_a_time:
         run, bench = JITFunction.run, Autotuner._bench
 
         def note(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
             if _here.noted is None:
                 return run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
-            _here.noted.append(Launched(kernel=kernel, args=args, kwargs=kwargs))
+            _here.noted.append(Launched(kernel=kernel, grid=grid, args=args, kwargs=kwargs))
             return None
 
         def refuse(tuner: Any, *args: Any, **kwargs: Any) -> Any:

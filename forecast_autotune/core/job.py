@@ -32,13 +32,18 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What is known of one workload on one hardware under one toolchain: outcomes, and the default they relate to."""
+    """What is known of one workload on one hardware under one toolchain: outcomes, and the default they relate to.
+
+    `described` says of configs what could be told of them there without compiling, as `Job.described` does; of those
+    missing nothing was told.
+    """
 
     workload: Workload
     hardware: Hardware
     toolchain: Toolchain
     default: Config
     outcomes: Mapping[Config, Outcome] = field(repr=False)
+    described: Mapping[Config, Mapping[str, float]] = field(default_factory=dict, repr=False)
 
     def log2_speedups(self) -> dict[Config, float]:
         """Log2 speed-up of each measured config against the default; empty if nothing ran."""
@@ -64,8 +69,8 @@ class Question:
 class View:
     """All that a policy may look at in one step.
 
-    `forecasts` stand in the order of the space. `evidence` holds the configs that are compiled. `workers` compiles run
-    side by side.
+    `forecasts` stand in the order of the space; `ahead` are those made before this run had measured anything.
+    `evidence` holds the configs that are compiled. `workers` compiles run side by side.
     """
 
     space: Space
@@ -75,6 +80,7 @@ class View:
     configs_left: float
     seconds_left: float
     workers: int = 1
+    ahead: Sequence[Forecast | Abstention] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,26 +6,46 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 from ..core.budget import Budget
+from ..core.correction import Correction
 from ..core.decision import Decision
 from ..core.job import Job
 from ..errors import CacheMissError
 from ..policies import Exhaustive, First, Selective, StoredOnly
 from ..progress import show_progress
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
+from ..scores import member_scores, recalibration
 from ..settings import Settings
 from ..store.channel import JobChannel, job_channel
 from ..store.ranks import JobStore, Patience
 from ..store.sqlite import SqliteStore, open_store
 from ..surrogates.blend import Blend
 from ..surrogates.history import History
+from ..surrogates.learned import Learned
+from ..surrogates.prior import Prior
+from ..surrogates.recalibrated import Recalibrated
 from ..surrogates.roofline import Roofline
 from ..tuner import stored, tune
 from .pending import measuring_is_wanted, note_if_pending
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """What past forecasts and outcomes teach: how wide to make forecasts, and the log density of each member's."""
+
+    correction: Correction
+    members: Mapping[str, float]
+
+
+RECALIBRATE_EVERY = 32  # decisions between two looks at the store's pairs, 6 ms each
+
+_lessons: WeakKeyDictionary[SqliteStore, dict[str, tuple[Lessons, int]]] = WeakKeyDictionary()
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -73,13 +93,15 @@ def request(
     return Request(settings=settings, budget=text, surrogate=chosen, shard=shard)  # type: ignore[arg-type]
 
 
-def make_surrogate(name: str) -> Surrogate:
-    """The surrogate a setting names."""
+def make_surrogate(name: str, *, prior: Prior | None = None) -> Surrogate:
+    """The surrogate a setting names; `prior` stands in for the shipped model."""
     if name == "roofline":
         return Roofline()
     if name == "history":
         return History()
-    return Blend([History(), Roofline()])
+    if name == "learned":
+        return Learned(prior)
+    return Blend([History(), Learned(prior), Roofline()])
 
 
 def make_policy(settings: Settings, budget: Budget) -> Policy:
@@ -118,6 +140,7 @@ def decide(
     shares = None
     if how.shard and device and how.settings.sync == "store" and isinstance(store, SqliteStore):
         shares = store.shares(job, device)
+    surrogate = _recalibrated(how, store, job.hardware.kind)
     store = _with_ranks(store, how)
     if how.settings.mode == "strict":
         if found := _recalled(job, store):
@@ -128,7 +151,7 @@ def decide(
         decision = untraced(tune)(
             job,
             compiler=compiler,
-            surrogate=how.surrogate,
+            surrogate=surrogate,
             policy=make_policy(how.settings, budget),
             measurer=measurer,
             store=store,
@@ -138,6 +161,37 @@ def decide(
         )
     note_if_pending(store, job, decision, how.settings, budget, how.unmeasured)
     return decision
+
+
+def _recalibrated(how: Request, store: Store, kind: str) -> Surrogate:
+    """The surrogate, its forecasts as wide, and a blend's members heard as much, as this store's record of them says.
+
+    Not in mode `forecast`, whose answers no log may change; and not where a surrogate says `recalibrate = False`: one of
+    the user's own is judged by the record like any other.
+    """
+    if (
+        how.settings.mode == "forecast"
+        or not isinstance(store, SqliteStore)
+        or not getattr(how.surrogate, "recalibrate", True)
+    ):
+        return how.surrogate
+    lessons = cache(partial(_lessons_of, store, kind))
+    inner = how.surrogate
+    if isinstance(inner, Blend):
+        inner = Blend(inner.members, past=lambda: lessons().members)
+    return Recalibrated(inner, lambda: lessons().correction)
+
+
+def _lessons_of(store: SqliteStore, kind: str) -> Lessons:
+    """What the store's pairs on this kind of hardware teach, read anew after so many decisions that forecast."""
+    # Without a lock, which a fork could leave held for ever: threads at worst read the pairs twice.
+    of_store = _lessons.setdefault(store, {})
+    lessons, asked = of_store.get(kind, (None, 0))
+    if lessons is None or asked >= RECALIBRATE_EVERY:
+        pairs = store.pairs(kind)
+        lessons, asked = Lessons(recalibration(pairs), member_scores(pairs)), 0
+    of_store[kind] = lessons, asked + 1
+    return lessons
 
 
 def untraced(function: Callable[_P, _T]) -> Callable[_P, _T]:

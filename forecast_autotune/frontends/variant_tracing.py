@@ -34,15 +34,14 @@ def told(value: Any) -> Any:
     return operator.index(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def imagined(told: Any) -> Any:
-    """An argument from what was told of it; of a tensor, one without data."""
+def imagined(told: Any, mode: Any) -> Any:
+    """An argument from what was told of it; of a tensor, one without data, of a fake mode that all of a call share."""
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     if isinstance(told, tuple) and told[0] == MANY:
-        return tuple(map(imagined, told[1]))
+        return tuple(imagined(each, mode) for each in told[1])
     if isinstance(told, tuple):
         _, shape, stride, dtype, device, tracked = told
-        with FakeTensorMode():
+        with mode:
             return torch.empty_strided(shape, stride, dtype=dtype, device=device, requires_grad=tracked)
     return told

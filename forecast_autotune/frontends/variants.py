@@ -23,6 +23,7 @@ from ..core.outcome import Outcome
 from ..core.space import MAX_CONFIGS, Space
 from ..core.workload import Program, Work, Workload
 from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
+from ..kernel_features import work_of
 from ..measure.arguments import tensors_in
 from ..measure.checks import Check, check_name, validate
 from ..measure.clocks import Clock, CpuClock, EventClock, Launch, cuda_clock
@@ -32,6 +33,7 @@ from ..protocols import Compiler, Store, Surrogate
 from ..rehearsal_driver import Rehearsal, current_rehearsal
 from ..settings import Settings
 from ..store.sqlite import SqliteStore
+from ..tuner import stored
 from .callable_program import Reading
 from .deciding import deciding
 from .engine import decide, make_store, request, untraced
@@ -39,11 +41,13 @@ from .joint import Found, Joint, here, in_use, under
 from .keys import as_names, device_of, features_of, key_as_json, make_key_function
 from .pending import holds_unmeasured, is_unmeasured
 from .variant_arguments import KNOB, Arguments, Variant, as_variants
+from .variant_launches import LONGEST_S, LONGEST_SHARE, Described, VariantLaunches
 from .variant_tracing import imagined, told, traced
 
 log = logging.getLogger(__name__)
 
 DEFAULT_BUDGET = "16,30s"
+COMPILING = "torch.compile"  # why a call that is traced is not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +124,8 @@ def variants(
         compile_ahead: whether the variants' Triton kernels are compiled side by side, in other processes, before they are
             timed. To learn what a variant launches under a config, it is then called once with fake tensors, and nothing is
             launched or computed. Only for variants that keep nothing of such a call: a workspace or a table filled in it
-            would hold fake tensors later, too. A kernel that does not compile then rules its config out.
+            would hold fake tensors later, too. A kernel that does not compile then rules its config out. What is launched
+            also tells a forecast much of each config, in modes that measure nothing, too.
     Raises:
         InvalidInputError: one of these does not say what it must, or a variant cannot be called as the first one.
     """
@@ -294,11 +299,16 @@ class TunedVariants:
     def job(self, args: Sequence[Any]) -> Job:
         """What there is to decide for a call: its workload and the joint space, tuners in variants as they were last met."""
         call = self._placed(args)
-        return self._job(self._choices(call, may_run=False), call.values, rehearsed=self._rehearsal() is not None)
+        choices = self._choices(call, may_run=False)
+        rehearsed = self._rehearsal() is not None
+        launched = self._launched(choices, call)
+        return self._with_work(self._job(choices, call.values, rehearsed=rehearsed, launched=launched))
 
     def outcomes(self, args: Sequence[Any]) -> Mapping[Config, Outcome]:
         """What is known of each config for a call's key, from the store."""
-        job = self.job(args)
+        call = self._placed(args)
+        choices, rehearsed = self._choices(call, may_run=False), self._rehearsal() is not None
+        job = self._job(choices, call.values, rehearsed=rehearsed, launched=None)
         return self._store(job.hardware, Settings.from_environment()).outcomes(job)
 
     def _placed(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> _Call:
@@ -324,11 +334,17 @@ class TunedVariants:
             if len(choices) == 1:
                 return _Made(choice=default, default=default)
             playing = self._rehearsal()
-            job = self._job(choices, call.values, rehearsed=playing is not None)
+            launched = self._launched(choices, call) if unmeasured in ("", COMPILING) else None
+            longest_s = math.inf  # every rank is to say the same
+            if how.settings.mode != "forecast":
+                longest_s = min(LONGEST_S, LONGEST_SHARE * (Budget(how.budget).seconds or math.inf))
+            job = self._job(choices, call.values, rehearsed=playing is not None, launched=launched, longest_s=longest_s)
             measurer = self._measurer(choices, call, playing)
             with measurer, deciding.measuring(Budget(how.budget).measures):
                 store = self._store(job.hardware, how.settings)
-                compiler = self._compiler(choices, call)
+                if not _answers(stored(job, store), how.budget):
+                    job = self._with_work(job)
+                compiler = self._compiler(launched)
                 decision = decide(job, how, compiler=compiler, measurer=measurer, store=store)
         except (CacheMissError, InvalidInputError, NoWorkingConfigError):
             raise
@@ -377,16 +393,18 @@ class TunedVariants:
         What is decided counts, here or in the store, else a forecast. Tuners in the variant are captured by themselves.
         """
         import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.utils._python_dispatch import _disable_current_modes
 
         with _disable_current_modes(), torch.set_grad_enabled(True), deciding:
             order = self._arguments.order(len(told), named)
+            mode = FakeTensorMode()
             args, kwargs = self._arguments.placed(
-                tuple(map(imagined, told)), {name: imagined(value) for name, value in named.items()}
+                tuple(imagined(each, mode) for each in told), {n: imagined(each, mode) for n, each in named.items()}
             )
             call = _Call(values=self._arguments.values(args, kwargs), args=args, kwargs=kwargs)
             made = self._made.get((device_of(call.values), _is_tracked(call.values), self._key(*call.values)))
-            choice = (made or self._decide(call, "torch.compile")).choice
+            choice = (made or self._decide(call, COMPILING)).choice
         return self.variants.index(choice.variant), tuple(choice.knobs.items()), order
 
     # What there is to choose among ----------------------------------------------------------------------------------
@@ -432,11 +450,24 @@ class TunedVariants:
             lent.put_back()
         return tuple(joint.found.values())
 
-    def _job(self, choices: Mapping[Config, Choice], values: tuple[Any, ...], *, rehearsed: bool) -> Job:
+    def _job(
+        self,
+        choices: Mapping[Config, Choice],
+        values: tuple[Any, ...],
+        *,
+        rehearsed: bool,
+        launched: VariantLaunches | None,
+        longest_s: float = LONGEST_S,
+    ) -> Job:
         key = key_as_json(self._key(*values), values, self._arguments.names or None, self._key_names)
         roles = {KNOB: "algorithm"} if len(self.variants) > 1 else {}
         for variant in self.variants:
             roles.update(variant.space.roles if variant.space else {})
+        space, hardware = Space(choices, roles=roles), self._hardware(device_of(values))
+        described: Sequence[Mapping[str, float]] = ()
+        if launched is not None:
+            describe = functools.partial(launched.described, hardware=hardware)
+            described = Described(space, describe, longest_s=longest_s)
         return Job(
             workload=Workload(
                 program=self.program,
@@ -444,11 +475,16 @@ class TunedVariants:
                 features={} if _hold_no_data(values) else features_of(values),
                 check="" if rehearsed else check_name(self._check),
             ),
-            space=Space(choices, roles=roles),
-            hardware=self._hardware(device_of(values)),
+            space=space,
+            hardware=hardware,
             toolchain=self._toolchain(),
             work=self._work_of(values),
+            described=described,
         )
+
+    def _with_work(self, job: Job) -> Job:
+        """The job with the work that its configs are seen to do, if nobody says what there is."""
+        return replace(job, work=work_of(job.described)) if self._work is None and job.described else job
 
     def _hardware(self, device: str) -> Hardware:
         if "triton" in self.reading.languages:
@@ -482,21 +518,27 @@ class TunedVariants:
             self._memory = SqliteStore.in_memory()
         return self._memory
 
-    def _compiler(self, choices: Mapping[Config, Choice], call: _Call) -> Compiler:
-        """What compiles ahead the Triton kernels that variants launch; the rest is compiled by its first launch."""
+    def _launched(self, choices: Mapping[Config, Choice], call: _Call) -> VariantLaunches | None:
+        """What a call launches under each config; None where that is not to be asked, or there is no compiler for it."""
         if not self._ahead or not self.of_triton:
+            return None
+        from .triton_call import compiled_for
+
+        def made(config: Config) -> Callable[..., Any] | None:
+            choice = replace(choices[config], frozen=True)
+            return choice.launcher() if choice.variant.name in self.of_triton else None
+
+        return None if compiled_for() is None else VariantLaunches(made, call.args, call.kwargs)
+
+    def _compiler(self, launched: VariantLaunches | None) -> Compiler:
+        """What compiles ahead the Triton kernels that variants launch; the rest is compiled by its first launch."""
+        if launched is None:
             return NoCompiler()
-        from ..compilers.triton_launches import Launched, LaunchesCompiler, launches
+        from ..compilers.triton_launches import LaunchesCompiler
         from .triton_call import compiled_for
 
         if (aim := compiled_for()) is None:
             return NoCompiler()
-
-        def launched(config: Config) -> Sequence[Launched]:
-            choice = replace(choices[config], frozen=True)
-            told = choice.variant.name in self.of_triton
-            return launches(choice.launcher(), call.args, call.kwargs) if told else ()
-
         target, limits = aim
         return LaunchesCompiler(launched, target=target, properties=limits)
 
@@ -560,6 +602,11 @@ def _tensors(named: Mapping[str, Any]) -> dict[str, Any]:
         many = value if isinstance(value, (list, tuple)) else list(value.values()) if isinstance(value, dict) else None
         flat.update({name: value} if many is None else {f"{name}[{i}]": v for i, v in enumerate(many)})
     return {n: t for n, t in tensors_of(flat).items() if t.layout == torch.strided}
+
+
+def _answers(found: Decision | None, budget: str) -> bool:
+    """Whether a stored decision will be all that is asked for, so that nothing is to be forecast."""
+    return found is not None and (found.basis == "measured" or not Budget(budget).measures)
 
 
 def _make_clock(device: str, playing: Rehearsal | None) -> Clock:

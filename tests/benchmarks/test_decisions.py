@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +91,29 @@ def test_open_and_first_recall(benchmark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.benchmark(group="store")
-def test_write_one_outcome(benchmark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", [0, 28])
+def test_recollect(benchmark: Any, tmp_path: Path, told: int) -> None:
+    """96 outcomes of another key, of each of which so many numbers were told."""
+    with SqliteStore(tmp_path) as store:
+        for config in SPACE:
+            store.record(describing(job(1), told), "run", config, Measurement(samples_us=(5.0, 5.1, 4.9)), None)
+        (found,) = benchmark(store.recollect, job())
+    assert len(found.described) == (len(SPACE) if told else 0)
+
+
+def describing(job: Job, told: int) -> Job:
+    return replace(job, described=[{f"name_{i}": i / 3 for i in range(told)}] * len(SPACE))
+
+
+@pytest.mark.benchmark(group="store")
+@pytest.mark.parametrize("told", [0, 28])
+def test_write_one_outcome(benchmark: Any, tmp_path: Path, told: int) -> None:
     forecast = Forecast.normal(0.1, 0.5, source="bench")
-    numbers = iter(range(10**9))
+    numbers, of = iter(range(10**9)), describing(job(), told)
     with SqliteStore(tmp_path) as store:
 
         def write() -> None:
             config: Config = SPACE[next(numbers) % len(SPACE)]
-            store.record(job(), "run", config, Measurement(samples_us=(5.0, 5.1, 4.9)), forecast)
+            store.record(of, "run", config, Measurement(samples_us=(5.0, 5.1, 4.9)), forecast)
 
         benchmark(write)

@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,6 +56,20 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Any:
 def trace_of(task: Task) -> Path:
     (path,) = Path(task.traces).glob(f"toy.{task.case}.*.jsonl.gz")
     return path
+
+
+def test_a_trace_holds_what_its_job_says_of_configs_without_compiling(task: Task) -> None:
+    recorder = Recorder(task, "cpu")
+    args = recorder.inputs()
+    recorder.work = recorder.kernel.work(*args)
+    tuned = recording.front_door(recorder.kernel, beginning(recorder.groups, 4), "0").tuned  # type: ignore[attr-defined]
+    job = tuned.job(args)
+    first, second, third, _ = job.space
+    told = [{"programs": 3.0}, {}, {"programs": 5.0}, {"programs": 7.0}]
+    outcomes = {config: Measurement(samples_us=(1.0,)) for config in (first, second, third)}
+    seen = SimpleNamespace(job=lambda _: replace(job, described=told), outcomes=lambda _: outcomes)
+    recorder.written(recorder.found(seen, args), done=True)
+    assert read_trace(trace_of(task)).described == {first: {"programs": 3.0}, third: {"programs": 5.0}}
 
 
 def test_every_config_is_measured_and_the_trace_tells_all_that_replaying_it_takes(task: Task) -> None:

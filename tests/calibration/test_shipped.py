@@ -80,6 +80,16 @@ def test_each_holds_a_fair_sample_of_every_variant_with_what_was_timed_and_how(
                 assert outcome.message
 
 
+def test_every_triton_config_that_ran_is_described_without_compiling(recordings: dict[Path, Recording]) -> None:
+    for path, recording in recordings.items():
+        ran = {config for config, outcome in recording.outcomes.items() if isinstance(outcome, Measurement)}
+        if recording.workload.program.language == "triton":
+            assert ran <= recording.described.keys(), path.name
+            assert all(d["programs"] >= 1 for d in recording.described.values())
+        else:
+            assert not recording.described
+
+
 def test_tables_of_evidence_hold_every_config_of_every_space() -> None:
     found = {}
     for path in TABLES:

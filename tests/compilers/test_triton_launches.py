@@ -21,7 +21,13 @@ from rehearsed import own_triton_cache  # noqa: E402
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
-from forecast_autotune.compilers.triton_launches import LaunchesCompiler, launches, together  # noqa: E402
+from forecast_autotune.compilers.triton_launches import (  # noqa: E402
+    LaunchesCompiler,
+    described,
+    launches,
+    together,
+    without_data,
+)
 from forecast_autotune.compilers.triton_pool import WorkerPool  # noqa: E402
 from forecast_autotune.compilers.triton_source import gpu_target, make_source  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
@@ -173,6 +179,51 @@ def test_tensors_that_are_fake_already_keep_their_mode() -> None:
     assert len(launches(note, (x,), {"others": [half(1000)]})) == 1
     assert met[0] is x
     assert all(isinstance(each, FakeTensor) and each.fake_mode is mode for each in met)
+
+
+def test_arguments_made_fake_once_tell_the_same_at_every_call() -> None:
+    def function(x: Any, *, others: Any, bias: Any) -> None:
+        between = torch.empty_like(x)
+        biased[(8,)](x, None, between, 1000, 2.0, BLOCK=128)
+        biased[(8,)](others[0], bias, others[1], 1000, 2.0, BLOCK=128)
+
+    whole = torch.zeros(4096)
+    args, kwargs = (whole[1:1001],), {"others": [whole[2048:], half(1024)], "bias": torch.zeros(1024)}
+    told = launches(function, args, kwargs)
+    made = without_data(args, kwargs)
+    assert without_data(*made) == made
+    for _ in range(2):
+        again = launches(function, *made)
+        assert [(each.args, dict(each.kwargs)) for each in again] == [(each.args, dict(each.kwargs)) for each in told]
+    assert {argument.data_ptr() % 16 for argument in told[0].args[:1]} == {whole.data_ptr() % 16 + 4}
+
+
+def test_a_launch_is_described_by_its_grid_its_arguments_and_its_defaults() -> None:
+    def function(x: Any, n: int) -> None:
+        y = torch.empty_like(x)
+        biased[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]), 1, 2)](x, None, y, n, 2.0, BLOCK=128, num_warps=8)
+
+    hardware = sheet_for("H200")
+    found = described(launches(function, (half(1000), 1000), {}), hardware)
+    assert {name: found[name] for name in ("programs", "threads", "num_stages", "launches")} == {
+        "programs": 16, "threads": 256, "num_stages": 3, "launches": 1,
+    }  # fmt: skip
+    assert (found["loaded_bytes"], found["stored_bytes"], found["unique_bytes"]) == (128 * 2, 128 * 2, 2 * 2000)
+    assert found["us_memory"] == pytest.approx(2 * 2000 / (hardware.bandwidth_gb_per_s * 1e3))
+    assert described([], hardware) == {}
+
+
+def test_what_is_called_to_tell_its_launches_cannot_ask_the_same_of_others() -> None:
+    asked: list[str] = []
+
+    def outer(x: Any) -> None:
+        with pytest.raises(InvalidInputError, match="cannot be told while it is called"):
+            launches(lambda: None, (), {})
+        asked.append("outer")
+        biased[(1,)](x, None, x, 10, 2.0, BLOCK=64)
+
+    assert len(launches(outer, (half(64),), {})) == 1
+    assert asked == ["outer"]
 
 
 def test_a_function_that_needs_data_counts_as_built_with_nothing_compiled() -> None:

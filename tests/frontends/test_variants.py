@@ -562,13 +562,14 @@ def test_kernels_are_compiled_ahead_where_the_caller_says_that_variants_keep_not
         assert all(type(made) is torch.Tensor for made in kept.values())
 
 
-@pytest.mark.parametrize("mode", ["cached", "forecast", "first"])
-def test_modes_that_do_not_measure_call_nothing_to_see_what_it_launches(
-    triton_cache: None, mode: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("mode", "seen"), [("cached", 2), ("forecast", 2), ("first", 0)])
+def test_what_it_launches_is_seen_where_it_is_forecast_and_not_where_a_decision_is_stored(
+    triton_cache: None, mode: str, seen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(triton_launches, "launches", lambda *args: asked.append(args) or [])
-    for how, calls in ((mode, 0), ("tune", 2)):
+    for how, calls in ((mode, seen), ("tune", 2), ("tune", 0), ("cached", 0)):
+        asked.clear()
         scaled = fa.variants(
             [scaling(scale, BLOCK=1024, num_warps=4), scaling(scale, BLOCK=BEST, num_warps=4)],
             key="n",

@@ -1,0 +1,30 @@
+"""What a knob stands for, told by its name: the words that kernels, tuners and benchmarks use for the same few things."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_ROLE_BY_NAME = tuple(
+    (re.compile(pattern, re.IGNORECASE), role)
+    for pattern, role in (
+        (r"stride|group|order|swizzle|^[mn]dim[ab]$", "order"),
+        (r"warps|threads|block_?(size|dim)|work_?group|wg_?size|^local_|^[mn]dimc$", "threads"),
+        (r"stages|pipeline|buffers", "stages"),
+        (r"unroll|^kwi$", "unroll"),
+        (r"^vec|vector|_vec$|^vw[mn]?$", "vector"),
+        (r"split|algo|persistent|version|variant|^source$|^method$", "algorithm"),
+        (r"block|tile|chunk|^thread_[mnk]$|^[mnk]wg$|^[bt][mnkhcdtvr]\d?$|_b[mnk]$|items|per_?thread|pixels|features", "tile"),
+        (r"^(use|has|is|enable|allow)_|padding|read_only|^s[ab]$|^str[mn]$", "flag"),
+    )
+)
+
+
+def role_of_name(name: str) -> str | None:
+    """The role, out of `core.space.ROLES`, that a knob of this name most often has; None if the name tells nothing."""
+    return next((role for pattern, role in _ROLE_BY_NAME if pattern.search(name)), None)
+
+
+def roles_by_name(knobs: Iterable[str]) -> dict[str, str]:
+    """The roles of those knobs whose names tell one."""
+    return {name: role for name in knobs if (role := role_of_name(name)) is not None}
