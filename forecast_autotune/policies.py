@@ -10,6 +10,7 @@ from .arrays import Columns, KnobMatrix, columns_of, expected_gain, knob_matrix,
 from .core.config import Config
 from .core.job import Compile, Measure, Stop, View, log2_speedups
 from .core.outcome import Failure
+from .knob_roles import role_of_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,8 +22,10 @@ CHUNK = 64  # configs that Exhaustive compiles ahead of measuring: enough for an
 SPREAD_CANDIDATES = 4  # drawn for each place of a batch, the farthest apart taken. A single pick is drawn alone: the
 # farthest of 3 ended at 1.39, one drawn at 1.19 (44 tries, convolution on four devices, medians of 10 seeds)
 FIRST_SPREAD = 4  # configs that ran, the default included, before forecasts that hardly differ are followed
-FLAT = 0.3  # share of their own uncertainty by which forecasts must differ to be followed before that
-OUTSIDE_EVERY = 3  # of so many picks, one lies outside the model's favourites
+FLAT = 0.05  # share of their own uncertainty by which forecasts must differ to be followed before that
+OUTSIDE_EVERY = 5  # of so many picks, one lies outside the model's favourites
+OUTSIDE_FROM = 5  # outcomes before that: the first few follow what kernels at large teach
+AHEAD_EVERY, AHEAD_FROM = 4, 10  # of so many picks, one is the best left by the forecasts made before anything was measured
 LIKE_FAILURES = 4  # so many first outcomes, all failed with one message: it is the call, not the config
 NEAR = 1.0  # configs of one batch closer than this, in deviations of their knobs, teach each other's outcome
 WORTHWHILE = math.log2(1.01)  # a gain that would be worth another measurement
@@ -163,7 +166,11 @@ class _Picking:
         for turn in range(self.turn, self.turn + size):
             usable = gains * weight
             usable[chosen] = np.nan
-            pick = self._outside(usable) if turn % OUTSIDE_EVERY == OUTSIDE_EVERY - 1 else None
+            pick = None
+            if turn >= OUTSIDE_FROM and turn % OUTSIDE_EVERY == OUTSIDE_EVERY - 1:
+                pick = self._outside(usable)
+            elif turn >= AHEAD_FROM and turn % AHEAD_EVERY == AHEAD_EVERY - 1:
+                pick = self._as_forecast_ahead(usable)
             if pick is None:
                 pick = int(np.nanargmax(usable))
             chosen.append(pick)
@@ -173,8 +180,26 @@ class _Picking:
 
     def _flat(self) -> bool:
         """Whether the forecasts hardly tell one config from another: their means differ less than each is unsure."""
-        f = self.forecasts
+        return self._tells_little(self.forecasts)
+
+    def _tells_little(self, f: Columns) -> bool:
         return float(f.mean[self.untried].std()) < FLAT * float(f.sigma[self.untried].mean())
+
+    def _as_forecast_ahead(self, gains: Array) -> int | None:
+        """The best by the forecasts made before anything was measured here, which outcomes have not bent.
+
+        An optimum that lies alone among bad neighbours is found this way or not at all. None if they told little.
+        """
+        import numpy as np
+
+        if not self.view.ahead:
+            return None
+        ahead = columns_of(self.view.ahead)
+        usable = ~np.isnan(gains) & ahead.known
+        if not usable.any() or self._tells_little(ahead):
+            return None
+        expected = np.where(usable, ahead.mean + np.log2(np.maximum(1.0 - ahead.fail, 1e-9)), -np.inf)
+        return int(np.argmax(expected))
 
     def _novelty(self, pick: int) -> Array:
         """How much each config would still teach beside this pick: 0 for the pick itself, 1 far away."""
@@ -189,6 +214,8 @@ class _Picking:
         """The best config with a forced value in one knob: the value that was tried least so far."""
         import numpy as np
 
+        if (untried := self._untried_algorithm(gains)) is not None:
+            return untried
         rarest: list[tuple[float, str, int]] = []
         for knob, level in self.knobs.levels.items():
             tried = np.bincount(level[self.tried], minlength=int(level.max()) + 1)
@@ -205,6 +232,18 @@ class _Picking:
                 )
                 nearest = forced[changes == changes.min()]
                 return int(nearest[np.argmax(gains[nearest])])
+        return None
+
+    def _untried_algorithm(self, gains: Array) -> int | None:
+        """The most promising config of an algorithm of which no config was tried yet; None if all were."""
+        import numpy as np
+
+        roles = self.view.space.roles
+        for knob, level in self.knobs.levels.items():
+            if roles.get(knob, role_of_name(knob)) == "algorithm":
+                new = np.flatnonzero(~np.isin(level, level[self.tried]) & ~np.isnan(gains))
+                if new.size:
+                    return int(new[np.argmax(gains[new])])
         return None
 
     def _spread(self, size: int) -> list[int]:

@@ -128,6 +128,7 @@ class _Run:
         self.outcomes: dict[Config, Outcome] = {}
         self.evidence: dict[Config, Evidence] = {}
         self.forecasts: Sequence[Forecast | Abstention] = ()
+        self.ahead: Sequence[Forecast | Abstention] = ()  # the first of these
         self.tried: set[Config] = set()  # by this run
         self.compiled = 0
 
@@ -215,6 +216,7 @@ class _Run:
             self.measurer.spare_default()
         self.recordings = self.store.recollect(self.job)
         self.forecast()
+        self.ahead = self.forecasts
 
     def forecast(self) -> None:
         question = Question(
@@ -247,6 +249,7 @@ class _Run:
             configs_left=self.budget.configs_left - len(self.taken),
             seconds_left=self.budget.seconds_left,
             workers=self.workers,
+            ahead=self.ahead,
         )
 
     # Sharing the work -----------------------------------------------------------------------------------------------

@@ -12,10 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..core.budget import Budget
+from ..frontends.engine import make_surrogate
+from ..settings import _CHOICES
 from .replay_runs import POLICIES, ReplayPlan, Row, Task, histories, show_progress, work
 
 BUDGETS = ("10", "1%", "10%")
 TARGETS = (0, 10, 50)  # configs whose outcomes are known when forecasts are scored
+NAMED = 8  # of what the surrogate was fitted on, in the tables; --json names all
 DRAWS = 10  # of those configs, at most; from one draw to the next Brier skill scatters by 0.04 to 0.10 (10 measured)
 
 
@@ -26,7 +29,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Tune against recorded spaces, as if their hardware were here, and say how close the decisions come "
         "to each space's best, what they cost, and how good and how honest the forecasts were.",
     )
-    parser.add_argument("traces", nargs="+", metavar="TRACE", type=Path, help="recorded run: T4 JSON or our own form")
+    parser.add_argument(
+        "traces",
+        nargs="+",
+        metavar="TRACE",
+        type=Path,
+        help="recorded run: our own form, T4 JSON, or a cache file of Kernel Tuner",
+    )
     parser.add_argument(
         "--history",
         nargs="+",
@@ -38,7 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--budget", action="append", metavar="B", help="as FORECAST_AUTOTUNE_BUDGET; may be repeated")
     parser.add_argument("--policy", choices=sorted(POLICIES), default="selective", help="default: %(default)s")
-    parser.add_argument("--surrogate", choices=("auto", "history", "roofline"), default="auto")
+    parser.add_argument("--surrogate", choices=_CHOICES["SURROGATE"], default="auto", help="default: %(default)s")
     parser.add_argument(
         "--seeds", type=_positive, default=10, metavar="N", help="runs per budget; default: %(default)s"
     )
@@ -85,10 +94,11 @@ def run(args: argparse.Namespace) -> int:
         finished = False
         print(f"interrupted: {len(done)} of {len(tasks)} runs are finished; these follow", file=sys.stderr)
     report = _report(done, budgets)
+    priors = list(getattr(make_surrogate(args.surrogate), "fitted_on", ()))
     if args.json:
-        print(json.dumps(report, allow_nan=False))
+        print(json.dumps(report | {"priors": priors}, allow_nan=False))
     else:
-        _show(report)
+        _show(report, priors)
     return 0 if finished else 130
 
 
@@ -119,7 +129,6 @@ def _report(done: Mapping[Task, Row], budgets: Sequence[str]) -> dict[str, list[
         "runs": runs,
         "summary": summary,
         "forecast": [_mean_row(rows) for rows in scored.values()],
-        "priors": [],  # nothing here was fitted beforehand
     }
 
 
@@ -152,7 +161,7 @@ def _mean_row(rows: Sequence[Row]) -> Row:
     return {name: rows[0][name] if name in same else mean([row[name] for row in rows]) for name in rows[0]}
 
 
-def _show(report: Mapping[str, Sequence[Row]]) -> None:
+def _show(report: Mapping[str, Sequence[Row]], priors: Sequence[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -173,3 +182,7 @@ def _show(report: Mapping[str, Sequence[Row]]) -> None:
     )
     names = ("accuracy", "off_by_one", "half_brier", "brier_skill", "crps7", "nll", "ece", "top_1_percent")
     table("Forecasts in eight bins against the median config", ("trace", "target_measured", *names), report["forecast"])
+    if priors:
+        more = f" and {len(priors) - NAMED} more" if len(priors) > NAMED else ""
+        text_of_priors = f"Forecasts rest on a model fitted beforehand on {', '.join(priors[:NAMED])}{more}"
+        console.print(text_of_priors, markup=False, highlight=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import math
 import os
 import random
@@ -25,11 +26,13 @@ from ..core.outcome import Measurement, Outcome
 from ..core.space import Space
 from ..errors import NoWorkingConfigError
 from ..frontends.engine import make_surrogate
+from ..hardware_sheets import same_product
 from ..measure.replay import Replay
 from ..policies import Exhaustive, First, Selective, StoredOnly
 from ..protocols import Policy
 from ..scores import score_forecasts
 from ..store.trace import read_trace
+from ..store.trace_t4 import UNKNOWN
 from ..tuner import tune
 
 QUIET_S = 2.0  # no progress is shown for less
@@ -65,7 +68,13 @@ class ReplayPlan:
     def do(self, task: Task) -> Row:
         recording, space = _read(self.traces[task.trace])
         recordings = [_read(path)[0] for path in self.histories[task.trace]]
-        job = Job(workload=recording.workload, space=space, hardware=recording.hardware, toolchain=recording.toolchain)
+        job = Job(
+            workload=recording.workload,
+            space=space,
+            hardware=recording.hardware,
+            toolchain=recording.toolchain,
+            described=[recording.described.get(c, {}) for c in space] if recording.described else (),
+        )
         named: Row = {"trace": self.traces[task.trace].name}
         if isinstance(task.what, int):
             return named | self.score(job, recording, recordings, task.what, task.seed)
@@ -184,23 +193,61 @@ def _read(path: Path) -> tuple[Recording, Space]:
 
 
 def histories(traces: Sequence[Path], history: Sequence[Path]) -> Iterator[tuple[Path, ...]]:
-    """The history of each trace: recordings of the same kernel, without the trace itself or a rerun of it."""
-
-    def identity(path: Path) -> tuple[str, str, str]:
-        recording = _read(path)[0]
-        return (recording.workload.program.name, recording.workload.digest, recording.hardware.digest)
-
+    """The history of each trace: recordings of the same kernel, without the trace itself, a copy of it or a rerun."""
     for trace in traces:
-        mine = identity(trace)
+        mine = _read(trace)[0]
         kept = []
         for path in dict.fromkeys(history):
-            if path.resolve() == trace.resolve() or identity(path) == mine:
-                print(
-                    f"{path.name} is left out of the history of {trace.name}: it is the run under test", file=sys.stderr
-                )
-            elif identity(path)[0] == mine[0]:
+            theirs = _read(path)[0]
+            if theirs.workload.program.name != mine.workload.program.name:
+                continue
+            if path.resolve() == trace.resolve() or _same_run(mine, theirs):
+                why = "it is the run under test"
+            elif _same_task(mine, theirs):
+                why = "it may be the same workload on the same hardware"
+            else:
                 kept.append(path)
+                continue
+            print(f"{path.name} is left out of the history of {trace.name}: {why}", file=sys.stderr)
         yield tuple(kept)
+
+
+def _same_run(a: Recording, b: Recording) -> bool:
+    """Whether one holds the other's times, under whatever name, key and hardware: nearly all they share are equal.
+
+    Up to a millionth, for units were changed in between. Where a clock ticks coarsely some times of two runs agree by
+    chance; not nine of ten, sample by sample.
+    """
+    shared = [
+        (mine.samples_us, theirs.samples_us)
+        for config, mine in a.outcomes.items()
+        if isinstance(mine, Measurement) and isinstance(theirs := b.outcomes.get(config), Measurement)
+    ]
+    equal = sum(
+        len(mine) == len(theirs) and all(math.isclose(m, t, rel_tol=1e-6) for m, t in zip(mine, theirs, strict=True))
+        for mine, theirs in shared
+    )
+    return equal > 0.9 * len(shared)
+
+
+def _same_task(a: Recording, b: Recording) -> bool:
+    """Whether both may have been recorded for one workload on one product; what a file does not tell may be equal."""
+    named = [r.hardware.name for r in (a, b)]
+    if UNKNOWN not in named and a.hardware.digest != b.hardware.digest and not same_product(*named):
+        return False
+    (form, mine), (other_form, theirs) = _told(a), _told(b)
+    return form != other_form or mine is None or mine == theirs or theirs is None
+
+
+def _told(recording: Recording) -> tuple[str, str | None]:
+    """In which form a recording tells its workload, and which one; None where that form or this file does not.
+
+    A T4 file tells none, only by its name what its author called it; Kernel Tuner none that depends on the config.
+    """
+    form = recording.toolchain.versions.get("recorded", "").partition(" ")[0]
+    size = recording.workload.key.get("problem_size")
+    untold = form == "T4" or (form == "Kernel" and not isinstance(size, (int, list)))
+    return form, None if untold else recording.workload.digest
 
 
 # Many at once -----------------------------------------------------------------------------------------------------------
@@ -211,6 +258,7 @@ _worker: list[ReplayPlan] = []  # what this worker process replays
 def _begin(plan: ReplayPlan) -> None:
     # Ctrl-C is the parent's to handle. One thread each: workers are as many as there are cores.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("forecast_autotune.store").setLevel(logging.ERROR)  # the parent has read each file, and warned
     for library in ("OPENBLAS", "OMP", "MKL"):
         os.environ[f"{library}_NUM_THREADS"] = "1"
     _worker[:] = [plan]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..arrays import forecasts_from, normal_cdf
+from ..arrays import ForecastTable, normal_cdf
 from ..core.config import Config
 from ..core.forecast import Abstention, Forecast
 from ..core.hardware import Hardware
@@ -76,7 +76,7 @@ class Roofline:
             mean, sigma = _below(mean, sigma, headroom)
             said.append(f"at most {2**headroom:.2f}x the default's speed")
         source = f"{self.name} ({', '.join(said)})"
-        return forecasts_from(mean, sigma, fails[1:], source=source, default_us=default_us)
+        return ForecastTable.of_one(self.name, mean, sigma, fails[1:], source=source, default_us=default_us)
 
 
 def least_us(job: Job) -> float | None:

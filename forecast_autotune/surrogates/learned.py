@@ -1,0 +1,180 @@
+"""Learned: what many kernels taught, corrected by what this one shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..arrays import ForecastTable, knob_matrix
+from ..core.forecast import Abstention, Forecast
+from ..core.job import Job, Question, Recording, log2_speedups
+from . import elsewhere
+from .answers import LastAnswer, answered, default_us, words
+from .correction import Correction, Expected
+from .prior import Prior, rules, shipped_prior
+from .traits import role_traits
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+UNTOLD_SIGMA = 0.8  # deviation of log2 speed-ups that rules of thumb leave unexplained
+TREES_DOUBT = 0.4  # what trees say holds by a factor of 1, give or take this
+OWN_WEIGHT = 0.1  # of the model among recordings: like one of another size, 7 octaves away
+
+
+class Learned:
+    """Forecast from what kernels at large teach, and correct it by outcomes.
+
+    Where a job says what each config's launch does, trees fitted on other kernels tell times from that; elsewhere, rules of
+    thumb over knobs' roles, each by a factor that is known roughly. Recordings of the same program say what the model
+    misses there. Outcomes here then correct the factors, and a Gaussian process what is left. Abstains where the job tells
+    nothing that the model knows, and nothing was measured.
+
+    Args:
+        prior: the model; the shipped one if not given.
+    """
+
+    name = "learned"
+
+    def __init__(self, prior: Prior | None = None) -> None:
+        self._given = prior
+        self._last = LastAnswer()
+        # Each is replaced as a whole, so that threads that share this object at worst compute an answer twice.
+        self._model: tuple[Job, _Model] | None = None
+        self._told: tuple[Job, tuple[Recording, ...], list[elsewhere.Told]] | None = None
+        self._correction = Correction()
+
+    @property
+    def prior(self) -> Prior:
+        return shipped_prior() if self._given is None else self._given
+
+    @property
+    def fitted_on(self) -> tuple[str, ...]:
+        """The kernels whose measurements the model was fitted on."""
+        return self.prior.fitted_on
+
+    def forecast(self, question: Question) -> Sequence[Forecast | Abstention]:
+        space = question.job.space
+        model = self._model_of(question.job)
+        if not model.says and not question.recordings and not any(c in space for c in question.outcomes):
+            reason = "no knob's role is known, no launch is described, and nothing was measured"
+            return [Abstention(self.name, reason)] * len(question.configs)
+        table = self._last.of(question)
+        if table is None:
+            table = self._last.keep(question, self._forecast(question, model))
+        return answered(table, space, question.configs)
+
+    def _forecast(self, question: Question, model: _Model) -> ForecastTable:
+        job = question.job
+        expected, recordings = model.expected, 0
+        if told := self._read_elsewhere(question, model):
+            speedups = log2_speedups(question.outcomes, job.space.default)
+            found = elsewhere.together(told, {job.space.index(c): s for c, s in speedups.items() if c in job.space})
+            recordings = found.count - 1
+            expected = Expected(found.mean, found.sigma, found.fail, model.trends / found.sigma[:, None], expected.x)
+        corrected = self._correction.apply(job, expected, question.outcomes)
+        here = sum(c in job.space for c in question.outcomes)
+        source = f"{self.name} ({', '.join([*model.says, *words(here=here, recordings=recordings)])})"
+        return ForecastTable.of_one(
+            self.name,
+            corrected.mean,
+            corrected.sigma,
+            corrected.fail,
+            source=source,
+            default_us=default_us(question),
+            foretold=corrected.foretold,
+        )
+
+    def _model_of(self, job: Job) -> _Model:
+        known = self._model
+        if known is None or known[0] is not job:
+            known = self._model = (job, _Model(job, self.prior))
+        return known[1]
+
+    def _read_elsewhere(self, question: Question, model: _Model) -> list[elsewhere.Told]:
+        """What recordings say, and the model beside them, as sources; empty without any. Read once."""
+        import numpy as np
+
+        job = question.job
+        recordings = tuple(question.recordings)
+        if not recordings:
+            return []
+        known = self._told
+        if known is None or known[0] is not job or known[1] != recordings:
+            told = []
+            for weight, recording in elsewhere.most_alike(job, recordings):
+                there = model.at(recording)
+                if (one := elsewhere.read(recording, job.space, weight, there, model.expected.mean)) is not None:
+                    told.append(one)
+            if told:
+                fail = np.mean([t.fail for t in told], axis=0) if model.expected.fail is None else model.expected.fail
+                told.append(elsewhere.Told(model.expected.mean, model.expected.sigma, fail, OWN_WEIGHT))
+            known = self._told = (job, recordings, told)
+        return known[2]
+
+
+class _Model:
+    """What the prior expects of a job's configs."""
+
+    def __init__(self, job: Job, prior: Prior) -> None:
+        import numpy as np
+
+        self.job, self.prior = job, prior
+        self.says: list[str] = []
+        n = len(job.space)
+        mean, sigma, self.trends = np.zeros(n), np.full(n, UNTOLD_SIGMA), np.zeros((n, 0))
+        fail: Array | None = None
+        from_launches = prior.of_launches(job.described, job)
+        if from_launches is not None:
+            mean, sigma, fail = from_launches
+            self.trends = (TREES_DOUBT * (mean - np.median(mean)))[:, None]
+            self.says.append(f"launches described, {len(prior.fitted_on)} kernels known")
+        else:
+            broken = {name: column for name, column in rules(job).items() if name in prior.factors}
+            for name, column in broken.items():
+                mean = mean - prior.factors[name].mean * column
+            if broken:
+                self.trends = np.stack([prior.factors[name].sigma * c for name, c in broken.items()], axis=1)
+                self.says.append("knob roles")
+        mean = mean - mean[0]
+        self.expected = Expected(mean, sigma, fail, self.trends / sigma[:, None], _columns(job))
+
+    def at(self, recording: Recording) -> Array | None:
+        """What the prior expects of the same configs where a recording was made; None where it cannot say."""
+        space = self.job.space
+        if not self.says:
+            return None
+        there = Job(
+            workload=recording.workload,
+            space=space,
+            hardware=recording.hardware,
+            toolchain=recording.toolchain,
+            described=[recording.described.get(c, {}) for c in space] if recording.described else (),
+        )
+        if self.job.described and not any(there.described):
+            return None
+        expected = _Model(there, self.prior).expected.mean
+        missing = [i for i, d in enumerate(there.described) if not d]
+        if missing and there.described:
+            # Of a config that is not described there, what is expected here says more than nothing.
+            expected = expected.copy()
+            expected[missing] = self.expected.mean[missing]
+        return expected
+
+
+def _columns(job: Job) -> Array:
+    """The knobs, and of what several knobs make together what is not a knob already; each with deviation 1."""
+    import numpy as np
+
+    knobs = knob_matrix(job.space).values
+    traits = role_traits(job)
+    columns = [knobs]
+    for trait in (traits.threads, traits.work, None if traits.threads is None or traits.work is None else traits.threads + traits.work):
+        if trait is None or np.ptp(trait) == 0:
+            continue
+        column = (trait - trait.mean()) / trait.std()
+        if not any(abs(float(column @ k)) > 0.999 * len(column) for k in knobs.T):
+            columns.append(column[:, None])
+    return np.hstack(columns)
