@@ -1,16 +1,25 @@
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from recorded import recording
 
-from forecast_autotune.cli import main, replay_runs
+from forecast_autotune.cli import main, replay, replay_runs
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.forecast import Abstention
+from forecast_autotune.core.hardware import Hardware
+from forecast_autotune.core.job import Question
 from forecast_autotune.core.outcome import Measurement
+from forecast_autotune.settings import _CHOICES
+from forecast_autotune.store.trace import read_trace, write_trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -59,6 +68,30 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, 
     assert run(*arguments, "--json", "--jobs", 1) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_replayed_job_says_of_its_configs_what_the_trace_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    asked: list[Question] = []
+
+    class Listening:
+        name = "listening"
+
+        def forecast(self, question: Question) -> list[Abstention]:
+            asked.append(question)
+            return [Abstention(self.name, "it only listens")] * len(question.configs)
+
+    configs = list(recording().outcomes)
+    described = {configs[1]: {"programs": 8.0}, configs[0]: {"programs": 4.0}} if told else {}
+    path = tmp_path / "run.jsonl"
+    write_trace(replace(recording(), described=described), path)
+    monkeypatch.setattr(replay_runs, "make_surrogate", lambda _: Listening())
+    plan = replay_runs.ReplayPlan(traces=(path,), histories=((),), policy="selective", surrogate="auto")
+    plan.do(replay_runs.Task(0, "4", 1))
+    job = asked[0].job
+    assert list(job.described) == ([described.get(config, {}) for config in job.space] if told else [])
 
 
 def test_the_report_has_the_agreed_shape(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,6 +171,172 @@ def test_another_kernel_is_no_history(trace: Path, tmp_path: Path, capsys: pytes
     assert told["runs"][0]["history"] == []
 
 
+def rewritten(path: Path, to: Path, change: Any) -> Path:
+    """A T4 file again, its document changed."""
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    change(document)
+    to.write_bytes(gzip.compress(json.dumps(document).encode()))
+    return to
+
+
+def as_kernel_tuner(path: Path, to: Path, *, scale: float = 1.0, **header: Any) -> Path:
+    """A T4 file as Kernel Tuner's cache file."""
+    results = json.loads(gzip.decompress(path.read_bytes()))["results"]
+    knobs = list(results[0]["configuration"])
+    cache = {}
+    for result in results:
+        times = [t * scale for t in result["times"]["runtimes"]]
+        found = {"time": sum(times) / len(times), "times": times} if times else {"__error__": "RuntimeFailedConfig"}
+        cache[",".join(map(str, result["configuration"].values()))] = {
+            **result["configuration"], **found, "compile_time": 500.0, "benchmark_time": 1.0, "verification_time": 0.0
+        }  # fmt: skip
+    document = {
+        "device_name": "NVIDIA A40",
+        "kernel_name": "bowl",
+        "problem_size": [4096],
+        "tune_params_keys": knobs,
+        "tune_params": {},
+        "objective": "time",
+        **header,
+        "cache": cache,
+    }
+    to.write_text(json.dumps(document))
+    return to
+
+
+def kept_of(capsys: pytest.CaptureFixture[str], trace: Path, *history: Path) -> list[str]:
+    row = report(capsys, trace, "--budget", "0", "--seeds", 1, "--history", *history)["runs"][0]
+    kept: list[str] = row["history"]
+    return kept
+
+
+def test_the_run_under_test_is_no_history_under_any_name(
+    trace: Path, elsewhere: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "bowl_lab_Z_T4.json.gz"
+    link.symlink_to(trace)
+    renamed = tmp_path / "bowl_other_MI250X_T4.json.gz"
+    renamed.write_bytes(trace.read_bytes())
+    unpacked = tmp_path / "bowl_lab_H100.json"
+    unpacked.write_bytes(gzip.decompress(trace.read_bytes()))
+    ours = tmp_path / "mine.jsonl"
+    write_trace(replace(read_trace(trace), hardware=Hardware(kind="cuda", name="other")), ours)
+    part = rewritten(trace, tmp_path / "bowl_part_B_T4.json.gz", lambda d: d.update(results=d["results"][10:40]))
+
+    def in_seconds(document: dict[str, Any]) -> None:
+        document["metadata"]["timeunit"] = "seconds"
+        for result in document["results"]:
+            result["times"] = {
+                name: [t / 1000 for t in times] if isinstance(times, list) else times / 1000
+                for name, times in result["times"].items()
+            }
+
+    seconds = rewritten(trace, tmp_path / "bowl_lab_L4_T4.json.gz", in_seconds)
+    theirs = as_kernel_tuner(trace, tmp_path / "cache.json")
+    monkeypatch.chdir(tmp_path)
+    copies = [trace, Path(trace.name), link, renamed, unpacked, ours, part, seconds, theirs]
+    assert kept_of(capsys, trace, *copies, elsewhere) == [elsewhere.name]
+
+
+def test_a_rerun_of_the_same_workload_on_the_same_hardware_is_no_history(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A T4 file tells no workload: what its author called a second campaign may be a rerun.
+    again = write_t4(tmp_path / "bowl_second_A_T4.json.gz", scale=1.1)
+    unknown = write_t4(tmp_path / "bowl.json.gz", scale=1.2)
+    assert kept_of(capsys, trace, again, unknown) == []
+    mine = as_kernel_tuner(trace, tmp_path / "mine.json")
+    rerun = as_kernel_tuner(trace, tmp_path / "rerun.json", scale=1.3)
+    untold = as_kernel_tuner(trace, tmp_path / "untold.json", scale=1.4, problem_size="callable")
+    larger = as_kernel_tuner(trace, tmp_path / "larger.json", scale=1.5, problem_size=[8192])
+    other = as_kernel_tuner(trace, tmp_path / "other.json", scale=1.6, device_name="NVIDIA A10")
+    t4 = write_t4(tmp_path / "bowl_lab_A40_T4.json.gz", scale=1.7)
+    assert kept_of(capsys, mine, rerun, untold, t4, larger, other) == [larger.name, other.name]
+
+
+def test_two_runs_whose_times_agree_here_and_there_are_two_runs(
+    trace: Path, elsewhere: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = json.loads(gzip.decompress(trace.read_bytes()))["results"]
+
+    def half_the_same(document: dict[str, Any]) -> None:
+        document["results"][::2] = times[::2]
+
+    half = rewritten(elsewhere, tmp_path / "bowl_lab_C_T4.json.gz", half_the_same)
+    assert kept_of(capsys, trace, half) == [half.name]
+
+
+def test_history_with_other_knobs_is_borne(
+    trace: Path, elsewhere: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def one_knob_more(document: dict[str, Any]) -> None:
+        for result in document["results"]:
+            result["configuration"]["unroll"] = 4
+
+    def all_others(document: dict[str, Any]) -> None:
+        for n, result in enumerate(document["results"]):
+            result["configuration"] = {"a": n, "b": "x"}
+
+    more = rewritten(elsewhere, tmp_path / "bowl_lab_C_T4.json.gz", one_knob_more)
+    others = rewritten(elsewhere, tmp_path / "bowl_lab_D_T4.json.gz", all_others)
+    told = report(capsys, trace, "--budget", "5", "--seeds", 1, "--history", more, others)
+    assert told["runs"][0]["history"] == [more.name, others.name]
+    assert told["runs"][0]["slowdown"] >= 1.0
+
+
+def test_a_kernel_tuner_file_is_replayed_and_helps(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = as_kernel_tuner(trace, tmp_path / "mine.json")
+    other = as_kernel_tuner(trace, tmp_path / "other.json", scale=3.0, device_name="AMD Instinct MI250X")
+    told = report(capsys, mine, "--budget", "5", "--seeds", 2, "--history", other)
+    assert told["runs"][0]["kernel"] == "bowl"
+    assert told["runs"][0]["hardware"] == "NVIDIA A40"
+    assert told["runs"][0]["history"] == ["other.json"]
+    assert told["summary"][0]["median"] < 1.05
+
+
+def test_a_file_that_is_not_closed_is_told_once_however_many_processes_read_it(trace: Path, tmp_path: Path) -> None:
+    path = as_kernel_tuner(trace, tmp_path / "open.json")
+    path.write_text(path.read_text()[:-30])
+    command = [sys.executable, "-m", "forecast_autotune", "replay", str(path), "--budget", "3", "--seeds", "4"]
+    ended = subprocess.run([*command, "--jobs", "2", "--json"], capture_output=True, text=True, check=True)
+    assert len(json.loads(ended.stdout)["runs"]) == 4
+    assert ended.stderr.count("not closed") == 1
+
+
+def test_a_space_of_one_is_replayed(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = rewritten(trace, tmp_path / "one_lab_A_T4.json.gz", lambda d: d.update(results=d["results"][:1]))
+    told = report(capsys, one, "--budget", "10", "--budget", "10%", "--seeds", "2")
+    assert {r["slowdown"] for r in told["runs"]} == {1.0}
+    assert len(told["forecast"]) == 3
+
+
+@pytest.mark.parametrize("name", _CHOICES["SURROGATE"])
+def test_each_surrogate_of_the_settings_may_be_replayed(name: str) -> None:
+    parser = argparse.ArgumentParser()
+    replay.add_parser(parser.add_subparsers())
+    assert parser.parse_args(["replay", "x", "--surrogate", name]).surrogate == name
+
+
+def test_what_the_surrogate_was_fitted_on_before_is_told(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = replay.make_surrogate
+
+    def fitted(name: str) -> Any:
+        surrogate = made(name)
+        surrogate.fitted_on = tuple(f"kernel{n}" for n in range(replay.NAMED + 3))  # type: ignore[attr-defined]
+        return surrogate
+
+    monkeypatch.setattr(replay, "make_surrogate", fitted)
+    priors = report(capsys, trace, "--budget", "0", "--seeds", 1)["priors"]
+    assert priors == [f"kernel{n}" for n in range(replay.NAMED + 3)]
+    assert run(trace, "--budget", "0", "--seeds", 1, "--jobs", 1) == 0
+    told = capsys.readouterr().out
+    assert f"fitted beforehand on {', '.join(priors[: replay.NAMED])} and 3 more" in " ".join(told.split())
+
+
 def test_processes_give_what_one_gives(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = report(capsys, trace, "--budget", "6", "--seeds", "2")
     assert run(trace, "--budget", "6", "--seeds", 2, "--json", "--jobs", 2) == 0
@@ -194,6 +393,15 @@ def test_a_decision_that_does_not_run_has_no_slowdown(tmp_path: Path, capsys: py
     assert told["runs"][0]["slowdown"] is None
     assert told["summary"][0]["worst"] is None
     assert Config(document["results"][0]["configuration"]) == recording().default
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the recorded spaces are not here")
+def test_the_history_of_a_real_space_is_the_same_kernel_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    paths = sorted(SHARED.glob("*.json.gz"))
+    kept = dict(zip(paths, replay_runs.histories(paths, paths), strict=True))
+    for path, history in kept.items():
+        kernel = path.name.partition("_")[0]
+        assert set(history) == {p for p in paths if p.name.startswith(kernel)} - {path}
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the recorded spaces are not here")
