@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 SWITCH_MARGIN = 0.02  # the gain below which leaving the default is not worth it (Triton's own choice, triton#9153)
 TIE_MARGIN = 0.005  # two medians closer than this are a tie however small their spread
-TRUST = 0.9  # an untried config is chosen only when its forecast beats what is known with this probability
+TRUST = 0.8  # an untried config is chosen only when its forecast beats what is known with this probability
 FINALISTS = 4  # the best so many are timed again, beside the default
 FINAL_ROUNDS, MOST_ROUNDS = 3, 8  # of these; more than the least only while it is open who is the fastest
 OTHERS_S = 0.05  # between two looks at what other processes have measured of a shared run

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,9 +8,10 @@ from contracts.policy_contract import PolicyContract, view
 from recorded import recording
 
 from forecast_autotune.arrays import knob_matrix
+from forecast_autotune.core.config import Config
 from forecast_autotune.core.forecast import Abstention, Forecast
-from forecast_autotune.core.job import Compile, Measure, Stop
-from forecast_autotune.core.outcome import Evidence, Failure
+from forecast_autotune.core.job import Compile, Measure, Stop, View
+from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.policies import Exhaustive, First, Selective, StoredOnly
 
@@ -161,3 +163,70 @@ def test_selective_stops_by_itself_only_when_nothing_is_worth_trying() -> None:
     assert not isinstance(Selective().step(replace(seen, forecasts=unsure, outcomes=best_known)), Stop)
     few = dict(list(best_known.items())[:20])
     assert not isinstance(Selective().step(replace(seen, forecasts=hopeless, outcomes=few)), Stop)
+
+
+def test_selective_stops_when_the_later_outcomes_have_gained_nothing() -> None:
+    seen = view(WHOLE, known=60, forecasts="true")
+    best, *others = sorted(TRUE, key=TRUE.__getitem__, reverse=True)[:60]
+    small_chances = [Forecast.normal(max(TRUE.values()) - 0.3, 0.3, source="oracle") for _ in seen.space]
+    stale = {c: WHOLE.outcomes[c] for c in (best, *others)}
+    step = Selective().step(replace(seen, forecasts=small_chances, outcomes=stale))
+    assert isinstance(step, Stop)
+    assert "the last 51 of 60 configs gained 0.0% together" in step.reason
+    still_gaining = {c: WHOLE.outcomes[c] for c in (*reversed(others), best)}
+    assert not isinstance(Selective().step(replace(seen, forecasts=small_chances, outcomes=still_gaining)), Stop)
+
+
+def test_selective_tries_an_untried_algorithm_before_other_rare_values() -> None:
+    space = Space([{"variant": v, "BLOCK": b} for v in ("a", "b", "c") for b in (1, 2, 4, 8, 16, 32)])
+    known = [c for c in space if c["variant"] != "c"]
+    forecasts = [Forecast.normal(-3.0 if c["variant"] == "c" else 0.0, 0.1, source="s") for c in space]
+    picked = set()
+    for count in range(6, 12):
+        outcomes: dict[Config, Outcome] = {c: Measurement(samples_us=(10.0,)) for c in known[:count]}
+        step = Selective().step(view_of(space, outcomes, forecasts))
+        assert isinstance(step, Compile)
+        picked |= {c["variant"] for c in step.configs}
+    assert "c" in picked
+
+
+def test_selective_goes_on_with_what_was_forecast_before_anything_was_measured() -> None:
+    space = Space([{"BLOCK": b} for b in range(1, 101)])
+    outcomes: dict[Config, Outcome] = {c: Measurement(samples_us=(10.0,)) for c in space[:11]}
+    bent = [Forecast.normal(-0.01 * c["BLOCK"], 0.1, source="s") for c in space]
+    ahead = [Forecast.normal(1.0 if c["BLOCK"] == 77 else 0.0, 0.1, source="s") for c in space]
+    without = Selective().step(view_of(space, outcomes, bent))
+    step = Selective().step(replace(view_of(space, outcomes, bent), ahead=ahead))
+    assert isinstance(without, Compile)
+    assert isinstance(step, Compile)
+    assert step.configs == (space[76],)
+    assert step.configs != without.configs
+    told_nothing = [Forecast.normal(0.0, 0.5, source="s") for _ in space]
+    assert Selective().step(replace(view_of(space, outcomes, bent), ahead=told_nothing)) == without
+
+
+def test_where_time_is_scarce_a_gain_counts_by_what_it_costs() -> None:
+    space = Space([{"UNROLL": u, "SLOW": s} for s in (False, True) for u in (1, 2, 4, 8)])
+    outcomes: dict[Config, Outcome] = {
+        c: Measurement(samples_us=(10.0,), compile_s=100.0 if c["SLOW"] else 0.1)
+        for c in space
+        if c["UNROLL"] in (1, 2)
+    }
+    forecasts = [Forecast.normal(0.2 if c["SLOW"] else 0.1, 0.1, source="s") for c in space]
+    plenty = Selective().step(view_of(space, outcomes, forecasts))
+    scarce = Selective().step(replace(view_of(space, outcomes, forecasts), configs_left=4, seconds_left=1.0))
+    assert isinstance(plenty, Compile)
+    assert isinstance(scarce, Compile)
+    assert plenty.configs[0]["SLOW"] is True
+    assert scarce.configs[0]["SLOW"] is False
+
+
+def view_of(space: Space, outcomes: dict[Config, Outcome], forecasts: list[Forecast]) -> View:
+    return View(
+        space=space,
+        forecasts=forecasts,
+        outcomes=outcomes,
+        evidence={c: Evidence(compile_s=0.1) for c in outcomes},
+        configs_left=1000,
+        seconds_left=math.inf,
+    )

@@ -30,7 +30,7 @@ from ..hardware_sheets import same_product
 from ..measure.replay import Replay
 from ..policies import Exhaustive, First, Selective, StoredOnly
 from ..protocols import Policy
-from ..scores import score_forecasts
+from ..scores import against_median, score_forecasts, score_trust
 from ..store.trace import read_trace
 from ..store.trace_t4 import UNKNOWN
 from ..tuner import tune
@@ -123,14 +123,12 @@ class ReplayPlan:
         forecasts: Sequence[Forecast | Abstention] = make_surrogate(self.surrogate).forecast(
             Question(job=job, configs=job.space, outcomes=outcomes, recordings=recordings)
         )
+        recorded = [recording.outcomes[c] for c in job.space]
+        log2_us = [math.log2(o.median_us) if isinstance(o, Measurement) else math.inf for o in recorded]
         known_us = reference_us(outcomes, job.space.default)
-        # A trace without a config that ran is refused when it is read.
-        unit_us = known_us or reference_us(recording.outcomes, job.space.default) or math.nan
-        speedups = [
-            math.log2(unit_us / o.median_us) if isinstance(o, Measurement) else -math.inf
-            for o in (recording.outcomes[c] for c in job.space)
-        ]
-        scores = score_forecasts(forecasts, speedups, reference=statistics.median(s for s in speedups if s > -math.inf))
+        speedups, reference = against_median(forecasts, log2_us, default_us=known_us)
+        scores = score_forecasts(forecasts, speedups, reference=reference)
+        trust = score_trust(forecasts, speedups, reference=reference)
         return {
             "target_measured": known,
             "accuracy": scores.accuracy,
@@ -144,6 +142,12 @@ class ReplayPlan:
             "top_1_percent": scores.top_1_percent,
             "top_10_percent": scores.top_10_percent,
             "top_50_percent": scores.top_50_percent,
+            "aurc": trust.aurc,
+            "coverage_50": trust.coverage_50,
+            "coverage_90": trust.coverage_90,
+            "rank_correlation": trust.rank_correlation,
+            "regret_10": trust.regret_10,
+            "regret_30": trust.regret_30,
         }
 
 

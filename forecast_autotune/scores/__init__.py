@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bins import ForecastScores, bin_probabilities, score_forecasts, score_pairs
+from .bins import ForecastScores, against_median, bin_probabilities, score_forecasts, score_pairs
 from .confidence import FifthErrors, RiskCoverage, errors_by_fifth, risk_coverage
 from .discovery import Discovery, discovery
 from .live import member_scores, recalibration
@@ -14,6 +14,7 @@ __all__ = [
     "ForecastScores",
     "RiskCoverage",
     "TrustScores",
+    "against_median",
     "bin_probabilities",
     "discovery",
     "errors_by_fifth",

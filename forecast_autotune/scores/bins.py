@@ -90,6 +90,33 @@ def score_forecasts(
     )
 
 
+def against_median(
+    forecasts: Sequence[Forecast | Abstention], log2_us: Sequence[float], *, default_us: float | None
+) -> tuple[list[float], float]:
+    """What was measured of a whole space, on the forecasts' own scale, and where its median config stands on it.
+
+    Forecasts are speed-ups over the default. While the default's time is not known to whoever forecasts, they only say how
+    configs compare with one another: then the median of the space lies where the forecasts' own median does, and not
+    where the default, one config among many, would put it.
+
+    Args:
+        log2_us: measured times, plus infinity for a failure; at least one is finite.
+        default_us: the default's time, if forecasts knew it.
+    Returns:
+        log2 speed-ups, minus infinity for a failure; and the reference, for `score_forecasts`.
+    """
+    import numpy as np
+
+    slow = np.asarray(log2_us, dtype=float)
+    median = float(np.median(slow[np.isfinite(slow)]))
+    if default_us is not None:
+        unit = math.log2(default_us)
+        return (unit - slow).tolist(), unit - median
+    mixtures = Mixtures.of(forecasts)
+    reference = 0.0 if mixtures.abstained.all() else float(np.median(mixtures.expected()[~mixtures.abstained]))
+    return (median - slow + reference).tolist(), reference
+
+
 def bin_probabilities(forecasts: Sequence[Forecast | Abstention], *, reference: float = 0.0) -> Array:
     """Eight bin probabilities per forecast, as rows; the chance of failing is added to the slowest bin.
 

@@ -32,9 +32,10 @@ MOST_BELIEF = 20.0  # nats between the best and one that is still heard
 class Blend:
     """Combine, config by config, the members that answer; abstain where none does.
 
-    A member counts by its precision (1 / sigma^2), by how well it foretold the outcomes here, where it says, and by `past`:
-    its log density per outcome in the past, in nats, where that is known. The result is a mixture: each member's bell stays in
-    it with its weight, so that disagreement makes it wide. A member that raises has abstained, with one warning.
+    A member counts by how well it foretold the outcomes here, where it says, and by `past`: its log density per outcome in
+    the past, in nats, where that is known; not by how sure it says it is, which favours whoever is surest wrongly. The
+    result is a mixture: each member's bell stays in it with its weight, so that disagreement makes it wide. A member that
+    raises has abstained, with one warning.
     """
 
     name = "blend"
@@ -43,6 +44,12 @@ class Blend:
         self.members = tuple(members)
         self.past = past
         self._warned: set[str] = set()
+
+    def with_past(self, past: Callable[[], Mapping[str, float]]) -> Blend:
+        """The same members heard by another past; of one that fails, either warns and the other no more."""
+        blend = Blend(self.members, past=past)
+        blend._warned = self._warned
+        return blend
 
     @property
     def fitted_on(self) -> tuple[str, ...]:
@@ -85,8 +92,7 @@ class Blend:
         means, fails = np.array([c.mean for c in columns]), np.array([c.fail for c in columns])
         sigmas = np.maximum(np.array([c.sigma for c in columns]), 1e-6)
         known = ~np.isnan(means)
-        precisions = np.where(known, 1.0 / np.where(known, sigmas, 1.0) ** 2, 0.0)
-        weights = precisions * self._credit(speaking, outcomes)[:, None]
+        weights = known * self._credit(speaking, outcomes)[:, None]
         total = weights.sum(axis=0)
         weights /= np.where(total > 0, total, 1.0)
         # Chances to survive multiply, each to the power of its weight: a limit that one member knows of counts, unless
@@ -120,7 +126,8 @@ class Blend:
             for member, _ in speaking
         ]
         shown = np.array([usual if t is None else t for t in told]) + np.array(standing) / (1.0 + outcomes / FADES_OVER)
-        return np.exp(np.maximum(shown - shown.max(), -MOST_BELIEF))
+        credit: Array = np.exp(np.maximum(shown - shown.max(), -MOST_BELIEF))
+        return credit
 
 
 def _reason(member: Surrogate, answer: Sequence[Forecast | Abstention]) -> str:

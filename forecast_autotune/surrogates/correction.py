@@ -83,7 +83,10 @@ class Correction:
         broken = np.array(
             [space.index(c) for c, o in outcomes.items() if isinstance(o, Failure) and c in space], dtype=np.intp
         )
-        trend = np.hstack([np.full((len(space), 1), math.sqrt(OFFSET)), expected.trends])
+        # Nothing measured: forecasts say how configs compare, and how the default's time compares with what is expected of
+        # it is not known to be off.
+        offset = math.sqrt(OFFSET) if speedups else 0.0
+        trend = np.hstack([np.full((len(space), 1), offset), expected.trends])
         known = Known(expected.x[at], trend[at], (y - expected.mean[at]) / expected.sigma[at])
         shape = self._choose_shape(job, known, at, y)
         used = most_telling(y)
@@ -100,7 +103,7 @@ class Correction:
         n = at.size
         if n >= REFIT_FROM:
             n = int(REFIT_FROM * REFIT_GROWTH ** int(math.log(n / REFIT_FROM) / math.log(REFIT_GROWTH)))
-        key = (job.workload.digest, job.hardware.digest, job.space.digest, n)
+        key = (job.workload.digest, job.hardware.digest, job.space.digest, known.x.shape[1], n)
         before = self._shape
         if before is not None and before[0] == key and before[1] <= set(at.tolist()):
             return before[2]

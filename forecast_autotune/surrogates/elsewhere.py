@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from ..core.hardware import Hardware
 from ..core.job import Job, Recording
 from ..core.outcome import Failure
 from ..core.space import Space
+from .correction import OFFSET, OWN_SIGMA
 from .gaussian_process import FITTED_ON, Known, choose_shape, most_telling, predict, share_of_failures
 
 if TYPE_CHECKING:
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 GUESS = 0.8  # deviation of log2 speed-ups over a space nothing is known of: the eight recorded spaces have 0.12 to 2.1
-OFFSET = 1.5  # variance of the unknown mean over a space, as a multiple of that around it
-OWN_SIGMA = 0.03  # a config measured again differs by 3 % (FAIR benchmark hub, A4000, median)
 SOURCES = 8  # recordings read, the most alike first
 FAILED_BELOW = 0.5  # octaves under the slowest that ran: where a config that failed elsewhere stands
 
 SAME_PRODUCT, SAME_VENDOR, OTHER = 1.0, 0.2, 0.02  # weights of recordings by hardware
 FLOORS = ((SAME_PRODUCT, 0.12), (SAME_VENDOR, 0.25), (OTHER, 0.45))  # deviation left however well recordings agree
+DOUBT = 0.1  # what is told holds by a factor of 1, give or take this; at 0.7, 20 tries ended 3 to 7 % slower
+USUAL_SPREAD, LEAST_SPREAD = (
+    0.6,
+    0.2,
+)  # deviation of log2 speed-ups over a space for which floors hold; share of a floor left
 BLUR = 0.25  # added to a recording's own uncertainty before it is weighted by it
 RESULT_COUNT = 6  # outcomes here after which recordings are weighted by how well they foretold them, at most squared
 KEY_HALVES_PER = 2.0  # octaves between two sizes over which a recording's weight halves (suite, sizes left out)
@@ -51,10 +55,6 @@ class Elsewhere:
     sigma: Array
     fail: Array
     count: int
-
-
-Expected = Callable[[Recording], "Array | None"]
-"""What a model expects of each config of the space where a recording was made; None where it cannot say."""
 
 
 def most_alike(job: Job, recordings: Sequence[Recording]) -> list[tuple[float, Recording]]:
@@ -84,11 +84,11 @@ def read(
     level = float(np.median(missed))
     mean, sigma = np.full(len(space), level), np.zeros(len(space))
     knobs = knob_matrix(space)
-    used = most_telling(y)
     if at.size + broken.size < len(space):
         trend = np.full((len(space), 1), math.sqrt(OFFSET))
         known = Known(knobs.values[at], trend[at], missed - level)
         shape = choose_shape(known.at(most_telling(y, FITTED_ON)), GUESS)
+        used = most_telling(y)
         mean, sigma = predict(known.at(used), knobs.values, trend, shape, GUESS)
         mean += level
         fail = share_of_failures(knobs.values, shape, at[used], broken, None)
@@ -123,6 +123,8 @@ def together(told_by: Sequence[Told], outcomes: Mapping[int, float]) -> Elsewher
     apart = (by_config * ((means - mean) ** 2 + sigmas**2)).sum(axis=0)
     closest = max(t.likeness for t in told_by)
     floor = next((floor for weight, floor in FLOORS if closest >= weight), FLOORS[-1][1])
+    # Where all configs do nearly alike elsewhere, they will here, and be off by less.
+    floor *= min(1.0, max(LEAST_SPREAD, float(mean.std()) / USUAL_SPREAD))
     fail = (weights[:, None] * np.array([t.fail for t in told_by])).sum(axis=0)
     return Elsewhere(mean, np.sqrt(apart + floor**2), fail, len(told_by))
 

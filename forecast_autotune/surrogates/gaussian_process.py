@@ -192,7 +192,10 @@ def share_of_failures(
 
 
 def foretold(known: Known, shape: Shape, guess: float) -> Array:
-    """Log density that each outcome had, told from all the others (Rasmussen and Williams, 2006, section 5.4.2)."""
+    """Log density that each outcome had, told from all the others (Rasmussen and Williams, 2006, section 5.4.2).
+
+    The scale is that of all outcomes, the one told included: without it, two outcomes tell next to nothing of a scale.
+    """
     import numpy as np
 
     if not known.y.size:

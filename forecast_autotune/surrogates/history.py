@@ -11,10 +11,6 @@ from . import elsewhere
 from .answers import LastAnswer, answered, default_us, words
 from .correction import Correction, Expected
 
-DOUBT = (
-    0.1  # what is told from elsewhere holds by a factor of 1, give or take this; at 0.7, 20 tries ended 3 to 7 % slower
-)
-
 
 class History:
     """Forecast from outcomes: this job's own, those of its like elsewhere, and a Gaussian process between them.
@@ -58,7 +54,7 @@ class History:
                 np.zeros(n), np.full(n, elsewhere.GUESS), None, np.zeros((n, 0)), knob_matrix(space).values
             )
         else:
-            trends = (DOUBT * told.mean / told.sigma)[:, None]
+            trends = (elsewhere.DOUBT * told.mean / told.sigma)[:, None]
             expected = Expected(told.mean, told.sigma, told.fail, trends, knob_matrix(space).values)
         found = self._correction.apply(question.job, expected, question.outcomes)
         source = f"{self.name} ({', '.join(words(here=here, recordings=told.count if told else 0))})"

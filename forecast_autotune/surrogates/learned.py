@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..arrays import ForecastTable, knob_matrix
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Question, Recording, log2_speedups
+from ..errors import InvalidInputError
 from . import elsewhere
 from .answers import LastAnswer, answered, default_us, words
 from .correction import Correction, Expected
@@ -20,8 +23,9 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 UNTOLD_SIGMA = 0.8  # deviation of log2 speed-ups that rules of thumb leave unexplained
+UNSEEN = 2.0  # as much wider are rules of thumb alone: of a large space, the best by them is where they are most wrong
 TREES_DOUBT = 0.4  # what trees say holds by a factor of 1, give or take this
-OWN_WEIGHT = 0.1  # of the model among recordings: like one of another size, 7 octaves away
+OWN_WEIGHT = 0.03  # of the model among recordings: like one of another size, 7 octaves away
 
 
 class Learned:
@@ -52,35 +56,40 @@ class Learned:
 
     @property
     def fitted_on(self) -> tuple[str, ...]:
-        """The kernels whose measurements the model was fitted on."""
-        return self.prior.fitted_on
+        """The kernels whose measurements the model was fitted on; none if it cannot be read."""
+        try:
+            return self.prior.fitted_on
+        except (OSError, InvalidInputError):
+            return ()
 
     def forecast(self, question: Question) -> Sequence[Forecast | Abstention]:
         space = question.job.space
-        model = self._model_of(question.job)
-        if not model.says and not question.recordings and not any(c in space for c in question.outcomes):
-            reason = "no knob's role is known, no launch is described, and nothing was measured"
-            return [Abstention(self.name, reason)] * len(question.configs)
         table = self._last.of(question)
         if table is None:
-            table = self._last.keep(question, self._forecast(question, model))
+            model = self._model_of(question.job)
+            told = self._read_elsewhere(question, model)
+            if not model.says and not told and not any(c in space for c in question.outcomes):
+                reason = "no knob's role is known, no launch is described, and nothing was measured"
+                return [Abstention(self.name, reason)] * len(question.configs)
+            table = self._last.keep(question, self._forecast(question, model, told))
         return answered(table, space, question.configs)
 
-    def _forecast(self, question: Question, model: _Model) -> ForecastTable:
+    def _forecast(self, question: Question, model: _Model, told: Sequence[elsewhere.Told]) -> ForecastTable:
         job = question.job
-        expected, recordings = model.expected, 0
-        if told := self._read_elsewhere(question, model):
+        expected = model.expected
+        if told:
             speedups = log2_speedups(question.outcomes, job.space.default)
             found = elsewhere.together(told, {job.space.index(c): s for c, s in speedups.items() if c in job.space})
-            recordings = found.count - 1
-            expected = Expected(found.mean, found.sigma, found.fail, model.trends / found.sigma[:, None], expected.x)
+            trends = (elsewhere.DOUBT * found.mean / found.sigma)[:, None]
+            expected = Expected(found.mean, found.sigma, found.fail, trends, expected.x)
         corrected = self._correction.apply(job, expected, question.outcomes)
         here = sum(c in job.space for c in question.outcomes)
+        recordings = len(told) - bool(told and model.by_launches)
         source = f"{self.name} ({', '.join([*model.says, *words(here=here, recordings=recordings)])})"
         return ForecastTable.of_one(
             self.name,
             corrected.mean,
-            corrected.sigma,
+            corrected.sigma * (1.0 if here or told or model.by_launches else UNSEEN),
             corrected.fail,
             source=source,
             default_us=default_us(question),
@@ -94,7 +103,7 @@ class Learned:
         return known[1]
 
     def _read_elsewhere(self, question: Question, model: _Model) -> list[elsewhere.Told]:
-        """What recordings say, and the model beside them, as sources; empty without any. Read once."""
+        """What recordings say, and last the model beside them if it says anything; empty without any. Read once."""
         import numpy as np
 
         job = question.job
@@ -103,20 +112,29 @@ class Learned:
             return []
         known = self._told
         if known is None or known[0] is not job or known[1] != recordings:
-            told = []
-            for weight, recording in elsewhere.most_alike(job, recordings):
-                there = model.at(recording)
-                if (one := elsewhere.read(recording, job.space, weight, there, model.expected.mean)) is not None:
-                    told.append(one)
-            if told:
-                fail = np.mean([t.fail for t in told], axis=0) if model.expected.fail is None else model.expected.fail
-                told.append(elsewhere.Told(model.expected.mean, model.expected.sigma, fail, OWN_WEIGHT))
+            here = model.expected
+            read = (
+                elsewhere.read(recording, job.space, weight, model.at(recording), here.mean)
+                for weight, recording in elsewhere.most_alike(job, recordings)
+            )
+            told = [one for one in read if one is not None]
+            if told and model.by_launches:
+                fail = np.mean([t.fail for t in told], axis=0) if here.fail is None else here.fail
+                told.append(elsewhere.Told(here.mean, here.sigma, fail, OWN_WEIGHT))
             known = self._told = (job, recordings, told)
         return known[2]
 
 
 class _Model:
-    """What the prior expects of a job's configs."""
+    """What the prior expects of a job's configs.
+
+    Attributes:
+        says: what it goes by, for people; nothing where it knows nothing of them.
+        by_launches: whether that is what launches do, told by the trees.
+        mean, sigma: of log2 speed-up against the default.
+        fail: chance of failing; None where nothing is known of that.
+        trends: columns, in octaves, that outcomes may follow beyond the mean, each by an unknown factor.
+    """
 
     def __init__(self, job: Job, prior: Prior) -> None:
         import numpy as np
@@ -124,44 +142,48 @@ class _Model:
         self.job, self.prior = job, prior
         self.says: list[str] = []
         n = len(job.space)
-        mean, sigma, self.trends = np.zeros(n), np.full(n, UNTOLD_SIGMA), np.zeros((n, 0))
-        fail: Array | None = None
+        mean, self.sigma, self.trends = np.zeros(n), np.full(n, UNTOLD_SIGMA), np.zeros((n, 0))
+        self.fail: Array | None = None
         from_launches = prior.of_launches(job.described, job)
+        self.by_launches = from_launches is not None
         if from_launches is not None:
-            mean, sigma, fail = from_launches
+            mean, self.sigma, self.fail = from_launches
             self.trends = (TREES_DOUBT * (mean - np.median(mean)))[:, None]
             self.says.append(f"launches described, {len(prior.fitted_on)} kernels known")
-        else:
-            broken = {name: column for name, column in rules(job).items() if name in prior.factors}
+        elif broken := {name: column for name, column in rules(job).items() if name in prior.factors}:
             for name, column in broken.items():
                 mean = mean - prior.factors[name].mean * column
-            if broken:
-                self.trends = np.stack([prior.factors[name].sigma * c for name, c in broken.items()], axis=1)
-                self.says.append("knob roles")
-        mean = mean - mean[0]
-        self.expected = Expected(mean, sigma, fail, self.trends / sigma[:, None], _columns(job))
+            self.trends = np.stack([prior.factors[name].sigma * c for name, c in broken.items()], axis=1)
+            self.says.append("knob roles")
+        self.mean = mean - mean[0]
+
+    @cached_property
+    def expected(self) -> Expected:
+        return Expected(self.mean, self.sigma, self.fail, self.trends / self.sigma[:, None], _columns(self.job))
 
     def at(self, recording: Recording) -> Array | None:
-        """What the prior expects of the same configs where a recording was made; None where it cannot say."""
-        space = self.job.space
+        """What the prior expects of the same configs where a recording was made; None where it cannot, as it does here."""
         if not self.says:
             return None
-        there = Job(
-            workload=recording.workload,
-            space=space,
-            hardware=recording.hardware,
-            toolchain=recording.toolchain,
-            described=[recording.described.get(c, {}) for c in space] if recording.described else (),
+        space = self.job.space
+        described = [recording.described.get(c, {}) for c in space] if self.by_launches else ()
+        there = _Model(
+            Job(
+                workload=recording.workload,
+                space=space,
+                hardware=recording.hardware,
+                toolchain=recording.toolchain,
+                described=described,
+            ),
+            self.prior,
         )
-        if self.job.described and not any(there.described):
+        if not there.says or there.by_launches != self.by_launches:
             return None
-        expected = _Model(there, self.prior).expected.mean
-        missing = [i for i, d in enumerate(there.described) if not d]
-        if missing and there.described:
-            # Of a config that is not described there, what is expected here says more than nothing.
-            expected = expected.copy()
-            expected[missing] = self.expected.mean[missing]
-        return expected
+        missing = [i for i, d in enumerate(described) if not d]
+        # Of a config that is not described there, what is expected here says more than nothing.
+        mean: Array = there.mean.copy()
+        mean[missing] = self.mean[missing]
+        return mean
 
 
 def _columns(job: Job) -> Array:
@@ -169,9 +191,10 @@ def _columns(job: Job) -> Array:
     import numpy as np
 
     knobs = knob_matrix(job.space).values
-    traits = role_traits(job)
     columns = [knobs]
-    for trait in (traits.threads, traits.work, None if traits.threads is None or traits.work is None else traits.threads + traits.work):
+    traits = role_traits(job)
+    both = None if traits.threads is None or traits.work is None else traits.threads + traits.work
+    for trait in (traits.threads, traits.work, both):
         if trait is None or np.ptp(trait) == 0:
             continue
         column = (trait - trait.mean()) / trait.std()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..arrays import ForecastTable, normal_cdf
 from ..core.config import Config
 from ..core.forecast import Abstention, Forecast
 from ..core.hardware import Hardware
-from ..core.job import Job, Question
-from ..core.outcome import Measurement
+from ..core.job import Job, Question, log2_speedups
+from .answers import answered, default_us
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,42 +42,76 @@ class Roofline:
 
     No config can be faster than the roofline allows, so that a default near it leaves little to gain; a Triton kernel's
     source says what each config moves and computes; where there is none, roles say, gently, which configs suit the device
-    better than the default. Always unsure. Abstains where it has neither roles, nor work
-    together with a time of the default.
+    better than the default. Always unsure. Abstains where it has neither roles, nor work together with a time of the
+    default.
     """
 
     name = "roofline"
 
-    def forecast(self, question: Question) -> Sequence[Forecast | Abstention]:
-        import numpy as np
+    def __init__(self) -> None:
+        # Replaced as a whole, so that threads that share this object at worst read a job twice.
+        self._read: tuple[Job, _Read] | None = None
 
+    def forecast(self, question: Question) -> Sequence[Forecast | Abstention]:
         job = question.job
-        default = question.outcomes.get(job.space.default)
-        default_us = default.median_us if isinstance(default, Measurement) else None
+        known_us = default_us(question)
         bound_us = least_us(job)
-        if not job.space.roles and not job.described and (bound_us is None or default_us is None):
+        if not job.space.roles and not job.described and (bound_us is None or known_us is None):
             return [Abstention(self.name, "no roles of knobs, and no work with a time of the default")] * len(
                 question.configs
             )
-        configs = [job.space.default, *question.configs]
-        read = (
-            read_from_source([job.described[job.space.index(c)] for c in configs], job.hardware)
-            if job.described
-            else None
-        )
-        if read is not None:
-            (cost, fails), trust, unsure, said = read, TRUST_IN_SOURCE, SOURCE_SIGMA, ["kernel source"]
-        else:
-            cost, fails = rules_of_thumb(configs, job.space.roles, job.hardware)
-            trust, unsure, said = TRUST_IN_RULES, SIGMA, ["knob roles"] if job.space.roles else []
-        mean = trust * (cost[0] - cost[1:])
-        sigma = np.full(mean.size, unsure)
-        if bound_us is not None and default_us is not None:
-            headroom = max(0.0, math.log2(default_us / bound_us))
+        read = self._read_job(job)
+        mean, sigma, said = read.mean, read.sigma, read.said
+        if bound_us is not None and known_us is not None:
+            headroom = max(0.0, math.log2(known_us / bound_us))
             mean, sigma = _below(mean, sigma, headroom)
-            said.append(f"at most {2**headroom:.2f}x the default's speed")
-        source = f"{self.name} ({', '.join(said)})"
-        return ForecastTable.of_one(self.name, mean, sigma, fails[1:], source=source, default_us=default_us)
+            said = (*said, f"at most {2**headroom:.2f}x the default's speed")
+        table = ForecastTable.of_one(
+            self.name,
+            mean,
+            sigma,
+            read.fail,
+            source=f"{self.name} ({', '.join(said)})",
+            default_us=known_us,
+            foretold=_foretold(question, mean, sigma),
+        )
+        return answered(table, job.space, question.configs)
+
+    def _read_job(self, job: Job) -> _Read:
+        import numpy as np
+
+        known = self._read
+        if known is None or known[0] is not job:
+            read = read_from_source(job.described, job.hardware) if job.described else None
+            if read is not None:
+                (cost, fail), trust, unsure, said = read, TRUST_IN_SOURCE, SOURCE_SIGMA, ["kernel source"]
+            else:
+                cost, fail = rules_of_thumb(job.space, job.space.roles, job.hardware)
+                trust, unsure, said = TRUST_IN_RULES, SIGMA, ["knob roles"] if job.space.roles else []
+            known = self._read = (job, _Read(trust * (cost[0] - cost), np.full(cost.size, unsure), fail, tuple(said)))
+        return known[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What is known of each config of a job before anything is measured, and what it rests on."""
+
+    mean: Array
+    sigma: Array
+    fail: Array
+    said: tuple[str, ...]
+
+
+def _foretold(question: Question, mean: Array, sigma: Array) -> float:
+    """Log density of what was measured, the default aside, which nothing here was told of."""
+    space = question.job.space
+    measured = {space.index(c): s for c, s in log2_speedups(question.outcomes, space.default).items() if c in space}
+    told = (
+        -0.5 * ((y - mean[i]) / sigma[i]) ** 2 - math.log(sigma[i] * math.sqrt(2 * math.pi))
+        for i, y in measured.items()
+        if i > 0
+    )
+    return float(sum(told))
 
 
 def least_us(job: Job) -> float | None:

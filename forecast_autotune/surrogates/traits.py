@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..arrays import number_of
 from ..core.hardware import Hardware
 from ..core.job import Job
 from ..core.space import Space
-from ..knob_roles import role_of_name
+from ..knob_roles import is_depth, roles_by_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +38,8 @@ def launch_traits(described: Sequence[Mapping[str, float]], hardware: Hardware) 
     """One row per config, columns as `LAUNCH_TRAITS`, from what was told of each config's launches without compiling.
 
     The first config is the default, and people mostly write one down that does well: half the columns say how far others
-    are from it. `UNKNOWN` where nothing was told. For the names in a description see `kernel_features.features` and `together`.
+    are from it, or where nothing was told of it, from the first config that something was told of. `UNKNOWN` where nothing
+    was told. For the names in a description see `kernel_features.features` and `together`.
     """
     import numpy as np
 
@@ -68,10 +70,11 @@ def launch_traits(described: Sequence[Mapping[str, float]], hardware: Hardware) 
         *(c - _or_nan(np.nanmax, c) for c in (over_units, in_flight)),
     ]  # fmt: skip
     traits = np.nan_to_num(np.stack(columns, axis=1), nan=UNKNOWN, posinf=UNKNOWN, neginf=UNKNOWN)
-    return np.hstack([traits, traits - traits[:1]])
+    default = next((i for i, d in enumerate(described) if d), 0)
+    return np.hstack([traits, traits - traits[default]])
 
 
-def _or_nan(reduce, values: Array) -> float:  # type: ignore[no-untyped-def]
+def _or_nan(reduce: Callable[[Array], float], values: Array) -> float:
     return math.nan if bool((values != values).all()) else float(reduce(values))
 
 
@@ -102,23 +105,20 @@ def role_traits(job: Job) -> RoleTraits:
     import numpy as np
 
     space = job.space
-    roles = {k: r for k in space.knobs if (r := space.roles.get(k) or role_of_name(k))}
+    roles = {**roles_by_name(space.knobs), **space.roles}
     warp = job.hardware.warp_size if job.hardware.warp_size > 1 else WARP
-    sizes = {k: v for k in roles if (v := _sizes(space, k)) is not None}
-    threads = {k: sizes[k] * (warp if "warps" in k.lower() else 1) for k, r in roles.items() if r == "threads" and k in sizes}
-    tiles = {k: sizes[k] for k, r in roles.items() if r == "tile" and k in sizes and not _is_depth(k)}
-    of_block = [v for v in tiles.values() if v.max() > BLOCK_TILE]
-    of_thread = [v for v in tiles.values() if v.max() <= BLOCK_TILE]
-    work = _product(of_thread)
+    sizes = {k: (v, r) for k, r in roles.items() if (v := _sizes(space, k)) is not None}
+    threads = {k: v * (warp if "warps" in k.lower() else 1) for k, (v, r) in sizes.items() if r == "threads"}
+    tiles = [v for k, (v, r) in sizes.items() if r == "tile" and not is_depth(k)]
+    elements = _product([v for v in tiles if v.max() > BLOCK_TILE])
+    work = _product([v for v in tiles if v.max() <= BLOCK_TILE])
     total = _product(list(threads.values()))
-    if of_block:
-        elements = _product(of_block)
-        if total is not None:
-            work = elements / total
-        elif work is not None:
-            total = np.maximum(1.0, elements / work)
+    if elements is not None and total is not None:
+        work = elements / total
+    elif elements is not None and work is not None:
+        total = np.maximum(1.0, elements / work)
     across = next((v for k, v in threads.items() if k.lower().endswith("x")), None)
-    vector = _product([sizes[k] for k, r in roles.items() if r == "vector" and k in sizes])
+    vector = _product([v for v, r in sizes.values() if r == "vector"])
     return RoleTraits(
         threads=_log2(total),
         across=_log2(across),
@@ -128,19 +128,14 @@ def role_traits(job: Job) -> RoleTraits:
     )
 
 
-def _is_depth(knob: str) -> bool:
-    """Whether a tile lies along the axis that is summed over, which makes no output."""
-    return knob.lower().endswith("k") or knob.lower().startswith("k")
-
-
 def _sizes(space: Space, knob: str) -> Array | None:
-    """A knob's values where they are numbers, at least 1; None if none is."""
+    """A knob's values where they are numbers or spell them, at least 1; None if none is."""
     import numpy as np
 
-    values = [config.knobs[knob] for config in space]
-    if not any(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
+    values = [number_of(config.knobs[knob]) for config in space]
+    if all(v is None for v in values):
         return None
-    return np.array([max(1.0, float(v)) if isinstance(v, (int, float)) else 1.0 for v in values])
+    return np.array([1.0 if v is None else max(1.0, v) for v in values])
 
 
 def _product(columns: Sequence[Array]) -> Array | None:
