@@ -1,8 +1,10 @@
-"""Fit the shipped model on the suite's recorded spaces: `make fit`, or `python -m calibration.fit`.
+"""Fit the shipped model on the suite's recorded spaces: `make fit`, or `python -m calibration.fit [TRACE …] [--to FILE]`.
 
 Two things are fitted, both told in `forecast_autotune/surrogates/prior.py`: a forest over what launches do, of randomised
 trees each of which sees a part of the kernels, and factors of the rules of thumb over knobs' roles. The file's card says on
-what, and how well the model does on kernels, and on sizes, that were left out of the fit.
+what, and how well the model does on kernels, and on sizes, that were left out of the fit: once each kernel with all its
+sizes, and in as many rounds as a kernel has sizes one size of every kernel. What is scored there forecasts alone: no
+outcome of the space and no recording of the kernel is known to it.
 """
 
 from __future__ import annotations
@@ -10,22 +12,30 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import signal
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.core.job import Job, Recording
+from forecast_autotune.arrays import columns_of
+from forecast_autotune.core.digest import digest
+from forecast_autotune.core.job import Job, Question, Recording
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.measure.replay import Replay
+from forecast_autotune.scores import against_median, rank_correlation, score_forecasts
 from forecast_autotune.store.trace import read_trace
-from forecast_autotune.surrogates.prior import RULES, SHIPPED, Factor, Prior, rules, write_prior
+from forecast_autotune.surrogates.learned import Learned
+from forecast_autotune.surrogates import prior as prior_module
+from forecast_autotune.surrogates import traits as traits_module
+from forecast_autotune.surrogates.prior import RULES, SHIPPED, Factor, Prior, prior_text, read_prior, rules
 from forecast_autotune.surrogates.traits import launch_traits
+from forecast_autotune.workers import usable_cores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,11 +44,13 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 TRACES = Path(__file__).with_name("traces")
+LEFT_OUT = Path(__file__).resolve().parents[1] / "build" / "priors"
 TREES, LEAVES, LEAST_IN_A_LEAF = 120, 250, 5
 TRAITS_TRIED = 0.3  # share of them at each split
 KERNELS_SEEN = 0.7  # of all, by each tree: how far trees then disagree says how sure they are of a kernel none has seen
 CLIP = (-3.0, 1.5)  # octaves around a space's median: what is slower is slow, and how slow matters to nobody
-SPREAD = (0.75, 0.5)  # see `fit_spread`, which the card holds beside it
+SPREAD = (0.75, 0.4)  # as `fit_spread` finds it, for a model that is fitted without anything left out
+LEAST_KERNELS = 3  # of fewer, hardly any are left to fit on when one is left out
 MOST_BYTES = 5_000_000
 
 # What is expected of the rules before the suite is looked at, in octaves of time for each unit. A warp with half its lanes
@@ -63,6 +75,7 @@ class Example:
 
     name: str
     kernel: str
+    job: Job = field(repr=False)
     traits: Array | None
     broken: Mapping[str, Array]
     log2_time: Array
@@ -86,6 +99,7 @@ def read_example(path: Path) -> Example:
     return Example(
         name=path.name,
         kernel=recording.workload.program.name.rpartition(".")[2],  # an extension has a module before its name
+        job=job,
         traits=launch_traits(job.described, job.hardware) if job.described else None,
         broken=rules(job),
         log2_time=log2_time - np.nanmedian(log2_time),
@@ -107,6 +121,8 @@ def job_of(recording: Recording) -> Job:
 def fit(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
     """The model of these examples: the same examples give the same model.
 
+    One that says nothing of launches teaches the rules alone.
+
     Raises:
         InvalidInputError: there are none.
     """
@@ -117,16 +133,46 @@ def fit(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
 
 
 @cache
+def read_examples(paths: tuple[Path, ...]) -> tuple[Example, ...]:
+    """Traces, read once; errors as of `read_example`."""
+    return tuple(read_example(path) for path in paths)
+
+
+def suite_paths() -> tuple[Path, ...]:
+    return tuple(sorted(TRACES.glob("*.jsonl.gz")))
+
+
 def suite() -> tuple[Example, ...]:
     """The suite's recorded spaces, read once."""
-    return tuple(read_example(path) for path in sorted(TRACES.glob("*.jsonl.gz")))
+    return read_examples(suite_paths())
 
 
 @cache
 def prior_without(kernel: str) -> Prior | None:
-    """The model as fitted without a kernel of the suite; None, for the shipped one, if the suite has none of that name."""
-    left = [e for e in suite() if e.kernel != kernel]
-    return fit(left) if len(left) < len(suite()) else None
+    """The model as fitted without a kernel of the suite; None, for the shipped one, if the suite has none of that name.
+
+    Kept in `build/priors` for the next process that asks, under a name that changes with the traces and with what fits.
+    """
+    if not any(path.name.partition(".")[0] == kernel for path in suite_paths()):
+        return None
+    kept = LEFT_OUT / f"{kernel}.{_fit_digest()}.json"
+    try:
+        return read_prior(kept)
+    except (OSError, InvalidInputError):
+        prior = fit([e for e in suite() if e.kernel != kernel])
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    draft = kept.with_suffix(f".{os.getpid()}")
+    draft.write_text(prior_text(prior, card={"left out": kernel}), encoding="utf-8")
+    draft.replace(kept)
+    # As read, not as fitted: rounded numbers, the same in every process.
+    return read_prior(kept)
+
+
+@cache
+def _fit_digest() -> str:
+    """Of all that a fit depends on."""
+    sources = [Path(module.__file__ or "") for module in (sys.modules[__name__], prior_module, traits_module)]
+    return digest(*(p.read_text(encoding="utf-8") for p in sources), *(f"{p.name} {p.stat().st_size}" for p in suite_paths()))
 
 
 def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
@@ -153,40 +199,44 @@ def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
         grown.append(tree.fit(x[rows], y[rows], sample_weight=weight[rows] * len(rows)).tree_)
     most = max((t.node_count for t in grown), default=0)
 
-    def table(name: str, fill: float, kind: type) -> NDArray[np.generic]:
+    def table(name: str, kind: type, fill: float) -> NDArray[Any]:
         rows = np.full((len(grown), most), fill, dtype=kind)
         for row, tree in zip(rows, grown, strict=True):
-            values = np.asarray(getattr(tree, name)).reshape(-1)
-            row[: len(values)] = np.maximum(values, -1) if kind is int else values
+            row[: tree.node_count] = np.asarray(getattr(tree, name)).reshape(-1)
         return rows
 
-    feature = table("feature", -1, int)
+    feature = np.maximum(table("feature", int, -1), -1)  # a leaf's is -2 there
     return Prior(
         fitted_on=tuple(kernels),
         feature=feature,
-        threshold=np.round(table("threshold", 0.0, float), 4),
-        left=np.where(feature >= 0, table("children_left", 0, int), 0),
-        right=np.where(feature >= 0, table("children_right", 0, int), 0),
-        value=np.round(table("value", 0.0, float), 4),
+        threshold=np.round(table("threshold", float, 0.0), 4),
+        left=np.where(feature >= 0, table("children_left", int, 0), 0),
+        right=np.where(feature >= 0, table("children_right", int, 0), 0),
+        value=np.round(table("value", float, 0.0), 4),
         spread=SPREAD,
         factors={},
     )
 
 
-def fit_spread(left_out: Sequence[tuple[Example, Prior]]) -> tuple[float, float]:
-    """The most likely `Prior.spread`, by what trees missed on kernels that none of them had seen."""
+def misses(example: Example, prior: Prior) -> tuple[Array, Array]:
+    """By how much the trees are off each config that ran, a common offset apart, and how far they disagree of it."""
     import numpy as np
 
-    misses, spreads, weights = [], [], []
-    for example, prior in left_out:
-        of_trees = prior.each_tree(_told(example))
-        known = ~np.isnan(example.log2_time)
-        missed = np.clip(example.log2_time, *CLIP) - of_trees.mean(axis=1)
-        misses.append((missed - np.nanmedian(missed))[known])
-        spreads.append(of_trees.std(axis=1)[known])
-        weights.append(np.full(known.sum(), 1.0 / known.sum()))
-    missed, spread, weight = np.concatenate(misses), np.concatenate(spreads), np.concatenate(weights)
-    best, found = math.inf, (1.0, 0.5)
+    of_trees = prior.each_tree(_told(example))
+    known = ~np.isnan(example.log2_time)
+    missed = np.clip(example.log2_time, *CLIP) - of_trees.mean(axis=1)
+    return (missed - np.nanmedian(missed))[known], of_trees.std(axis=1)[known]
+
+
+def fit_spread(left_out: Sequence[tuple[Array, Array]]) -> tuple[float, float]:
+    """The most likely `Prior.spread` by the `misses` on kernels that no tree had seen, each trace counting alike."""
+    import numpy as np
+
+    if not left_out:
+        return SPREAD
+    missed, spread = (np.concatenate(columns) for columns in zip(*left_out, strict=True))
+    weight = np.concatenate([np.full(m.size, 1.0 / m.size) for m, _ in left_out])
+    best, found = math.inf, SPREAD
     for times in (0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0):
         for apart in (0.2, 0.3, 0.4, 0.5, 0.6, 0.8):
             sigma = np.hypot(times * spread, apart)
@@ -237,3 +287,265 @@ def fit_factors(examples: Sequence[Example]) -> dict[str, Factor]:
 def _told(example: Example) -> Array:
     assert example.traits is not None  # noqa: S101  # for mypy: callers have sorted these out
     return example.traits
+
+
+# What is left out, and how the model does there -------------------------------------------------------------------------
+
+
+def kernels_left_out(examples: Sequence[Example]) -> list[frozenset[int]]:
+    """A round for each kernel, in which all its sizes are left out: places among the examples."""
+    return [_of_kernel(examples, kernel) for kernel in sorted({e.kernel for e in examples})]
+
+
+def sizes_left_out(examples: Sequence[Example]) -> list[frozenset[int]]:
+    """In each round one size of every kernel that has two or more; each size once."""
+    sizes = [sorted(places) for places in kernels_left_out(examples) if len(places) > 1]
+    return [
+        frozenset(places[number] for places in sizes if number < len(places))
+        for number in range(max(map(len, sizes), default=0))
+    ]
+
+
+def _of_kernel(examples: Sequence[Example], kernel: str) -> frozenset[int]:
+    return frozenset(i for i, e in enumerate(examples) if e.kernel == kernel)
+
+
+def fits(
+    paths: tuple[Path, ...], rounds: Sequence[frozenset[int]], trees: int, jobs: int
+) -> Iterator[tuple[int, Prior]]:
+    """The number of each round and the model without what it leaves out, as they are done."""
+    if jobs == 1 or len(rounds) < 2:
+        yield from ((number, _fit_round(paths, round_, trees)) for number, round_ in enumerate(rounds))
+        return
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
+    # Ctrl-C is the parent's to handle.
+    pool = ProcessPoolExecutor(
+        min(jobs, len(rounds)), get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    )
+    try:
+        futures = {pool.submit(_fit_round, paths, round_, trees): number for number, round_ in enumerate(rounds)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _fit_round(paths: tuple[Path, ...], left_out: frozenset[int], trees: int) -> Prior:
+    return fit([e for i, e in enumerate(read_examples(paths)) if i not in left_out], trees=trees)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """How a model does on a space that it has not seen, or, on average, on several.
+
+    Attributes:
+        rank_correlation: Spearman's, of configs that ran.
+        top_1_percent: slowdown of the best config within the top 1 % of the ranking; likewise 10 % and 50 %.
+        first: slowdown of the config ranked first.
+        default: slowdown of the default, which also stands in where what was ranked on top does not run.
+        ece, brier_skill: of the eight bins against the space's median config; see `ForecastScores`.
+    """
+
+    rank_correlation: float | None
+    top_1_percent: float | None
+    top_10_percent: float | None
+    top_50_percent: float | None
+    first: float | None
+    default: float | None
+    ece: float | None
+    brier_skill: float | None
+
+
+_FACTORS = ("top_1_percent", "top_10_percent", "top_50_percent", "first", "default")  # averaged as factors are
+
+
+def score(example: Example, prior: Prior) -> Scores:
+    """How a model does on one space, nothing of which is known to it."""
+    import numpy as np
+
+    forecasts = Learned(prior).forecast(Question(job=example.job, configs=example.job.space))
+    log2_us = np.where(np.isnan(example.log2_time), np.inf, example.log2_time)
+    measured, median = against_median(forecasts, log2_us.tolist(), default_us=None)
+    scores = score_forecasts(forecasts, measured, reference=median)
+    columns = columns_of(forecasts)
+    expected = np.nan_to_num(columns.mean + np.log2(np.maximum(1.0 - columns.fail, 1e-9)))
+    slowdowns = [float(s) if math.isfinite(s) else None for s in 2.0 ** (log2_us - log2_us.min())]
+    default = slowdowns[0]
+    return Scores(
+        rank_correlation=rank_correlation(forecasts, measured),
+        top_1_percent=scores.top_1_percent or default,
+        top_10_percent=scores.top_10_percent or default,
+        top_50_percent=scores.top_50_percent or default,
+        first=slowdowns[int(expected.argmax())] or default,
+        default=default,
+        ece=scores.ece,
+        brier_skill=scores.brier_skill,
+    )
+
+
+def mean_of(some: Sequence[Scores]) -> Scores:
+    """Their mean, of factors the geometric one, to four digits; of what none of them has None."""
+
+    def mean(name: str) -> float | None:
+        values = [value for scores in some if (value := getattr(scores, name)) is not None]
+        if not values:
+            return None
+        return round(statistics.geometric_mean(values) if name in _FACTORS else statistics.fmean(values), 4)
+
+    return Scores(**{name: mean(name) for name in Scores.__slots__})
+
+
+def split_card(examples: Sequence[Example], scored: Mapping[int, Scores]) -> dict[str, object] | None:
+    """What the card says of one way to leave out: every kernel counts alike; None if nothing could be left out."""
+    if not scored:
+        return None
+    by_kernel = {
+        kernel: mean_of([scored[i] for i in sorted(places)])
+        for kernel in sorted({e.kernel for e in examples})
+        if (places := _of_kernel(examples, kernel) & scored.keys())
+    }
+    return {
+        "traces": len(scored),
+        **_as_row(mean_of(list(by_kernel.values()))),
+        "by_kernel": {kernel: _as_row(scores) for kernel, scores in by_kernel.items()},
+    }
+
+
+def _as_row(scores: Scores) -> dict[str, float | None]:
+    return {name: getattr(scores, name) for name in Scores.__slots__}
+
+
+def data_card(examples: Sequence[Example]) -> dict[str, object]:
+    import numpy as np
+
+    failed = [int(np.isnan(e.log2_time).sum()) for e in examples]
+    return {
+        "traces": {
+            kernel: [examples[i].name for i in sorted(_of_kernel(examples, kernel))]
+            for kernel in sorted({e.kernel for e in examples})
+        },
+        "without_launches": [e.name for e in examples if e.traits is None],
+        "hardware": sorted({str(e.job.hardware) for e in examples}),
+        "configs": sum(e.log2_time.size for e in examples),
+        "failed": sum(failed),
+    }
+
+
+def fit_and_score(paths: Sequence[Path], *, trees: int = TREES, jobs: int = 1) -> tuple[Prior, dict[str, object]]:
+    """The model of these traces, and its card.
+
+    Raises:
+        OSError: a trace cannot be read.
+        InvalidInputError: one is no trace, or they are of too few kernels.
+    """
+    chosen = tuple(dict.fromkeys(paths))
+    examples = read_examples(chosen)
+    kernels = sorted({e.kernel for e in examples})
+    if len(kernels) < LEAST_KERNELS:
+        raise InvalidInputError(
+            f"{len(chosen)} traces are of {len(kernels)} kernels ({', '.join(kernels) or 'none'}): to leave each out once, "
+            f"name traces of at least {LEAST_KERNELS}"
+        )
+    by_kernel, by_size = kernels_left_out(examples), sizes_left_out(examples)
+    rounds = [frozenset[int](), *by_kernel, *by_size]
+    found: dict[int, Prior] = {}
+    for number, prior in fits(chosen, rounds, trees, jobs):
+        found[number] = prior
+        print(f"fit: {len(found)} of {len(rounds)} models", file=sys.stderr, flush=True)
+    missed = {
+        i: misses(examples[i], found[number])
+        for number, places in enumerate(by_kernel, start=1)
+        for i in sorted(places)
+        if examples[i].traits is not None and found[number].feature.size
+    }
+    spread = fit_spread(list(missed.values()))
+    # The two numbers of the spread, too, come from other kernels where a kernel is scored.
+    spread_without = {
+        kernel: fit_spread([m for i, m in missed.items() if examples[i].kernel != kernel]) for kernel in kernels
+    }
+
+    def scored(first: int, rounds: Sequence[frozenset[int]]) -> dict[int, Scores]:
+        return {
+            i: score(examples[i], replace(found[number], spread=spread_without[examples[i].kernel]))
+            for number, places in enumerate(rounds, start=first)
+            for i in sorted(places)
+        }
+
+    prior = replace(found[0], spread=spread)
+    card = {
+        "data": data_card(examples),
+        "trees": {"count": len(prior.feature), "nodes": sum(2 * int((f >= 0).sum()) + 1 for f in prior.feature)},
+        "spread": list(spread),
+        "kernels_left_out": split_card(examples, scored(1, by_kernel)),
+        "sizes_left_out": split_card(examples, scored(1 + len(by_kernel), by_size)),
+    }
+    return prior, card
+
+
+# The command ------------------------------------------------------------------------------------------------------------
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Fit, score, and write the model."""
+    parser = argparse.ArgumentParser(
+        prog="python -m calibration.fit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE", help="default: all of the suite's")
+    parser.add_argument(
+        "--to",
+        type=Path,
+        metavar="FILE",
+        help="default: the shipped model, which is fitted on the suite's traces alone",
+    )
+    parser.add_argument("--trees", type=_positive, default=TREES, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--jobs", type=_positive, default=usable_cores(), metavar="N", help="processes to use; default: %(default)s"
+    )
+    parser.add_argument("--json", action="store_true", help="print the card as JSON")
+    given = parser.parse_args(words)
+    if given.traces and given.to is None:
+        parser.error("name a file with --to: the shipped model is fitted on the suite's traces alone")
+    try:
+        prior, card = fit_and_score(given.traces or suite_paths(), trees=given.trees, jobs=given.jobs)
+        text = prior_text(prior, card=card)
+        if len(text) > MOST_BYTES:
+            raise InvalidInputError(
+                f"the model would take {len(text)} bytes, of {MOST_BYTES} it may: fit fewer than {given.trees} trees"
+            )
+        target = given.to or SHIPPED
+        target.write_text(text, encoding="utf-8")
+    except (OSError, InvalidInputError) as err:
+        print(f"fit: {err}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fit: interrupted, nothing is written", file=sys.stderr)
+        return 130
+    print(f"fit: wrote {target}, {len(text)} bytes", file=sys.stderr)
+    if given.json:
+        print(json.dumps(card, allow_nan=False))
+    else:
+        _show(card)
+    return 0
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a positive whole number")
+    return number
+
+
+def _show(card: Mapping[str, Any]) -> None:
+    print(f"{'left out':<24}" + "".join(f"{name:>17}" for name in Scores.__slots__))
+    for what in ("kernels_left_out", "sizes_left_out"):
+        if (split := card[what]) is None:
+            continue
+        for name, row in ((what.replace("_", " "), split), *((f"  {k}", r) for k, r in split["by_kernel"].items())):
+            cells = ("-" if row[n] is None else f"{row[n]:.2f}" for n in Scores.__slots__)
+            print(f"{name:<24}" + "".join(f"{cell:>17}" for cell in cells))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from forecast_autotune.core.forecast import BIN_EDGES_LOG2, Abstention, Forecast
 from forecast_autotune.core.job import Question, reference_us
 from forecast_autotune.scores import (
     ForecastScores,
+    against_median,
     bin_probabilities,
     discovery,
     risk_coverage,
@@ -168,13 +168,12 @@ def foretell(found: Case, known: int, draw: int) -> Foretelling:
     forecasts = found.surrogate().forecast(
         Question(job=found.job, configs=space, outcomes=outcomes, recordings=found.recordings)
     )
-    # A trace without a config that ran is refused when it is read.
-    unit_us = reference_us(outcomes, space.default) or reference_us(recorded, space.default) or math.nan
-    speedups = math.log2(unit_us) - found.log2_us
+    log2_us = np.where(np.isfinite(found.log2_us), found.log2_us, np.inf)
+    speedups, reference = against_median(forecasts, log2_us.tolist(), default_us=reference_us(outcomes, space.default))
     return Foretelling(
         forecasts=forecasts,
-        speedups=speedups,
-        reference=float(np.median(speedups[np.isfinite(speedups)])),
+        speedups=np.array(speedups),
+        reference=reference,
         told=frozenset(map(space.index, outcomes)),
     )
 
