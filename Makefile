@@ -11,7 +11,7 @@ ifeq ($(filter-out 0,$(HAS_GPU)),)
 CONSTRAINTS := --constraint .ci/constraints-cpu.txt
 endif
 
-.PHONY: help setup demo test lint test-triton-all test-triton-oldest test-third-party test-suite test-slow gpu record evidence spaces ranks bench bench-call bench-tuning budgets replay clean
+.PHONY: help setup demo test lint test-triton-all test-triton-oldest test-third-party test-suite test-slow gpu record evidence fit spaces ranks bench bench-call bench-tuning budgets replay clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -108,6 +108,10 @@ record: $(if $(filter file,$(origin PYTHON)),setup)  ## measure the suite's spac
 EVIDENCE ?= --target cuda:90 --to build/evidence
 evidence: setup  ## what the compilers say of the suite's whole spaces, for a Hopper GPU that need not be there: two hours
 	@$(BIN)/python -m calibration.evidence $(EVIDENCE)
+
+# All its traces, and a model without each kernel and each size beside the one that ships: see its card.
+fit: setup  ## fit the shipped model on the recorded spaces, and score it on kernels and sizes left out: two minutes
+	@$(BIN)/python -m calibration.fit
 
 spaces: setup  ## what the recorded spaces look like: default against best, best variants, how far repeats agree
 	@$(BIN)/python -m calibration.spaces

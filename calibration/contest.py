@@ -34,8 +34,8 @@ from forecast_autotune.protocols import Policy, Surrogate
 from forecast_autotune.store.trace import read_trace
 from forecast_autotune.tuner import tune
 
-from .searches import METHODS
 from .fit import prior_without
+from .searches import METHODS
 from .trials import Case, Trial
 
 OURS, UNSTOPPED = "ours", "ours-unstopped"

@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forecast_autotune import knob_roles
 from forecast_autotune.arrays import columns_of
 from forecast_autotune.core.digest import digest
 from forecast_autotune.core.job import Job, Question, Recording
@@ -30,9 +31,9 @@ from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.scores import against_median, rank_correlation, score_forecasts
 from forecast_autotune.store.trace import read_trace
-from forecast_autotune.surrogates.learned import Learned
 from forecast_autotune.surrogates import prior as prior_module
 from forecast_autotune.surrogates import traits as traits_module
+from forecast_autotune.surrogates.learned import Learned
 from forecast_autotune.surrogates.prior import RULES, SHIPPED, Factor, Prior, prior_text, read_prior, rules
 from forecast_autotune.surrogates.traits import launch_traits
 from forecast_autotune.workers import usable_cores
@@ -171,8 +172,9 @@ def prior_without(kernel: str) -> Prior | None:
 @cache
 def _fit_digest() -> str:
     """Of all that a fit depends on."""
-    sources = [Path(module.__file__ or "") for module in (sys.modules[__name__], prior_module, traits_module)]
-    return digest(*(p.read_text(encoding="utf-8") for p in sources), *(f"{p.name} {p.stat().st_size}" for p in suite_paths()))
+    modules = (sys.modules[__name__], prior_module, traits_module, knob_roles)
+    sources = [Path(module.__file__ or "").read_text(encoding="utf-8") for module in modules]
+    return digest(*sources, *(f"{path.name} {path.stat().st_size}" for path in suite_paths()))
 
 
 def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:

@@ -79,17 +79,17 @@ def _encode(space: Space) -> KnobMatrix:
 
 
 def _order(key: tuple[str, Value]) -> tuple[bool, float, str, str]:
-    number = _number(key[1])
+    number = number_of(key[1])
     return (number is None, 0.0 if number is None else number, key[0], str(key[1]))
 
 
-def _number(value: Value) -> float | None:
-    """The number a value is or, as flags and defines are text, spells."""
+def number_of(value: Value) -> float | None:
+    """The number a value is or, as flags and defines are text, spells; None of what is none."""
     if isinstance(value, bool) or value is None:
         return None
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
 
@@ -98,7 +98,7 @@ def _columns(values: Sequence[Value]) -> list[Array]:
     """The columns for one knob's distinct values, each an array over those values."""
     import numpy as np
 
-    numbers = [_number(v) for v in values]
+    numbers = [number_of(v) for v in values]
     known = np.array([n for n in numbers if n is not None])
     others = [i for i, n in enumerate(numbers) if n is None]
     columns: list[Array] = []
@@ -234,6 +234,7 @@ class ForecastTable(Sequence[Forecast | Abstention]):
             default_us=self.default_us,
             silent=self.silent,
             widened=self.widened,
+            foretold=self.foretold,
         )
 
     def stretched(self, factor: float) -> ForecastTable:
@@ -280,9 +281,7 @@ def columns_of(forecasts: Sequence[Forecast | Abstention]) -> Columns:
     if isinstance(forecasts, ForecastTable):
         return forecasts.columns
     nan = math.nan
-    rows = [
-        (nan, nan, nan) if isinstance(f, Abstention) else (f.mean, f.sigma, f.fail_probability) for f in forecasts
-    ]
+    rows = [(nan, nan, nan) if isinstance(f, Abstention) else (f.mean, f.sigma, f.fail_probability) for f in forecasts]
     table = np.array(rows, dtype=float).reshape(len(rows), 3)
     return Columns(table[:, 0], table[:, 1], table[:, 2])
 

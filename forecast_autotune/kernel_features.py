@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
@@ -17,7 +16,7 @@ from typing import Any
 from .core.hardware import Hardware
 from .core.workload import Work
 from .kernel_model import KernelModel, kernel_model
-from .knob_roles import role_of_name
+from .knob_roles import roles_by_name
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +132,7 @@ def knob_roles(kernel: Any, knobs: Mapping[str, Any]) -> dict[str, str]:
     Args:
         knobs: names with one of their values each. Knobs of which nothing can be told are missing.
     """
-    used = kernel_model(kernel).roles
+    used, named = kernel_model(kernel).roles, roles_by_name(knobs)
     roles = {}
     for name, value in knobs.items():
         role = _ROLE_OF_OPTION.get(name) or used.get(name)
@@ -142,13 +141,15 @@ def knob_roles(kernel: Any, knobs: Mapping[str, Any]) -> dict[str, str]:
         if role is None and isinstance(value, str):
             role = "algorithm"
         if role is None:
-            role = role_of_name(name)
+            role = named.get(name)
         if role is not None:
             roles[name] = role
     return roles
 
 
 _ROLE_OF_OPTION = {"num_warps": "threads", "num_stages": "stages", "maxnreg": "flag", "waves_per_eu": "flag"}
+
+
 def _features_of(
     model: KernelModel,
     call: Call | Callable[[Mapping[str, Any]], Call],

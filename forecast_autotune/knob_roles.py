@@ -8,16 +8,23 @@ from collections.abc import Iterable
 _ROLE_BY_NAME = tuple(
     (re.compile(pattern, re.IGNORECASE), role)
     for pattern, role in (
-        (r"stride|group|order|swizzle|^[mn]dim[ab]$", "order"),
-        (r"warps|threads|block_?(size|dim)|work_?group|wg_?size|^local_|^[mn]dimc$", "threads"),
+        (r"stride|(?<!work)(?<!work_)group|(?<!b)order|swizzle|^[mn]dim[ab]$", "order"),
+        (r"warps|threads|block_?(size|dim)_?[xyz\d]?$|work_?group|wg_?size|^local_|^[mn]dimc$", "threads"),
         (r"stages|pipeline|buffers", "stages"),
         (r"unroll|^kwi$", "unroll"),
         (r"^vec|vector|_vec$|^vw[mn]?$", "vector"),
         (r"split|algo|persistent|version|variant|^source$|^method$", "algorithm"),
-        (r"block|tile|chunk|^thread_[mnk]$|^[mnk]wg$|^[bt][mnkhcdtvr]\d?$|_b[mnk]$|items|per_?thread|pixels|features", "tile"),
+        (
+            r"block|tile|chunk|^thread_[mnk]$|^[mnk]wg$|^[bt][mnkhcdtvr]\d?$|_b[mnk]$|items|per_?thread|pixels|features",
+            "tile",
+        ),
         (r"^(use|has|is|enable|allow)_|padding|read_only|^s[ab]$|^str[mn]$", "flag"),
     )
 )
+
+_WARPS = re.compile(r"warps", re.IGNORECASE)
+_BLOCK_SIZE = re.compile(r"block_?size", re.IGNORECASE)
+_DEPTH = re.compile(r"^k(_|\d|wg|tile|block|$)|(?<!bloc)(?<!chun)k\d?$", re.IGNORECASE)
 
 
 def role_of_name(name: str) -> str | None:
@@ -26,5 +33,14 @@ def role_of_name(name: str) -> str | None:
 
 
 def roles_by_name(knobs: Iterable[str]) -> dict[str, str]:
-    """The roles of those knobs whose names tell one."""
-    return {name: role for name in knobs if (role := role_of_name(name)) is not None}
+    """The roles of those knobs whose names tell one, each seen beside the others."""
+    found = {name: role for name in knobs if (role := role_of_name(name)) is not None}
+    if any(_WARPS.search(name) for name in found):
+        # Where warps are counted, the size of a block is one of elements: so Triton's kernels name it.
+        found |= {name: "tile" for name in found if _BLOCK_SIZE.search(name) and not _WARPS.search(name)}
+    return found
+
+
+def is_depth(name: str) -> bool:
+    """Whether a tile of this name lies along the axis that a product sums over, which makes no output."""
+    return _DEPTH.search(name) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from . import BAD_INPUT, NOTHING, OK
@@ -107,14 +108,26 @@ def _print(detail: DecisionDetail) -> None:
     )
     if not detail.touched:
         return
+    several = any(_voices(t.forecast) for t in detail.touched)
     print()
     print_table(
-        ("", "config", "forecast", "measured", "time", "source of forecast", "run", "when"),
+        (
+            "",
+            "config",
+            "forecast",
+            *(["who said what"] * several),
+            "measured",
+            "time",
+            "source of forecast",
+            "run",
+            "when",
+        ),
         [
             (
                 _mark(detail, t),
                 str(t.config),
                 _forecast_words(t.forecast),
+                *([", ".join(map(str, _voices(t.forecast)))] * several),
                 f"failed at {t.outcome.stage}: {t.outcome.message[:80]}"
                 if isinstance(t.outcome, Failure)
                 else as_times(detail.log2_speedups[t.config]),
@@ -150,6 +163,34 @@ def _forecast_words(forecast: Forecast | Abstention | None) -> str:
     return f"{as_times(forecast.mean)} ({as_times(low)} to {as_times(high)}{failing})"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _VoiceHeard:
+    """What one surrogate said of a config, in log2 speed-up, and how much that counted."""
+
+    said_by: str
+    mean: float
+    sigma: float
+    weight: float
+
+    def __str__(self) -> str:
+        return f"{self.said_by} {as_times(self.mean)} ±{self.sigma:.1f} ({self.weight:.0%})"
+
+
+def _voices(forecast: Forecast | Abstention | None) -> list[_VoiceHeard]:
+    """Who said what, whoever counts most first; empty where one spoke alone, who is the source."""
+    from ..core.forecast import Forecast
+
+    if not isinstance(forecast, Forecast) or not all(bell.said_by for bell in forecast.components):
+        return []
+    heard = []
+    for name in dict.fromkeys(bell.said_by for bell in forecast.components):
+        bells = [bell for bell in forecast.components if bell.said_by == name]
+        weight = sum(bell.weight for bell in bells)
+        own = Forecast(tuple(replace(b, weight=b.weight / weight if weight else 1 / len(bells)) for b in bells), name)
+        heard.append(_VoiceHeard(said_by=name, mean=own.mean, sigma=own.sigma, weight=weight))
+    return sorted(heard, key=lambda voice: -voice.weight)
+
+
 def _as_json(detail: DecisionDetail) -> dict[str, object]:
     from ..store import encoding
 
@@ -176,6 +217,7 @@ def _as_json(detail: DecisionDetail) -> dict[str, object]:
             {
                 "config": dict(t.config.knobs),
                 "forecast": encoding.encode_forecast(t.forecast),
+                "who_said_what": [asdict(voice) for voice in _voices(t.forecast)],
                 "outcome": encoding.encode_outcome(t.outcome),
                 "log2_speedup": detail.log2_speedups.get(t.config),
                 "run": t.run,

@@ -178,7 +178,7 @@ def _recalibrated(how: Request, store: Store, kind: str) -> Surrogate:
     lessons = cache(partial(_lessons_of, store, kind))
     inner = how.surrogate
     if isinstance(inner, Blend):
-        inner = Blend(inner.members, past=lambda: lessons().members)
+        inner = inner.with_past(lambda: lessons().members)
     return Recalibrated(inner, lambda: lessons().correction)
 
 

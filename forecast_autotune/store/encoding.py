@@ -220,7 +220,7 @@ def decode_forecast(value: object, what: str = "forecast") -> Forecast | Abstent
     bells = list_field(found, "components", what)
     said_by = list_field(found, "said_by", what) if "said_by" in found else [""] * len(bells)
     if len(said_by) != len(bells) or not all(isinstance(name, str) for name in said_by):
-        raise InvalidInputError(f"{what} has said_by {_shown(said_by)}: it must name who said each of {len(bells)} components")
+        raise InvalidInputError(f"{what} has said_by {_shown(said_by)}: it must be one name for each of its components")
     for given, name in zip(bells, said_by, strict=True):
         if not isinstance(given, list) or len(given) != 3:
             raise InvalidInputError(f"{what} has component {_shown(given)}: it must be [mean, sigma, weight]")
@@ -235,7 +235,7 @@ def decode_forecast(value: object, what: str = "forecast") -> Forecast | Abstent
     if not 0 <= fail_probability <= 1:
         raise InvalidInputError(f"{what} has fail_probability {fail_probability}: it must lie between 0 and 1")
     widened = number_field(found, "widened", what, 1.0)
-    if not 0 < widened:
+    if not widened > 0:
         raise InvalidInputError(f"{what} has widened {widened}: it must be a positive factor")
     return Forecast(tuple(components), source, fail_probability, optional_number(found, "default_us", what), widened)
 

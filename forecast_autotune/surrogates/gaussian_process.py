@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,10 @@ LENGTH_SPREAD = 0.8  # standard deviation of its logarithm
 START_LENGTHS = (0.35, 0.6, 1.0, 1.7, 3.0)  # as multiples of the prior length, all columns alike
 LENGTH_STEPS = (0.4, 0.63, 1.0, 1.6, 2.5, 6.0)  # then tried column by column
 SWEEPS = 2
-BLOCK = 512  # configs at a time: 200 x 512 in single precision stay in the cache; all at once took 2.5 times longer
+BLOCK = 512  # configs at a time, at most: they stay in the cache; all at once took 2.5 times longer
+ONE_THREAD = 262_144
+"""Multiplications up to which OpenBLAS stays in one thread. Its threads wait for one another, and where compilers hold the
+cores, 10,000 configs at 50 outcomes took 620 ms with them, 26 without (setting `auto`, two cores, both busy)."""
 DATA = 200  # outcomes the process is built on: best half, the rest at random; 11,130 configs then take 20 ms
 FAILURE_NEARNESS = 0.4  # length over which failing spreads, as a share of that of times
 FAILURE_PRIOR = 0.5  # what is known at large counts like so many outcomes next door
@@ -106,13 +110,18 @@ def predict(known: Known, x: Array, trend: Array, shape: Shape, guess: float) ->
     scale = _mean_square(white, guess)
     single, single_white, trends = whiten.astype(np.float32), white.astype(np.float32), known.trend.astype(np.float32)
     mean, left = np.empty(len(x)), np.empty(len(x))
-    for start in range(0, len(x), BLOCK):
-        part = slice(start, start + BLOCK)
+    for part in _blocks(len(x), len(near) ** 2):
         spread = single @ (similarity(known.x, x[part], shape) + trends @ trend[part].astype(np.float32).T)
         mean[part] = single_white @ spread
         left[part] = np.einsum("ij,ij->j", spread, spread)
     left = 1.0 + (trend**2).sum(axis=1) + shape.nugget - left
     return mean, np.sqrt(scale * np.maximum(left, 1e-6))
+
+
+def _blocks(count: int, each: int) -> Iterator[slice]:
+    """Slices of so many rows, each of which takes so many multiplications."""
+    step = max(16, min(BLOCK, ONE_THREAD // max(1, each)))
+    return (slice(start, start + step) for start in range(0, count, step))
 
 
 def similarity(x: Array, at: Array, shape: Shape) -> NDArray[np.float32]:
@@ -130,8 +139,7 @@ def total_similarity(x: Array, at: Array, shape: Shape) -> Array:
     import numpy as np
 
     total = np.zeros(len(at))
-    for start in range(0, len(at), BLOCK):
-        part = slice(start, start + BLOCK)
+    for part in _blocks(len(at), x.size):
         total[part] = similarity(x, at[part], shape).sum(axis=0)
     return total
 

@@ -103,7 +103,7 @@ class Learned:
         return known[1]
 
     def _read_elsewhere(self, question: Question, model: _Model) -> list[elsewhere.Told]:
-        """What recordings say, and last the model beside them if it says anything; empty without any. Read once."""
+        """What recordings say, and last the model beside them if it goes by launches; empty without any. Read once."""
         import numpy as np
 
         job = question.job

@@ -1,9 +1,17 @@
-"""How long forecasting takes; the aim is 10,000 configs in 100 ms, once the space has been seen."""
+"""How long forecasting takes, and what a whole decision costs beside compiling and timing.
+
+The aims: 10,000 configs in 100 ms once the space has been seen, however many outcomes are known; lengths chosen anew at 50
+outcomes in 100 ms; half a second of our own for tuning 100 configs with a budget of 16.
+"""
 
 from __future__ import annotations
 
 import random
+import statistics
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +22,13 @@ from forecast_autotune.core.job import Job, Question, Recording, View
 from forecast_autotune.core.outcome import Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Work
+from forecast_autotune.frontends.engine import decide, make_surrogate, request
+from forecast_autotune.measure.replay import Replay
 from forecast_autotune.policies import Selective
 from forecast_autotune.protocols import Surrogate
-from forecast_autotune.surrogates.blend import Blend
+from forecast_autotune.store.sqlite import SqliteStore
+from forecast_autotune.store.trace import read_trace
 from forecast_autotune.surrogates.history import History
-from forecast_autotune.surrogates.roofline import Roofline
 
 CONFIGS = 10_000
 
@@ -94,12 +104,125 @@ def test_history_reads_three_recordings_of_ten_thousand_configs(benchmark: Any, 
     assert len(benchmark.pedantic(surrogate.forecast, setup=setup, rounds=5, warmup_rounds=1)) == CONFIGS
 
 
-def test_the_blend_forecasts_ten_thousand_configs(benchmark: Any, job: Job) -> None:
-    surrogate = Blend([History(), Roofline()])
-    answer = benchmark.pedantic(
-        surrogate.forecast, setup=fresh_questions(job, 16, surrogate), rounds=5, warmup_rounds=1
-    )
+def describing(job: Job) -> Job:
+    """The same with launches told of, as a Triton kernel's are."""
+    told = [
+        {
+            "us_bound": float(c["tile_m"]) * float(c["tile_n"]),  # type: ignore[arg-type]
+            "us_memory": float(c["tile_m"]),  # type: ignore[arg-type]
+            "threads": float(c["block"]),  # type: ignore[arg-type]
+            "programs": 1e6 / float(c["tile_m"]),  # type: ignore[arg-type]
+            "traffic_bytes": 1e6 * float(c["tile_n"]),  # type: ignore[arg-type]
+        }
+        for c in job.space
+    ]
+    return replace(job, described=told)
+
+
+@pytest.mark.benchmark(group="setting auto, 10,000 configs")
+@pytest.mark.parametrize("known", [0, 16, 50, 200])
+@pytest.mark.parametrize("by", ["roles", "launches"])
+def test_auto_forecasts_ten_thousand_configs(benchmark: Any, job: Job, by: str, known: int) -> None:
+    asked_of = describing(job) if by == "launches" else job
+    surrogate = make_surrogate("auto")
+    surrogate.forecast(Question(job=asked_of, configs=asked_of.space))
+    setup = fresh_questions(asked_of, max(1, known), surrogate)
+    answer = benchmark.pedantic(surrogate.forecast, setup=setup, rounds=5, warmup_rounds=1)
     assert not any(isinstance(a, Abstention) for a in answer)
+
+
+@pytest.mark.benchmark(group="setting auto, 10,000 configs")
+@pytest.mark.parametrize("by", ["roles", "launches"])
+def test_auto_meets_ten_thousand_configs(benchmark: Any, job: Job, by: str) -> None:
+    """The first forecast of a job: roles or launches are read, rules or trees asked."""
+    asked_of = describing(job) if by == "launches" else job
+    surrogate = make_surrogate("auto")
+
+    def setup() -> Any:
+        met = replace(asked_of)
+        return (Question(job=met, configs=met.space),), {}
+
+    assert len(benchmark.pedantic(surrogate.forecast, setup=setup, rounds=5, warmup_rounds=1)) == CONFIGS
+
+
+@pytest.mark.benchmark(group="setting auto, 10,000 configs")
+@pytest.mark.parametrize("by", ["roles", "launches"])
+def test_auto_chooses_lengths_anew_at_50_outcomes(benchmark: Any, job: Job, by: str) -> None:
+    asked_of = describing(job) if by == "launches" else job
+    surrogate, seeds = make_surrogate("auto"), iter(range(1000))
+
+    def setup() -> Any:
+        told = outcomes(asked_of, 50, next(seeds))
+        surrogate.forecast(Question(job=asked_of, configs=asked_of.space, outcomes=dict(list(told.items())[:30])))
+        return (Question(job=asked_of, configs=asked_of.space, outcomes=told),), {}
+
+    assert len(benchmark.pedantic(surrogate.forecast, setup=setup, rounds=5, warmup_rounds=1)) == CONFIGS
+
+
+# A whole decision -------------------------------------------------------------------------------------------------------
+
+TRACES = Path(__file__).parents[2] / "calibration" / "traces"
+RECORDED = {"launches": "matmul.square.NVIDIA_H200.jsonl.gz", "roles": "cuda_softmax.square.NVIDIA_H200.jsonl.gz"}
+
+
+def hundred_configs(by: str) -> Recording:
+    found = read_trace(TRACES / RECORDED[by])
+    kept = list(dict.fromkeys([found.default, *found.outcomes]))[:100]
+    return replace(found, outcomes={c: found.outcomes[c] for c in kept})
+
+
+def job_of(recorded: Recording) -> Job:
+    space = Replay(recorded).space
+    return Job(
+        workload=recorded.workload,
+        space=space,
+        hardware=recorded.hardware,
+        toolchain=recorded.toolchain,
+        described=[recorded.described.get(c, {}) for c in space] if recorded.described else (),
+    )
+
+
+@pytest.mark.benchmark(group="tuning 100 configs, budget 16")
+@pytest.mark.parametrize("by", RECORDED)
+def test_our_own_time_in_tuning(benchmark: Any, tmp_path: Path, by: str) -> None:
+    """Compiling and timing take no time here; forecasting, choosing and keeping do."""
+    recorded = hundred_configs(by)
+    how, numbers = request("16", default_budget="16", environment={}), iter(range(1000))
+
+    def setup() -> Any:
+        return (job_of(recorded), Replay(recorded), tmp_path / str(next(numbers))), {}
+
+    def tuned(job: Job, replay: Replay, folder: Path) -> int:
+        with SqliteStore(folder) as store:
+            return decide(job, how, compiler=replay, measurer=replay, store=store).measured
+
+    assert benchmark.pedantic(tuned, setup=setup, rounds=5, warmup_rounds=1) == 16
+
+
+@pytest.mark.benchmark(group="tuning 100 configs, budget 16")
+@pytest.mark.parametrize("by", RECORDED)
+def test_tuning_in_a_new_process(benchmark: Any, tmp_path: Path, by: str) -> None:
+    """A whole process, pytest and reading the trace included; of which the decision, told beside it, is our own."""
+    here = Path(__file__).parent
+    code = (
+        f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}, {str(here.parents[1])!r}]\n"
+        "from test_forecasting import *\n"
+        f"recorded = hundred_configs({by!r}); replay = Replay(recorded)\n"
+        "how = request('16', default_budget='16', environment={})\n"
+        f"store = SqliteStore(Path({str(tmp_path)!r}) / sys.argv[1])\n"
+        "import time; began = time.perf_counter()\n"
+        "decide(job_of(recorded), how, compiler=replay, measurer=replay, store=store)\n"
+        "print(time.perf_counter() - began)"
+    )
+    numbers = iter(range(1000))
+    spent: list[float] = []
+
+    def run() -> None:
+        command = [sys.executable, "-c", code, str(next(numbers))]
+        spent.append(float(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+    benchmark.pedantic(run, rounds=3)
+    benchmark.extra_info["decision_s"] = statistics.median(spent)
 
 
 def test_selective_chooses_among_ten_thousand_configs(benchmark: Any, job: Job) -> None:

@@ -1,18 +1,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
 
 from forecast_autotune.cli import COMMANDS, doctor, main
-from forecast_autotune.core.forecast import Abstention, Forecast
+from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.store.sqlite import SqliteStore
 
@@ -111,6 +112,36 @@ def test_show_says_what_was_chosen_why_and_against_what(store: Path, capsys: pyt
     assert [c["log2_speedup"] for c in shown["configs"]] == [pytest.approx(0.585, abs=1e-3), 0.0, None]
     assert shown["hardware"]["name"] == "NVIDIA H200"
     assert shown["configs"][2]["outcome"]["stage"] == "launch"
+
+
+def test_show_says_who_said_what_where_several_spoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    learned, history = Normal(math.log2(1.31), 0.4, 0.62, "learned"), Normal(math.log2(1.05), 0.8, 0.38, "history")
+    halves = tuple(replace(learned, mean=mean, sigma=0.1, weight=0.25) for mean in (-1.0, 1.0))
+    with SqliteStore(tmp_path / "store") as store:
+        job = a_job()
+        for config, bells in zip(SPACE, ((history, learned), (*halves, replace(history, weight=0.5))), strict=False):
+            store.record(job, "run-1", config, a_measurement(10.0), Forecast(bells, "history and learned"))
+        store.record(job, "run-1", SPACE[2], a_measurement(12.0), Forecast.normal(0.4, 0.3, source="roofline"))
+        store.decide(job, a_decision(job, SPACE[0]))
+    out, _ = printed(capsys, "show", "rmsnorm")
+    assert "learned 1.31x ±0.4 (62%), history 1.05x ±0.8 (38%)" in out
+    assert "learned 1.00x ±1.0 (50%), history 1.05x ±0.8 (50%)" in out
+    assert "who said what" in out
+    found = {str(c["config"]): c for c in json.loads(printed(capsys, "show", "rmsnorm", "--json")[0])["configs"]}
+    first, _, alone = (found[str(dict(config.knobs))] for config in SPACE[:3])
+    assert first["who_said_what"] == [
+        {"said_by": "learned", "mean": pytest.approx(math.log2(1.31)), "sigma": 0.4, "weight": 0.62},
+        {"said_by": "history", "mean": pytest.approx(math.log2(1.05)), "sigma": 0.8, "weight": 0.38},
+    ]
+    assert first["forecast"]["said_by"] == ["history", "learned"]
+    assert alone["who_said_what"] == []
+
+
+def test_where_each_forecast_has_one_source_show_has_no_column_for_more(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = (d for d in json.loads(printed(capsys, "list", "--json")[0]) if d["key"] == {"n": 1})
+    assert "who said what" not in printed(capsys, "show", found["decision"])[0]
 
 
 def test_an_ambiguous_key_lists_the_candidates(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from forecast_autotune.core.job import Question
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.settings import _CHOICES
 from forecast_autotune.store.trace import read_trace, write_trace
+from forecast_autotune.surrogates.prior import shipped_prior
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -97,7 +98,7 @@ def test_a_replayed_job_says_of_its_configs_what_the_trace_does(
 def test_the_report_has_the_agreed_shape(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = report(capsys, trace, "--budget", "5", "--budget", "10%", "--seeds", "2")
     assert set(told) == {"runs", "summary", "forecast", "priors"}
-    assert told["priors"] == []
+    assert told["priors"] == list(shipped_prior().fitted_on)
     assert [(r["budget"], r["seed"]) for r in told["runs"]] == [("5", 0), ("5", 1), ("10%", 0), ("10%", 1)]
     for row in told["runs"]:
         assert set(row) == {
@@ -119,7 +120,8 @@ def test_the_report_has_the_agreed_shape(trace: Path, capsys: pytest.CaptureFixt
     for row in told["forecast"]:
         assert set(row) == {
             *("trace", "target_measured", "accuracy", "off_by_one", "half_brier", "brier_skill", "crps7", "nll", "ece"),
-            *("error_by_fifth", "top_1_percent", "top_10_percent", "top_50_percent"),
+            *("error_by_fifth", "top_1_percent", "top_10_percent", "top_50_percent", "rank_correlation"),
+            *("aurc", "coverage_50", "coverage_90", "regret_10", "regret_30"),
         }
         assert len(row["error_by_fifth"]) == 5
 
@@ -322,19 +324,23 @@ def test_each_surrogate_of_the_settings_may_be_replayed(name: str) -> None:
 def test_what_the_surrogate_was_fitted_on_before_is_told(
     trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = replay.make_surrogate
+    class Fitted:
+        fitted_on = tuple(f"kernel{n}" for n in range(replay.NAMED + 3))
 
-    def fitted(name: str) -> Any:
-        surrogate = made(name)
-        surrogate.fitted_on = tuple(f"kernel{n}" for n in range(replay.NAMED + 3))  # type: ignore[attr-defined]
-        return surrogate
-
-    monkeypatch.setattr(replay, "make_surrogate", fitted)
+    monkeypatch.setattr(replay, "make_surrogate", lambda _name: Fitted())
     priors = report(capsys, trace, "--budget", "0", "--seeds", 1)["priors"]
     assert priors == [f"kernel{n}" for n in range(replay.NAMED + 3)]
     assert run(trace, "--budget", "0", "--seeds", 1, "--jobs", 1) == 0
     told = capsys.readouterr().out
     assert f"fitted beforehand on {', '.join(priors[: replay.NAMED])} and 3 more" in " ".join(told.split())
+
+
+@pytest.mark.parametrize(("surrogate", "fitted"), [("learned", True), ("history", False), ("roofline", False)])
+def test_only_what_holds_the_model_was_fitted_on_anything(
+    trace: Path, capsys: pytest.CaptureFixture[str], surrogate: str, fitted: bool
+) -> None:
+    told = report(capsys, trace, "--budget", "0", "--seeds", "1", "--surrogate", surrogate)
+    assert told["priors"] == (list(shipped_prior().fitted_on) if fitted else [])
 
 
 def test_processes_give_what_one_gives(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

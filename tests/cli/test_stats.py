@@ -52,7 +52,7 @@ def test_the_correction_shown_is_the_one_in_use(store: Path, capsys: pytest.Capt
     assert main(["stats", "--dir", str(store), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["recalibration"]["cuda"]
     with SqliteStore(store) as opened:
-        assert engine._correction(opened, "cuda").after == told["after"]
+        assert engine._lessons_of(opened, "cuda").correction.after == told["after"]
 
 
 def test_stats_of_a_store_without_pairs_tell_of_no_correction(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from forecast_autotune.measure.replay import Replay
 from forecast_autotune.settings import Settings
 from forecast_autotune.store.manage import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
+from forecast_autotune.surrogates import prior
 from forecast_autotune.surrogates.history import History
 
 STRICT = Request(settings=Settings(mode="strict"), budget="16", surrogate=History())
@@ -35,6 +37,30 @@ def test_mode_strict_takes_a_stored_decision_only_if_it_is_one_of_the_space() ->
         decide(job, STRICT, store=store, **acting)
     store.decide(job, a_decision(job, job.space[1]))
     assert decide(job, STRICT, store=store, **acting).config == job.space[1]
+
+
+def test_where_the_shipped_model_is_broken_tuning_goes_on_without_it_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "prior.json"
+    broken.write_text('{"schema": "forecast_autotune.prior", "version": 0}')
+    monkeypatch.setattr(prior, "SHIPPED", broken)
+    prior._shipped.cache_clear()
+    recorded = recording()
+    how = Request(settings=Settings(), budget="6", surrogate=engine.make_surrogate("auto"))
+    try:
+        with SqliteStore(tmp_path / "store") as store:
+            for n in (1, 2, 3):
+                replay = Replay(recorded)
+                job = replace(job_of(recorded), workload=replace(recorded.workload, key={"n": n}))
+                assert decide(job, how, compiler=replay, measurer=replay, store=store).measured == 6
+    finally:
+        prior._shipped.cache_clear()
+    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "surrogate learned" in warnings[0]
+    assert str(broken) in warnings[0]
+    assert "make fit" in warnings[0]
 
 
 # Recalibration ----------------------------------------------------------------------------------------------------------

@@ -36,6 +36,11 @@ NOUNS = [
         encoding.encode_forecast,
         encoding.decode_forecast,
     ),
+    (
+        Forecast((Normal(0.5, 0.2, 0.7, "learned"), Normal(-1.0, 0.1, 0.3, "history")), "blend", 0.1, None, 1.5),
+        encoding.encode_forecast,
+        encoding.decode_forecast,
+    ),
     (a_decision(a_job()), encoding.encode_decision, encoding.decode_decision),
     (
         a_decision(a_job(), basis="default", equivalents=(), config_us=None, default_us=None),
@@ -126,6 +131,11 @@ HOSTILE = [
     (encoding.decode_forecast, {**FORECAST, "components": [[0.0, 1.0]]}, "component"),
     (encoding.decode_forecast, {**FORECAST, "components": [[0.0, -1.0, 1.0]]}, "negative"),
     (encoding.decode_forecast, {**FORECAST, "fail_probability": 2}, "between 0 and 1"),
+    (encoding.decode_forecast, {**FORECAST, "said_by": ["a", "b"]}, "one name for each"),
+    (encoding.decode_forecast, {**FORECAST, "said_by": [3]}, "one name for each"),
+    (encoding.decode_forecast, {**FORECAST, "said_by": "ab"}, "said_by"),
+    (encoding.decode_forecast, {**FORECAST, "widened": 0}, "positive factor"),
+    (encoding.decode_forecast, {**FORECAST, "widened": -1.5}, "positive factor"),
     (encoding.decode_decision, {**DECIDED, "basis": "whim"}, "whim"),
     (encoding.decode_decision, {**DECIDED, "config": None}, "config"),
     (encoding.decode_decision, {**DECIDED, "config_us": 0}, "config_us"),
@@ -150,3 +160,7 @@ def test_a_name_that_differs_in_nothing_but_code_is_another_program() -> None:
     one, two = (Program(name="f", language="c++", source=s) for s in ("a", "b"))
     assert encoding.decode_program(encoding.encode_program(one)).digest != two.digest
     assert Toolchain(versions={"a": "1"}).digest != Toolchain(versions={"a": "2"}).digest
+
+
+def test_a_forecast_of_one_voice_that_was_not_widened_is_written_as_it_always_was() -> None:
+    assert set(FORECAST) == {"source", "components", "fail_probability", "default_us"}

@@ -1,0 +1,389 @@
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from contracts.surrogate_contract import SurrogateContract
+from recorded import HERE, ROLES, job_of, measurement, question, recording, workload
+from toy_prior import SURE, UNSURE, believing, following
+
+from forecast_autotune.arrays import columns_of
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.forecast import Abstention, Forecast
+from forecast_autotune.core.hardware import Hardware
+from forecast_autotune.core.job import Question, Recording
+from forecast_autotune.core.outcome import Failure, Measurement
+from forecast_autotune.core.space import Space
+from forecast_autotune.surrogates import prior as priors
+from forecast_autotune.surrogates.blend import Blend
+from forecast_autotune.surrogates.history import History
+from forecast_autotune.surrogates.learned import Learned
+
+PLAIN = {"block": "p", "tile": "q", "padded": "r"}  # names that tell nothing
+
+
+def renamed(of: Recording, names: Mapping[str, str]) -> Recording:
+    def config(one: Config) -> Config:
+        return Config({names.get(knob, knob): value for knob, value in one.knobs.items()})
+
+    return replace(of, default=config(of.default), outcomes={config(c): o for c, o in of.outcomes.items()})
+
+
+def described(space: Sequence[Config]) -> list[dict[str, float]]:
+    return [{"us_bound": float(config["tile"]) * 10.0, "threads": float(config["block"])} for config in space]  # type: ignore[arg-type]
+
+
+def describing(asked: Question) -> Question:
+    return replace(asked, job=replace(asked.job, described=described(asked.job.space)))
+
+
+class _Contract(SurrogateContract):
+    def make(self) -> Learned:
+        return Learned()
+
+    def unanswerable(self) -> Question:
+        return question(renamed(recording(), PLAIN))
+
+
+class TestLearnedFromRoles(_Contract):
+    def answerable(self) -> Question:
+        return question(recording(), roles=ROLES)
+
+
+class TestLearnedFromLaunches(_Contract):
+    def answerable(self) -> Question:
+        return describing(question(recording()))
+
+
+class TestLearnedFromOutcomesAlone(_Contract):
+    def answerable(self) -> Question:
+        return question(renamed(recording(), PLAIN), known=12)
+
+
+class TestLearnedFromElsewhere(_Contract):
+    def answerable(self) -> Question:
+        return replace(describing(question(recording(), known=5)), recordings=[recording(n=8192), recording(n=2048)])
+
+
+def means(surrogate: Learned | History | Blend, asked: Question) -> list[float]:
+    answer = surrogate.forecast(asked)
+    assert all(isinstance(a, Forecast) for a in answer)
+    return [a.mean for a in answer if isinstance(a, Forecast)]
+
+
+def source(surrogate: Learned, asked: Question) -> str:
+    (told,) = {f.source for f in surrogate.forecast(asked)}
+    return told
+
+
+# What it goes by --------------------------------------------------------------------------------------------------------
+
+
+def test_described_launches_are_ranked_by_the_trees() -> None:
+    space = Space([{"threads": n} for n in (32, 64, 128, 256)])
+    told = [{"us_bound": us} for us in (40.0, 10.0, 160.0, 20.0)]
+    job = replace(job_of(recording()), space=space, described=told)
+    learned = Learned(replace(following(), factors=believing({"few_threads": 5.0}).factors))
+    found = means(learned, Question(job=job, configs=space))
+    assert found == pytest.approx(
+        [0.0, 2.0, -2.0, 1.0], abs=0.3
+    )  # and 5 octaves for each halving of threads are not heard
+    assert source(learned, Question(job=job, configs=space)) == "learned (launches described, 1 kernels known)"
+
+
+def test_roles_are_ranked_by_the_rules() -> None:
+    space = Space([{"threads": n, "vec": v} for n in (256, 128, 16) for v in (4, 1)])
+    job = replace(job_of(recording()), space=space)
+    learned = Learned(believing({"few_threads": 0.25, "idle_lanes": 1.0, "narrow_load": 0.5}))
+    asked = Question(job=job, configs=space)
+    # 128 threads lack one octave of what hides latency; 16 lack three, and leave half a warp idle; 1 for 4 is two octaves.
+    assert means(learned, asked) == pytest.approx([0.0, -1.0, -0.25, -1.25, -1.75, -2.75], abs=1e-5)
+    assert source(learned, asked) == "learned (knob roles)"
+
+
+def test_a_tagged_role_goes_before_what_the_name_tells() -> None:
+    space = Space([{"threads": n} for n in (256, 128, 64)], roles={"threads": "unroll"})
+    job = replace(job_of(recording()), space=space)
+    answer = Learned(believing({"few_threads": 0.25})).forecast(Question(job=job, configs=space))
+    assert all(isinstance(a, Abstention) for a in answer)
+
+
+def test_with_neither_it_abstains_and_says_why() -> None:
+    answer = Learned().forecast(question(renamed(recording(), PLAIN)))
+    assert {a.reason for a in answer if isinstance(a, Abstention)} == {
+        "no knob's role is known, no launch is described, and nothing was measured"
+    }
+
+
+def test_rules_for_warps_are_not_held_against_a_cpu() -> None:
+    asked = question(recording(hardware=Hardware(kind="cpu", name="c", units=16)), roles=ROLES)
+    assert all(isinstance(a, Abstention) for a in Learned().forecast(asked))
+
+
+def test_too_few_described_launches_leave_the_rules() -> None:
+    asked = describing(question(recording(), roles=ROLES))
+    told = asked.job.described
+    few = [d if i % 3 == 0 else {} for i, d in enumerate(told)]
+    assert "knob roles" in source(Learned(), replace(asked, job=replace(asked.job, described=few)))
+    most = [d if i % 3 else {} for i, d in enumerate(told)]
+    assert "launches described" in source(Learned(), replace(asked, job=replace(asked.job, described=most)))
+
+
+def test_a_config_that_is_not_described_where_most_are_is_likely_refused() -> None:
+    asked = describing(question(recording()))
+    told = [{} if i == 5 else d for i, d in enumerate(asked.job.described)]
+    fails = columns_of(Learned().forecast(replace(asked, job=replace(asked.job, described=told)))).fail
+    assert fails[5] > 0.5 > 0.1 > max(np.delete(fails, 5))
+
+
+# What outcomes and recordings change ------------------------------------------------------------------------------------
+
+
+def test_a_config_tried_here_is_forecast_as_it_came_out() -> None:
+    whole = recording()
+    asked = question(whole, known=12, roles=ROLES)
+    answer = dict(zip(asked.configs, Learned().forecast(asked), strict=True))
+    for config, speedup in whole.log2_speedups().items():
+        told = answer[config]
+        if config in asked.outcomes:
+            assert isinstance(told, Forecast)
+            assert told.mean == pytest.approx(speedup)
+            assert told.sigma < 0.1
+    assert "12 outcomes here" in source(Learned(), asked)
+
+
+def contradicted(sigma: float) -> float:
+    """What a rule that makes 16 threads an octave and a half slower than 32 says after outcomes that were all alike."""
+    space = Space([{"threads": n, "vec": v} for v in (4, 2, 1) for n in (32, 16, 8)])
+    job = replace(job_of(recording()), space=space)
+    alike = {c: measurement(100.0) for c in space if c["vec"] == 4}
+    learned = Learned(believing({"idle_lanes": 1.5}, sigma))
+    ahead = means(learned, Question(job=job, configs=space))
+    assert ahead[space.index(Config({"threads": 8, "vec": 1}))] == pytest.approx(-3.0)
+    return means(learned, Question(job=job, configs=space, outcomes=alike))[
+        space.index(Config({"threads": 8, "vec": 1}))
+    ]
+
+
+def test_a_rule_loses_its_weight_when_the_first_outcomes_contradict_it() -> None:
+    assert abs(contradicted(UNSURE)) < 0.75  # a quarter of what it was
+    assert abs(contradicted(SURE)) > abs(contradicted(UNSURE)) + 0.2  # by the factor, not by the neighbours alone
+
+
+def sized(n: int) -> tuple[Recording, list[dict[str, float]]]:
+    """A kernel at a size: a bound that turns with the size, and a secret that nobody told the model, the same at both."""
+    outcomes, told = {}, []
+    for tile in (1, 2, 4, 8, 16, 32, 64, 128):
+        for way in ("row", "column", "both"):
+            config = Config({"tile": tile, "way": way})
+            bound = 8.0 * (tile if n < 1000 else 128 / tile)
+            secret = 2.0 ** (1.2 * math.sin(tile) + {"row": 0.0, "column": 1.0, "both": -1.0}[way])
+            outcomes[config] = measurement(bound * secret)
+            told.append({"us_bound": bound})
+    space = list(outcomes)
+    found = Recording(
+        workload=workload(n),
+        hardware=HERE,
+        toolchain=recording().toolchain,
+        default=space[0],
+        outcomes=outcomes,
+        described=dict(zip(space, told, strict=True)),
+    )
+    return found, told
+
+
+def error_of(surrogate: Learned | History, asked: Question, truth: Recording) -> float:
+    true = truth.log2_speedups()
+    told = dict(zip(asked.configs, means(surrogate, asked), strict=True))
+    off = [told[c] - true[c] for c in true]
+    return statistics.fmean(abs(o - statistics.median(off)) for o in off)
+
+
+def test_recordings_of_other_sizes_carry_what_the_model_missed() -> None:
+    here, told = sized(512)
+    there, _ = sized(2048)
+    job = replace(job_of(here), described=told)
+    asked = Question(job=job, configs=job.space, recordings=[there])
+    both = error_of(Learned(following()), asked, here)
+    assert both < 0.25
+    assert both < 0.3 * error_of(Learned(following()), replace(asked, recordings=()), here)  # the model alone
+    assert both < 0.3 * error_of(History(), asked, here)  # looked up alone
+
+
+def test_a_recording_without_description_is_looked_up() -> None:
+    here, told = sized(512)
+    same = replace(sized(600)[0], described={})
+    job = replace(job_of(here), described=told)
+    asked = Question(job=job, configs=job.space, recordings=[same])
+    assert error_of(Learned(following()), asked, here) < 0.3
+    assert "1 recording from elsewhere" in source(Learned(following()), asked)
+
+
+def test_a_recording_of_which_too_few_launches_are_described_is_looked_up_too() -> None:
+    here, told = sized(512)
+    there, _ = sized(2048)
+    few = replace(there, described=dict(list(there.described.items())[::4]))
+    job = replace(job_of(here, roles={"tile": "threads"}), described=told)
+    asked = Question(job=job, configs=job.space, recordings=[few])
+    learned = Learned(replace(following(), factors=believing({"few_threads": 2.0}).factors))
+    assert means(learned, asked) == means(learned, replace(asked, recordings=[replace(few, described={})]))
+
+
+def test_a_config_that_is_not_described_where_it_was_recorded_is_taken_as_it_came_out_there() -> None:
+    here, told = sized(512)
+    there, _ = sized(2048)
+    lost = list(there.outcomes)[4]
+    most = replace(there, described={c: d for c, d in there.described.items() if c != lost})
+    job = replace(job_of(here), described=told)
+    asked = Question(job=job, configs=job.space, recordings=[most])
+    found = means(Learned(following()), asked)[job.space.index(lost)]
+    assert found == pytest.approx(there.log2_speedups()[lost], abs=0.5)
+
+
+def test_where_rules_speak_here_they_speak_of_a_recording_too_though_its_launches_are_described() -> None:
+    here, _ = sized(512)
+    there, _ = sized(2048)
+    learned = Learned(replace(following(), factors=believing({"few_threads": 0.5}).factors))
+    job = job_of(here, roles={"tile": "threads"})
+    asked = Question(job=job, configs=job.space, recordings=[there])
+    bare = replace(asked, recordings=[replace(there, described={})])
+    assert means(learned, asked) == means(learned, bare)
+
+
+def test_recordings_of_other_knobs_change_nothing() -> None:
+    other = renamed(recording(n=8192), PLAIN)
+    assert set(other.outcomes) & set(recording().outcomes) == set()
+    for asked in (question(recording(), roles=ROLES), describing(question(recording(), known=3))):
+        assert list(Learned().forecast(replace(asked, recordings=[other]))) == list(Learned().forecast(asked))
+
+
+def test_where_nothing_else_is_known_recordings_of_other_knobs_are_no_knowledge() -> None:
+    asked = replace(question(renamed(recording(), PLAIN)), recordings=[recording(n=8192)])
+    assert all(isinstance(a, Abstention) for a in Learned().forecast(asked))
+
+
+def test_a_model_that_says_nothing_is_no_witness_beside_recordings() -> None:
+    here, elsewhere = renamed(recording(), PLAIN), renamed(recording(n=8192), PLAIN)
+    asked = replace(question(here), recordings=[elsewhere])
+    assert source(Learned(), asked) == "learned (1 recording from elsewhere)"
+    true = elsewhere.log2_speedups()
+    told = dict(zip(asked.configs, means(Learned(), asked), strict=True))
+    assert max(abs(told[c] - s) for c, s in true.items()) < 1e-6
+
+
+def test_failures_elsewhere_are_a_chance_of_failing_here() -> None:
+    elsewhere = recording(n=8192)
+    fails = columns_of(Learned().forecast(replace(question(recording(), roles=ROLES), recordings=[elsewhere]))).fail
+    failed = np.array([isinstance(elsewhere.outcomes[c], Failure) for c in job_of(recording()).space])
+    assert fails[failed].min() > 0.4 > fails[~failed].max()
+
+
+# What it bears ----------------------------------------------------------------------------------------------------------
+
+
+def odd_questions() -> dict[str, Question]:
+    whole, broken = recording(), Failure(stage="launch", message="no")
+    plain = question(whole, known=5, roles=ROLES)
+    job, space = plain.job, plain.job.space
+    told = described(space)
+    alone = Space([space.default])
+    return {
+        "default failed": replace(plain, outcomes={space.default: broken}),
+        "all failed": replace(plain, outcomes=dict.fromkeys(list(space)[:9], broken)),
+        "default unknown": replace(plain, outcomes={space[3]: whole.outcomes[space[3]]}),
+        "default not described": replace(plain, job=replace(job, described=[{}, *told[1:]])),
+        "nothing but the default described": replace(plain, job=replace(job, described=[told[0], *[{}] * 83])),
+        "zeros": replace(plain, job=replace(job, described=[dict.fromkeys(d, 0.0) for d in told])),
+        "strange numbers": replace(plain, job=replace(job, described=[{"us_bound": 1e300, "threads": -1.0}] * 84)),
+        "names nobody knows": replace(plain, job=replace(job, described=[{"mood": 3.0}] * 84)),
+        "outcomes of other configs": replace(plain, outcomes={Config({"z": 1}): measurement(3.0)}),
+        "a recording in which nothing ran": replace(
+            plain, recordings=[replace(whole, outcomes=dict.fromkeys(whole.outcomes, broken))]
+        ),
+        "a recording without the default": replace(
+            plain, recordings=[replace(whole, outcomes=dict(list(whole.outcomes.items())[40:]))]
+        ),
+        "a space of one": Question(job=replace(job, space=alone), configs=alone, recordings=[whole]),
+        "a described space of one": Question(job=replace(job, space=alone, described=told[:1]), configs=alone),
+    }
+
+
+@pytest.mark.parametrize("what", odd_questions())
+def test_it_answers_in_numbers_whatever_it_is_told(what: str) -> None:
+    asked = odd_questions()[what]
+    found = columns_of(Learned().forecast(asked))
+    for column in (found.mean, found.sigma, found.fail):
+        assert np.isfinite(column).all()
+    assert (found.sigma > 0).all()
+    assert ((found.fail >= 0) & (found.fail <= 1)).all()
+
+
+def test_ten_thousand_described_configs_are_forecast() -> None:
+    space = Space.grid({"block": [2**i for i in range(10)], "tile": list(range(1, 101)), "unroll": list(range(1, 11))})
+    job = replace(job_of(recording()), space=space, described=described(space))
+    outcomes = {c: measurement(10.0 + i) for i, c in enumerate(space[::1000])}
+    answer = Learned().forecast(Question(job=job, configs=space, outcomes=outcomes))
+    assert len(answer) == 10_000
+    assert np.isfinite(columns_of(answer).mean).all()
+
+
+def test_two_jobs_of_one_space_may_give_its_knobs_other_roles() -> None:
+    learned = Learned()
+    for roles in (ROLES, {"block": "algorithm", "tile": "algorithm"}, {"tile": "threads"}):
+        assert len(learned.forecast(question(recording(), known=9, roles=roles))) == 84
+
+
+def test_more_outcomes_make_the_same_object_answer_anew() -> None:
+    learned, whole = Learned(), recording()
+    asked = question(whole, known=4, roles=ROLES)
+    growing = dict(asked.outcomes)
+    before = list(learned.forecast(replace(asked, outcomes=growing)))
+    config = next(c for c, o in whole.outcomes.items() if c not in growing and isinstance(o, Measurement))
+    growing[config] = whole.outcomes[config]
+    after = learned.forecast(replace(asked, outcomes=growing))
+    assert list(after) != before
+    assert list(after) == list(Learned().forecast(replace(asked, outcomes=growing)))
+
+
+# A shipped model that cannot be read ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broken_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "prior.json"
+    path.write_text("{")
+    monkeypatch.setattr(priors, "SHIPPED", path)
+    priors._shipped.cache_clear()
+    yield path
+    priors._shipped.cache_clear()
+
+
+def test_where_the_shipped_model_is_broken_a_blend_goes_on_without_it_and_warns_once(
+    broken_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    blend = Blend([History(), Learned()])
+    for known in (4, 5, 6):
+        asked = question(recording(), known=known, roles=ROLES)
+        again = blend.with_past(dict)  # as each decision hears the same members anew
+        assert means(again, asked) == means(History(), asked)
+    (warning,) = caplog.records
+    assert str(broken_model) in warning.getMessage()
+    assert "make fit" in warning.getMessage()
+    assert blend.fitted_on == ()
+
+
+def test_a_model_that_cannot_be_read_is_read_once(broken_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    real = priors.read_prior
+    monkeypatch.setattr(priors, "read_prior", lambda path: (read.append(path), real(path))[1])
+    for _ in range(3):
+        with pytest.raises(priors.InvalidInputError, match="make fit"):
+            Learned().forecast(question(recording(), roles=ROLES))
+    assert read == [broken_model]

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from recorded import HERE, job_of, recording
+from toy_prior import believing, following
+
+import calibration
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.hardware import Hardware
+from forecast_autotune.core.job import Job
+from forecast_autotune.core.space import Space
+from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.surrogates.prior import RULES, SHIPPED, Factor, prior_text, read_prior, rules, shipped_prior
+from forecast_autotune.surrogates.traits import LAUNCH_TRAITS
+
+RECORDED_ELSEWHERE = Path(__file__).parents[3] / "shared" / "traces"
+
+Document = dict[str, Any]
+
+
+def document() -> Document:
+    found: Document = json.loads(prior_text(following(), card={"told": "to people"}))
+    return found
+
+
+def written(path: Path, text: str | Document) -> Path:
+    path.write_text(text if isinstance(text, str) else json.dumps(text))
+    return path
+
+
+# Writing and reading ----------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_read_as_it_was_written(tmp_path: Path) -> None:
+    model = following(trees=2)
+    model = type(model)(
+        fitted_on=("one", "other"),
+        **{name: getattr(model, name) for name in ("feature", "threshold", "left", "right", "value")},
+        spread=(0.5, 0.25),
+        factors={"ragged": Factor(0.1, 0.2)},
+    )
+    found = read_prior(written(tmp_path / "m.json", prior_text(model, card={})))
+    assert (found.fitted_on, found.spread, found.factors) == (model.fitted_on, model.spread, model.factors)
+    for name in ("feature", "threshold", "left", "right", "value"):
+        assert getattr(found, name).tolist() == getattr(model, name).tolist()
+    assert prior_text(found, card={}) == prior_text(model, card={})
+
+
+def test_a_model_of_rules_alone_is_one_too(tmp_path: Path) -> None:
+    found = read_prior(written(tmp_path / "m.json", prior_text(believing({"ragged": 0.5}), card={})))
+    assert found.factors["ragged"].mean == 0.5
+    assert found.of_launches([{"us_bound": 1.0}], job_of(recording())) is None
+
+
+def test_trees_of_different_sizes_stand_side_by_side(tmp_path: Path) -> None:
+    both = document()
+    both["trees"] = [
+        document()["trees"][0],
+        {"feature": [-1], "threshold": [0], "left": [0], "right": [0], "value": [7]},
+    ]
+    found = read_prior(written(tmp_path / "m.json", both))
+    traits = np.zeros((3, len(LAUNCH_TRAITS)))
+    traits[:, LAUNCH_TRAITS.index("bound")] = [0.1, 3.1, 99.0]
+    assert found.each_tree(traits).tolist() == [[0.125, 7.0], [3.125, 7.0], [14.0, 7.0]]
+
+
+def changed(**values: object) -> Callable[[Document], object]:
+    return lambda found: found.update(values)
+
+
+def in_tree(name: str, place: int, value: object) -> Callable[[Document], object]:
+    def change(found: Document) -> None:
+        found["trees"][1][name][place] = value
+
+    return change
+
+
+NAN = float("nan")
+DAMAGE: dict[str, Callable[[Document], object]] = {
+    "another version": changed(version=99),
+    "other traits": changed(traits=list(LAUNCH_TRAITS[1:])),
+    "traits that are none": changed(traits=3),
+    "another schema": changed(schema="recipe"),
+    "a tree that points out of itself": in_tree("right", 0, 10_000),
+    "a tree that points behind its own end": lambda d: d["trees"].append(
+        {"feature": [0, -1], "threshold": [0, 0], "left": [1, 0], "right": [2, 0], "value": [0, 0]}
+    ),
+    "a tree that points back": in_tree("left", 4, 2),
+    "a tree that loops": in_tree("right", 2, 2),
+    "a tree that points before its start": in_tree("left", 0, -1),
+    "a trait that is not there": in_tree("feature", 0, len(LAUNCH_TRAITS)),
+    "half a trait": in_tree("feature", 0, 1.5),
+    "a value that is NaN": in_tree("value", 1, NAN),
+    "a threshold that is NaN": in_tree("threshold", 0, NAN),
+    "an infinite value": in_tree("value", 1, math.inf),
+    "a value that is text": in_tree("value", 1, "fast"),
+    "a list that is too short": lambda d: d["trees"][0]["left"].pop(),
+    "a list that is too long": lambda d: d["trees"][0]["value"].append(1.0),
+    "a list of one": lambda d: d["trees"][0].update(value=[1.0]),
+    "a tree without nodes": lambda d: d["trees"].append({name: [] for name in document()["trees"][0]}),
+    "a tree without values": lambda d: d["trees"][0].pop("value"),
+    "a tree that is a number": lambda d: d["trees"].append(3),
+    "no trees": lambda d: d.pop("trees"),
+    "a spread that is NaN": changed(spread=[1.0, NAN]),
+    "a spread of nothing": changed(spread=[1.0, 0.0]),
+    "a spread of one number": changed(spread=[1.0]),
+    "a factor that is NaN": changed(factors={"ragged": [NAN, 0.1]}),
+    "a factor with a negative doubt": changed(factors={"ragged": [0.1, -0.1]}),
+    "a factor of one number": changed(factors={"ragged": [0.1]}),
+    "factors that are a list": changed(factors=[1, 2]),
+    "kernels that are no list": changed(fitted_on="matmul"),
+    "kernels that are numbers": changed(fitted_on=[1, 2]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_model_that_is_damaged_is_refused_by_name_with_what_to_do(tmp_path: Path, damage: str) -> None:
+    found = document()
+    DAMAGE[damage](found)
+    path = written(tmp_path / "model.json", found)
+    with pytest.raises(InvalidInputError) as raised:
+        read_prior(path)
+    assert str(raised.value).startswith(str(path))
+    assert "run 'make fit'" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no JSON", "[]", "3", "{}", "[" * 100_000, prior_text(following(), card={})[:5000]]
+)
+def test_a_file_that_is_no_model_or_cut_off_is_refused_by_name_with_what_to_do(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path / "model.json", text)
+    with pytest.raises(InvalidInputError, match="make fit") as raised:
+        read_prior(path)
+    assert str(raised.value).startswith(str(path))
+
+
+def test_bytes_that_are_no_text_are_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidInputError, match="make fit"):
+        read_prior(path)
+
+
+def test_what_is_not_damaged_is_read(tmp_path: Path) -> None:
+    assert read_prior(written(tmp_path / "model.json", document())).fitted_on == ("toy",)
+
+
+# The shipped one --------------------------------------------------------------------------------------------------------
+
+
+def shipped() -> Document:
+    found: Document = json.loads(SHIPPED.read_text())
+    return found
+
+
+def test_the_shipped_model_is_text_of_less_than_5_megabytes() -> None:
+    assert SHIPPED.stat().st_size < 5_000_000
+    assert SHIPPED.read_bytes().isascii()
+
+
+def test_the_shipped_model_is_read_and_asked_without_scikit_learn() -> None:
+    code = (
+        "import sys; sys.modules['sklearn'] = sys.modules['scipy'] = None\n"
+        "from forecast_autotune.surrogates.prior import shipped_prior\n"
+        "from forecast_autotune.surrogates.traits import LAUNCH_TRAITS\n"
+        "import numpy as np\n"
+        "print(np.isfinite(shipped_prior().each_tree(np.zeros((3, len(LAUNCH_TRAITS))))).all())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("True", 0), done.stderr
+
+
+def test_the_shipped_model_names_what_it_was_fitted_on_and_that_is_the_suites_recordings() -> None:
+    traces = sorted(p.name for p in (Path(calibration.__file__).parent / "traces").glob("*.jsonl.gz"))
+    card = shipped()["card"]
+    assert sorted(name for names in card["data"]["traces"].values() for name in names) == traces
+    assert sorted(card["data"]["traces"]) == sorted(shipped_prior().fitted_on)
+    assert {name.split(".")[0] for name in traces} == set(shipped_prior().fitted_on)
+
+
+def test_the_shipped_model_was_fitted_on_none_of_the_spaces_kept_for_development() -> None:
+    names = {path.name.split("_")[0] for path in RECORDED_ELSEWHERE.glob("*.json.gz")}
+    if not names:
+        pytest.skip("they are not here")
+    assert names & {name for kernel in shipped_prior().fitted_on for name in (kernel, *kernel.split("_"))} == set()
+    assert not any(name in str(shipped()["card"]) for name in names)
+
+
+def test_the_card_counts_what_the_file_holds() -> None:
+    found = shipped()
+    assert found["card"]["trees"] == {
+        "count": len(found["trees"]),
+        "nodes": sum(len(tree["feature"]) for tree in found["trees"]),
+    }
+    assert found["card"]["spread"] == found["spread"]
+    for split in ("kernels_left_out", "sizes_left_out"):
+        assert set(found["card"][split]["by_kernel"]) == set(found["fitted_on"])
+
+
+def test_what_the_trees_say_is_what_one_reads_in_the_file_by_hand() -> None:
+    draw = np.random.default_rng(0)
+    traits = draw.normal(0, 4, (300, len(LAUNCH_TRAITS)))  # more than walk together
+    said = shipped_prior().each_tree(traits)
+    trees = shipped()["trees"]
+    assert said.shape == (300, len(trees))
+    for number in (0, len(trees) - 1):
+        tree = trees[number]
+        for row in (0, 255, 256, 299):
+            node = 0
+            while tree["feature"][node] >= 0:
+                lower = traits[row, tree["feature"][node]] <= tree["threshold"][node]
+                node = tree["left" if lower else "right"][node]
+            assert said[row, number] == tree["value"][node]
+
+
+# Rules ------------------------------------------------------------------------------------------------------------------
+
+
+def job(configs: list[dict[str, Any]], hardware: Hardware = HERE) -> Job:
+    base = job_of(recording(hardware=hardware))
+    return Job(workload=base.workload, space=Space(map(Config, configs)), hardware=hardware, toolchain=base.toolchain)
+
+
+def test_rules_count_octaves_from_where_they_begin() -> None:
+    configs = [
+        {"block_size_x": x, "block_size_y": y, "tile_size_x": t, "tile_size_y": u, "vector": v}
+        for x, y, t, u, v in ((32, 8, 4, 1, 4), (8, 2, 1, 1, 1), (32, 32, 16, 2, 8), (3, 16, 8, 1, 4))
+    ]
+    found = {name: column.tolist() for name, column in rules(job(configs)).items()}
+    assert set(found) == set(RULES)
+    assert found["idle_lanes"] == [0, 1, 0, 0]  # 16 threads
+    assert found["few_threads"] == pytest.approx([0, 3, 0, 8 - math.log2(48)])  # 256 are enough
+    assert found["large_block"] == [0, 0, 1, 0]  # 1024, beyond 512
+    assert found["ragged"] == [0, 1, 0, 1]
+    assert found["scattered"] == pytest.approx([0, 1, 0, 4 - math.log2(3)])  # half a warp along x is fine
+    assert found["little_work"] == [0, 2, 0, 0]
+    assert found["much_work"] == [0, 0, 1, 0]  # 32 elements, beyond 16
+    assert found["narrow_load"] == [0, 2, 0, 0]
+
+
+def test_a_rule_that_every_config_keeps_or_breaks_alike_is_left_out() -> None:
+    assert rules(job([{"threads": 256, "vec": 1}, {"threads": 512, "vec": 1}])) == {}
+
+
+def test_a_wavefront_of_64_wants_twice_the_threads() -> None:
+    hip = Hardware(kind="hip", name="w", warp_size=64)
+    configs: list[dict[str, Any]] = [{"threads": n} for n in (256, 32)]
+    assert rules(job(configs, hip))["idle_lanes"].tolist() == [0, 1]
+    assert "idle_lanes" not in rules(job(configs))
+
+
+def test_rules_say_nothing_of_a_cpu() -> None:
+    assert rules(job([{"threads": 1}, {"threads": 64}], Hardware(kind="cpu", name="c"))) == {}
