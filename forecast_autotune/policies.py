@@ -26,19 +26,19 @@ FLAT = 0.05  # share of their own uncertainty by which forecasts must differ to 
 OUTSIDE_EVERY = 5  # of so many picks, one lies outside the model's favourites
 SHARP = 1.0  # deviation of means over a space for each of their own uncertainty
 OUTSIDE_FROM = 5  # outcomes before that: the first few follow what kernels at large teach
-AHEAD_EVERY, AHEAD_FROM = (
-    4,
-    10,
-)  # of so many picks, one is the best left by the forecasts made before anything was measured
+AHEAD_FROM = (
+    10  # outcomes; from there on, of AHEAD_EVERY picks one is the best left by the forecasts made before any outcome
+)
+AHEAD_EVERY = 4
 LIKE_FAILURES = 4  # so many first outcomes, all failed with one message: it is the call, not the config
 NEAR = 1.0  # configs of one batch closer than this, in deviations of their knobs, teach each other's outcome
 WORTHWHILE = math.log2(1.01)  # a gain that would be worth another measurement
 HOPELESS = 0.01  # stop when the chance that any config left gains that much is below this
-STOP_FROM, STOP_SHARE = 50, 0.02  # outcomes, and share of the space, before Selective may stop by itself; from 30 and a 5 % chance, stopping cost 2-3 % in replay
+STOP_FROM = 50  # outcomes before Selective may stop by itself; from 30 and a 5 % chance, stopping cost 2-3 % in replay
 # Stop too when all outcomes after the first so many, as a share, have gained less than that together (of a budget of 10 %,
 # on eight spaces, a third was then spent and 2.0 % lost; at 0.25, 22 % and 3.7 %; at 0.07, half and 1.5 %), but not while the
 # forecasts give any one config such a chance.
-STALE, STALE_CHANCE = 0.15, 0.2
+STALE_FROM, STALE, STALE_CHANCE = 150, 0.15, 0.2
 COST_NEIGHBOURS = 2.0  # deviations of knobs within which configs cost alike
 
 
@@ -70,9 +70,11 @@ class First:
 class Selective:
     """Measure the configs that could still change the answer.
 
-    Follows forecasts by expected improvement over the best so far, failures gaining nothing; every third pick lies outside
-    their favourites, because a forecast can be wrong about a whole region. Where forecasts say nothing, configs are spread
-    over the space.
+    Follows forecasts by expected improvement over the best so far, failures gaining nothing, and counts it by the second
+    where time is what will run out. Two shares go elsewhere: every fifth pick lies outside the forecasts' favourites, an
+    algorithm not tried yet first, because a forecast can be wrong about a whole region; and every fourth, later on, is the
+    best by what was forecast before anything was measured, because outcomes next door can bend a forecast wrongly. Where
+    forecasts say nothing, configs are spread over the space. Stops by itself when nothing left has a real chance of a gain.
 
     Args:
         seed: of the draws; the same seed and view give the same step.
@@ -149,7 +151,7 @@ class _Picking:
         """Why to stop, if no config left has a real chance of a gain worth having."""
         import numpy as np
 
-        if self.turn < max(STOP_FROM, STOP_SHARE * len(self.view.space)) or not self.speedups:
+        if self.turn < STOP_FROM or not self.speedups:
             return ""
         f = self.forecasts
         mean, sigma, fail = f.mean[self.untried], f.sigma[self.untried], f.fail[self.untried]
@@ -159,6 +161,8 @@ class _Picking:
         any_gains = 1.0 - float(np.exp(np.log1p(-np.minimum(chance, 1.0 - 1e-12)).sum()))
         if any_gains < HOPELESS:
             return f"the chance that any of {self.untried.size} configs left gains 1 % is {any_gains:.1%}"
+        if self.turn < STALE_FROM:
+            return ""
         first = int(STALE * self.turn)
         early = max(
             (self.speedups[c] for c in list(self.view.outcomes)[:first] if c in self.speedups), default=-math.inf

@@ -166,15 +166,20 @@ def test_selective_stops_by_itself_only_when_nothing_is_worth_trying() -> None:
 
 
 def test_selective_stops_when_the_later_outcomes_have_gained_nothing() -> None:
-    seen = view(WHOLE, known=60, forecasts="true")
-    best, *others = sorted(TRUE, key=TRUE.__getitem__, reverse=True)[:60]
-    small_chances = [Forecast.normal(max(TRUE.values()) - 0.3, 0.3, source="oracle") for _ in seen.space]
-    stale = {c: WHOLE.outcomes[c] for c in (best, *others)}
-    step = Selective().step(replace(seen, forecasts=small_chances, outcomes=stale))
-    assert isinstance(step, Stop)
-    assert "the last 51 of 60 configs gained 0.0% together" in step.reason
-    still_gaining = {c: WHOLE.outcomes[c] for c in (*reversed(others), best)}
-    assert not isinstance(Selective().step(replace(seen, forecasts=small_chances, outcomes=still_gaining)), Stop)
+    space = Space([{"BLOCK": b} for b in range(1, 401)])
+    small_chances = [Forecast.normal(-0.3, 0.3, source="s") for _ in space]
+
+    def step(best_at: int, known: int = 160) -> Compile | Measure | Stop:
+        outcomes: dict[Config, Outcome] = {
+            c: Measurement(samples_us=(9.0 if i == best_at else 10.0,)) for i, c in enumerate(space[:known])
+        }
+        return Selective().step(view_of(space, outcomes, small_chances))
+
+    stopped = step(best_at=5)
+    assert isinstance(stopped, Stop)
+    assert "the last 136 of 160 configs gained 0.0% together" in stopped.reason
+    assert not isinstance(step(best_at=150), Stop), "still gaining"
+    assert not isinstance(step(best_at=5, known=100), Stop), "too early to tell"
 
 
 def test_selective_tries_an_untried_algorithm_before_other_rare_values() -> None:

@@ -413,7 +413,7 @@ def graph_of(f: Callable[..., Any], *args: Any) -> str:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled_code_holds_what_is_decided_else_the_default_and_measures_nothing(
+def test_compiled_code_holds_what_is_decided_else_forecast_else_the_default_and_measures_nothing(
     timed: list[Any], compiling: Any
 ) -> None:
     double = fa.variants([marked_first, quick])
@@ -425,7 +425,8 @@ def test_compiled_code_holds_what_is_decided_else_the_default_and_measures_nothi
     recalling = fa.variants([marked_first, quick])
     assert "mul" in graph_of(lambda x: recalling(x), X), "out of the store"
     assert len(timed) == known
-    assert "add" in graph_of(lambda x: double(x), X[:8]), "another key"
+    assert "mul" in graph_of(lambda x: double(x), X[:8]), "another key: forecast, from how far apart they are at this one"
+    assert len(timed) == known
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
