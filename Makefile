@@ -11,7 +11,7 @@ ifeq ($(filter-out 0,$(HAS_GPU)),)
 CONSTRAINTS := --constraint .ci/constraints-cpu.txt
 endif
 
-.PHONY: help setup demo test lint test-triton-all test-triton-oldest test-third-party test-suite test-slow gpu record evidence fit spaces ranks bench bench-call bench-tuning budgets replay clean
+.PHONY: help setup demo test lint test-triton-all test-triton-oldest test-third-party test-suite test-slow gpu record evidence fit baselines report spaces ranks bench bench-call bench-tuning budgets replay clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -112,6 +112,14 @@ evidence: setup  ## what the compilers say of the suite's whole spaces, for a Ho
 # All its traces, and a model without each kernel and each size beside the one that ships: see its card.
 fit: setup  ## fit the shipped model on the recorded spaces, and score it on kernels and sizes left out: two minutes
 	@$(BIN)/python -m calibration.fit
+
+BASELINES ?= suite --seeds 5
+baselines: setup  ## every method side by side on recorded spaces: make baselines BASELINES='large FILES'; hours on two cores
+	@$(BIN)/python -m calibration.baselines $(BASELINES)
+
+REPORT ?= --keep build/report.jsonl
+report: setup  ## a page of pictures, build/report.html: ours beside other methods, and how honest forecasts are
+	@$(BIN)/python -m calibration.report $(REPORT)
 
 spaces: setup  ## what the recorded spaces look like: default against best, best variants, how far repeats agree
 	@$(BIN)/python -m calibration.spaces

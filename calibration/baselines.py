@@ -34,7 +34,21 @@ from forecast_autotune.cli._shared import print_json, print_table
 from forecast_autotune.errors import InvalidInputError
 
 from . import figures
-from .contest import OURS, UNSTOPPED, Entry, Kept, Pool, Row, Search, Task, limit_of, others, told_progress, work
+from .contest import (
+    OURS,
+    UNSTOPPED,
+    Entry,
+    Kept,
+    Pool,
+    Row,
+    Search,
+    Task,
+    distinct,
+    limit_of,
+    others,
+    told_progress,
+    work,
+)
 from .honesty import Honesty
 from .searches import METHODS
 
@@ -257,7 +271,8 @@ def entries_for(given: argparse.Namespace, budgets: Sequence[str]) -> list[Entry
     """What is searched.
 
     Raises:
-        InvalidInputError: there is no such method, a budget or a trace makes no sense, or nothing is left to search.
+        InvalidInputError: there is no such method, a budget or a trace makes no sense, two traces have the same name, or
+            nothing is left to search.
         OSError: a trace cannot be read.
     """
     table = TABLES[given.table]
@@ -265,7 +280,7 @@ def entries_for(given: argparse.Namespace, budgets: Sequence[str]) -> list[Entry
         raise InvalidInputError(f"no method {unknown[0]!r}: there are {', '.join((*EVERY, UNSTOPPED))}")
     for budget in budgets:
         limit_of(budget, 100)
-    traces = given.traces or (sorted(SUITE.glob("*.jsonl.gz")) if table.suite else [])
+    traces = distinct(given.traces or (sorted(SUITE.glob("*.jsonl.gz")) if table.suite else []))
     if not traces:
         raise InvalidInputError(f"table {given.table!r} has no traces of its own: name some")
     entries = table.entries(traces, given.history)
@@ -274,13 +289,13 @@ def entries_for(given: argparse.Namespace, budgets: Sequence[str]) -> list[Entry
     return entries
 
 
-def collect(tasks: Sequence[Task], given: argparse.Namespace) -> tuple[list[Row], bool]:
+def collect(tasks: Sequence[Task], given: argparse.Namespace, kept: Kept) -> tuple[list[Row], bool]:
     """Rows in the order of the tasks, and whether all are done."""
     found: dict[int, list[Row]] = {}
     place = {task: i for i, task in enumerate(tasks)}
     finished = True
     try:
-        for task, rows in told_progress(work(tasks, given.jobs, Kept(given.keep)), len(tasks)):
+        for task, rows in told_progress(work(tasks, given.jobs, kept), len(tasks), name="baselines"):
             found[place[task]] = rows
     except KeyboardInterrupt:
         finished = False
@@ -308,10 +323,11 @@ def main(words: Sequence[str] | None = None) -> int:
     budgets = tuple(dict.fromkeys(given.budget or TABLES[given.table].budgets))
     try:
         entries = entries_for(given, budgets)
+        kept = Kept(given.keep)
     except (InvalidInputError, OSError) as err:
         print(f"baselines: {err}", file=sys.stderr)
         return 2
-    rows, finished = collect(tasks_for(given.table, entries, given, budgets), given)
+    rows, finished = collect(tasks_for(given.table, entries, given, budgets), given, kept)
     told = report(given.table, rows)
     if given.json:
         print_json(plain(told))

@@ -8,7 +8,6 @@ import io
 import json
 import math
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 
 import forecast_autotune
 from forecast_autotune.arrays import columns_of, expected_gain
+from forecast_autotune.cli._processes import side_by_side
 from forecast_autotune.cli.replay_runs import Given, histories
 from forecast_autotune.core.budget import Budget
 from forecast_autotune.core.decision import Decision
@@ -95,6 +95,20 @@ def case(entry: Entry) -> Case:
 def kernel_of(of: Recording) -> str:
     """The program's name; an extension of the suite has a module before it."""
     return of.workload.program.name.rpartition(".")[2]
+
+
+def distinct(traces: Iterable[Path]) -> list[Path]:
+    """Each trace once.
+
+    Raises:
+        InvalidInputError: two have the same name, by which rows tell them apart.
+    """
+    names: dict[str, Path] = {}
+    for path in traces:
+        first = names.setdefault(path.name, path)
+        if first.resolve() != path.resolve():
+            raise InvalidInputError(f"{first} and {path} have the same name: name one of them, or rename it")
+    return list(names.values())
 
 
 Alike = Callable[[Recording, Recording], bool]
@@ -269,11 +283,14 @@ class Kept:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.rows: dict[str, list[Row]] = {}
+        self.torn = False
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         if path is not None and path.exists():
-            for line in path.read_text().splitlines():
-                with contextlib.suppress(ValueError, KeyError):  # the last line of a run that was killed
+            text = path.read_text(encoding="utf-8", errors="replace")
+            self.torn = not text.endswith("\n") and text != ""
+            for line in text.splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line of a run that was killed
                     value = json.loads(line)
                     self.rows[value["key"]] = value["rows"]
 
@@ -284,8 +301,10 @@ class Kept:
 
     def add(self, task: Task, rows: list[Row]) -> None:
         if self.path is not None and not any("failed" in row for row in rows):
-            with self.path.open("a") as file:
-                file.write(json.dumps({"key": self.key(task), "rows": rows}) + "\n")
+            with self.path.open("a", encoding="utf-8") as file:
+                line = json.dumps({"key": self.key(task), "rows": rows})
+                file.write(("\n" if self.torn else "") + line + "\n")
+                self.torn = False
 
 
 @lru_cache(maxsize=2)
@@ -324,7 +343,7 @@ def work(tasks: Sequence[Task], jobs: int, kept: Kept) -> Iterator[tuple[Task, l
         else:
             yield task, rows
     one_thread()
-    for task, rows in _alone(left) if jobs == 1 or len(left) < 2 else _side_by_side(left, jobs):
+    for task, rows in _alone(left) if jobs == 1 or len(left) < 2 else side_by_side(attempt, left, jobs):
         kept.add(task, rows)
         yield task, rows
 
@@ -336,31 +355,15 @@ def _alone(tasks: Iterable[Task]) -> Iterator[tuple[Task, list[Row]]]:
         yield from ((task, attempt(task)) for task in tasks)
 
 
-def _side_by_side(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, list[Row]]]:
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-    from multiprocessing import get_context
-
-    # Ctrl-C is the parent's to handle.
-    pool = ProcessPoolExecutor(
-        min(jobs, len(tasks)), get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    )
-    try:
-        futures = {pool.submit(attempt, task): task for task in tasks}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
 def told_progress(
-    done: Iterator[tuple[Task, list[Row]]], total: int, every_s: float = SAID_EVERY_S
+    done: Iterator[tuple[Task, list[Row]]], total: int, *, name: str, every_s: float = SAID_EVERY_S
 ) -> Iterator[tuple[Task, list[Row]]]:
-    """The same, with a line on stderr every ten seconds."""
+    """The same, with a line on stderr every ten seconds that begins with the command's name."""
     began = said = time.monotonic()
     for count, each in enumerate(done, start=1):
         now = time.monotonic()
         if now - said >= every_s:
             said = now
             left_min = (now - began) / count * (total - count) / 60
-            print(f"baselines: {count} of {total}, some {left_min:.0f} min left", file=sys.stderr, flush=True)
+            print(f"{name}: {count} of {total}, some {left_min:.0f} min left", file=sys.stderr, flush=True)
         yield each

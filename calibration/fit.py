@@ -13,17 +13,17 @@ import argparse
 import json
 import math
 import os
-import signal
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import knob_roles
 from forecast_autotune.arrays import columns_of
+from forecast_autotune.cli._processes import side_by_side
 from forecast_autotune.core.digest import digest
 from forecast_autotune.core.job import Job, Question, Recording
 from forecast_autotune.core.outcome import Measurement
@@ -319,19 +319,12 @@ def fits(
     if jobs == 1 or len(rounds) < 2:
         yield from ((number, _fit_round(paths, round_, trees)) for number, round_ in enumerate(rounds))
         return
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-    from multiprocessing import get_context
+    numbers = range(len(rounds))
+    yield from side_by_side(partial(_fit_numbered, paths, rounds, trees), numbers, jobs)
 
-    # Ctrl-C is the parent's to handle.
-    pool = ProcessPoolExecutor(
-        min(jobs, len(rounds)), get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    )
-    try:
-        futures = {pool.submit(_fit_round, paths, round_, trees): number for number, round_ in enumerate(rounds)}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+
+def _fit_numbered(paths: tuple[Path, ...], rounds: Sequence[frozenset[int]], trees: int, number: int) -> Prior:
+    return _fit_round(paths, rounds[number], trees)
 
 
 def _fit_round(paths: tuple[Path, ...], left_out: frozenset[int], trees: int) -> Prior:

@@ -37,6 +37,7 @@ from .contest import (
     Task,
     case,
     code,
+    distinct,
     kernel_of,
     recording,
     told_progress,
@@ -66,7 +67,7 @@ def traces_of(given: argparse.Namespace) -> list[Path]:
         OSError: one cannot be read.
     """
     suite = sorted(SUITE.glob("*.jsonl.gz"))
-    found: list[Path] = list(dict.fromkeys([*given.traces, *(suite if given.all else [])]))
+    found: list[Path] = [*given.traces, *(suite if given.all else [])]
     if not found:
         firsts: dict[str, Path] = {}
         for path in suite:
@@ -74,11 +75,8 @@ def traces_of(given: argparse.Namespace) -> list[Path]:
         found = list(firsts.values())
     if not found:
         raise InvalidInputError(f"there are no traces in {SUITE}: name some")
-    names: dict[str, Path] = {}
+    found = distinct(found)
     for path in found:
-        if path.name in names:
-            raise InvalidInputError(f"{names[path.name]} and {path} have the same name: name one of them, or rename it")
-        names[path.name] = path
         recording(path)
     return found
 
@@ -103,13 +101,13 @@ def tasks_for(entries: Sequence[Entry], given: argparse.Namespace, budgets: tupl
     return tasks
 
 
-def collect(tasks: Sequence[Task], given: argparse.Namespace) -> tuple[list[Row], bool]:
+def collect(tasks: Sequence[Task], given: argparse.Namespace, kept: Kept) -> tuple[list[Row], bool]:
     """Rows in the order of the tasks, and whether all are done."""
     found: dict[int, list[Row]] = {}
     place = {task: i for i, task in enumerate(tasks)}
     finished = True
     try:
-        for task, rows in told_progress(work(tasks, given.jobs, Kept(given.keep)), len(tasks)):
+        for task, rows in told_progress(work(tasks, given.jobs, kept), len(tasks), name="report"):
             found[place[task]] = rows
     except KeyboardInterrupt:
         finished = False
@@ -176,7 +174,7 @@ def main(words: Sequence[str] | None = None) -> int:
         traces = traces_of(given)
         entries = cold(traces, given.history)
         given.to.parent.mkdir(parents=True, exist_ok=True)
-        rows, finished = collect(tasks_for(entries, given, budgets_to(given.budget)), given)
+        rows, finished = collect(tasks_for(entries, given, budgets_to(given.budget)), given, Kept(given.keep))
         made = Made(
             rows=rows,
             sources=sources(traces),

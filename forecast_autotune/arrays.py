@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -47,7 +48,8 @@ def knob_matrix(space: Space) -> KnobMatrix:
     kept = _kept.get(space.digest)
     # A digest does not fix the order of the configs behind the default, and rows stand in that order.
     if kept is not None and (kept[0] is space or list(kept[0]) == list(space)):
-        _kept.move_to_end(space.digest)
+        with contextlib.suppress(KeyError):  # another thread has just dropped it
+            _kept.move_to_end(space.digest)
         return kept[1]
     matrix = _encode(space)
     _kept[space.digest] = (space, matrix)

@@ -40,6 +40,8 @@ STOP_FROM = 50  # outcomes before Selective may stop by itself; from 30 and a 5 
 # forecasts give any one config such a chance.
 STALE_FROM, STALE, STALE_CHANCE = 150, 0.15, 0.2
 COST_NEIGHBOURS = 2.0  # deviations of knobs within which configs cost alike
+COSTS_READ = 200  # newest costs that tell of the others'; of 1,000, those of 190,000 configs took 12 s and 4 GiB
+BLOCK = 1024  # configs whose costs are told at a time
 
 
 class Exhaustive:
@@ -223,10 +225,14 @@ class _Picking:
         scarce = 1.0 - min(1.0, self.view.seconds_left / wanted_s) if wanted_s > 0 else 0.0
         if scarce <= 0:
             return 1.0
-        x = self.knobs.values / COST_NEIGHBOURS
-        apart = (x**2).sum(axis=1)[:, None] + (x[at] ** 2).sum(axis=1)[None, :] - 2.0 * (x @ x[at].T)
-        alike = np.exp(-0.5 * np.maximum(apart, 0.0)) + 1e-6
-        expected: Array = alike @ log_cost / alike.sum(axis=1)
+        x = (self.knobs.values / COST_NEIGHBOURS).astype(np.float32)
+        known, known_log_cost = x[at[-COSTS_READ:]], log_cost[-COSTS_READ:].astype(np.float32)
+        expected = np.empty(len(x))
+        for start in range(0, len(x), BLOCK):
+            here = x[start : start + BLOCK]
+            apart = (here**2).sum(axis=1)[:, None] + (known**2).sum(axis=1)[None, :] - 2.0 * (here @ known.T)
+            alike = np.exp(-0.5 * np.maximum(apart, 0.0)) + np.float32(1e-6)
+            expected[start : start + BLOCK] = alike @ known_log_cost / alike.sum(axis=1)
         factor: Array = np.exp(-scarce * (expected - log_cost.mean()))
         return factor
 

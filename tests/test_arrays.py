@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 import pytest
 
-from forecast_autotune.arrays import columns_of, expected_gain, knob_matrix, normal_cdf
+from forecast_autotune import arrays
+from forecast_autotune.arrays import KEPT_SPACES, columns_of, expected_gain, knob_matrix, normal_cdf
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.space import Space
 
@@ -67,6 +69,20 @@ def test_rows_stand_in_the_order_of_the_space_that_is_asked_for() -> None:
     assert one.digest == other.digest
     assert knob_matrix(one).values[[0, 2, 1]].tolist() == knob_matrix(other).values.tolist()
     assert knob_matrix(other) is knob_matrix(other)
+
+
+def test_threads_that_ask_for_more_spaces_than_are_kept_are_all_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    spaces = [Space.grid({"a": [1, 2, i + 3]}) for i in range(KEPT_SPACES)]
+    for space in spaces:
+        knob_matrix(space)
+
+    class Dropping(OrderedDict[str, Any]):
+        def move_to_end(self, key: str, last: bool = True) -> None:  # noqa: FBT001, FBT002  # as the standard library's
+            self.pop(key)  # as another thread may, just before
+            super().move_to_end(key, last)
+
+    monkeypatch.setattr(arrays, "_kept", Dropping(arrays._kept))
+    assert knob_matrix(spaces[0]).values.shape == (3, 1)
 
 
 def test_the_bell_is_that_of_the_forecast() -> None:

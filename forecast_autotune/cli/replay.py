@@ -116,12 +116,13 @@ def _report(done: Mapping[Task, Row], budgets: Sequence[str]) -> dict[str, list[
     tuned.sort(key=lambda t: (t.trace, budgets.index(str(t.what)), t.seed))
     runs = [done[t] for t in tuned]
     kernels = list(dict.fromkeys(str(r["kernel"]) for r in runs))
-    summary = [
-        _summary(budget, kernel, [r for r in runs if r["budget"] == budget and kernel in (None, r["kernel"])])
-        for budget in budgets
-        for kernel in (None, *kernels)
-        if any(r["budget"] == budget and kernel in (None, r["kernel"]) for r in runs)
-    ]
+    summary: list[Row] = []
+    for budget in budgets:
+        for kernel in (None, *kernels):
+            # By place, not by name: files of one name may lie in several folders.
+            some = [(t.trace, done[t]) for t in tuned if t.what == budget and kernel in (None, done[t]["kernel"])]
+            if some:
+                summary.append(_summary(budget, kernel, some))
     scored: dict[tuple[int, int], list[Row]] = {}
     for task in sorted((t for t in done if isinstance(t.what, int)), key=lambda t: (t.trace, int(t.what), t.seed)):
         scored.setdefault((task.trace, int(task.what)), []).append(done[task])
@@ -132,12 +133,12 @@ def _report(done: Mapping[Task, Row], budgets: Sequence[str]) -> dict[str, list[
     }
 
 
-def _summary(budget: str, kernel: str | None, runs: Sequence[Row]) -> Row:
+def _summary(budget: str, kernel: str | None, runs: Sequence[tuple[int, Row]]) -> Row:
     """Over all runs: median, 90th percentile, worst; and the geometric mean over traces of their medians over seeds."""
-    by_trace: dict[object, list[float]] = {}
-    for row in runs:
+    by_trace: dict[int, list[float]] = {}
+    for trace, row in runs:
         slowdown = row["slowdown"]
-        by_trace.setdefault(row["trace"], []).append(slowdown if isinstance(slowdown, float) else math.inf)
+        by_trace.setdefault(trace, []).append(slowdown if isinstance(slowdown, float) else math.inf)
     everything = sorted(s for slowdowns in by_trace.values() for s in slowdowns)
     figures = {
         "geomean_of_medians": statistics.geometric_mean(statistics.median(s) for s in by_trace.values()),

@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import random
-import signal
 import statistics
 import sys
 import time
@@ -34,6 +33,7 @@ from ..scores import against_median, score_forecasts, score_trust
 from ..store.trace import read_trace
 from ..store.trace_t4 import UNKNOWN
 from ..tuner import tune
+from ._processes import side_by_side
 
 QUIET_S = 2.0  # no progress is shown for less
 
@@ -260,8 +260,7 @@ _worker: list[ReplayPlan] = []  # what this worker process replays
 
 
 def _begin(plan: ReplayPlan) -> None:
-    # Ctrl-C is the parent's to handle. One thread each: workers are as many as there are cores.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # One thread each: workers are as many as there are cores.
     logging.getLogger("forecast_autotune.store").setLevel(logging.ERROR)  # the parent has read each file, and warned
     for library in ("OPENBLAS", "OMP", "MKL"):
         os.environ[f"{library}_NUM_THREADS"] = "1"
@@ -277,18 +276,7 @@ def work(plan: ReplayPlan, tasks: Sequence[Task], jobs: int) -> Iterator[tuple[T
     if jobs == 1 or len(tasks) == 1:
         yield from ((task, plan.do(task)) for task in tasks)
         return
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-    from multiprocessing import get_context
-
-    pool = ProcessPoolExecutor(
-        min(jobs, len(tasks)), mp_context=get_context("spawn"), initializer=partial(_begin, plan)
-    )
-    try:
-        futures = {pool.submit(_do, task): task for task in tasks}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    yield from side_by_side(_do, tasks, jobs, partial(_begin, plan))
 
 
 def show_progress(rows: Iterator[tuple[Task, Row]], total: int) -> Iterator[tuple[Task, Row]]:

@@ -34,7 +34,8 @@ class VariantLaunches:
     def __init__(
         self, made: Callable[[Config], Callable[..., Any] | None], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        self._made, self._given = made, (args, kwargs)
+        self._made = made
+        self._given: tuple[Sequence[Any], Mapping[str, Any]] = args, kwargs
         self._told: dict[Config, Sequence[Launched]] = {}
 
     def __call__(self, config: Config) -> Sequence[Launched]:
@@ -53,7 +54,9 @@ class VariantLaunches:
     def _dataless(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         from ..compilers.triton_launches import without_data
 
-        return without_data(*self._given)
+        made = without_data(*self._given)
+        self._given = (), {}  # a job holds on to this, and a surrogate to its last job: tensors are not to live as long
+        return made
 
     def described(self, config: Config, hardware: Hardware) -> Mapping[str, float]:
         """See `Job.described`; empty for a config that cannot be called, or that launches nothing known."""
@@ -85,19 +88,25 @@ class Described(Sequence[Mapping[str, float]]):
         return len(self._configs)
 
     def __getitem__(self, i):  # type: ignore[no-untyped-def]
-        return self._found[i]
+        return self._found[0][i]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return tuple, (self._found,)
+        return tuple, (self._found[0],)
+
+    @property
+    def asked(self) -> tuple[bool, ...]:
+        """Whether each config is of the part that was described: of the others, an empty description says nothing."""
+        return self._found[1]
 
     @cached_property
-    def _found(self) -> tuple[Mapping[str, float], ...]:
+    def _found(self) -> tuple[tuple[Mapping[str, float], ...], tuple[bool, ...]]:
         count = len(self._configs)
         drawn = [0, *random.Random(count).sample(range(1, count), count - 1)] if count else []
         found: list[Mapping[str, float]] = [{}] * count
+        asked = [False] * count
         done, until = 0, math.inf
         for place in drawn[:MOST_CONFIGS]:
-            found[place] = self._describe(self._configs[place])
+            found[place], asked[place] = self._describe(self._configs[place]), True
             done += 1
             if done == 1:  # which has imported what it takes, in up to 2.5 s (two busy cores)
                 until = time.monotonic() + self._longest_s
@@ -105,4 +114,4 @@ class Described(Sequence[Mapping[str, float]]):
                 break
         if done < count:
             log.debug("%d of %d configs are described, for more there is no time", done, count)
-        return tuple(found)
+        return tuple(found), tuple(asked)

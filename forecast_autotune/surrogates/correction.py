@@ -92,7 +92,7 @@ class Correction:
         used = most_telling(y)
         shift, sigma = predict(known.at(used), expected.x, trend, shape, 1.0)
         mean, sigma = expected.mean + shift * expected.sigma, sigma * expected.sigma
-        fail = share_of_failures(expected.x, shape, at[used], broken, expected.fail)
+        fail = share_of_failures(expected.x, shape, at, broken, expected.fail)
         mean[at], fail[at], fail[broken] = y, 0.0, OWN_FAILURE
         sigma[at] = [math.hypot(OWN_SIGMA, _log2_error(outcomes[c])) for c in speedups]
         told = foretold(known.at(used), shape, 1.0) - np.log(expected.sigma[at[used]])

@@ -91,7 +91,7 @@ def read(
         used = most_telling(y)
         mean, sigma = predict(known.at(used), knobs.values, trend, shape, GUESS)
         mean += level
-        fail = share_of_failures(knobs.values, shape, at[used], broken, None)
+        fail = share_of_failures(knobs.values, shape, at, broken, None)
     else:
         fail = np.zeros(len(space))
         mean[broken] = y.min() - FAILED_BELOW - expected[broken]
@@ -154,7 +154,7 @@ def _key_likeness(a: Mapping[str, object], b: Mapping[str, object]) -> float:
         if x == y:
             continue
         if isinstance(x, (int, float)) and isinstance(y, (int, float)) and x > 0 and y > 0:
-            octaves += abs(math.log2(x / y))
+            octaves += abs(math.log2(x) - math.log2(y))
         else:
             octaves += KEY_HALVES_PER
     return float(0.5 ** min(octaves / KEY_HALVES_PER, 6.0))

@@ -27,6 +27,7 @@ cores, 10,000 configs at 50 outcomes took 620 ms with them, 26 without (setting 
 DATA = 200  # outcomes the process is built on: best half, the rest at random; 11,130 configs then take 20 ms
 FAILURE_NEARNESS = 0.4  # length over which failing spreads, as a share of that of times
 FAILURE_PRIOR = 0.5  # what is known at large counts like so many outcomes next door
+FAILURE_DATA = 1000  # configs that ran, and as many that failed, whose company is counted; of more, so many are drawn
 FITTED_ON = 64  # lengths are chosen on so many outcomes: 64 take 11 ms, 200 would take 123 (one core of an EPYC)
 
 
@@ -186,7 +187,10 @@ def most_telling(y: Array, limit: int = DATA) -> NDArray[np.intp]:
 def share_of_failures(
     x: Array, shape: Shape, ran: NDArray[np.intp], broken: NDArray[np.intp], prior: Array | None
 ) -> Array:
-    """Chance of failing of each row: the share of failures among its neighbours, drawn towards what holds at large."""
+    """Chance of failing of each row: the share of failures among its neighbours, drawn towards what holds at large.
+
+    `ran` and `broken` are all that did: of a part of either, the share would be another.
+    """
     import numpy as np
 
     at_large = np.full(len(x), broken.size / max(1, broken.size + ran.size)) if prior is None else prior
@@ -194,9 +198,19 @@ def share_of_failures(
         return at_large
     # What fails does so beyond an edge that times do not show: look nearer than the lengths that times call for.
     near = Shape(shape.lengths * FAILURE_NEARNESS, shape.nugget)
-    bad, good = total_similarity(x[broken], x, near), total_similarity(x[ran], x, near)
+    bad, good = _company(broken, x, near), _company(ran, x, near)
     chance: Array = (bad + FAILURE_PRIOR * at_large) / (bad + good + FAILURE_PRIOR)
     return chance
+
+
+def _company(rows: NDArray[np.intp], x: Array, shape: Shape) -> Array:
+    """How much company each row of `x` has among these of its rows; told from a seeded draw where they are many."""
+    import numpy as np
+
+    drawn = rows
+    if rows.size > FAILURE_DATA:
+        drawn = np.random.default_rng(0).choice(rows, FAILURE_DATA, replace=False)
+    return total_similarity(x[drawn], x, shape) * (rows.size / max(1, drawn.size))
 
 
 def foretold(known: Known, shape: Shape, guess: float) -> Array:

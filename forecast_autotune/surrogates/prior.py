@@ -73,7 +73,8 @@ class Prior:
     def of_launches(self, described: Sequence[Mapping[str, float]], job: Job) -> tuple[Array, Array, Array] | None:
         """Mean and sigma of log2 speed-up, up to a constant, and chance of failing, from what launches do.
 
-        None where too few are told of.
+        None where too few are told of. Of whom `described.asked`, where there is such, says that nobody asked, fails as
+        often as the others do.
         """
         import numpy as np
 
@@ -82,8 +83,12 @@ class Prior:
             return None
         of_trees = self.each_tree(launch_traits(described, job.hardware))
         mean, spread = of_trees.mean(axis=1), of_trees.std(axis=1)
-        refused = REFUSED_FAILS if told.mean() >= MOSTLY_DESCRIBED else DESCRIBED_FAILS
-        fail = np.where(told, DESCRIBED_FAILS, refused)
+        asked = np.array(getattr(described, "asked", True)) | told
+        share = float(told.sum() / asked.sum())
+        refused = REFUSED_FAILS if share >= MOSTLY_DESCRIBED else DESCRIBED_FAILS
+        fail = np.where(
+            told, DESCRIBED_FAILS, np.where(asked, refused, share * DESCRIBED_FAILS + (1.0 - share) * refused)
+        )
         return -mean, np.hypot(self.spread[0] * spread, self.spread[1]), fail
 
     def each_tree(self, traits: Array) -> Array:

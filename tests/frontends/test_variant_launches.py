@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -183,6 +184,16 @@ def test_each_is_asked_for_once_when_the_first_is_looked_at() -> None:
     assert sorted(asked, key=lambda c: int(c["n"] or 0)) == configs(5)
 
 
+def test_tensors_of_a_call_do_not_live_as_long_as_what_was_described_of_it() -> None:
+    x = torch.empty(4096)
+    gone = weakref.ref(x)
+    launched = variant_launches.VariantLaunches(lambda _: lambda x: None, (x,), {})
+    assert launched(Config({"n": 1})) == []
+    del x
+    assert gone() is None
+    assert launched(Config({"n": 2})) == []
+
+
 def test_of_very_many_a_drawn_part_is_described_in_about_the_time_there_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -200,6 +211,7 @@ def test_of_very_many_a_drawn_part_is_described_in_about_the_time_there_is(
     assert 20 <= len(told) <= 22
     assert told[0] == 0
     assert len({i // 250 for i in told}) == 4, "of all parts of the space"
+    assert [i for i, asked in enumerate(described.asked) if asked] == told
     assert f"{len(told)} of 1000 configs are described" in caplog.text
     monkeypatch.setattr(variant_launches, "MOST_CONFIGS", 30)
     assert sum(map(bool, Described(configs(1000), lambda _: {"n": 1.0}, longest_s=float("inf")))) == 30

@@ -112,3 +112,13 @@ def test_failing_spreads_to_neighbours_and_fades() -> None:
     assert share_of_failures(x, shape, none, none, known) == pytest.approx(known)
     assert share_of_failures(x, shape, ran, none, known)[0] < 0.1
     assert share_of_failures(x, shape, ran, none, None).tolist() == [0.0] * 10
+
+
+@pytest.mark.parametrize("count", [100, 3_000])
+def test_of_very_many_outcomes_the_share_that_failed_is_what_others_are_feared_to(count: int) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(0, 1, (4_000, 3))
+    failed = draw.random(count) < 0.1
+    ran, broken = np.flatnonzero(~failed), np.flatnonzero(failed)
+    chance = share_of_failures(x, Shape(np.array([3.0, 3.0, 3.0]), 0.03), ran, broken, None)
+    assert chance[count:].mean() == pytest.approx(failed.mean(), abs=0.02)

@@ -260,3 +260,26 @@ def test_a_wavefront_of_64_wants_twice_the_threads() -> None:
 
 def test_rules_say_nothing_of_a_cpu() -> None:
     assert rules(job([{"threads": 1}, {"threads": 64}], Hardware(kind="cpu", name="c"))) == {}
+
+
+class InPart(list[dict[str, float]]):
+    """Descriptions of which only the first few were asked for."""
+
+    def __init__(self, told: list[dict[str, float]], asked: int) -> None:
+        super().__init__(told)
+        self.asked = [i < asked for i in range(len(told))]
+
+
+def test_a_config_that_nobody_asked_about_is_not_feared_to_be_refused() -> None:
+    told: list[dict[str, float]] = [{"us_bound": float(i + 1)} for i in range(72)]
+    job = job_of(recording())
+
+    def fail(described: list[dict[str, float]]) -> list[float]:
+        found = following().of_launches(described, job)
+        assert found is not None
+        return sorted({round(chance, 4) for chance in found[2].tolist()})
+
+    assert fail(told + [{}] * 28) == [0.005, 0.97]
+    assert fail(InPart(told + [{}] * 28, 72)) == [0.005]
+    shares = fail(InPart(told + [{}] * 28, 80))
+    assert shares == pytest.approx([0.005, 0.9 * 0.005 + 0.1 * 0.97, 0.97], abs=1e-4)

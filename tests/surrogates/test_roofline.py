@@ -3,15 +3,18 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
+import pytest
 from contracts.surrogate_contract import SurrogateContract
 from recorded import HERE, ROLES, job_of, measurement, question, recording
 
+from forecast_autotune.arrays import ForecastTable
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.job import Question
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Work
+from forecast_autotune.surrogates.gaussian_process import DATA
 from forecast_autotune.surrogates.roofline import Roofline, least_us
 
 
@@ -116,3 +119,18 @@ def test_a_source_that_gives_no_bound_leaves_the_roles() -> None:
     space = Space([{"BLOCK": 32}, {"BLOCK": 64}], roles={"BLOCK": "tile"})
     job = replace(job_of(recording()), space=space, described=({"us_bound": 5.0}, {}))
     assert all("knob roles" in f.source for f in forecasts(Question(job=job, configs=space)))
+
+
+def test_how_it_foretold_very_many_outcomes_is_told_of_as_many_as_a_gaussian_process_takes() -> None:
+    space = Space.grid({"a": list(range(30)), "b": list(range(30))}, roles={"a": "tile"})
+    job = replace(job_of(recording()), space=space, described=(), work=None)
+
+    def foretold(count: int) -> float:
+        outcomes = {config: measurement(10.0) for config in space[:count]}
+        answer = Roofline().forecast(Question(job=job, configs=space, outcomes=outcomes))
+        assert isinstance(answer, ForecastTable)
+        assert answer.foretold is not None
+        return answer.foretold
+
+    assert foretold(800) == pytest.approx(foretold(DATA), rel=0.2)
+    assert foretold(DATA // 2) == pytest.approx(foretold(DATA) / 2, rel=0.2)
