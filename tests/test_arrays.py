@@ -77,7 +77,7 @@ def test_threads_that_ask_for_more_spaces_than_are_kept_are_all_answered(monkeyp
         knob_matrix(space)
 
     class Dropping(OrderedDict[str, Any]):
-        def move_to_end(self, key: str, last: bool = True) -> None:  # noqa: FBT001, FBT002  # as the standard library's
+        def move_to_end(self, key: str, last: bool = True) -> None:  # as the standard library's
             self.pop(key)  # as another thread may, just before
             super().move_to_end(key, last)
 

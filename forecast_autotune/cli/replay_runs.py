@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

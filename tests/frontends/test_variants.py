@@ -425,7 +425,9 @@ def test_compiled_code_holds_what_is_decided_else_forecast_else_the_default_and_
     recalling = fa.variants([marked_first, quick])
     assert "mul" in graph_of(lambda x: recalling(x), X), "out of the store"
     assert len(timed) == known
-    assert "mul" in graph_of(lambda x: double(x), X[:8]), "another key: forecast, from how far apart they are at this one"
+    assert "mul" in graph_of(lambda x: double(x), X[:8]), (
+        "another key: forecast, from how far apart they are at this one"
+    )
     assert len(timed) == known
 
 
