@@ -162,11 +162,16 @@ def prior_without(kernel: str) -> Prior | None:
     except (OSError, InvalidInputError):
         prior = fit([e for e in suite() if e.kernel != kernel])
     kept.parent.mkdir(parents=True, exist_ok=True)
-    draft = kept.with_suffix(f".{os.getpid()}")
-    draft.write_text(prior_text(prior, card={"left out": kernel}), encoding="utf-8")
-    draft.replace(kept)
+    _write(kept, prior_text(prior, card={"left out": kernel}))
     # As read, not as fitted: rounded numbers, the same in every process.
     return read_prior(kept)
+
+
+def _write(path: Path, text: str) -> None:
+    """All of it or, if this is interrupted, nothing: another process may be reading."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
 @cache
@@ -502,15 +507,16 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     if given.traces and given.to is None:
         parser.error("name a file with --to: the shipped model is fitted on the suite's traces alone")
+    target = given.to or SHIPPED
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)  # before minutes are spent
         prior, card = fit_and_score(given.traces or suite_paths(), trees=given.trees, jobs=given.jobs)
         text = prior_text(prior, card=card)
         if len(text) > MOST_BYTES:
             raise InvalidInputError(
                 f"the model would take {len(text)} bytes, of {MOST_BYTES} it may: fit fewer than {given.trees} trees"
             )
-        target = given.to or SHIPPED
-        target.write_text(text, encoding="utf-8")
+        _write(target, text)
     except (OSError, InvalidInputError) as err:
         print(f"fit: {err}", file=sys.stderr)
         return 2

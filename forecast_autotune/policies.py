@@ -76,7 +76,8 @@ class Selective:
     where time is what will run out. Two shares go elsewhere: every fifth pick lies outside the forecasts' favourites, an
     algorithm not tried yet first, because a forecast can be wrong about a whole region; and every fourth, later on, is the
     best by what was forecast before anything was measured, because outcomes next door can bend a forecast wrongly. Where
-    forecasts say nothing, configs are spread over the space. Stops by itself when nothing left has a real chance of a gain.
+    forecasts say nothing, configs are spread over the space. Stops by itself when nothing left has a real chance of a gain,
+    or when nothing was gained for long.
 
     Args:
         seed: of the draws; the same seed and view give the same step.

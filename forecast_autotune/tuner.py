@@ -227,7 +227,10 @@ class _Run:
             recordings=self.recordings,
         )
         try:
-            self.forecasts = self.surrogate.forecast(question)
+            answer = self.surrogate.forecast(question)
+            if len(answer) != len(self.space):
+                raise ValueError(f"it answered for {len(answer)} of {len(self.space)} configs")
+            self.forecasts = answer
         except Exception as err:  # a surrogate may be anything, a server included; tuning goes on without it
             log.warning("surrogate %s failed (%r): tuning goes on without forecasts", self.surrogate.name, err)
             name, reason = self.surrogate.name, repr(err)

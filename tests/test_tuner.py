@@ -298,6 +298,17 @@ def test_without_a_working_default_the_fastest_is_taken() -> None:
     assert "default does not run" in decision.reason
 
 
+def test_a_surrogate_that_answers_for_other_than_all_configs_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
+    class Terse:
+        name = "terse"
+
+        def forecast(self, question: Question) -> list[Forecast | Abstention]:
+            return [Forecast.normal(0.0, 1.0, source=self.name)]
+
+    assert decide(recorded_as([100, 60]), policy=Selective(), surrogate=Terse()).config == Config({"i": 1})
+    assert "it answered for 1 of 2 configs" in caplog.text
+
+
 def test_a_surrogate_that_raises_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
     class Raises:
         name = "raises"

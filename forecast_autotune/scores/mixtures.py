@@ -101,7 +101,7 @@ class Mixtures:
         """Chance that each forecast gives of at most `at`, of shape (n,) or (n, so many places each)."""
         import numpy as np
 
-        places = at.reshape(self.fail.size, -1)
+        places = at[:, None] if at.ndim == 1 else at
         below = np.zeros(places.shape)
         for mean, sigma, weight in zip(self.mean, self.sigma, self.weight, strict=True):
             heard = np.flatnonzero(weight > 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 from ..arrays import ForecastTable, Voice, columns_of
@@ -32,10 +33,11 @@ MOST_BELIEF = 20.0  # nats between the best and one that is still heard
 class Blend:
     """Combine, config by config, the members that answer; abstain where none does.
 
-    A member counts by how well it foretold the outcomes here, where it says, and by `past`: its log density per outcome in
-    the past, in nats, where that is known; not by how sure it says it is, which favours whoever is surest wrongly. The
-    result is a mixture: each member's bell stays in it with its weight, so that disagreement makes it wide. A member that
-    raises has abstained, with one warning.
+    A member counts by how well it foretold the outcomes here, where it says; and, the less the more of them there are, by
+    `FIRST_STANDING` and by `past`: its log density per outcome in the past, in nats, where that is known. Not by how sure
+    it says it is, which favours whoever is surest wrongly. The result is a mixture: each member's bell stays in it with its
+    weight, so that disagreement makes it wide. A member that raises has abstained, with one warning; and so has, without,
+    one whose forecast of a config is no number.
     """
 
     name = "blend"
@@ -47,8 +49,8 @@ class Blend:
 
     def with_past(self, past: Callable[[], Mapping[str, float]]) -> Blend:
         """The same members heard by another past; of one that fails, either warns and the other no more."""
-        blend = Blend(self.members, past=past)
-        blend._warned = self._warned
+        blend = copy(self)  # of a subclass, too
+        blend.past = past
         return blend
 
     @property
@@ -91,7 +93,8 @@ class Blend:
         columns = [columns_of(a) for _, a in speaking]
         means, fails = np.array([c.mean for c in columns]), np.array([c.fail for c in columns])
         sigmas = np.maximum(np.array([c.sigma for c in columns]), 1e-6)
-        known = ~np.isnan(means)
+        # What is no number would make the whole mixture none: a member may be anything, a server included.
+        known = np.isfinite(means) & np.isfinite(sigmas) & np.isfinite(fails)
         weights = known * self._credit(speaking, outcomes)[:, None]
         total = weights.sum(axis=0)
         weights /= np.where(total > 0, total, 1.0)

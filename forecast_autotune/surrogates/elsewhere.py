@@ -12,7 +12,7 @@ from ..core.hardware import Hardware
 from ..core.job import Job, Recording
 from ..core.outcome import Failure
 from ..core.space import Space
-from .correction import OFFSET, OWN_SIGMA
+from .corrector import OFFSET, OWN_SIGMA
 from .gaussian_process import FITTED_ON, Known, choose_shape, most_telling, predict, share_of_failures
 
 if TYPE_CHECKING:

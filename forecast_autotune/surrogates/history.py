@@ -9,7 +9,7 @@ from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Question, Recording, log2_speedups
 from . import elsewhere
 from .answers import LastAnswer, answered, default_us, words
-from .correction import Correction, Expected
+from .corrector import Corrector, Expected
 
 
 class History:
@@ -25,7 +25,7 @@ class History:
         self._last = LastAnswer()
         # Replaced as a whole, so that threads that share this object at worst read recordings twice.
         self._told: tuple[Job, tuple[Recording, ...], list[elsewhere.Told]] | None = None
-        self._correction = Correction()
+        self._correction = Corrector()
 
     def forecast(self, question: Question) -> Sequence[Forecast | Abstention]:
         space = question.job.space

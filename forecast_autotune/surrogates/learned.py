@@ -12,7 +12,7 @@ from ..core.job import Job, Question, Recording, log2_speedups
 from ..errors import InvalidInputError
 from . import elsewhere
 from .answers import LastAnswer, answered, default_us, words
-from .correction import Correction, Expected
+from .corrector import Corrector, Expected
 from .prior import Prior, rules, shipped_prior
 from .traits import role_traits
 
@@ -48,7 +48,7 @@ class Learned:
         # Each is replaced as a whole, so that threads that share this object at worst compute an answer twice.
         self._model: tuple[Job, _Model] | None = None
         self._told: tuple[Job, tuple[Recording, ...], list[elsewhere.Told]] | None = None
-        self._correction = Correction()
+        self._correction = Corrector()
 
     @property
     def prior(self) -> Prior:
@@ -114,7 +114,9 @@ class Learned:
         if known is None or known[0] is not job or known[1] != recordings:
             here = model.expected
             read = (
-                elsewhere.read(recording, job.space, weight, model.at(recording), here.mean)
+                elsewhere.read(
+                    recording, job.space, weight, model.at(recording) if model.by_launches else None, here.mean
+                )
                 for weight, recording in elsewhere.most_alike(job, recordings)
             )
             told = [one for one in read if one is not None]

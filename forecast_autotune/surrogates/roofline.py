@@ -43,8 +43,8 @@ class Roofline:
 
     No config can be faster than the roofline allows, so that a default near it leaves little to gain; a Triton kernel's
     source says what each config moves and computes; where there is none, roles say, gently, which configs suit the device
-    better than the default. Always unsure. Abstains where it has neither roles, nor work together with a time of the
-    default.
+    better than the default. Always unsure. Abstains where it has neither source nor roles, nor work together with a time of
+    the default.
     """
 
     name = "roofline"
@@ -57,11 +57,10 @@ class Roofline:
         job = question.job
         known_us = default_us(question)
         bound_us = least_us(job)
-        if not job.space.roles and not job.described and (bound_us is None or known_us is None):
-            return [Abstention(self.name, "no roles of knobs, and no work with a time of the default")] * len(
-                question.configs
-            )
         read = self._read_job(job)
+        if not read.said and (bound_us is None or known_us is None):
+            reason = "no bound by the source, no roles of knobs, and no work with a time of the default"
+            return [Abstention(self.name, reason)] * len(question.configs)
         mean, sigma, said = read.mean, read.sigma, read.said
         if bound_us is not None and known_us is not None:
             headroom = max(0.0, math.log2(known_us / bound_us))

@@ -280,12 +280,20 @@ def test_what_is_kept_is_not_searched_again(
     assert [rows for _, rows in work(tasks, 1, Kept(file))] == first
 
 
+def test_what_follows_a_torn_line_is_kept_too(tmp_path: Path, traces: list[Path]) -> None:
+    task = Search(entry=Entry(trace=traces[0], setting="cold"), method="random", seed=0, budgets=("4",))
+    file = tmp_path / "kept.jsonl"
+    file.write_text('[1]\n{"key": "cut o')
+    ((_, rows),) = work([task], 1, Kept(file))
+    assert list(Kept(file).rows.values()) == [rows]
+
+
 def test_progress_goes_to_stderr(traces: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     entry = Entry(trace=traces[0], setting="cold")
     tasks = [Search(entry=entry, method="random", seed=seed, budgets=("4",)) for seed in range(2)]
-    list(told_progress(work(tasks, 1, Kept(None)), 2, every_s=0.0))
+    list(told_progress(work(tasks, 1, Kept(None)), 2, name="report", every_s=0.0))
     heard = capsys.readouterr()
-    assert "baselines: 1 of 2" in heard.err
+    assert "report: 1 of 2" in heard.err
     assert not heard.out
 
 
@@ -371,13 +379,18 @@ def test_ctrl_c_keeps_what_is_done(
     assert len(json.loads(heard.out)["runs"]) == 1
 
 
-def test_bad_words_are_refused(traces: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_words_are_refused(traces: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "copies").mkdir()
+    copied = tmp_path / "copies" / traces[0].name
+    copied.write_bytes(traces[0].read_bytes())
     for words, said in (
         (["large"], "has no traces of its own"),
         (["large", str(traces[0]), "--methods", "magic"], "no method 'magic'"),
         (["large", str(traces[0]), "--budget", "2s"], "give a count"),
         (["transfer", str(traces[0])], "none of 1 traces has another one"),
         (["large", "nowhere.json.gz"], "nowhere.json.gz"),
+        (["large", str(traces[0]), "--keep", str(tmp_path)], "Is a directory"),
+        (["large", str(traces[0]), str(copied)], "have the same name"),
     ):
         assert main(words) == 2
         assert said in capsys.readouterr().err

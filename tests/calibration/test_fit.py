@@ -290,6 +290,14 @@ def test_too_few_kernels_are_refused_with_what_there_is(
     assert not target.exists()
 
 
+def test_a_folder_that_is_not_there_is_made_and_nothing_but_the_model_is_left_in_it(
+    traces: list[Path], tmp_path: Path
+) -> None:
+    target = tmp_path / "new" / "model.json"
+    assert main([*map(str, traces), "--to", str(target), "--trees", "2", "--jobs", "1"]) == 0
+    assert list(target.parent.iterdir()) == [target]
+
+
 def test_a_model_that_would_grow_too_large_is_not_written(
     traces: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

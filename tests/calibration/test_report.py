@@ -6,6 +6,7 @@ import base64
 import re
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,11 +20,14 @@ pytest.importorskip("sklearn")
 pytest.importorskip("kernel_tuner")
 
 from calibration import honesty, pictures, plotted, readings
-from calibration.contest import OURS, Entry, Search
+from calibration.contest import OURS, Entry, Search, case
+from calibration.honesty import Foretold
 from calibration.page import Made, page
 from calibration.plotted import Curve
 from calibration.report import budgets_to, main
 from forecast_autotune.cli.replay_runs import ReplayPlan, Task
+from forecast_autotune.core.forecast import Abstention
+from forecast_autotune.core.job import Question
 from forecast_autotune.store.trace import write_trace
 
 SUITE = Path(honesty.__file__).parent / "traces"
@@ -224,6 +228,20 @@ def case_of(path: Path) -> Any:
     from calibration.contest import case
 
     return case(Entry(trace=path, setting="x"))
+
+
+def test_a_space_of_which_nothing_is_forecast_is_told_of(traces: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        name = "silent"
+
+        def forecast(self, question: Question) -> list[Abstention]:
+            return [Abstention("silent", "it knows nothing")] * len(question.configs)
+
+    entry = Entry(trace=traces[0], setting="cold")
+    monkeypatch.setattr("calibration.honesty.case", lambda _: replace(case(entry), surrogate=Silent))
+    (row,) = Foretold(entry=entry, known=0, draws=1).do()
+    assert row["expected"] == row["measured"] == row["inside_90"] == []
+    assert len(row["wrong"][0]) == row["configs"]
 
 
 def test_reliability_counts_every_space_alike() -> None:

@@ -137,6 +137,21 @@ def test_measuring_everything_finds_the_best(trace: Path, capsys: pytest.Capture
     assert row["measured"] == 84
 
 
+def test_files_of_one_name_in_two_folders_are_two_spaces_of_the_summary(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "others").mkdir()
+    other = write_t4(tmp_path / "others" / trace.name)
+    document = json.loads(gzip.decompress(other.read_bytes()))
+    document["results"] = [r for r in document["results"] if r["times"]["runtimes"]][:3]
+    other.write_bytes(gzip.compress(json.dumps(document).encode()))
+    seeds = ("--policy", "first", "--seeds", 1, "--budget", "0")
+    alone = [report(capsys, path, *seeds)["runs"][0]["slowdown"] for path in (trace, other)]
+    assert alone[0] != alone[1]
+    both = report(capsys, trace, other, *seeds)["summary"][0]
+    assert both["geomean_of_medians"] == pytest.approx((alone[0] * alone[1]) ** 0.5)
+
+
 def test_the_first_config_is_as_slow_as_it_is(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = report(capsys, trace, "--budget", "0", "--policy", "first", "--seeds", "1")
     of = recording()

@@ -267,3 +267,19 @@ def test_another_past_shares_the_members_and_what_was_warned_of(caplog: pytest.L
     assert isinstance(second, Forecast)
     assert second.components[0].weight > first.components[0].weight
     assert len(caplog.records) == 1
+
+
+def test_a_subclass_heard_by_another_past_is_still_one() -> None:
+    class Louder(Blend):
+        name = "louder"
+
+    assert isinstance(Louder([History()]).with_past(dict), Louder)
+
+
+@pytest.mark.parametrize("nonsense", [(math.inf, 0.3, 0.0), (0.5, math.nan, 0.0), (0.5, 0.3, math.nan)])
+def test_a_member_whose_forecast_is_no_number_is_not_heard(nonsense: tuple[float, float, float]) -> None:
+    mean, sigma, fail = nonsense
+    mad = Says("mad", Forecast.normal(mean, sigma, source="mad", fail_probability=fail))
+    found = columns_of(Blend([mad, Told("sane", 0.25)]).forecast(ASKED))
+    assert (found.mean.tolist(), found.fail.tolist()) == ([0.25] * found.mean.size, [0.0] * found.mean.size)
+    assert found.sigma == pytest.approx(0.3)

@@ -90,6 +90,12 @@ def test_it_abstains_without_roles_and_work() -> None:
         assert all(isinstance(a, Abstention) for a in Roofline().forecast(asked))
 
 
+def test_a_source_that_tells_nothing_is_none() -> None:
+    job = replace(job_of(recording()), described=[{}] * len(recording().outcomes), work=None)
+    assert not job.space.roles
+    assert all(isinstance(a, Abstention) for a in Roofline().forecast(Question(job=job, configs=job.space)))
+
+
 def test_what_the_source_says_goes_before_what_roles_suggest() -> None:
     space = Space([{"BLOCK": n} for n in (32, 64, 128)], roles={"BLOCK": "tile"})
     described = (

@@ -65,7 +65,7 @@ class Corrected:
     foretold: float
 
 
-class Correction:
+class Corrector:
     """A Gaussian process on what outcomes miss of what was expected."""
 
     def __init__(self) -> None:
