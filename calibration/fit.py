@@ -25,7 +25,7 @@ from forecast_autotune import knob_roles
 from forecast_autotune.arrays import columns_of
 from forecast_autotune.cli._processes import side_by_side
 from forecast_autotune.core.digest import digest
-from forecast_autotune.core.job import Job, Question, Recording
+from forecast_autotune.core.job import Job, Question
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.measure.replay import Replay
@@ -92,7 +92,7 @@ def read_example(path: Path) -> Example:
     import numpy as np
 
     recording = read_trace(path)
-    job = job_of(recording)
+    job = Replay(recording).job
     times = np.array(
         [o.median_us if isinstance(o, Measurement) else np.nan for o in (recording.outcomes[c] for c in job.space)]
     )
@@ -104,18 +104,6 @@ def read_example(path: Path) -> Example:
         traits=launch_traits(job.described, job.hardware) if job.described else None,
         broken=rules(job),
         log2_time=log2_time - np.nanmedian(log2_time),
-    )
-
-
-def job_of(recording: Recording) -> Job:
-    """The job that a recording is of."""
-    space = Replay(recording).space
-    return Job(
-        workload=recording.workload,
-        space=space,
-        hardware=recording.hardware,
-        toolchain=recording.toolchain,
-        described=[recording.described.get(c, {}) for c in space] if recording.described else (),
     )
 
 

@@ -39,18 +39,11 @@ class Case:
 
     @cached_property
     def space(self) -> Space:
-        return Replay(self.recording).space
+        return self.job.space
 
     @cached_property
     def job(self) -> Job:
-        of = self.recording
-        return Job(
-            workload=of.workload,
-            space=self.space,
-            hardware=of.hardware,
-            toolchain=of.toolchain,
-            described=[of.described.get(c, {}) for c in self.space] if of.described else (),
-        )
+        return Replay(self.recording).job
 
     @cached_property
     def x(self) -> Array:

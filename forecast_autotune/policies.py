@@ -25,11 +25,9 @@ FIRST_SPREAD = 4  # configs that ran, the default included, before forecasts tha
 FLAT = 0.05  # share of their own uncertainty by which forecasts must differ to be followed before that
 OUTSIDE_EVERY = 5  # of so many picks, one lies outside the model's favourites
 SHARP = 1.0  # deviation of means over a space for each of their own uncertainty
-OUTSIDE_FROM = 5  # outcomes before that: the first few follow what kernels at large teach
-AHEAD_FROM = (
-    10  # outcomes; from there on, of AHEAD_EVERY picks one is the best left by the forecasts made before any outcome
-)
-AHEAD_EVERY = 4
+OUTSIDE_FROM = 5  # outcomes before that: the first few follow the forecasts
+# From so many outcomes on, one of so many picks is the best left by the forecasts made before any outcome.
+AHEAD_FROM, AHEAD_EVERY = 10, 4
 LIKE_FAILURES = 4  # so many first outcomes, all failed with one message: it is the call, not the config
 NEAR = 1.0  # configs of one batch closer than this, in deviations of their knobs, teach each other's outcome
 WORTHWHILE = math.log2(1.01)  # a gain that would be worth another measurement

@@ -21,7 +21,6 @@ from ..core.decision import Decision
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Question, Recording, reference_us
 from ..core.outcome import Measurement, Outcome
-from ..core.space import Space
 from ..errors import NoWorkingConfigError
 from ..frontends.engine import make_surrogate
 from ..hardware_sheets import same_product
@@ -65,15 +64,8 @@ class ReplayPlan:
     surrogate: str
 
     def do(self, task: Task) -> Row:
-        recording, space = _read(self.traces[task.trace])
+        recording, job = _read(self.traces[task.trace])
         recordings = [_read(path)[0] for path in self.histories[task.trace]]
-        job = Job(
-            workload=recording.workload,
-            space=space,
-            hardware=recording.hardware,
-            toolchain=recording.toolchain,
-            described=[recording.described.get(c, {}) for c in space] if recording.described else (),
-        )
         named: Row = {"trace": self.traces[task.trace].name}
         if isinstance(task.what, int):
             return named | self.score(job, recording, recordings, task.what, task.seed)
@@ -187,12 +179,12 @@ class Given:
 
 
 @lru_cache(maxsize=64)
-def _read(path: Path) -> tuple[Recording, Space]:
+def _read(path: Path) -> tuple[Recording, Job]:
     recording = read_trace(path)
     # Traces stay for good: looking through them at each full collection made building forecasts 1.5 times
     # slower (eight traces held).
     gc.freeze()
-    return recording, Replay(recording).space
+    return recording, Replay(recording).job
 
 
 def histories(traces: Sequence[Path], history: Sequence[Path]) -> Iterator[tuple[Path, ...]]:

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 UNTOLD_SIGMA = 0.8  # deviation of log2 speed-ups that rules of thumb leave unexplained
 UNSEEN = 2.0  # as much wider are rules of thumb alone: of a large space, the best by them is where they are most wrong
 TREES_DOUBT = 0.4  # what trees say holds by a factor of 1, give or take this
-OWN_WEIGHT = 0.03  # of the model among recordings: like one of another size, 7 octaves away
+OWN_WEIGHT = 0.03  # of the model among recordings: like one of another size, 10 octaves away
 
 
 class Learned:
     """Forecast from what kernels at large teach, and correct it by outcomes.
 
     Where a job says what each config's launch does, trees fitted on other kernels tell times from that; elsewhere, rules of
-    thumb over knobs' roles, each by a factor that is known roughly. Recordings of the same program say what the model
-    misses there. Outcomes here then correct the factors, and a Gaussian process what is left. Abstains where the job tells
-    nothing that the model knows, and nothing was measured.
+    thumb over knobs' roles, each by a factor that is known roughly. Recordings of the same program say what the trees miss;
+    where only rules are known, they stand in for these. Outcomes here then correct the factors, and a Gaussian process what
+    is left. Abstains where the job tells nothing that the model knows, and nothing was measured.
 
     Args:
         prior: the model; the shipped one if not given.
@@ -114,9 +114,7 @@ class Learned:
         if known is None or known[0] is not job or known[1] != recordings:
             here = model.expected
             read = (
-                elsewhere.read(
-                    recording, job.space, weight, model.at(recording) if model.by_launches else None, here.mean
-                )
+                elsewhere.read(recording, job.space, weight, model.at(recording), here.mean)
                 for weight, recording in elsewhere.most_alike(job, recordings)
             )
             told = [one for one in read if one is not None]
@@ -164,11 +162,11 @@ class _Model:
         return Expected(self.mean, self.sigma, self.fail, self.trends / self.sigma[:, None], _columns(self.job))
 
     def at(self, recording: Recording) -> Array | None:
-        """What the prior expects of the same configs where a recording was made; None where it cannot, as it does here."""
-        if not self.says:
+        """What the trees expect of the same configs where a recording was made; None where they cannot, there or here."""
+        if not self.by_launches:
             return None
         space = self.job.space
-        described = [recording.described.get(c, {}) for c in space] if self.by_launches else ()
+        described = [recording.described.get(c, {}) for c in space]
         there = _Model(
             Job(
                 workload=recording.workload,
@@ -179,7 +177,7 @@ class _Model:
             ),
             self.prior,
         )
-        if not there.says or there.by_launches != self.by_launches:
+        if not there.by_launches:
             return None
         missing = [i for i, d in enumerate(described) if not d]
         # Of a config that is not described there, what is expected here says more than nothing.
