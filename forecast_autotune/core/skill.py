@@ -1,0 +1,50 @@
+"""Skill: what changing one knob did, as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .digest import Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skill:
+    """One change of one knob, all else equal: where it was tried, what it did there, and how it failed.
+
+    Measured pairs of configs that differ in one knob, read as KLineage reads its steps (arXiv 2605.28213): what to do,
+    where it applies, under which conditions it held, its effect, and the failures that its conditions avoid.
+
+    Attributes:
+        program, language: what was tuned.
+        hardware: where, as people name it.
+        knob, before, after: the change.
+        conditions: what was the same in all cases counted here, such as "K >= 4096" or "variant = split_k".
+        tried: cases, those that failed after the change included; all ran before it.
+        faster: cases in which the config ran and was faster by more than the noise.
+        speedup: geometric mean of time before / time after, over the cases that ran; None if none did.
+        failures: how often each kind of failure was met after the change, by its stage and first words.
+    """
+
+    program: str
+    language: str
+    hardware: str
+    knob: str
+    before: Value
+    after: Value
+    conditions: tuple[str, ...] = ()
+    tried: int
+    faster: int
+    speedup: float | None
+    failures: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        where = ", ".join([f"in {self.program} ({self.language})", *self.conditions, f"on {self.hardware}"])
+        ran = self.tried - sum(self.failures.values())
+        effect = "never ran" if self.speedup is None else f"{self.speedup:.2f}x, faster in {self.faster} of {ran}"
+        failed = "".join(f"; {kind} in {count}" for kind, count in self.failures.items())
+        return f"{self.knob} {_text(self.before)} -> {_text(self.after)}, {where}: {effect}{failed}"
+
+
+def _text(value: Value) -> str:
+    return "none" if value is None else str(value)
