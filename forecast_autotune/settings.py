@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .core.budget import Budget
+from .core.model_names import FORMS, is_language_model, is_loopback
 from .errors import InvalidInputError
 
 PREFIX = "FORECAST_AUTOTUNE_"
@@ -17,8 +18,38 @@ _CHOICES = {
     "ISOLATE": ("auto", "0", "1"),
     "TOOLCHAIN": ("exact", "any"),
     "SYNC": ("store", "rank0", "none"),
-    "SURROGATE": ("auto", "history", "learned", "roofline"),
+    "REMOTE": ("0", "1"),
 }
+
+SURROGATES = ("auto", "history", "learned", "roofline")
+"""Those that are no language model: these are named as `model_names.FORMS` says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """How a language model answers, and how many seconds one tuning run may wait for it."""
+
+    form: str = "logits"
+    seconds: float = 10.0
+
+    @classmethod
+    def parse(cls, text: str) -> Answer:
+        """Read `logits` or `reasoned`, alone or with a limit as in `reasoned,60s`.
+
+        Raises:
+            InvalidInputError: it is neither.
+        """
+        form, comma, limit = (part.strip() for part in text.partition(","))
+        try:
+            seconds = Budget(limit).seconds if comma and "," not in limit else None
+        except InvalidInputError:
+            seconds = None
+        if form not in ("logits", "reasoned") or (comma and not seconds):
+            raise InvalidInputError(f"{text!r}: accepted are logits, reasoned, or either with a limit (reasoned,60s)")
+        return cls(form=form, seconds=seconds or cls().seconds)
+
+    def __str__(self) -> str:
+        return f"{self.form},{self.seconds:g}s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +64,8 @@ class Settings:
     isolate: str = "auto"
     toolchain: str = "exact"
     sync: str = "store"
+    remote: str = "0"
+    answer: Answer = field(default_factory=Answer)
 
     @classmethod
     def from_environment(
@@ -45,17 +78,28 @@ class Settings:
         """
         env = os.environ if environment is None else environment
         values: dict[str, object] = {}
-        for name, given in (("MODE", mode), ("SURROGATE", surrogate)):
-            if given is not None and given not in _CHOICES[name]:
-                raise InvalidInputError(f"{name.lower()}={given!r}: accepted are {', '.join(_CHOICES[name])}")
-            if given is not None:
-                values[name.lower()] = given
+        if mode is not None and mode not in _CHOICES["MODE"]:
+            raise InvalidInputError(f"mode={mode!r}: accepted are {', '.join(_CHOICES['MODE'])}")
+        if mode is not None:
+            values["mode"] = mode
         for name, accepted in _CHOICES.items():
             text = env.get(PREFIX + name, "").strip()
             if text and text not in accepted:
                 raise InvalidInputError(f"{PREFIX}{name}={text!r}: accepted are {', '.join(accepted)}")
             if text:
                 values[name.lower()] = text
+        # Whoever checks what the code alone says gives no environment: the permission is still the real one's.
+        remote = "1" in (values.get("remote"), os.environ.get(PREFIX + "REMOTE", "").strip())
+        named = env.get(PREFIX + "SURROGATE", "").strip() or None
+        for variable, text_or_none in (("surrogate", surrogate), (PREFIX + "SURROGATE", named)):
+            if text_or_none is not None:
+                check_surrogate(text_or_none, variable, remote=remote)
+                values["surrogate"] = text_or_none
+        if text := env.get(PREFIX + "ANSWER", "").strip():
+            try:
+                values["answer"] = Answer.parse(text)
+            except InvalidInputError as err:
+                raise InvalidInputError(f"{PREFIX}ANSWER={err}") from None
         if text := env.get(PREFIX + "BUDGET", "").strip():
             try:
                 Budget(text)
@@ -67,6 +111,25 @@ class Settings:
         if text := env.get(PREFIX + "PACKS", "").strip():
             values["packs"] = tuple(Path(p).expanduser() for p in text.split(os.pathsep) if p)
         return cls(**values)  # type: ignore[arg-type]
+
+
+def check_surrogate(text: str, variable: str, *, remote: bool) -> None:
+    """Whether a text names a surrogate that may be asked; `remote` allows a language model on another machine.
+
+    Raises:
+        InvalidInputError: it does not; names the variable, the value and what is accepted.
+    """
+    try:
+        model = is_language_model(text)
+    except InvalidInputError as err:
+        raise InvalidInputError(f"{variable}={err}") from None
+    if not model and text not in SURROGATES:
+        raise InvalidInputError(f"{variable}={text!r}: accepted are {', '.join(SURROGATES)}, {FORMS}")
+    if model and text.startswith("http") and not is_loopback(text) and not remote:
+        raise InvalidInputError(
+            f"{variable}={text!r} is not on this machine, and a language model is sent the source text of kernels: "
+            f"set {PREFIX}REMOTE=1 to allow that"
+        )
 
 
 def default_dir() -> Path:

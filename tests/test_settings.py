@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.settings import Settings
+from forecast_autotune.settings import Answer, Settings, unknown_variables
 
 
 def test_without_variables_the_defaults_hold() -> None:
@@ -34,6 +34,8 @@ def test_each_variable_is_read() -> None:
             "FORECAST_AUTOTUNE_ISOLATE": "0",
             "FORECAST_AUTOTUNE_TOOLCHAIN": "any",
             "FORECAST_AUTOTUNE_SYNC": "rank0",
+            "FORECAST_AUTOTUNE_REMOTE": "1",
+            "FORECAST_AUTOTUNE_ANSWER": "reasoned,60s",
         }
     )
     assert settings == Settings(
@@ -45,10 +47,12 @@ def test_each_variable_is_read() -> None:
         isolate="0",
         toolchain="any",
         sync="rank0",
+        remote="1",
+        answer=Answer(form="reasoned", seconds=60.0),
     )
 
 
-@pytest.mark.parametrize("name", ["MODE", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC"])
+@pytest.mark.parametrize("name", ["MODE", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC", "REMOTE", "ANSWER"])
 def test_a_value_that_does_not_parse_is_named_with_what_is_accepted(name: str) -> None:
     with pytest.raises(InvalidInputError, match=rf"FORECAST_AUTOTUNE_{name}='maybe': accepted are "):
         Settings.from_environment({f"FORECAST_AUTOTUNE_{name}": "maybe"})
@@ -64,3 +68,69 @@ def test_the_environment_goes_before_the_code() -> None:
     assert Settings.from_environment({"FORECAST_AUTOTUNE_MODE": "cached"}, mode="first").mode == "cached"
     with pytest.raises(InvalidInputError, match="mode='sometimes'"):
         Settings.from_environment({}, mode="sometimes")
+
+
+# Language models --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["http://127.0.0.1:8000", "http://localhost:8000/#kernels", "https://[::1]:8000", "vllm:a/b", "hf:/models/b@cpu"],
+)
+def test_a_language_model_is_named_by_the_environment_and_by_code(name: str) -> None:
+    assert Settings.from_environment({"FORECAST_AUTOTUNE_SURROGATE": f" {name} "}).surrogate == name
+    assert Settings.from_environment({}, surrogate=name).surrogate == name
+
+
+@pytest.mark.parametrize(
+    "name", ["http://", "http://127.0.0.1:8000/v1", "vllm:", "hf:b@tpu", "ftp://127.0.0.1", "vllm"]
+)
+def test_what_names_no_surrogate_is_told_with_the_accepted_forms(name: str) -> None:
+    for environment, code, variable in (
+        ({"FORECAST_AUTOTUNE_SURROGATE": name}, None, "FORECAST_AUTOTUNE_SURROGATE="),
+        ({}, name, "surrogate="),
+    ):
+        with pytest.raises(InvalidInputError) as told:
+            Settings.from_environment(environment, surrogate=code)
+        assert str(told.value).startswith(f"{variable}{name!r}")
+        assert "http://HOST:PORT" in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["http://10.0.0.7:8000", "https://models.example/#m", "http://127.0.0.1.example:80"])
+def test_a_language_model_elsewhere_is_refused_until_that_is_allowed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = {"FORECAST_AUTOTUNE_SURROGATE": name}
+    for environment, code in ((named, None), ({}, name), (named | {"FORECAST_AUTOTUNE_REMOTE": "0"}, None)):
+        with pytest.raises(InvalidInputError, match="set FORECAST_AUTOTUNE_REMOTE=1 to allow that"):
+            Settings.from_environment(environment, surrogate=code)
+    assert Settings.from_environment(named | {"FORECAST_AUTOTUNE_REMOTE": "1"}).surrogate == name
+    monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE", "1")
+    assert Settings.from_environment({}, surrogate=name).surrogate == name, "as a front end asks when it is made"
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "seconds"),
+    [
+        ("logits", "logits", 10.0),
+        ("reasoned", "reasoned", 10.0),
+        ("reasoned,60s", "reasoned", 60.0),
+        ("logits, 500ms", "logits", 0.5),
+        ("logits,2min", "logits", 120.0),
+    ],
+)
+def test_how_a_language_model_answers_and_for_how_long(text: str, form: str, seconds: float) -> None:
+    answer = Settings.from_environment({"FORECAST_AUTOTUNE_ANSWER": text}).answer
+    assert answer == Answer(form=form, seconds=seconds) == Answer.parse(str(answer))
+
+
+@pytest.mark.parametrize("text", ["json", "logits,", "logits,16", "logits,16,30s", "logits,0s", "logits,10%", ",10s"])
+def test_an_answer_that_does_not_parse_is_named_with_what_is_accepted(text: str) -> None:
+    with pytest.raises(InvalidInputError) as told:
+        Settings.from_environment({"FORECAST_AUTOTUNE_ANSWER": text})
+    assert str(told.value).startswith(f"FORECAST_AUTOTUNE_ANSWER={text!r}: accepted are logits, reasoned")
+
+
+def test_new_variables_are_known_and_misspelt_ones_named() -> None:
+    environment = {f"FORECAST_AUTOTUNE_{name}": "1" for name in ("REMOTE", "ANSWER", "ANSWERS")}
+    assert unknown_variables(environment) == {"FORECAST_AUTOTUNE_ANSWERS": "FORECAST_AUTOTUNE_ANSWER"}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "list": ("listing", "what is decided here"),
     "show": ("show", "one decision: why, forecast beside measurement, what it beat"),
+    "skills": ("skills", "what changes of one knob did, by what was measured"),
     "stats": ("stats", "size, hits, time saved, how honest the forecasts were"),
     "replay": ("replay", "tune against recorded spaces: loss, spend, honesty"),
     "run": ("run", "run a program whose triton.autotune is ours"),

@@ -7,9 +7,15 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import NOTHING, OK
 from ._shared import JSON_HELP, Subparsers, add_store_argument, new_parser, print_json, print_table
+
+if TYPE_CHECKING:
+    from ..language.model import LanguageModel
+
+MODEL_S = 5.0  # for a language model to be found, and again to answer a prompt; loading one may take longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _checks(directory: Path | None) -> list[tuple[str, Callable[[], Iterable[Finding]]]]:
     return [
         ("settings", check_settings),
+        ("language model", check_language_model),
         ("compiler", check_compilers),
         ("torch", check_torch),
         ("triton", check_triton),
@@ -81,12 +88,60 @@ def check_settings() -> Iterator[Finding]:
     except InvalidInputError as err:
         yield Finding(check="settings", status="problem", found=str(err), advice="set it to one of these, or unset it")
         return
-    told = ", ".join(
-        f"{name}={getattr(settings, name)}" for name in ("mode", "surrogate", "isolate", "sync", "toolchain")
-    )
+    names = ("mode", "surrogate", "answer", "remote", "isolate", "sync", "toolchain")
+    told = ", ".join(f"{name}={getattr(settings, name)}" for name in names)
     yield Finding(check="settings", status="ok", found=f"budget={settings.budget or 'default'}, {told}")
     for pack in settings.packs:
         yield _check_pack(pack)
+
+
+def check_language_model() -> Iterator[Finding]:
+    """Whether the language model of the settings, where they name one, answers, and how long that takes."""
+    import time
+
+    from ..core.model_names import is_language_model
+    from ..errors import InvalidInputError, MissingExtraError
+    from ..settings import Settings
+
+    try:
+        settings = Settings.from_environment()
+    except InvalidInputError:
+        return  # the settings' own check tells of it
+    if not is_language_model(settings.surrogate):
+        return
+    from ..language.model import ModelError
+    from ..language.named import named
+
+    model = named(settings.surrogate)
+    began = time.monotonic()
+    try:
+        model.open(until=began + MODEL_S)
+        opened = time.monotonic()
+        trouble = _trouble_asking(model, until=opened + MODEL_S)
+        took = f"opened in {opened - began:.1f} s, a prompt answered in {time.monotonic() - opened:.1f} s"
+    except (ModelError, MissingExtraError) as err:
+        trouble, took = str(err), ""
+    finally:
+        model.close()
+    if trouble:
+        advice = "mend this; until then forecasts are made without it, as with FORECAST_AUTOTUNE_SURROGATE=auto"
+        yield Finding(check="language model", status="problem", found=f"{model.name}: {trouble}", advice=advice)
+        return
+    slow = opened - began > settings.answer.seconds
+    advice = f"FORECAST_AUTOTUNE_ANSWER={settings.answer} is less than it takes to open it: give more" if slow else ""
+    yield Finding(check="language model", status="note" if slow else "ok", found=f"{model.name}: {took}", advice=advice)
+
+
+def _trouble_asking(model: LanguageModel, *, until: float) -> str:
+    """Why a model does not answer a prompt of few words; empty if it does."""
+    from ..language.answers import from_log_probabilities
+    from ..language.model import Unanswered
+    from ..language.prompt import Prompt
+
+    for _, said in model.log_probabilities([Prompt("# Forecast\n", "bin:")], until=until):
+        found = said if isinstance(said, Unanswered) else from_log_probabilities(said)
+        return found.reason if isinstance(found, Unanswered) else ""
+    return f"it gave no answer in {MODEL_S:g} s"
 
 
 def _check_pack(pack: Path) -> Finding:

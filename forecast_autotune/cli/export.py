@@ -14,7 +14,8 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "export",
         "Write all decisions and outcomes as JSON lines, for `import` elsewhere or for FORECAST_AUTOTUNE_PACKS. They\n"
-        "hold the source text of the kernels. The file is written whole or not at all.",
+        "hold the source text of the kernels. The file is written whole or not at all. Answers of language models stay:\n"
+        "they belong to a model that runs here.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="where to; in gzip when the name ends in .gz")
     add_store_argument(parser)

@@ -57,6 +57,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="such as H100, 'RTX 4090', cuda:90, hip:gfx942 (default: the GPU here, else cuda:90)",
     )
     parser.add_argument("--grid", metavar="X[,Y[,Z]]", help="the launch grid, computed from arguments and knobs")
+    parser.add_argument(
+        "--surrogate",
+        metavar="S",
+        help="who forecasts, as in FORECAST_AUTOTUNE_SURROGATE (default: what that says): auto, roofline, "
+        "http://127.0.0.1:8000",
+    )
     parser.add_argument("--compile", type=_count, default=0, metavar="N", help="also compile the first N")
     parser.add_argument("--top", type=_count, metavar="N", help="show the first N only")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
@@ -80,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         )  # what is wrong with it shall be told, not passed over
     if call.note:
         say(call.note)
-    ranked = _ranked(call, arguments.dir)
+    ranked = _ranked(call, arguments.dir, arguments.surrogate)
     built = dict(call.compiled([config for config, _ in ranked[: arguments.compile]])) if arguments.compile else {}
     shown = ranked[: max(arguments.top, arguments.compile)] if arguments.top else ranked
     if arguments.json:
@@ -161,20 +167,23 @@ def _hardware(target: str | None) -> Hardware:
     return sheet
 
 
-def _ranked(call: NamedCall, folder: Path | None) -> list[tuple[Config, Forecast | Abstention]]:
-    """Forecasts by the surrogate of the settings, with what the store knows; looking begins no store."""
+def _ranked(call: NamedCall, folder: Path | None, named: str | None) -> list[tuple[Config, Forecast | Abstention]]:
+    """Forecasts by the surrogate named, else that of the settings, with what the store knows; looking begins no store."""
     from dataclasses import replace
 
-    from ..frontends.engine import make_store, make_surrogate
-    from ..settings import Settings
+    from ..frontends.engine import make_store, make_surrogate, remembering
+    from ..settings import Settings, check_surrogate
     from ..store.manage import StoreFile
     from ..store.sqlite import SqliteStore
 
     settings = Settings.from_environment()
-    settings = settings if folder is None else replace(settings, dir=folder)
+    if named is not None:
+        check_surrogate(named, "--surrogate", remote=settings.remote == "1")
+    settings = replace(settings, dir=folder or settings.dir, surrogate=named or settings.surrogate)
     known = StoreFile(settings.dir).exists() or bool(settings.packs)
     store = make_store(settings) if known else SqliteStore.in_memory()
-    return call.ranked(make_surrogate(settings.surrogate), store)
+    surrogate = make_surrogate(settings.surrogate, answer=settings.answer)
+    return call.ranked(surrogate if settings.mode == "forecast" else remembering(surrogate, store), store)
 
 
 def _print(

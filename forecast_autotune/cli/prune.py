@@ -16,7 +16,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "prune",
         "Remove superseded decisions, everything of programs and toolchains that nothing has recorded, decided or\n"
         "recalled for so many days, and builds that nothing has used for as long. Removing costs time when it is needed\n"
-        "again, nothing else.",
+        "again, nothing else. Answers of language models go so many days after they were kept.",
     )
     parser.add_argument(
         "--days", type=float, default=UNSEEN_DAYS, metavar="N", help="unseen for so long (default: %(default)s)"
@@ -45,5 +45,5 @@ def remove_builds(root: Path, days: float) -> None:
 def tell_removed(removed: Removed) -> None:
     say(
         f"removed {removed.decisions} decisions, {removed.outcomes} outcomes, {removed.pending} pending keys, "
-        f"{removed.programs} programs"
+        f"{removed.programs} programs, {removed.answers} answers of language models"
     )

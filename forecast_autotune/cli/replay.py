@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..core.budget import Budget
+from ..core.model_names import FORMS, is_language_model, parse_model_name
 from ..frontends.engine import make_surrogate
-from ..settings import _CHOICES
+from ..settings import SURROGATES, Settings, check_surrogate
 from .replay_runs import POLICIES, ReplayPlan, Row, Task, histories, show_progress, work
 
 BUDGETS = ("10", "1%", "10%")
@@ -47,7 +48,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--budget", action="append", metavar="B", help="as FORECAST_AUTOTUNE_BUDGET; may be repeated")
     parser.add_argument("--policy", choices=sorted(POLICIES), default="selective", help="default: %(default)s")
-    parser.add_argument("--surrogate", choices=_CHOICES["SURROGATE"], default="auto", help="default: %(default)s")
+    parser.add_argument(
+        "--surrogate",
+        default="auto",
+        metavar="S",
+        help=f"{', '.join(SURROGATES)}, or a language model ({FORMS}); default: %(default)s",
+    )
     parser.add_argument(
         "--seeds", type=_positive, default=10, metavar="N", help="runs per budget; default: %(default)s"
     )
@@ -60,18 +66,24 @@ def run(args: argparse.Namespace) -> int:
     """Replay, print, and return the exit code: 0, or 130 when interrupted.
 
     Raises:
-        InvalidInputError: a budget does not parse, or a file is no trace.
+        InvalidInputError: a budget or a surrogate does not parse, or a file is no trace.
         OSError: a file cannot be read.
     """
     budgets = list(dict.fromkeys(args.budget or BUDGETS))
     for text in budgets:
         Budget(text)
+    settings = Settings.from_environment()
+    check_surrogate(args.surrogate, "--surrogate", remote=settings.remote == "1")
     plan = ReplayPlan(
         traces=tuple(args.traces),
         histories=tuple(histories(args.traces, args.history)),
         policy=args.policy,
         surrogate=args.surrogate,
+        answer=settings.answer,
     )
+    # Each process would load the model anew; a server is asked by all.
+    loads = is_language_model(args.surrogate) and parse_model_name(args.surrogate).runs != "server"
+    jobs = 1 if loads else args.jobs
     tasks: list[Task] = [
         Task(trace, text, seed)
         for seed in range(args.seeds)
@@ -88,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     done: dict[Task, Row] = {}
     finished = True
     try:
-        for task, row in show_progress(work(plan, tasks, args.jobs), len(tasks)):
+        for task, row in show_progress(work(plan, tasks, jobs), len(tasks)):
             done[task] = row  # noqa: PERF403 - one by one: what is finished when Ctrl-C comes is reported
     except KeyboardInterrupt:
         finished = False

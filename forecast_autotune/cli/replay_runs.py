@@ -28,6 +28,7 @@ from ..measure.replay import Replay
 from ..policies import Exhaustive, First, Selective, StoredOnly
 from ..protocols import Policy
 from ..scores import against_median, score_forecasts, score_trust
+from ..settings import Answer
 from ..store.trace import read_trace
 from ..store.trace_t4 import UNKNOWN
 from ..tuner import tune
@@ -62,6 +63,7 @@ class ReplayPlan:
     histories: tuple[tuple[Path, ...], ...]
     policy: str
     surrogate: str
+    answer: Answer = field(default_factory=Answer)
 
     def do(self, task: Task) -> Row:
         recording, job = _read(self.traces[task.trace])
@@ -87,7 +89,7 @@ class ReplayPlan:
             decision = tune(
                 job,
                 compiler=replay,
-                surrogate=make_surrogate(self.surrogate),
+                surrogate=make_surrogate(self.surrogate, answer=self.answer),
                 policy=POLICIES[self.policy](seed),
                 measurer=replay,
                 store=Given(recordings=recordings),
@@ -111,7 +113,7 @@ class ReplayPlan:
         """
         others = random.Random(f"{draw} {known}").sample(job.space[1:], min(max(0, known - 1), len(job.space) - 1))
         outcomes = {c: recording.outcomes[c] for c in [job.space.default, *others][:known]}
-        forecasts: Sequence[Forecast | Abstention] = make_surrogate(self.surrogate).forecast(
+        forecasts: Sequence[Forecast | Abstention] = make_surrogate(self.surrogate, answer=self.answer).forecast(
             Question(job=job, configs=job.space, outcomes=outcomes, recordings=recordings)
         )
         recorded = [recording.outcomes[c] for c in job.space]

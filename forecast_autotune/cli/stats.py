@@ -88,6 +88,7 @@ def _print(
         ("forecasts", f"{stats.forecasts} made before an outcome, {stats.abstentions} abstentions"),
         ("hits", str(stats.hits)),
         ("pending", f"{stats.pending} keys wait for being measured" if stats.pending else "nothing"),
+        ("answers", f"{stats.answers} of language models" if stats.answers else "none of language models"),
         ("spent on tuning", as_duration(stats.spent_s)),
         ("saved", f"{as_duration(stats.saved_by_hits_s)} by hits, {as_duration(stats.saved_by_forecasts_s)} by forecasts"),
     ]  # fmt: skip

@@ -9,6 +9,39 @@ from .digest import Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What all cases of a skill have in common: a number of the key, or another knob, lies so to a value.
+
+    Attributes:
+        of: `key` or `knob`.
+        name: a knob, an entry of the key such as `K`, or an extent of a tensor in it, such as `x.shape[1]`.
+        relation: one of `>=`, `<=`, `=` and `!=`.
+        value: what it is compared with; seen in a case itself, so a threshold claims nothing of what lies below it.
+    """
+
+    of: str
+    name: str
+    relation: str
+    value: Value
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.relation} {_text(self.value)}"
+
+    def holds(self, values: Mapping[str, Value]) -> bool:
+        """Whether it does for these entries of a key or these knobs; not where its own is missing."""
+        if self.name not in values:
+            return False
+        found = values[self.name]
+        if self.relation in ("=", "!="):
+            same = type(found) is type(self.value) and found == self.value  # True is not 1
+            return same == (self.relation == "=")
+        if not is_number(found) or not is_number(self.value):
+            return False
+        above: bool = found >= self.value if self.relation == ">=" else found <= self.value  # type: ignore[operator]
+        return above
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Skill:
     """One change of one knob, all else equal: where it was tried, what it did there, and how it failed.
 
@@ -32,18 +65,27 @@ class Skill:
     knob: str
     before: Value
     after: Value
-    conditions: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     tried: int
     faster: int
     speedup: float | None
     failures: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def change(self) -> str:
+        return f"{self.knob} {_text(self.before)} -> {_text(self.after)}"
+
     def __str__(self) -> str:
-        where = ", ".join([f"in {self.program} ({self.language})", *self.conditions, f"on {self.hardware}"])
+        where = ", ".join([f"in {self.program} ({self.language})", *map(str, self.conditions), f"on {self.hardware}"])
         ran = self.tried - sum(self.failures.values())
         effect = "never ran" if self.speedup is None else f"{self.speedup:.2f}x, faster in {self.faster} of {ran}"
         failed = "".join(f"; {kind} in {count}" for kind, count in self.failures.items())
-        return f"{self.knob} {_text(self.before)} -> {_text(self.after)}, {where}: {effect}{failed}"
+        return f"{self.change}, {where}: {effect}{failed}"
+
+
+def is_number(value: object) -> bool:
+    """Whether this is a number to compare; a truth value is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _text(value: Value) -> str:

@@ -14,17 +14,21 @@ from ..core.budget import Budget
 from ..core.correction import Correction
 from ..core.decision import Decision
 from ..core.job import Job
+from ..core.model_names import is_language_model
 from ..errors import CacheMissError
+from ..language.model import LanguageModel
+from ..language.named import named
 from ..policies import Exhaustive, First, Selective, StoredOnly
 from ..progress import show_progress
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
 from ..scores import member_scores, recalibration
-from ..settings import Settings
+from ..settings import Answer, Settings
 from ..store.channel import JobChannel, job_channel
 from ..store.ranks import JobStore, Patience
 from ..store.sqlite import SqliteStore, open_store
 from ..surrogates.blend import Blend
 from ..surrogates.history import History
+from ..surrogates.language_model import LanguageModelSurrogate
 from ..surrogates.learned import Learned
 from ..surrogates.prior import Prior
 from ..surrogates.recalibrated import Recalibrated
@@ -43,6 +47,7 @@ class Lessons:
     members: Mapping[str, float]
 
 
+MODEL_SHARE = 0.5  # of a budget in seconds: what a language model may take, so that something is left to measure in
 RECALIBRATE_EVERY = 32  # decisions between two looks at the store's pairs, 6 ms each
 
 _lessons: WeakKeyDictionary[SqliteStore, dict[str, tuple[Lessons, int]]] = WeakKeyDictionary()
@@ -80,28 +85,42 @@ def request(
     Raises:
         InvalidInputError: one of them does not parse.
     """
-    named = surrogate if isinstance(surrogate, str) else None
-    settings = Settings.from_environment(environment, mode=mode, surrogate=named)
+    name = surrogate if isinstance(surrogate, str) else None
+    settings = Settings.from_environment(environment, mode=mode, surrogate=name)
     text = settings.budget or (default_budget if budget is None else str(budget))
     if measuring_is_wanted() and environment is None:
         settings = replace(settings, mode="tune")
         text = text if Budget(text).measures else default_budget
     if settings.mode in ("cached", "forecast", "first"):
         text = "0"
-    given = surrogate is not None and named is None and settings.surrogate == "auto"
-    chosen = surrogate if given else make_surrogate(settings.surrogate)
+    given = surrogate is not None and name is None and settings.surrogate == "auto"
+    chosen = surrogate if given else make_surrogate(settings.surrogate, answer=settings.answer)
     return Request(settings=settings, budget=text, surrogate=chosen, shard=shard)  # type: ignore[arg-type]
 
 
-def make_surrogate(name: str, *, prior: Prior | None = None) -> Surrogate:
-    """The surrogate a setting names; `prior` stands in for the shipped model."""
+def make_surrogate(name: str, *, prior: Prior | None = None, answer: Answer | None = None) -> Surrogate:
+    """The surrogate a setting names, a language model beside all the others; `prior` stands in for the shipped model."""
     if name == "roofline":
         return Roofline()
     if name == "history":
         return History()
     if name == "learned":
         return Learned(prior)
-    return Blend([History(), Learned(prior), Roofline()])
+    members: list[Surrogate] = [History(), Learned(prior), Roofline()]
+    if is_language_model(name):
+        members.append(_language_model(name, Answer() if answer is None else answer))
+    return Blend(members)
+
+
+@cache
+def _language_model(name: str, answer: Answer) -> LanguageModelSurrogate:
+    """One for all kernels of a process: it is loaded once, and what is wrong with it is told once."""
+    return LanguageModelSurrogate(_model(name), answer=answer.form, seconds=answer.seconds)
+
+
+@cache
+def _model(name: str) -> LanguageModel:
+    return named(name)
 
 
 def make_policy(settings: Settings, budget: Budget) -> Policy:
@@ -140,7 +159,14 @@ def decide(
     shares = None
     if how.shard and device and how.settings.sync == "store" and isinstance(store, SqliteStore):
         shares = store.shares(job, device)
-    surrogate = _recalibrated(how, store, job.hardware.kind)
+    surrogate = how.surrogate
+    if budget.seconds:
+        most_s = budget.seconds * MODEL_SHARE
+        surrogate = _with_model(surrogate, lambda model: model.within(most_s))
+    if how.settings.mode != "forecast" and isinstance(store, SqliteStore):
+        # Who leads a shared run asks before it lets others help; these would ask while it times, so they do not.
+        surrogate = remembering(surrogate, store, busy=shares.wanted if shares else None)
+        surrogate = _recalibrated(surrogate, store, job.hardware.kind)
     store = _with_ranks(store, how)
     if how.settings.mode == "strict":
         if found := _recalled(job, store):
@@ -163,23 +189,39 @@ def decide(
     return decision
 
 
-def _recalibrated(how: Request, store: Store, kind: str) -> Surrogate:
+def remembering(surrogate: Surrogate, store: SqliteStore, *, busy: Callable[[], bool] | None = None) -> Surrogate:
+    """A surrogate whose language model, if it has one, is told a store's skills and asked no prompt twice.
+
+    While `busy` says that other processes may be timing for the job, it is not asked. Not for mode `forecast`, whose answers
+    no log may change.
+    """
+
+    def remember(model: LanguageModelSurrogate) -> LanguageModelSurrogate:
+        return model.with_memory(answers=store.answers, keep=store.keep_answers, skills=store.skills, busy=busy)
+
+    return _with_model(surrogate, remember)
+
+
+def _with_model(surrogate: Surrogate, change: Callable[[LanguageModelSurrogate], LanguageModelSurrogate]) -> Surrogate:
+    """The same with its language model changed, be it alone or a blend's member."""
+    if isinstance(surrogate, LanguageModelSurrogate):
+        return change(surrogate)
+    if isinstance(surrogate, Blend):
+        return surrogate.with_members([_with_model(member, change) for member in surrogate.members])
+    return surrogate
+
+
+def _recalibrated(surrogate: Surrogate, store: SqliteStore, kind: str) -> Surrogate:
     """The surrogate, its forecasts as wide, and a blend's members heard as much, as this store's record of them says.
 
-    Not in mode `forecast`, whose answers no log may change; and not where a surrogate says `recalibrate = False`: one of
-    the user's own is judged by the record like any other.
+    Not where a surrogate says `recalibrate = False`: one of the user's own is judged by the record like any other.
     """
-    if (
-        how.settings.mode == "forecast"
-        or not isinstance(store, SqliteStore)
-        or not getattr(how.surrogate, "recalibrate", True)
-    ):
-        return how.surrogate
+    if not getattr(surrogate, "recalibrate", True):
+        return surrogate
     lessons = cache(partial(_lessons_of, store, kind))
-    inner = how.surrogate
-    if isinstance(inner, Blend):
-        inner = inner.with_past(lambda: lessons().members)
-    return Recalibrated(inner, lambda: lessons().correction)
+    if isinstance(surrogate, Blend):
+        surrogate = surrogate.with_past(lambda: lessons().members)
+    return Recalibrated(surrogate, lambda: lessons().correction)
 
 
 def _lessons_of(store: SqliteStore, kind: str) -> Lessons:

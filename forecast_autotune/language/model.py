@@ -8,9 +8,18 @@ from typing import Protocol
 
 from .prompt import Prompt
 
+ANSWER_TOKENS = 2_048
+"""Of a written answer, at most, and fewer where the context has no room: 4,000 characters of reasoning and eight numbers."""
+
 
 class ModelError(Exception):
     """The model answers nothing now: it is not there, broke down or is not fit for this. The message is the reason."""
+
+    @classmethod
+    def of(cls, what: str, err: Exception) -> ModelError:
+        """What an exception of some library comes to here, in a line."""
+        said = str(err).strip().splitlines() or [""]
+        return cls(f"{what}: {type(err).__name__}: {said[0][:300]}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +52,7 @@ class LanguageModel(Protocol):
     """For people: which model, and where it runs."""
 
     def open(self, *, until: float) -> ModelFacts:
-        """Load it, or find it; again is quick.
+        """Load it, or find it; again is quick. What loads into this process cannot be stopped midway, and may end later.
 
         Raises:
             ModelError: it is not there, or cannot answer: a bin's label is not one token of it, say.

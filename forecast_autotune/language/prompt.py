@@ -6,6 +6,7 @@ once. What the caller's code says (sources, names) stands indented and is stripp
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING
 from ..core.config import Config
 from ..core.digest import Value, digest
 from ..core.hardware import Hardware
-from ..core.job import Job
-from ..core.outcome import Evidence
+from ..core.job import Job, Recording
+from ..core.outcome import Evidence, Failure, Measurement
 from ..core.skill import Skill
 from .sources import sections_of, shortened, variant_of
 
@@ -30,8 +31,11 @@ CHARS = 24_000
 CHARS_PER_TOKEN = 2.2
 """At least so many of code and numbers make a token (2.3 to 3.4 over three tokenizers of general models and one of ours)."""
 
+PLACE_CHARS = 160  # of a recording's whereabouts
 LEAST_SOURCE = 400  # characters of a source; with less, a prompt is refused
 SKILLS = 12
+SKILLS_SHARE = 1 / 8  # of a prompt's characters, at most
+ELSEWHERE = 4  # recordings that a prompt tells of
 
 # What a description (`kernel_features`) says of a launch and a reader can use: as powers of two, and as tenths.
 POWERS = (
@@ -74,6 +78,7 @@ def prompts(
     reference: Config | None = None,
     answer: str = "logits",
     skills: Sequence[Skill] = (),
+    recordings: Sequence[Recording] = (),
     evidence: Mapping[Config, Evidence] | None = None,
     most_chars: int = CHARS,
 ) -> list[Prompt]:
@@ -83,6 +88,8 @@ def prompts(
         reference: a config of the job's space.
         answer: `logits`, where one label is to follow, or `reasoned`, where JSON is (`answers.SCHEMA`).
         skills: what changes of one knob did elsewhere, the most fitting first.
+        recordings: of the same program at other keys or on other hardware, the most alike first: what the same two configs
+            took there is told of the first few.
         evidence: what the compiler says of configs, where it was asked.
         most_chars: of each prompt. Sources are shortened to fit, at the borders of functions, and it is said.
     Raises:
@@ -97,11 +104,12 @@ def prompts(
     words: dict[str, object] = {
         "answer": answer,
         "hardware": _sheet(job.hardware),
-        "program": program.name,
-        "language": program.language,
+        "program": quoted(program.name),
+        "language": quoted(program.language),
         "key": _key(job.workload.key),
         "work": None if job.work is None else {"flops": _short(job.work.flops), "bytes": _short(job.work.bytes)},
-        "skills": [str(skill) for skill in skills[:SKILLS]],
+        "skills": _first([quoted(str(skill)) for skill in skills[:SKILLS]], int(SKILLS_SHARE * most_chars)),
+        "elsewhere": [_place(job, recording) for recording in recordings[:ELSEWHERE]],
         "knobs": _knobs(reference),
         "launch": _launch(described.get(reference, {})),
         "compiled": _compiled(evidence.get(reference)),
@@ -116,6 +124,7 @@ def prompts(
             variant=variant_of(config),
             knobs=_knobs(config),
             changes=_changes(reference, config),
+            elsewhere=_elsewhere(recordings[:ELSEWHERE], reference, config),
             launch=_launch(described.get(config, {}), described.get(reference)),
             compiled=_compiled(evidence.get(config)),
         )
@@ -135,6 +144,12 @@ def prompts(
     return [
         Prompt(beginning, own(c, None if variant_of(c) == of_reference else texts_of[variant_of(c)])) for c in configs
     ]
+
+
+def _first(lines: Sequence[str], most_chars: int) -> list[str]:
+    """As many of the lines as fit."""
+    ends = itertools.accumulate(len(line) + 1 for line in lines)
+    return [line for line, end in zip(lines, ends, strict=True) if end <= most_chars]
 
 
 def _described(job: Job) -> Mapping[Config, Mapping[str, float]]:
@@ -166,7 +181,7 @@ def _environment() -> Environment:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        keep_trailing_newline=False,
+        keep_trailing_newline=True,  # what is shared ends a line, and what follows begins one
     )
 
 
@@ -264,6 +279,29 @@ def _apart(octaves: float) -> str:
 
 def _half(value: float) -> float:
     return round(2 * value) / 2
+
+
+def _place(job: Job, recording: Recording) -> str:
+    """Where a recording was made, as far as that is not here."""
+    other, here = recording.workload.key, job.workload.key
+    told = [f"{name} {_entry(value)}" for name, value in other.items() if here.get(name) != value]
+    if recording.hardware != job.hardware:
+        told.insert(0, f"on {recording.hardware}")
+    if recording.workload.program.digest != job.workload.program.digest:
+        told.append("in older source")
+    return quoted("; ".join(told)[:PLACE_CHARS]) or "under another toolchain"
+
+
+def _elsewhere(recordings: Sequence[Recording], reference: Config, config: Config) -> str:
+    """What a config did over the reference in each recording that knows both, in octaves, to a quarter."""
+    told = []
+    for number, recording in enumerate(recordings, start=1):
+        before, after = recording.outcomes.get(reference), recording.outcomes.get(config)
+        if isinstance(before, Measurement) and isinstance(after, Measurement):
+            told.append(f"{number} ({round(4 * math.log2(before.median_us / after.median_us)) / 4:+g})")
+        elif isinstance(before, Measurement) and isinstance(after, Failure) and not after.transient:
+            told.append(f"{number} failed")
+    return ", ".join(told)
 
 
 def _compiled(evidence: Evidence | None) -> str:

@@ -15,6 +15,9 @@ VARIANT_KNOBS = ("variant", "source")
 _MARK = re.compile(r"^// source = (\S+)$", re.MULTILINE)
 _NAMED = re.compile(r"^(?:async )?(?:def|class) (\w+)", re.MULTILINE)
 _ASSIGNED = re.compile(r"^(\w+) = ", re.MULTILINE)
+_CALLED = re.compile(r"\b(?!if\b|for\b|while\b|__launch_bounds__)(\w+)\(")
+_DEVICE = re.compile(r"__global__|__device__|\btl\.|#pragma omp|\bfor \(")
+_NAMESPACE = re.compile(r"namespace \w* ?\{|\}\s*// namespace.*")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -50,22 +53,24 @@ def sections_of(program: Program, variant: str | None) -> list[Section]:
 def shortened(
     sections: Sequence[Section], most_chars: int, known: Sequence[Section] = ()
 ) -> tuple[str, tuple[Section, ...]]:
-    """As many whole sections as fit, in their order, and which those are; what is left out, or was `known`, is named."""
-    kept: list[Section] = []
-    left_out: list[Section] = []
+    """As many whole sections as fit, in their order, and which those are; what is left out, or was `known`, is named.
+
+    What runs on the device goes before what only calls it.
+    """
     again = [s for s in sections if s in known]
+    fresh = [s for s in sections if s not in known]
+    fits: set[Section] = set()
     room = most_chars
-    for section in sections:
-        if section in known:
-            continue
-        fits = len(section.text) + 1 <= room
-        (kept if fits else left_out).append(section)
-        room -= len(section.text) + 1 if fits else 0
+    for section in sorted(fresh, key=lambda s: not _DEVICE.search(s.text)):
+        if len(section.text) + 1 <= room:
+            fits.add(section)
+            room -= len(section.text) + 1
+    kept = [s for s in fresh if s in fits]
     lines = [s.text for s in kept]
     if again:
         lines.append(f"(as in the reference: {_names(again)})")
-    if left_out:
-        lines.append(f"(left out for length: {_names(left_out)})")
+    if len(kept) < len(fresh):
+        lines.append(f"(left out for length: {_names([s for s in fresh if s not in fits])})")
     return "\n".join(lines), tuple(kept)
 
 
@@ -98,11 +103,11 @@ def _brace_sections(text: str) -> list[Section]:
         if not line.strip() and depth <= 0:
             pieces.append([])
             continue
+        if _NAMESPACE.fullmatch(line):  # what stands in it is as good as outside
+            continue
         if not line.startswith("#include"):
             pieces[-1].append(line)
         depth += line.count("{") - line.count("}")
-        if line.startswith(("namespace {", "} // namespace")):
-            depth = 0  # what stands in it is as good as outside
     return _named(pieces)
 
 
@@ -112,7 +117,7 @@ def _named(pieces: Sequence[Sequence[str]]) -> list[Section]:
         text = "\n".join(line.rstrip() for line in piece if line.strip())
         if not text:
             continue
-        found = _NAMED.search(text) or _ASSIGNED.search(text) or re.search(r"(\w+)\(", text)
+        found = _NAMED.search(text) or _ASSIGNED.search(text) or _CALLED.search(text)
         sections.append(Section(found.group(1) if found else text.splitlines()[0][:40], text))
     return sections
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bins import ForecastScores, against_median, bin_probabilities, score_forecasts, score_pairs
+from .bins import ForecastScores, against_median, bin_probabilities, score_forecasts, score_pairs, score_probabilities
 from .confidence import FifthErrors, RiskCoverage, errors_by_fifth, risk_coverage
 from .discovery import Discovery, discovery
 from .live import member_scores, recalibration
@@ -26,5 +26,6 @@ __all__ = [
     "risk_coverage",
     "score_forecasts",
     "score_pairs",
+    "score_probabilities",
     "score_trust",
 ]

@@ -80,10 +80,24 @@ def score_forecasts(
     mixtures = Mixtures.of(forecasts)
     ran = np.maximum(1.0 - mixtures.fail, 1e-9)
     expected = np.where(mixtures.abstained, reference, mixtures.expected() + np.log2(ran))
-    order = np.argsort(-expected, kind="stable")
+    return score_probabilities(probabilities_of(mixtures, reference), expected, truth - reference)
+
+
+def score_probabilities(probabilities: Array, expected: Array, speedups: Array) -> ForecastScores:
+    """As `score_pairs`, of forecasts that are eight probabilities and nothing else.
+
+    Args:
+        probabilities: eight for each config, shape (configs, 8); a row sums to 1.
+        expected: log2 speed-up by which each config is ranked, shape (configs,).
+        speedups: log2 speed-up measured, over the reference of the bins; minus infinity for a config that failed.
+    """
+    import numpy as np
+
+    truth = np.asarray(speedups, dtype=float)
+    order = np.argsort(-np.asarray(expected, dtype=float), kind="stable")
     return ForecastScores(
         count=int(truth.size),
-        **_bin_scores(probabilities_of(mixtures, reference), bins_of(truth, reference)),  # type: ignore[arg-type]
+        **_bin_scores(probabilities, bins_of(truth, 0.0)),  # type: ignore[arg-type]
         top_1_percent=_slowdown_within(truth[order], 0.01),
         top_10_percent=_slowdown_within(truth[order], 0.10),
         top_50_percent=_slowdown_within(truth[order], 0.50),

@@ -17,6 +17,7 @@ from ..core.hardware import Hardware, Toolchain
 from ..core.outcome import Failure, Measurement, Outcome
 from ..core.workload import Program, Workload
 from ..errors import InvalidInputError
+from ..language.answers import LABELS, Bins
 
 Json = dict[str, object]
 _T = TypeVar("_T")
@@ -297,6 +298,22 @@ def decode_outcome(value: object, what: str = "outcome") -> Outcome:
             temperature_c=temperature_c,
         ),
     )
+
+
+def encode_answer(answer: Bins) -> Json:
+    return {"probabilities": list(answer.probabilities), "raw_sum": answer.raw_sum}
+
+
+def decode_answer(value: object, what: str = "answer") -> Bins:
+    found = fields(value, what)
+    given = list_field(found, "probabilities", what)
+    shares = [number_field({"probability": share}, "probability", what) for share in given]
+    if len(shares) != len(LABELS) or min(shares) < 0 or abs(math.fsum(shares) - 1.0) > 1e-6:
+        raise InvalidInputError(f"{what} has probabilities {_shown(given)}: they must be {len(LABELS)} that sum to 1")
+    raw_sum = number_field(found, "raw_sum", what)
+    if raw_sum < 0:
+        raise InvalidInputError(f"{what} has raw_sum {raw_sum}: it must not be negative")
+    return Bins(probabilities=tuple(shares), raw_sum=raw_sum)
 
 
 _DECISION_COUNTS = ("space_size", "forecast", "compiled", "measured", "failed")

@@ -14,18 +14,23 @@ from ..core.config import Config
 from ..core.forecast import Forecast
 from ..core.job import log2_speedups
 from ..core.outcome import Failure, Outcome
+from ..core.skill import Skill
 from ..errors import InvalidInputError, StoreError
+from ..skills import skills_of
 from . import filesystem, rows, schema
 from .lines import bring, export_lines, read_lines, stored_decisions
 from .opening import connect, open_file, read_only, transaction
 from .pairs import Pair, kinds_of, newest_pairs
-from .rows import Pending, StoredDecision, StoredOutcome
+from .recordings import newest_recordings
+from .rows import Pending, Place, StoredDecision, StoredOutcome
 from .textfile import write_lines
 
 if TYPE_CHECKING:
     import sqlite3
 
 UNSEEN_DAYS = 90
+
+MINED_OUTCOMES = 20_000  # the newest, for all skills there are; reading and mining them takes 2 s (two busy cores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,7 @@ class StoreStats:
     abstentions: int
     hits: int
     pending: int  # keys that wait for being measured
+    answers: int  # of language models
     spent_s: float  # in all tuning runs that came to a decision
     saved_by_hits_s: float
     saved_by_forecasts_s: float
@@ -78,6 +84,7 @@ class Removed:
     outcomes: int
     programs: int
     pending: int
+    answers: int
 
 
 class StoreFile:
@@ -145,6 +152,15 @@ class StoreFile:
             log2_speedups=log2_speedups(outcomes, default) if default is not None else {},
         )
 
+    def skills(self, *, kernel: str | None = None, hardware: str | None = None) -> list[Skill]:
+        """What changes of one knob did, as the newest outcomes tell, the most telling first; filters as in `decisions`."""
+
+        def fits(place: Place) -> bool:
+            return _matches(kernel, place.workload.program.name) and _matches(hardware, place.hardware.name)
+
+        with self._reading() as connection:
+            return skills_of(newest_recordings(connection, fits, MINED_OUTCOMES, self.unreadable.append))
+
     def pending(self) -> list[Pending]:
         """Keys met where measuring was not allowed and not measured since, the one met last first."""
         with self._reading() as connection:
@@ -204,6 +220,7 @@ class StoreFile:
             ]
             journal = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
             pending = connection.execute("SELECT count(*) FROM pending").fetchone()[0]
+            answers = connection.execute("SELECT count(*) FROM answer").fetchone()[0]
             version = schema.version_of(connection)
         return StoreStats(
             path=self.path,
@@ -222,6 +239,7 @@ class StoreFile:
             abstentions=abstentions,
             hits=hits,
             pending=pending,
+            answers=answers,
             spent_s=spent_s,
             saved_by_hits_s=saved_by_hits_s,
             saved_by_forecasts_s=saved_by_forecasts_s,
@@ -253,7 +271,8 @@ class StoreFile:
         """Remove superseded decisions, and all that belongs to programs or toolchains unseen for so many days.
 
         Seen is: recorded, decided, recalled or noted as pending. An older source of a program that is still used
-        goes as well, once nothing has used it for so long.
+        goes as well, once nothing has used it for so long. Answers of language models go so many days after they were
+        kept.
         """
         if unseen_days < 0:
             raise InvalidInputError(f"{unseen_days} days: give a number that is not negative")
@@ -266,23 +285,30 @@ class StoreFile:
             f"DELETE FROM decision WHERE superseded_at IS NOT NULL OR {forgotten}",  # noqa: S608  # of our own making
             f"DELETE FROM outcome WHERE {forgotten}",  # noqa: S608
             f"DELETE FROM pending WHERE {forgotten}",  # noqa: S608
+            "DELETE FROM answer WHERE kept_at < :before",
             {"before": before},
         )
 
     def clear(self, *, kernel: str | None = None) -> Removed:
-        """Remove everything, or everything of the kernel of exactly this name."""
+        """Remove everything, or everything of the kernel of exactly this name; answers of language models name none."""
         if kernel is None:
-            return self._remove("DELETE FROM decision", "DELETE FROM outcome", "DELETE FROM pending", {})
+            return self._remove(
+                "DELETE FROM decision", "DELETE FROM outcome", "DELETE FROM pending", "DELETE FROM answer", {}
+            )
         named = "workload IN (SELECT workload.digest FROM workload JOIN program ON program = program.digest WHERE name = :n)"
         return self._remove(
             f"DELETE FROM decision WHERE {named}",  # noqa: S608  # of our own making; the name is a parameter
             f"DELETE FROM outcome WHERE {named}",  # noqa: S608
             f"DELETE FROM pending WHERE {named}",  # noqa: S608
+            None,
             {"n": kernel},
         )
 
     def export(self, path: Path) -> int:
-        """Write all decisions and outcomes as JSON lines; returns the number of lines after the header."""
+        """Write all decisions and outcomes as JSON lines; returns the number of lines after the header.
+
+        Answers of language models stay: they belong to a model that runs here.
+        """
         count = -1
 
         def counted() -> Iterator[str]:
@@ -306,13 +332,16 @@ class StoreFile:
         with self._writing(create=True) as connection, transaction(connection):
             return bring(connection, entries)
 
-    def _remove(self, decisions: str, outcomes: str, pending: str, values: dict[str, object]) -> Removed:
+    def _remove(
+        self, decisions: str, outcomes: str, pending: str, answers: str | None, values: dict[str, object]
+    ) -> Removed:
         with self._writing() as connection:
             with transaction(connection):
                 removed = Removed(
                     decisions=connection.execute(decisions, values).rowcount,
                     outcomes=connection.execute(outcomes, values).rowcount,  # their forecasts go with them
                     pending=connection.execute(pending, values).rowcount,
+                    answers=connection.execute(answers, values).rowcount if answers else 0,
                     programs=_remove_unreferenced(connection),
                 )
             # Not while another process has the file open: the space is used again by later rows then.

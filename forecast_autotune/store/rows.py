@@ -459,6 +459,18 @@ def recollect(connection: sqlite3.Connection, job: Job, complain: Complain) -> l
     return found
 
 
+def hardware_of(connection: sqlite3.Connection, complain: Complain) -> dict[str, Hardware]:
+    """All hardware that a store knows of, by digest."""
+    found: dict[str, Hardware] = {}
+    for digest_, value in connection.execute("SELECT digest, value FROM hardware").fetchall():
+        what = f"hardware {digest_}"
+        try:
+            found[digest_] = encoding.decode_hardware(from_text(value, what), what)
+        except InvalidInputError as err:
+            complain(str(err))
+    return found
+
+
 class PlaceReader:
     """Reads places by their digests, each program, hardware and toolchain once."""
 

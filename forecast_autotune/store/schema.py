@@ -100,7 +100,16 @@ _VERSION_3 = """
 ALTER TABLE outcome ADD COLUMN described TEXT;  -- JSON, what could be told of the config without compiling; NULL: nothing
 """
 
-MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3)
+_VERSION_4 = """
+CREATE TABLE answer (  -- of language models that run here
+    id INTEGER PRIMARY KEY,  -- an answer that is kept again becomes the newest
+    digest TEXT NOT NULL UNIQUE,  -- of the model, the prompt and how it was asked
+    value TEXT NOT NULL,
+    kept_at REAL NOT NULL  -- seconds since the epoch
+);
+"""
+
+MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4)
 """Statement lists; the one at index n turns schema n into schema n + 1. Add to the end, change none."""
 
 VERSION = len(MIGRATIONS)

@@ -18,12 +18,16 @@ from ..core.digest import digest
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Recording
 from ..core.outcome import Outcome
+from ..core.skill import Skill
 from ..errors import InvalidInputError, StoreWarning
+from ..language.answers import Bins
 from ..settings import Settings
-from . import filesystem, rows, schema
+from ..skills import MOST, fitting, skills_of
+from . import answers, filesystem, rows, schema
 from .lock import WAIT_S, SingleFlight
 from .opening import BUSY_S, connect, is_broken, open_file, read_only, transaction
 from .pairs import Pair, newest_pairs
+from .recordings import newest_for
 from .rows import Place, StoredOutcome
 from .shares import StoredShares, holder_of, leave, name_holder, this_process
 
@@ -174,6 +178,32 @@ class SqliteStore:
 
         nothing: list[Pair] = []
         return self._do(look, nothing)
+
+    def skills(self, job: Job, most: int = MOST) -> list[Skill]:
+        """What changes of one knob did, as the newest outcomes on this kind of hardware tell; see `skills.fitting`.
+
+        This job's own outcomes count too. A pack's come after the store's.
+        """
+
+        def look(connection: sqlite3.Connection) -> list[Recording]:
+            return newest_for(connection, job, self._complain)
+
+        nothing: list[Recording] = []
+        return fitting(skills_of([*self._do(look, nothing), *self._ask_packs(look, nothing)]), job, most)
+
+    def answers(self, digests: Sequence[str]) -> dict[str, Bins]:
+        """What a language model answered earlier, by digest of the question; without those that are not kept."""
+
+        def look(connection: sqlite3.Connection) -> dict[str, Bins]:
+            return answers.kept_answers(connection, digests, self._complain)
+
+        nothing: dict[str, Bins] = {}
+        return self._do(look, nothing) if digests else nothing
+
+    def keep_answers(self, found: Mapping[str, Bins]) -> None:
+        """Keep a language model's answers, in one transaction; the oldest go beyond `answers.MOST`."""
+        if found:
+            self._write(lambda connection: answers.keep_answers(connection, found))
 
     def decide(self, job: Job, decision: Decision) -> None:
         """Keep a decision; the one it supersedes stays as history until it is pruned."""

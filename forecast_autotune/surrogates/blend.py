@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIRST_STANDING = {"learned": 2.0, "history": -2.0, "roofline": -2.0}
+FIRST_STANDING = {"learned": 2.0, "history": -2.0, "roofline": -2.0, "language_model": -2.0}
 """What members count before anything has shown how they do, in nats. Heard as equals, `history`, which has only the
 outcomes, and `roofline` made the first ten measurements of the recorded spaces worse than `learned` alone (1.46 for 1.23
-times the best, cold, 8 spaces, 6 seeds); so much apart, no worse, and better from 100 on (1.05 for 1.09)."""
+times the best, cold, 8 spaces, 6 seeds); so much apart, no worse, and better from 100 on (1.05 for 1.09). A language model
+may be any: it has to show first what it knows of kernels."""
 
 PAST_COUNTS = 4.0  # log density per outcome, in the past, counts like so many outcomes here
 FADES_OVER = 10.0  # outcomes here after which the past counts half: it was made on other kernels
@@ -51,6 +52,12 @@ class Blend:
         """The same members heard by another past; of one that fails, either warns and the other no more."""
         blend = copy(self)  # of a subclass, too
         blend.past = past
+        return blend
+
+    def with_members(self, members: Sequence[Surrogate]) -> Blend:
+        """Other members heard in the same way."""
+        blend = copy(self)
+        blend.members = tuple(members)
         return blend
 
     @property

@@ -11,11 +11,18 @@ from pathlib import Path
 
 import pytest
 from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
+from talking import Talking, sure_of
 
 from forecast_autotune.cli import COMMANDS, doctor, main
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
+from forecast_autotune.core.job import Question
 from forecast_autotune.core.outcome import Failure
+from forecast_autotune.errors import MissingExtraError
+from forecast_autotune.language import named
+from forecast_autotune.language.model import ModelError, Unanswered
 from forecast_autotune.store.sqlite import SqliteStore
+from forecast_autotune.surrogates.blend import Blend
+from forecast_autotune.surrogates.language_model import LanguageModelSurrogate
 
 
 @pytest.fixture(autouse=True)
@@ -238,6 +245,34 @@ def test_a_reader_that_leaves_is_no_error(store: Path) -> None:
     assert (told.returncode, told.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("known", [0, 1])
+def test_show_tells_a_language_model_as_one_voice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], known: int
+) -> None:
+    """Before any outcome it is eight bells, one for each bin."""
+    job = a_job()
+    asked = Question(job=job, configs=SPACE, outcomes={SPACE[0]: a_measurement(15.0)} if known else {})
+    alone = LanguageModelSurrogate(Talking(lambda _: sure_of(6)))
+    for surrogate, bells in ((alone, 8 if not known else 1), (Blend([alone, Always()]), 2)):
+        forecast = surrogate.forecast(asked)[1]
+        assert isinstance(forecast, Forecast)
+        assert len(forecast.components) == bells
+        with SqliteStore(tmp_path / "store") as opened:
+            opened.record(job, "run-1", SPACE[1], a_measurement(10.0), forecast)
+            opened.decide(job, a_decision(job, SPACE[1]))
+        (config,) = json.loads(printed(capsys, "show", "rmsnorm", "--json")[0])["configs"]
+        said = {voice["said_by"] for voice in config["who_said_what"]}
+        assert said == (set() if surrogate is alone else {"language_model", "always"})
+        printed(capsys, "clear", "--kernel", "rmsnorm", "--yes")
+
+
+class Always:
+    name = "always"
+
+    def forecast(self, asked: Question) -> list[Forecast]:
+        return [Forecast.normal(0.1, 0.5, source=self.name)] * len(asked.configs)
+
+
 # doctor -----------------------------------------------------------------------------------------------------------------
 
 
@@ -277,6 +312,46 @@ def test_doctor_finds_a_misspelt_setting_and_says_what_was_meant(monkeypatch: py
     assert ["FORECAST_AUTOTUNE_BUDGET" in f.advice for f in wrong] == [True, False]
     assert "'fast'" in wrong[1].found
     assert "tune, cached" in wrong[1].found
+
+
+def asked_by_doctor(monkeypatch: pytest.MonkeyPatch, model: Talking, **settings: str) -> list[doctor.Finding]:
+    monkeypatch.setattr(named, "named", lambda _: model)
+    for name, value in ({"SURROGATE": "http://127.0.0.1:9"} | settings).items():
+        monkeypatch.setenv(f"FORECAST_AUTOTUNE_{name}", value)
+    return [f for f in doctor._safely("language model", doctor.check_language_model) if f.check == "language model"]
+
+
+def test_doctor_asks_a_language_model_and_says_how_long_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(doctor.check_language_model()) == []
+    (finding,) = asked_by_doctor(monkeypatch, Talking(lambda _: sure_of(3)))
+    assert finding.status == "ok"
+    assert "a talking model: opened in 0.0 s, a prompt answered in 0.0 s" in finding.found
+    (finding,) = asked_by_doctor(monkeypatch, Talking(lambda _: sure_of(3), loading_s=0.2), ANSWER="logits,100ms")
+    assert finding.status == "note"
+    assert "FORECAST_AUTOTUNE_ANSWER=logits,0.1s is less than it takes to open it" in finding.advice
+    (ok,) = [f for f in doctor.check_settings() if f.status == "ok"]
+    assert "surrogate=http://127.0.0.1:9, answer=logits,0.1s, remote=0" in ok.found
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Talking(wrong=ModelError("nobody listens")), "nobody listens"),
+        (Talking(wrong=MissingExtraError("pip install vllm")), "pip install vllm"),
+        (Talking(wrong=RuntimeError("a bug")), "RuntimeError: a bug"),
+        (Talking(breaks_after=0), "closed the connection"),
+        (Talking(ends_after=0), "it gave no answer in 5 s"),
+        (Talking(lambda _: (float("nan"),) * 8), "no distribution"),
+        (Talking(lambda _: Unanswered("it has no labels")), "it has no labels"),
+    ],
+)
+def test_doctor_finds_a_language_model_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, model: Talking, reason: str
+) -> None:
+    (finding,) = asked_by_doctor(monkeypatch, model)
+    assert finding.status == "problem"
+    assert reason in finding.found
+    assert finding.advice
 
 
 def test_doctor_finds_two_distributions_that_bring_triton() -> None:

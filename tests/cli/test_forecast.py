@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from talking import Talking, named_by_settings, sure_of
 
 from forecast_autotune.cli import main
 from forecast_autotune.cli._values import read_arguments, read_grid, read_value
@@ -223,3 +224,17 @@ def test_a_grid_is_computed_from_arguments_and_knobs() -> None:
 def test_what_is_no_grid_is_refused_and_never_executed(text: str) -> None:
     with pytest.raises(InvalidInputError, match="--grid"):
         read_grid(text)({"M": 1, "T": True})
+
+
+def test_a_surrogate_may_be_named_a_language_model_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_settings: Path
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_SURROGATE", "learned")
+    out, _ = told(capsys, f"{PROGRAM}:scale", *CALL, "--surrogate", "roofline", "--json")
+    assert all(c["source"].startswith("roofline") for c in json.loads(out)["configs"])
+    with named_by_settings(Talking(lambda _: sure_of(7))) as model:
+        told(capsys, f"{PROGRAM}:scale", *CALL, "--surrogate", "http://127.0.0.1:9", "--json")
+        assert model.asked == []  # one program, of whose configs the launches are described
+    assert not own_settings.exists()
+    _, err = told(capsys, f"{PROGRAM}:scale", *CALL, "--surrogate", "http://10.0.0.7:80", code=2)
+    assert "FORECAST_AUTOTUNE_REMOTE=1" in err

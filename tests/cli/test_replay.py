@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from recorded import recording
+from talking import Talking, named_by_settings
 
 from forecast_autotune.cli import main, replay, replay_runs
 from forecast_autotune.core.config import Config
@@ -18,7 +19,7 @@ from forecast_autotune.core.forecast import Abstention
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.job import Question
 from forecast_autotune.core.outcome import Measurement
-from forecast_autotune.settings import _CHOICES
+from forecast_autotune.settings import SURROGATES
 from forecast_autotune.store.trace import read_trace, write_trace
 from forecast_autotune.surrogates.prior import shipped_prior
 
@@ -88,7 +89,7 @@ def test_a_replayed_job_says_of_its_configs_what_the_trace_does(
     described = {configs[1]: {"programs": 8.0}, configs[0]: {"programs": 4.0}} if told else {}
     path = tmp_path / "run.jsonl"
     write_trace(replace(recording(), described=described), path)
-    monkeypatch.setattr(replay_runs, "make_surrogate", lambda _: Listening())
+    monkeypatch.setattr(replay_runs, "make_surrogate", lambda _, **__: Listening())
     plan = replay_runs.ReplayPlan(traces=(path,), histories=((),), policy="selective", surrogate="auto")
     plan.do(replay_runs.Task(0, "4", 1))
     job = asked[0].job
@@ -329,7 +330,7 @@ def test_a_space_of_one_is_replayed(trace: Path, tmp_path: Path, capsys: pytest.
     assert len(told["forecast"]) == 3
 
 
-@pytest.mark.parametrize("name", _CHOICES["SURROGATE"])
+@pytest.mark.parametrize("name", SURROGATES)
 def test_each_surrogate_of_the_settings_may_be_replayed(name: str) -> None:
     parser = argparse.ArgumentParser()
     replay.add_parser(parser.add_subparsers())
@@ -431,3 +432,33 @@ def test_ten_measurements_of_a_real_space_beat_its_default(capsys: pytest.Captur
     told = report(capsys, path, "--budget", "10", "--seeds", "3")
     assert told["summary"][0]["median"] < 4.0  # the default is 6.0 times slower than the best
     assert told["forecast"][2]["brier_skill"] > 0.1
+
+
+# Language models --------------------------------------------------------------------------------------------------------
+
+
+def test_a_language_model_is_replayed_in_one_process_and_asked_each_thing_once(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_settings: Path
+) -> None:
+    def several(*_: object) -> Any:
+        raise AssertionError("each process would load the model")
+
+    monkeypatch.setattr(replay_runs, "side_by_side", several)
+    with named_by_settings(Talking()) as model:
+        assert run(trace, "--surrogate", "hf:kernels", "--budget", "3", "--seeds", 2, "--jobs", 2, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["runs"]) == 2
+    assert len(model.asked) == 83
+    assert not own_settings.exists(), "no store is read, nor begun"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("tea leaves", "accepted are auto"), ("http://10.0.0.7:8000", "FORECAST_AUTOTUNE_REMOTE=1")]
+)
+def test_a_surrogate_that_may_not_be_asked_is_refused(
+    trace: Path, capsys: pytest.CaptureFixture[str], name: str, reason: str
+) -> None:
+    assert run(trace, "--surrogate", name) == 2
+    told = capsys.readouterr().err
+    assert f"--surrogate={name!r}" in told
+    assert reason in told

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +13,24 @@ from typing import Any
 import pytest
 from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
 from recorded import job_of, recording
+from talking import Talking, knob, named_by_settings, sure_of
 
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.forecast import Abstention, Forecast
-from forecast_autotune.core.job import Question
+from forecast_autotune.core.job import Question, Recording
+from forecast_autotune.core.skill import Skill
 from forecast_autotune.errors import CacheMissError
 from forecast_autotune.frontends import engine
-from forecast_autotune.frontends.engine import Request, decide
+from forecast_autotune.frontends.engine import Request, decide, request
+from forecast_autotune.language.model import ModelError
+from forecast_autotune.language.prompt import Prompt
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.settings import Settings
 from forecast_autotune.store.manage import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates import prior
+from forecast_autotune.surrogates.blend import Blend
 from forecast_autotune.surrogates.history import History
 
 STRICT = Request(settings=Settings(mode="strict"), budget="16", surrogate=History())
@@ -140,7 +148,7 @@ def test_the_record_of_other_hardware_says_nothing(tmp_path: Path) -> None:
         how = Request(settings=Settings(), budget="4", surrogate=TooSure())
         asked = Question(job=a_job(), configs=SPACE)
         for kind, factor in (("cuda", 4.0), ("cpu", 1.0), ("stub", 1.0)):
-            (said, *_) = engine._recalibrated(how, store, kind).forecast(asked)
+            (said, *_) = engine._recalibrated(how.surrogate, store, kind).forecast(asked)
             assert isinstance(said, Forecast)
             assert said.widened == factor
 
@@ -168,3 +176,178 @@ def test_pairs_are_read_once_in_many_decisions_and_never_for_a_recall(
                 decide(job, how, compiler=replay, measurer=replay, store=store)
             assert reads == ["cuda"] * (1 + n // 3)
     assert len(StoreFile(tmp_path).decisions()) == 4
+
+
+# Language models --------------------------------------------------------------------------------------------------------
+
+SERVED = "http://127.0.0.1:9"
+
+
+def programs() -> Recording:
+    """The small recording as that of two programs: blocks up to 64 are one's, the larger the other's."""
+    recorded = recording()
+
+    def named(config: Config) -> Config:
+        return Config({"variant": "small" if int(config["block"]) <= 64 else "large", **config.knobs})  # type: ignore[arg-type]
+
+    return replace(
+        recorded, default=named(recorded.default), outcomes={named(c): o for c, o in recorded.outcomes.items()}
+    )
+
+
+def large_is_fast(prompt: Prompt) -> tuple[float, ...]:
+    return sure_of(7 if knob(prompt, "variant") == "large" else 2)
+
+
+def tuned(
+    store: SqliteStore, n: int = 4096, *, budget: str = "6", recorded: Recording | None = None, **settings: Any
+) -> Decision:
+    """A decision on the two programs, by what the settings name."""
+    recorded = programs() if recorded is None else recorded
+    replay = Replay(recorded)
+    job = replace(job_of(recorded), workload=replace(recorded.workload, key={"n": n}))
+    how = request(
+        budget,
+        default_budget="16",
+        environment={f"FORECAST_AUTOTUNE_{k.upper()}": v for k, v in ({"surrogate": SERVED} | settings).items()},
+    )
+    return decide(job, how, compiler=replay, measurer=replay, store=store)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_a_language_model_is_named_by_the_settings_and_heard_beside_the_others(tmp_path: Path) -> None:
+    with named_by_settings(Talking(large_is_fast)), SqliteStore(tmp_path) as store:
+        tuned(store)
+        (decision,) = StoreFile(tmp_path).decisions()
+        touched = StoreFile(tmp_path).detail(decision).touched
+    voices = [{b.said_by for b in t.forecast.components} for t in touched if isinstance(t.forecast, Forecast)]
+    assert voices
+    assert all("language_model" in said for said in voices[1:])
+    assert "language_model (a talking model" in " ".join(t.forecast.source for t in touched if t.forecast)
+
+
+def test_where_nobody_else_knows_the_first_pick_is_the_models() -> None:
+    recorded = programs()
+    plain = {
+        Config({"variant": c["variant"], "p": c["block"], "q": c["tile"], "r": c["padded"]}): o
+        for c, o in recorded.outcomes.items()
+    }
+    with named_by_settings(Talking(large_is_fast)):
+        store = SqliteStore.in_memory()
+        nameless = replace(recorded, outcomes=plain, default=next(iter(plain)))
+        tuned(store, budget="2", recorded=nameless)
+        tried = list(store.outcomes(replace(job_of(nameless), workload=replace(recorded.workload, key={"n": 4096}))))
+    assert [c["variant"] for c in tried] == ["small", "large"]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Talking(large_is_fast, delay_s=0.02),
+        Talking(large_is_fast, breaks_after=40),
+        Talking(large_is_fast, ends_after=41),
+        Talking(lambda _: (math.nan,) * 8),
+        Talking(lambda _: ("A", None) * 4),  # type: ignore[arg-type, return-value]
+        Talking(wrong=ModelError("nobody listens")),
+        Talking(wrong=MemoryError()),
+    ],
+    ids=["slow", "breaks", "half", "nan", "garbage", "gone", "too large"],
+)
+def test_whatever_a_model_does_tuning_ends_with_a_stored_decision_and_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, model: Talking
+) -> None:
+    began = time.monotonic()
+    with named_by_settings(model), SqliteStore(tmp_path) as store:
+        for n in (1, 2):
+            decision = tuned(store, n, answer="logits,300ms")
+            assert (decision.basis, decision.measured) == ("measured", 6)
+            assert not model.under_way
+    assert time.monotonic() - began < 10.0
+    assert len(StoreFile(tmp_path).decisions()) == 2
+    (warning,) = warnings(caplog)
+    assert warning.startswith("language model a talking model: ")
+
+
+def test_another_process_asks_nothing_that_was_answered_before(tmp_path: Path) -> None:
+    with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path) as store:
+        tuned(store, budget="4")
+        assert len(model.asked) == 83
+    with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path) as store:
+        assert tuned(store, budget="all").measured > 4
+        assert model.opened == 1
+        assert model.asked == []
+        tuned(store, n=8192, budget="4")
+        assert len(model.asked) == 83
+
+
+def test_ctrl_c_ends_a_call_and_loses_no_answer(tmp_path: Path) -> None:
+    with named_by_settings(Talking(large_is_fast, interrupt_after=50)) as model, SqliteStore(tmp_path) as store:
+        with pytest.raises(KeyboardInterrupt):
+            tuned(store)
+        model.interrupt_after = -1
+        tuned(store)
+        assert len(model.asked) == 83
+
+
+def test_mode_forecast_rests_on_the_model_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def touched(*_: object, **__: object) -> Any:
+        raise AssertionError("the store was asked")
+
+    with named_by_settings(Talking(large_is_fast)), SqliteStore(tmp_path) as store:
+        tuned(store)
+        for method in ("answers", "keep_answers", "skills", "pairs"):
+            monkeypatch.setattr(SqliteStore, method, touched)
+    with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path / "other") as store:
+        found = tuned(store, mode="forecast")
+        assert found.basis == "forecast"
+        assert found.config["variant"] == "large"
+        assert len(model.asked) == 83
+        assert tuned(store, mode="forecast").config == found.config
+
+
+def test_what_was_measured_before_is_told_to_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skill = Skill(
+        program="bowl", language="cuda", hardware="A", knob="tile", before=1, after=2, tried=9, faster=7, speedup=1.12
+    )
+    monkeypatch.setattr(SqliteStore, "skills", lambda *_: [skill])
+    with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path) as store:
+        tuned(store)
+        assert str(skill) in model.asked[0].shared
+
+
+def test_a_model_is_made_once_for_all_kernels_and_its_time_is_charged_to_the_budget() -> None:
+    with named_by_settings(Talking(large_is_fast, loading_s=1.0)) as model:
+        store = SqliteStore.in_memory()
+        spent = [tuned(store, n, budget="0").spent_s for n in (1, 2)]
+        assert spent[0] > 1.0 > spent[1]
+        one, other = (engine.make_surrogate(SERVED) for _ in range(2))
+        assert isinstance(one, Blend)
+        assert isinstance(other, Blend)
+        assert one.members[-1] is other.members[-1]
+        assert model.opened == 2
+
+
+def test_of_a_budget_in_seconds_a_model_takes_half_at_most(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with named_by_settings(Talking(large_is_fast, delay_s=0.05)) as model, SqliteStore(tmp_path) as store:
+        assert tuned(store, budget="2s").measured > 0
+    assert time.monotonic() - began < 10.0
+    assert 5 < len(model.asked) <= 20
+
+
+def test_who_helps_another_process_does_not_ask_beside_its_timing(tmp_path: Path) -> None:
+    recorded = programs()
+    job = job_of(recorded)
+    with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path) as store:
+        shares, leader = (store.shares(job, device) for device in ("one", "other"))
+        surrogate = engine.make_surrogate(SERVED)
+        with leader.lead("run", 10, None):
+            helping = engine.remembering(surrogate, store, busy=shares.wanted)
+            helping.forecast(Question(job=job, configs=job.space))
+            assert model.asked == []
+        leading = engine.remembering(surrogate, store, busy=shares.wanted)
+        leading.forecast(Question(job=job, configs=job.space))
+        assert len(model.asked) == 83

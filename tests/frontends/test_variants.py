@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from talking import Talking, knob, named_by_settings, sure_of
 from toy import Toy
 
 import forecast_autotune as fa
@@ -21,7 +22,9 @@ from forecast_autotune.cli import main
 from forecast_autotune.compilers import triton_launches
 from forecast_autotune.errors import CacheMissError, InvalidInputError, TuningWarning
 from forecast_autotune.frontends import variants as front_door
+from forecast_autotune.language.prompt import Prompt
 from forecast_autotune.measure.lent import Lent
+from forecast_autotune.surrogates.language_model import LanguageModelSurrogate
 
 torch = pytest.importorskip("torch")
 
@@ -681,3 +684,54 @@ def test_functions_of_load_inline_are_decided_jointly(toy: Toy) -> None:
 def test_a_variant_that_is_a_kernel_itself_is_named() -> None:
     with pytest.raises(InvalidInputError, match="a Triton kernel wants a function that launches it"):
         fa.variants([tuned()])
+
+
+# A language model beside it ---------------------------------------------------------------------------------------------
+
+
+def prefers_quick(prompt: Prompt) -> tuple[float, ...]:
+    return sure_of(7 if knob(prompt, "variant") == "quick" else 1)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Talking(prefers_quick),
+        Talking(prefers_quick, delay_s=0.2),
+        Talking(prefers_quick, breaks_after=1),
+        Talking(lambda _: (float("nan"),) * 8),
+    ],
+    ids=["well", "slow", "breaks", "nan"],
+)
+def test_a_language_model_may_say_what_it_likes_or_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Talking
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_ANSWER", "logits,300ms")
+    with named_by_settings(model):
+        double = fa.variants([lazy, wrong, raises, quick], name="double", surrogate="http://127.0.0.1:9")
+        assert torch.equal(double(X), 2 * X)
+    assert chosen(double) == {"variant": "quick"}
+    assert only_decision(double).basis == "measured"
+    assert model.asked
+    assert all("def lazy" in prompt.shared for prompt in model.asked)
+    main(["show", "double"])
+    assert "variant=quick" in capsys.readouterr().out
+
+
+def test_where_nothing_may_be_measured_the_variant_runs_that_a_language_model_is_sure_of(
+    monkeypatch: pytest.MonkeyPatch, timed: list[Any]
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "cached")
+    double = fa.variants([lazy, quick], surrogate=LanguageModelSurrogate(Talking(prefers_quick)))
+    assert torch.equal(double(X), 2 * X)
+    assert timed == []
+    decision = only_decision(double)
+    assert (decision.basis, dict(decision.config.knobs)) == ("forecast", {"variant": "quick"})
+    assert "language_model (a talking model, asked about 1 config) forecasts" in decision.reason
+
+
+def test_a_language_model_elsewhere_is_refused_where_the_code_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidInputError, match="FORECAST_AUTOTUNE_REMOTE=1"):
+        fa.variants([lazy, quick], surrogate="http://10.0.0.7:8000")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE", "1")
+    fa.variants([lazy, quick], surrogate="http://10.0.0.7:8000")

@@ -12,12 +12,13 @@ from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
 
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.outcome import Failure
+from forecast_autotune.language.answers import Bins
 from forecast_autotune.store.schema import VERSION
 from forecast_autotune.store.sqlite import SqliteStore
 
 
 def fill(store: SqliteStore) -> None:
-    """Decisions that hold and not, measurements, a failure, a forecast, an abstention, a description, a pending key."""
+    """Decisions that hold and not, measurements, a failure, a forecast, an abstention, a description; a key, an answer."""
     job = replace(a_job(), described=[{}, {"programs": 64.0, "waves": 0.484848}, *[{}] * (len(SPACE) - 2)])
     store.record(job, "run-1", SPACE[0], a_measurement(15.0), Abstention("history", "nothing alike"))
     store.record(job, "run-1", SPACE[1], a_measurement(10.0), Forecast.normal(0.4, 0.3, source="roofline"))
@@ -25,6 +26,7 @@ def fill(store: SqliteStore) -> None:
     store.decide(job, a_decision(job, SPACE[0]))
     store.decide(job, a_decision(job, SPACE[1], run="run-2"))
     store.note_pending(a_job(key={"n": 1}), "mode cached")
+    store.keep_answers({"a question": Bins(probabilities=(0.125,) * 8, raw_sum=0.5)})
 
 
 if __name__ == "__main__":

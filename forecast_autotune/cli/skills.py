@@ -1,0 +1,79 @@
+"""`skills`: what changing one knob did, all else equal, by what was measured."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ..store.manage import MINED_OUTCOMES
+from . import NOTHING, OK
+from ._shared import (
+    JSON_HELP,
+    Subparsers,
+    add_store_argument,
+    is_missing,
+    new_parser,
+    print_json,
+    print_table,
+    say,
+    store_of,
+    tell_unreadable,
+)
+
+if TYPE_CHECKING:
+    from ..core.skill import Skill
+
+HOW = f"""A case is a pair of measured configs of one variant that differ in one knob. The speed-up is a geometric mean over
+the cases of each workload first, then over workloads; faster means by more than the noise. The most telling come first;
+a change tried fewer than three times tells nothing. Looked at are the newest {MINED_OUTCOMES:,} outcomes that match."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = new_parser(subparsers, "skills", f"What changing one knob did, as measured.\n\n{HOW}")
+    parser.add_argument("--kernel", metavar="K", help="only kernels with this in their name")
+    parser.add_argument("--hardware", metavar="H", help="only hardware with this in its name")
+    parser.add_argument("--limit", type=_count, metavar="N", help="at most so many")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_store_argument(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    store = store_of(arguments)
+    found = [] if is_missing(store) else store.skills(kernel=arguments.kernel, hardware=arguments.hardware)
+    found = found[: arguments.limit]
+    tell_unreadable(store)
+    if arguments.json:
+        print_json([{**asdict(skill), "text": str(skill)} for skill in found])
+    elif found:
+        print_table(
+            ("kernel", "change", "where", "hardware", "speed", "faster", "tried", "failures"),
+            [_row(skill) for skill in found],
+            right=("speed", "faster", "tried"),
+        )
+    elif store.exists():
+        say(
+            "nothing that was measured tells what a change of one knob does: at least three pairs of configs are needed"
+        )
+    return OK if found else NOTHING
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a count of at least 1")
+    return count
+
+
+def _row(skill: Skill) -> tuple[str, ...]:
+    return (
+        f"{skill.program} ({skill.language})",
+        skill.change,
+        ", ".join(map(str, skill.conditions)),
+        skill.hardware,
+        "" if skill.speedup is None else f"{skill.speedup:.2f}x",
+        str(skill.faster),
+        str(skill.tried),
+        "; ".join(f"{kind} in {count}" for kind, count in skill.failures.items()),
+    )

@@ -1,0 +1,98 @@
+"""A store's newest outcomes as recordings, of whichever programs: what skills are mined from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from ..core.config import Config
+from ..core.job import Job, Recording
+from ..core.outcome import Failure, Outcome
+from ..errors import InvalidInputError
+from . import encoding
+from .encoding import from_text
+from .rows import Complain, Place, PlaceReader, hardware_of
+
+if TYPE_CHECKING:
+    import sqlite3
+
+NEWEST = 5_000
+"""Outcomes read for a job. Reading and mining them takes 0.5 s (150 samples each, two busy cores); a language model needs
+more for a few answers."""
+
+_ROWS = "SELECT outcome.id, workload, hardware, toolchain, config, default_config, outcome.value FROM outcome"
+
+
+def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain, most: int = NEWEST) -> list[Recording]:
+    """Those that bear on a job: of its program's name first, then of others; in its language, on hardware of its kind.
+
+    So a rehearsal sees its own kind alone, and no device sees a rehearsal.
+    """
+    program, kind = job.workload.program, job.hardware.kind
+    hardware = [digest for digest, found in hardware_of(connection, complain).items() if found.kind == kind]
+    here = f"hardware IN ({','.join('?' * len(hardware))})"  # only marks
+    named = "workload IN (SELECT workload.digest FROM workload JOIN program ON program = program.digest WHERE name = ?)"
+    values = (*hardware, program.name)
+    newest = "ORDER BY outcome.id DESC LIMIT ?"
+    own = connection.execute(f"{_ROWS} WHERE {here} AND {named} {newest}", (*values, most)).fetchall()
+    left = most - len(own)
+    others = connection.execute(f"{_ROWS} WHERE {here} AND NOT {named} {newest}", (*values, left)).fetchall()
+    return _recordings(
+        connection,
+        chain(own, others),
+        lambda place: place.workload.program.language == program.language,
+        most,
+        complain,
+    )
+
+
+def newest_recordings(
+    connection: sqlite3.Connection, fits: Callable[[Place], bool], most: int, complain: Complain
+) -> list[Recording]:
+    """Those of the newest outcomes at places that fit."""
+    rows = connection.execute(f"{_ROWS} ORDER BY outcome.id DESC")
+    return _recordings(connection, rows, fits, most, complain)
+
+
+def _recordings(
+    connection: sqlite3.Connection,
+    rows: Iterable[tuple[int, str, str, str, str, str, str]],
+    fits: Callable[[Place], bool],
+    most: int,
+    complain: Complain,
+) -> list[Recording]:
+    """The first rows at places that fit, so many at most; of a config's outcomes at one place the first one counts.
+
+    What failed for no fault of its own is left out.
+    """
+    reader = PlaceReader(connection)
+    found: dict[tuple[str, str, str], Recording | None] = {}  # None: a place that does not fit, or cannot be read
+    outcomes: dict[tuple[str, str, str], dict[Config, Outcome]] = {}
+    for number, workload, hardware, toolchain, config_text, default_text, value in rows:
+        digests, what = (workload, hardware, toolchain), f"outcome {number}"
+        try:
+            if digests not in found:
+                found[digests] = None
+                place = reader.read(*digests)
+                if fits(place):
+                    found[digests] = Recording(
+                        workload=place.workload,
+                        hardware=place.hardware,
+                        toolchain=place.toolchain,
+                        default=encoding.decode_config(from_text(default_text, what), what),
+                        outcomes=outcomes.setdefault(digests, {}),
+                    )
+            if found[digests] is None:
+                continue
+            config = encoding.decode_config(from_text(config_text, what), what)
+            if config not in outcomes[digests]:
+                outcome = encoding.decode_outcome(from_text(value, what), what)
+                if not (isinstance(outcome, Failure) and outcome.transient):
+                    outcomes[digests][config] = outcome
+        except InvalidInputError as err:
+            complain(str(err))
+        most -= 1
+        if most <= 0:
+            break
+    return [recording for recording in found.values() if recording is not None]

@@ -1,0 +1,126 @@
+"""A language model for tests: it answers at once and by a rule, unless told to misbehave."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from forecast_autotune.language.model import ModelError, ModelFacts, Unanswered
+from forecast_autotune.language.prompt import Prompt
+
+LogProbabilities = tuple[float, ...]
+
+
+def sure_of(bin_index: int, share: float = 0.9) -> LogProbabilities:
+    """Log-probabilities of a bin that gets this share, the others what is left, in equal parts."""
+    return tuple(math.log(share if i == bin_index else (1 - share) / 7) for i in range(8))
+
+
+def knob(prompt: Prompt, name: str) -> str:
+    """What a prompt says of a knob of its candidate."""
+    found = re.search(rf"knobs: .*?\b{name}=([^,\n]+)", prompt.own)
+    return found[1] if found else ""
+
+
+def faster_tiles(prompt: Prompt) -> LogProbabilities:
+    """The larger the tile, the faster."""
+    return sure_of(min(7, int(knob(prompt, "tile") or 4)))
+
+
+@dataclass(eq=False)
+class Talking:
+    """Answers by `rule`, and notes what it is asked.
+
+    Attributes:
+        delay_s: before each answer.
+        breaks_after: so many answers, then a `ModelError`; negative: never.
+        ends_after: so many answers, then the end; negative: never.
+        loading_s: what opening it takes the first time.
+        wrong: raised when it is opened.
+        interrupt_after: so many answers, then Ctrl-C.
+    """
+
+    rule: Callable[[Prompt], LogProbabilities | Unanswered] = faster_tiles
+    delay_s: float = 0.0
+    breaks_after: int = -1
+    ends_after: int = -1
+    interrupt_after: int = -1
+    loading_s: float = 0.0
+    wrong: Exception | None = None
+    identity: str = "weights 1"
+    context: int = 32_000
+    name: str = "a talking model"
+    written: Callable[[Prompt], str] | None = None
+    asked: list[Prompt] = field(default_factory=list)
+    opened: int = 0
+    under_way: bool = False
+
+    def open(self, *, until: float) -> ModelFacts:
+        self.opened += 1
+        if self.wrong is not None:
+            raise self.wrong
+        time.sleep(self.loading_s)
+        self.loading_s = 0.0
+        return ModelFacts(identity=self.identity, context=self.context)
+
+    def log_probabilities(
+        self, prompts: Sequence[Prompt], *, until: float
+    ) -> Iterator[tuple[int, LogProbabilities | Unanswered]]:
+        for i in self._each(prompts, until):
+            yield i, self.rule(prompts[i])
+
+    def texts(
+        self, prompts: Sequence[Prompt], *, schema: dict[str, object], until: float
+    ) -> Iterator[tuple[int, str | Unanswered]]:
+        write = self.written or (lambda prompt: as_json(self.rule(prompt)))
+        for i in self._each(prompts, until):
+            yield i, write(prompts[i])
+
+    def close(self) -> None:
+        pass
+
+    def _each(self, prompts: Sequence[Prompt], until: float) -> Iterator[int]:
+        self.under_way = True
+        try:
+            for i, prompt in enumerate(prompts):
+                time.sleep(self.delay_s)
+                if time.monotonic() >= until or i == self.ends_after:
+                    return
+                if i == self.breaks_after:
+                    raise ModelError(f"{self.name}: the server closed the connection")
+                if i == self.interrupt_after:
+                    raise KeyboardInterrupt
+                self.asked.append(prompt)
+                yield i
+        finally:
+            self.under_way = False
+
+
+def as_json(said: LogProbabilities | Unanswered) -> str:
+    """A reasoned answer that says the same, in percent."""
+    assert not isinstance(said, Unanswered)
+    percents = {label: round(100 * math.exp(v)) for label, v in zip("ABCDEFGH", said, strict=True)}
+    return json.dumps({"reasoning": "the tile decides", **percents})
+
+
+@contextmanager
+def named_by_settings(model: Talking) -> Iterator[Talking]:
+    """While this is held, whatever language model a setting names is this one; as in a process that has just begun."""
+    from forecast_autotune.frontends import engine
+
+    def forget() -> None:
+        engine._model.cache_clear()
+        engine._language_model.cache_clear()
+
+    forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "named", lambda _: model)
+        yield model
+    forget()
