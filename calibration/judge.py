@@ -44,7 +44,14 @@ def judge(folder: Path, traces: Sequence[Path], *, device: str, others: bool) ->
     model, tokenizer = load(folder, card, device)
     method = f"language model, {card['plan']['objective']}"
     return rows + judge_model(
-        model, tokenizer, out, known, method=method, way=way, most_chars=card["plan"]["most_chars"]
+        model,
+        tokenizer,
+        out,
+        known,
+        method=method,
+        way=way,
+        most_chars=card["plan"]["most_chars"],
+        temperature=card["temperature"],
     )
 
 

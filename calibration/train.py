@@ -180,7 +180,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--objective", default="nll", choices=OBJECTIVES)
     parser.add_argument("--base", metavar="MODEL", help="a causal model to train further, by LoRA")
     parser.add_argument("--steps", type=int, default=Plan.steps)
-    parser.add_argument("--rate", type=float, help="learning rate; 1e-3 from scratch, 1e-4 for LoRA")
+    parser.add_argument("--rate", type=float, help="learning rate; 3e-4 from scratch, 1e-4 for LoRA")
     parser.add_argument("--spaces", type=int, default=Plan.spaces, help="of a step")
     parser.add_argument("--configs", type=int, default=Plan.configs, help="of each space")
     parser.add_argument("--hidden", type=int, default=Shape.hidden)

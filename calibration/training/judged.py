@@ -36,20 +36,24 @@ def judge_model(
     method: str,
     way: str,
     most_chars: int,
+    temperature: float | None,
 ) -> list[Row]:
     """Scores of a model on whole spaces, each config against the space's median one, which the prompt shows.
 
-    The prompt tells, too, what the same configs took in spaces known of the same kernel.
+    The prompt tells, too, what the same configs took in spaces known of the same kernel. With the temperature that the
+    model's logits were divided by after training, each space has a second row, as if they had not been.
     """
     rows = []
     for space in spaces:
         places, logits = forecast_pool(
             model, tokenizer, space, reference=space.median, most_chars=most_chars, tokens_at_once=150_000, known=known
         )
-        p = np.exp(logits - logits.max(axis=1, keepdims=True))
-        p /= p.sum(axis=1, keepdims=True)
         speedups = (space.log2_us[space.median] - space.log2_us)[places]
-        rows.append(_row(space, method, way, score_probabilities(p, p @ MIDDLES, speedups)))
+        for name, scale in ((method, 1.0), (f"{method}, as trained", temperature)):
+            if scale is not None:
+                p = np.exp(scale * (logits - logits.max(axis=1, keepdims=True)))
+                p /= p.sum(axis=1, keepdims=True)
+                rows.append(_row(space, name, way, score_probabilities(p, p @ MIDDLES, speedups)))
     return rows
 
 

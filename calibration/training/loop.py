@@ -17,7 +17,8 @@ from forecast_autotune.errors import InvalidInputError
 
 from .objectives import OBJECTIVES, loss_of
 from .reading import encoded, forecast_pool, label_ids, label_logits
-from .spaces import RecordedSpace
+from .small import splits_at_lines
+from .spaces import RecordedSpace, skills_for
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,7 @@ WARM_UP = 0.05  # share of the steps in which the rate rises; it falls to a twen
 WEIGHT_DECAY = 0.1
 UNNAMED = 0.5  # share of prompts that do not name the device, so that its sheet is read
 UNTOLD = 0.4  # share told nothing of other spaces' times, and likewise of skills
+MOST_LINES = 200_000  # whose tokens are kept
 LOOKS = 10  # at the spaces held back, over the whole training
 LOOKED_AT = 48  # configs of each
 CHECKPOINT = "checkpoint"
@@ -39,7 +41,7 @@ class Plan:
 
     objective: str = "nll"
     steps: int = 2000
-    rate: float = 1e-3
+    rate: float = 3e-4
     spaces: int = 4
     configs: int = 32
     most_chars: int = 4_500
@@ -58,12 +60,29 @@ class Batches:
 
     def __init__(self, spaces: Sequence[RecordedSpace], tokenizer: Any, plan: Plan) -> None:
         self.spaces, self.tokenizer, self.plan = spaces, tokenizer, plan
+        self.lines: dict[str, list[int]] = {}
+        self.by_lines = splits_at_lines(tokenizer)
         self.by_kernel: dict[str, list[RecordedSpace]] = {}
         for space in spaces:
             self.by_kernel.setdefault(space.kernel, []).append(space)
+            skills_for(space, tuple(spaces))  # read once, here, for all worker processes
 
     def __len__(self) -> int:
         return self.plan.steps
+
+    def tokens(self, text: str) -> list[int]:
+        """Of a tokenizer of ours, line by line: most lines were met before, and are the same tokens everywhere."""
+        if not self.by_lines:
+            return encoded(self.tokenizer, [text])[0]
+        found: list[int] = []
+        for line in text.splitlines(keepends=True):
+            ids = self.lines.get(line)
+            if ids is None:
+                ids = self.lines[line] = encoded(self.tokenizer, [line])[0]
+                if len(self.lines) > MOST_LINES:
+                    self.lines.clear()
+            found += ids
+        return found
 
     def __getitem__(self, step: int) -> Batch:
         random = np.random.default_rng((self.plan.seed, step))
@@ -84,7 +103,7 @@ class Batches:
                 named=random.random() >= UNNAMED,
             )
             measured = space.bins(reference)
-            batch.append((encoded(self.tokenizer, [p.text for p in asked]), [measured[i] for i in places]))
+            batch.append(([self.tokens(p.text) for p in asked], [measured[i] for i in places]))
         return batch
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
+LENGTHS = 64
+"""Token counts are brought to multiples of this, so that few shapes are met: kernels are looked up, or made, by shape."""
+
 
 def label_ids(tokenizer: Any) -> list[int]:
     """The token of each bin's label where it follows "bin:".
@@ -52,10 +55,11 @@ def label_logits(model: Any, rows: Sequence[Sequence[int]], labels: Sequence[int
     """
     import torch
 
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it takes a second for each new shape (torch 2.11, H200)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     decoder, device = base.get_decoder(), next(base.parameters()).device
     common = min(_alike(rows[0], row) for row in rows)
-    common = min(common, min(map(len, rows)) - 1)  # each has a token left to ask at
+    common = min(common, min(map(len, rows)) - 1) // LENGTHS * LENGTHS  # each has a token left to ask at
     cache = None
     if common and len(rows) > 1:
         beginning = torch.tensor([rows[0][:common]], device=device)
@@ -64,7 +68,7 @@ def label_logits(model: Any, rows: Sequence[Sequence[int]], labels: Sequence[int
     else:
         common = 0
     lengths = torch.tensor([len(row) - common for row in rows])
-    ids = torch.zeros((len(rows), int(lengths.max())), dtype=torch.long)
+    ids = torch.zeros((len(rows), -(-int(lengths.max()) // LENGTHS) * LENGTHS), dtype=torch.long)
     for at, row in enumerate(rows):
         ids[at, : len(row) - common] = torch.tensor(row[common:])
     hidden = decoder(input_ids=ids.to(device), past_key_values=cache, use_cache=cache is not None).last_hidden_state

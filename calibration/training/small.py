@@ -73,6 +73,13 @@ def make_tokenizer(texts: Iterable[str], shape: Shape) -> Any:
     )
 
 
+def splits_at_lines(tokenizer: Any) -> bool:
+    """Whether text is the same tokens as its lines one by one."""
+    text = "# A\n    b = c[2]  # x2\n\n(left)\nknobs: BM=64 -> 128 (x2)\n"
+    whole, *lines = tokenizer([text, *text.splitlines(keepends=True)], add_special_tokens=True)["input_ids"]
+    return bool(whole == [i for line in lines for i in line])
+
+
 def make_model(tokenizer: Any, shape: Shape, seed: int) -> Any:
     """A causal model with random weights, float32."""
     import torch

@@ -83,7 +83,7 @@ class RecordedSpace:
             told = [replace(r, hardware=unnamed) if r.hardware == job.hardware else r for r in told]
             job = replace(job, hardware=unnamed)
         asked = [job.space[i] for i in configs]
-        skills = fitting(skills_without(self, tuple(skilled)), job) if skilled else ()
+        skills = skills_for(self, tuple(skilled)) if skilled else ()
         return prompts(
             job, asked, reference=job.space[reference], skills=skills, recordings=told, most_chars=most_chars
         )
@@ -94,13 +94,13 @@ class RecordedSpace:
 
 
 @cache
-def skills_without(space: RecordedSpace, known: tuple[RecordedSpace, ...]) -> tuple[Skill, ...]:
-    """What changing single knobs did in known spaces, this one apart."""
+def skills_for(space: RecordedSpace, known: tuple[RecordedSpace, ...]) -> tuple[Skill, ...]:
+    """What changing single knobs did in known spaces, this one apart, as far as it bears on this one."""
     found: list[Skill] = []
     for kernel in sorted({s.kernel for s in known}):
         of_kernel = tuple(s for s in known if s.kernel == kernel)
         found += _skills(tuple(s for s in of_kernel if s is not space))
-    return tuple(found)
+    return tuple(fitting(found, space.job))
 
 
 @cache
@@ -156,8 +156,11 @@ def left_out(spaces: Sequence[RecordedSpace], way: str, fold: int, folds: int) -
 def held_back(spaces: Sequence[RecordedSpace], way: str, share: float) -> frozenset[str]:
     """Names of spaces to choose the number of steps and the temperature on, so that those left out choose nothing.
 
-    One size of some kernels, or some kernels whole, evenly dealt; by hardware one size-like piece: every so many-th space.
+    They are of the kind that is left out: single spaces, or some kernels whole, evenly dealt, or all of one hardware.
     """
+    if way == "hardware":
+        last = max(s.hardware for s in spaces)
+        return frozenset(s.name for s in spaces if s.hardware == last)
     if way == "kernels":
         kernels = sorted({s.kernel for s in spaces})
         chosen = set(kernels[:: max(2, round(1 / share))])

@@ -118,10 +118,8 @@ def prompts(
     def shared(source: str) -> str:
         return _template("shared").render(words, source=source)
 
-    def own(config: Config, source: str | None) -> str:
+    def own(config: Config) -> str:
         return _template(answer).render(
-            source=source,
-            variant=variant_of(config),
             knobs=_knobs(config),
             changes=_changes(reference, config),
             elsewhere=_elsewhere(recordings[:ELSEWHERE], reference, config),
@@ -129,7 +127,8 @@ def prompts(
             compiled=_compiled(evidence.get(config)),
         )
 
-    longest_own = max((len(own(c, None)) for c in configs), default=0)
+    owns = [own(c) for c in configs]
+    longest_own = max(map(len, owns), default=0)
     texts = len({of_reference, *map(variant_of, configs)})
     room = most_chars - len(shared("")) - longest_own - 200  # headings and the line on what was left out
     if program.source:
@@ -141,9 +140,8 @@ def prompts(
     text, kept = shortened(sources[of_reference], room)
     texts_of = {v: _indented(shortened(found, room, kept)[0]) for v, found in sources.items()}
     beginning = shared(_indented(text))
-    return [
-        Prompt(beginning, own(c, None if variant_of(c) == of_reference else texts_of[variant_of(c)])) for c in configs
-    ]
+    code_of = {v: _template("code").render(source=None if v == of_reference else texts_of[v]) for v in sources}
+    return [Prompt(beginning, code_of[variant_of(c)] + rest) for c, rest in zip(configs, owns, strict=True)]
 
 
 def _first(lines: Sequence[str], most_chars: int) -> list[str]:

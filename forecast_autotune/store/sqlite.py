@@ -182,14 +182,16 @@ class SqliteStore:
     def skills(self, job: Job, most: int = MOST) -> list[Skill]:
         """What changes of one knob did, as the newest outcomes on this kind of hardware tell; see `skills.fitting`.
 
-        This job's own outcomes count too. A pack's come after the store's.
+        Not this job's own outcomes: what is then foretold of it would have been seen. A pack's come after the store's.
         """
 
         def look(connection: sqlite3.Connection) -> list[Recording]:
             return newest_for(connection, job, self._complain)
 
         nothing: list[Recording] = []
-        return fitting(skills_of([*self._do(look, nothing), *self._ask_packs(look, nothing)]), job, most)
+        found = [*self._do(look, nothing), *self._ask_packs(look, nothing)]
+        here = Place.of(job).digests[:2]
+        return fitting(skills_of([r for r in found if (r.workload.digest, r.hardware.digest) != here]), job, most)
 
     def answers(self, digests: Sequence[str]) -> dict[str, Bins]:
         """What a language model answered earlier, by digest of the question; without those that are not kept."""

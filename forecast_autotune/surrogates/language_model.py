@@ -25,6 +25,7 @@ from ..language.prompt import CHARS, CHARS_PER_TOKEN, Prompt, PromptTooLongError
 from ..language.sources import variant_of
 from .answers import LastAnswer, answered, default_us, words
 from .corrector import Corrector, Expected
+from .elsewhere import most_alike
 
 if TYPE_CHECKING:
     import numpy as np
@@ -164,7 +165,7 @@ class LanguageModelSurrogate:
             asked.missing = resting
         else:
             try:
-                self._ask_about(question.job, configs, asked, until)
+                self._ask_about(question, configs, asked, until)
             except PromptTooLongError as err:
                 self._note(asked, "prompt", f"{err}: give the model a longer context (vLLM: --max-model-len)")
             except (ModelError, MissingExtraError) as err:
@@ -173,11 +174,20 @@ class LanguageModelSurrogate:
                 self._note(asked, "failed", f"it failed: {err!r}", rest=True)
         return asked
 
-    def _ask_about(self, job: Job, configs: Sequence[Config], asked: _Asked, until: float) -> None:
+    def _ask_about(self, question: Question, configs: Sequence[Config], asked: _Asked, until: float) -> None:
+        job = question.job
         facts = self.model.open(until=until)
         loaded = time.monotonic()
         room = int((facts.context - ANSWER_ROOM[self.answer]) * CHARS_PER_TOKEN)
-        texts = prompts(job, configs, answer=self.answer, skills=self._memory.skills(job), most_chars=min(CHARS, room))
+        texts = prompts(
+            job,
+            configs,
+            answer=self.answer,
+            skills=self._memory.skills(job),
+            recordings=[recording for _, recording in most_alike(job, question.recordings)],
+            evidence=question.evidence,
+            most_chars=min(CHARS, room),
+        )
         keys = [digest(facts.identity, self.answer, text.digest) for text in texts]
         kept = self._memory.answers(keys)
         asked.bins = {config: kept[key] for config, key in zip(configs, keys, strict=True) if key in kept}
