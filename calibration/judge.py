@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import AutotuneError, InvalidInputError
+from forecast_autotune.language.model import ModelError
 
 from .fit import suite_paths
 from .train import CARD
@@ -33,26 +34,27 @@ def judge(folder: Path, traces: Sequence[Path], *, device: str, others: bool) ->
     except (OSError, ValueError) as err:
         raise InvalidInputError(f"{folder} has no {CARD} ({err}): give folders that calibration.train wrote") from None
     spaces = {s.name: s for s in read_spaces(traces)}
-    out = [spaces[name] for name in card["left_out"] if name in spaces]
-    if not out:
+    ways = {way: [spaces[n] for n in names if n in spaces] for way, names in card["left_out"].items()}
+    if not any(ways.values()):
         raise InvalidInputError(f"{folder} left out nothing of these traces: name those that it was trained on")
-    way = str(card["leave_out"]).partition(":")[0]
-    rows: list[Row] = []
     known = [spaces[name] for name in (*card["learned"], *card["chosen_on"]) if name in spaces]
-    if others:
-        rows += judge_others(out, known, way=way)
     model, tokenizer = load(folder, card, device)
     method = f"language model, {card['plan']['objective']}"
-    return rows + judge_model(
-        model,
-        tokenizer,
-        out,
-        known,
-        method=method,
-        way=way,
-        most_chars=card["plan"]["most_chars"],
-        temperature=card["temperature"],
-    )
+    rows: list[Row] = []
+    for way, out in ways.items():
+        if others:
+            rows += judge_others(out, known, way=way)
+        rows += judge_model(
+            model,
+            tokenizer,
+            out,
+            known,
+            method=method,
+            way=way,
+            most_chars=card["plan"]["most_chars"],
+            temperature=card["temperature"],
+        )
+    return rows
 
 
 def load(folder: Path, card: dict[str, Any], device: str) -> tuple[Any, Any]:
@@ -113,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for number, folder in enumerate(asked.models, start=1):
             print(f"{folder} ({number} of {len(asked.models)})", file=sys.stderr, flush=True)
             rows += judge(folder, asked.traces or suite_paths(), device=asked.device, others=not asked.alone)
-    except (AutotuneError, OSError) as err:
+    except (AutotuneError, ModelError, OSError) as err:
         print(f"judge: {err}", file=sys.stderr)
         return 2
     if asked.keep:

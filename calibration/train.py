@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import AutotuneError, InvalidInputError
+from forecast_autotune.language.model import ModelError
 from forecast_autotune.language.prompt import CHARS, CHARS_PER_TOKEN
 
 from .fit import suite_paths
 from .training.loop import Plan, cool, foretell, train
 from .training.objectives import OBJECTIVES
 from .training.small import Shape, make_model, make_tokenizer
-from .training.spaces import WAYS, RecordedSpace, held_back, left_out, read_spaces
+from .training.spaces import WAYS, RecordedSpace, held_back, left_out, read_spaces, stored_spaces
 
 CARD = "training.json"
 HELD_BACK = 0.1
@@ -35,40 +36,38 @@ TOKENIZER_TEXTS = 12  # prompts of each space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Which spaces a model learns from, chooses on, and is judged on."""
+    """Which spaces a model learns from, chooses on, and is judged on: the latter by the way they were left out."""
 
-    way: str | None
-    fold: int
-    folds: int
     learned: tuple[RecordedSpace, ...]
     chosen_on: tuple[RecordedSpace, ...]
-    left_out: tuple[RecordedSpace, ...]
+    left_out: dict[str, tuple[RecordedSpace, ...]]
 
 
-def split(spaces: Sequence[RecordedSpace], asked: str | None) -> Split:
-    """Divide spaces as `--leave-out` says: WAY:FOLD/FOLDS.
+def split(spaces: Sequence[RecordedSpace], asked: Sequence[str]) -> Split:
+    """Divide spaces as each `--leave-out` says: WAY:ROUND/ROUNDS. What is left out in two ways is judged in neither.
 
     Raises:
-        InvalidInputError: it says something else, or nothing is left.
+        InvalidInputError: one says something else, or nothing is left.
     """
-    way, fold, folds = None, 0, 1
-    out: frozenset[str] = frozenset()
-    if asked is not None:
-        way, _, rest = asked.partition(":")
+    out: dict[str, frozenset[str]] = {}
+    for text in asked:
+        way, _, rest = text.partition(":")
         first, _, last = rest.partition("/")
         if way not in WAYS or not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-            raise InvalidInputError(f"--leave-out {asked!r}: give {'|'.join(WAYS)}:ROUND/ROUNDS, such as sizes:0/4")
-        fold, folds = int(first), int(last)
-        out = left_out(spaces, way, fold, folds)
-    rest_of = [s for s in spaces if s.name not in out]
-    back = held_back(rest_of, way or "sizes", HELD_BACK)
+            raise InvalidInputError(f"--leave-out {text!r}: give {'|'.join(WAYS)}:ROUND/ROUNDS, such as sizes:0/4")
+        out[way] = left_out(spaces, way, int(first), int(last))
+    names = [name for found in out.values() for name in found]
+    rest_of = [s for s in spaces if s.name not in names]
+    back = held_back(rest_of, "hardware" if "hardware" in out else "sizes", HELD_BACK)
+    learned = tuple(s for s in rest_of if s.name not in back)
+    if not learned:
+        raise InvalidInputError(f"--leave-out {' '.join(asked)} leaves nothing of {len(spaces)} spaces to learn from")
     return Split(
-        way=way,
-        fold=fold,
-        folds=folds,
-        learned=tuple(s for s in rest_of if s.name not in back),
+        learned=learned,
         chosen_on=tuple(s for s in rest_of if s.name in back),
-        left_out=tuple(s for s in spaces if s.name in out),
+        left_out={
+            way: tuple(s for s in spaces if s.name in found and names.count(s.name) == 1) for way, found in out.items()
+        },
     )
 
 
@@ -76,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = _arguments(argv)
     try:
         return _run(asked)
-    except (AutotuneError, OSError) as err:
+    except (AutotuneError, ModelError, OSError) as err:
         print(f"train: {err}", file=sys.stderr)
         return 2
 
@@ -84,10 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(asked: argparse.Namespace) -> int:
     import torch
 
-    spaces = read_spaces([Path(p) for p in asked.traces] or suite_paths())
+    stored = stored_spaces(Path(asked.store)) if asked.store else ()
+    paths = [Path(p) for p in asked.traces]
+    spaces = (*stored, *(read_spaces(paths or suite_paths()) if paths or not stored else ()))
     divided = split(spaces, asked.leave_out)
     device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    shape = Shape(hidden=asked.hidden, layers=asked.layers, feed_forward=3 * asked.hidden, context=asked.context)
+    shape = Shape(hidden=asked.hidden, layers=asked.layers, context=asked.context)
     plan = Plan(
         objective=asked.objective,
         steps=asked.steps,
@@ -107,7 +108,7 @@ def _run(asked: argparse.Namespace) -> int:
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     _say(
         f"{parameters / 1e6:.1f} M parameters on {device}; {len(divided.learned)} spaces to learn from, "
-        f"{len(divided.chosen_on)} to choose on, {len(divided.left_out)} left out"
+        f"{len(divided.chosen_on)} to choose on, {sum(map(len, divided.left_out.values()))} left out"
     )
     progress = train(
         model, tokenizer, divided.learned, divided.chosen_on, plan, folder, workers=asked.workers, tell=_say
@@ -122,10 +123,9 @@ def _run(asked: argparse.Namespace) -> int:
         "trained_s": round(progress.trained_s, 1),
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         "temperature": temperature,
-        "leave_out": asked.leave_out,
         "learned": [s.name for s in divided.learned],
         "chosen_on": [s.name for s in divided.chosen_on],
-        "left_out": [s.name for s in divided.left_out],
+        "left_out": {way: [s.name for s in out] for way, out in divided.left_out.items()},
         "hardware": sorted({s.hardware for s in divided.learned}),
     }
     save(model, tokenizer, folder, card, keep_full_precision=bool(asked.base))
@@ -175,12 +175,19 @@ def _say(text: str) -> None:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m calibration.train", description=__doc__.partition("\n")[0])
     parser.add_argument("traces", nargs="*", help="recorded spaces; the suite's if none is named")
+    parser.add_argument("--store", metavar="FOLDER", help="a store whose outcomes are learned from; with traces, both")
     parser.add_argument("--to", required=True, metavar="FOLDER", help="where the model is written")
-    parser.add_argument("--leave-out", metavar="WAY:ROUND/ROUNDS", help="sizes, kernels or hardware; such as sizes:0/4")
+    parser.add_argument(
+        "--leave-out",
+        action="append",
+        default=[],
+        metavar="WAY:ROUND/ROUNDS",
+        help="sizes, kernels or hardware, such as sizes:0/5; may be given for several",
+    )
     parser.add_argument("--objective", default="nll", choices=OBJECTIVES)
     parser.add_argument("--base", metavar="MODEL", help="a causal model to train further, by LoRA")
     parser.add_argument("--steps", type=int, default=Plan.steps)
-    parser.add_argument("--rate", type=float, help="learning rate; 3e-4 from scratch, 1e-4 for LoRA")
+    parser.add_argument("--rate", type=float, help="learning rate; 1e-3 from scratch, 1e-4 for LoRA")
     parser.add_argument("--spaces", type=int, default=Plan.spaces, help="of a step")
     parser.add_argument("--configs", type=int, default=Plan.configs, help="of each space")
     parser.add_argument("--hidden", type=int, default=Shape.hidden)

@@ -30,7 +30,7 @@ WEIGHT_DECAY = 0.1
 UNNAMED = 0.5  # share of prompts that do not name the device, so that its sheet is read
 UNTOLD = 0.4  # share told nothing of other spaces' times, and likewise of skills
 MOST_LINES = 200_000  # whose tokens are kept
-LOOKS = 10  # at the spaces held back, over the whole training
+LOOKS = 12  # at the spaces held back, over the whole training
 LOOKED_AT = 48  # configs of each
 CHECKPOINT = "checkpoint"
 
@@ -40,11 +40,11 @@ class Plan:
     """How to train. A step takes `spaces` spaces, of kernels drawn alike often, and `configs` configs of each."""
 
     objective: str = "nll"
-    steps: int = 2000
-    rate: float = 3e-4
+    steps: int = 600
+    rate: float = 1e-3
     spaces: int = 4
-    configs: int = 32
-    most_chars: int = 4_500
+    configs: int = 16
+    most_chars: int = 3_379
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -292,7 +292,7 @@ class Checkpoint:
         names = [n for n, p in model.named_parameters() if p.requires_grad]
         for name, parameter in zip(names, optimizer.param_groups[0]["params"], strict=True):
             optimizer.state[parameter] = {
-                key: moments[f"{name}/{key}"].to(parameter.device if key != "step" else "cpu")
+                key: moments[f"{name}/{key}"].to(parameter.device)  # the fused optimizer counts its steps there, too
                 for key in ("step", "exp_avg", "exp_avg_sq")
             }
         return Progress(**state["progress"])

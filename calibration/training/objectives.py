@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("nll", "brier", "crps", "brier+correct")
 """`brier+correct` adds the chance of naming the right bin to the Brier score, as the reward of correctness does: no proper
-score, for its best answer to a truth of q is the projection of 1.5 q, sharper than q."""
+score, for its best answer to a truth of q is the projection of 2 q, sharper than q."""
 
 
 def loss_of(objective: str, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.language.answers import LABELS
+from forecast_autotune.language.labels import label_tokens
 
 from .spaces import RecordedSpace
 
@@ -22,23 +22,13 @@ LENGTHS = 64
 """Token counts are brought to multiples of this, so that few shapes are met: kernels are looked up, or made, by shape."""
 
 
-def label_ids(tokenizer: Any) -> list[int]:
-    """The token of each bin's label where it follows "bin:".
+def label_ids(tokenizer: Any) -> tuple[int, ...]:
+    """The token of each bin's label where it follows a prompt.
 
     Raises:
-        InvalidInputError: one of them is not one token, or two are the same.
+        ModelError: one of them is not one token, or two are the same.
     """
-    end = "# Forecast\nbin:"
-    before = encoded(tokenizer, [end])[0]
-    found = []
-    for label in LABELS:
-        after = encoded(tokenizer, [f"{end} {label}"])[0]
-        if after[:-1] != before:
-            raise InvalidInputError(f"label {label!r} is not one token of this model: it cannot be read off its logits")
-        found.append(after[-1])
-    if len(set(found)) < len(LABELS):
-        raise InvalidInputError("two labels are one token of this model: it cannot tell the bins apart")
-    return found
+    return label_tokens(lambda text: encoded(tokenizer, [text])[0], str(tokenizer.name_or_path or "the tokenizer"))
 
 
 def encoded(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecast_autotune.core.forecast import bin_of
+from forecast_autotune.core.hardware import REHEARSAL_KINDS
 from forecast_autotune.core.job import Job, Recording
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.core.skill import Skill
@@ -19,6 +20,7 @@ from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.language.prompt import Prompt, prompts
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.skills import fitting, skills_of
+from forecast_autotune.store.manage import StoreFile
 from forecast_autotune.store.trace import read_trace
 from forecast_autotune.surrogates.elsewhere import most_alike
 
@@ -125,11 +127,34 @@ def read_spaces(paths: Iterable[Path]) -> tuple[RecordedSpace, ...]:
     return tuple(found)
 
 
+LEAST_MEASURED = 4  # configs of a stored space: of fewer there are hardly pairs
+
+
+def stored_spaces(folder: Path) -> tuple[RecordedSpace, ...]:
+    """What a store holds of real hardware, each key of a program on one product a space; empty where there is no store.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    store = StoreFile(folder)
+    if not store.exists():
+        return ()
+    found = []
+    for recording in store.recordings():
+        measured = sum(isinstance(o, Measurement) for o in recording.outcomes.values())
+        if recording.hardware.kind in REHEARSAL_KINDS or measured < LEAST_MEASURED:
+            continue
+        kernel = recording.workload.program.name.rpartition(".")[2]
+        name = f"{kernel}.{recording.workload.digest[:8]}.{recording.hardware.name}.{recording.toolchain.digest[:8]}"
+        found.append(RecordedSpace(name=name, kernel=kernel, recording=recording))
+    return tuple(sorted(found, key=lambda s: s.name))
+
+
 def left_out(spaces: Sequence[RecordedSpace], way: str, fold: int, folds: int) -> frozenset[str]:
     """Names of the spaces that are left out in one of several rounds, so that nothing of them is learned.
 
-    By `sizes`: of every kernel with two or more, each size in one round. By `kernels`, or by `hardware`: with all their
-    sizes, each in one round, dealt out in alphabetical order.
+    By `sizes`: of every kernel with several on one hardware, each size in one round. By `kernels`, or by `hardware`: with
+    all their sizes, each in one round, dealt out in alphabetical order.
 
     Raises:
         InvalidInputError: an unknown way, or a round that leaves out nothing or all.
@@ -138,8 +163,8 @@ def left_out(spaces: Sequence[RecordedSpace], way: str, fold: int, folds: int) -
         raise InvalidInputError(f"leave out by {way!r}: accepted are {', '.join(WAYS)}")
     if way == "sizes":
         out = set()
-        for kernel in {s.kernel for s in spaces}:
-            sizes = sorted(s.name for s in spaces if s.kernel == kernel)
+        for of in {(s.kernel, s.hardware) for s in spaces}:
+            sizes = sorted(s.name for s in spaces if (s.kernel, s.hardware) == of)
             if len(sizes) > 1:
                 out |= {name for place, name in enumerate(sizes) if place % folds == fold}
     else:
@@ -156,11 +181,11 @@ def left_out(spaces: Sequence[RecordedSpace], way: str, fold: int, folds: int) -
 def held_back(spaces: Sequence[RecordedSpace], way: str, share: float) -> frozenset[str]:
     """Names of spaces to choose the number of steps and the temperature on, so that those left out choose nothing.
 
-    They are of the kind that is left out: single spaces, or some kernels whole, evenly dealt, or all of one hardware.
+    They are of the kind that is left out: single spaces, or some kernels whole, evenly dealt. Of hardware there is none to
+    spare: then all is learned from, to the last step.
     """
     if way == "hardware":
-        last = max(s.hardware for s in spaces)
-        return frozenset(s.name for s in spaces if s.hardware == last)
+        return frozenset()
     if way == "kernels":
         kernels = sorted({s.kernel for s in spaces})
         chosen = set(kernels[:: max(2, round(1 / share))])

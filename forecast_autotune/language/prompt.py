@@ -20,7 +20,7 @@ from ..core.hardware import Hardware
 from ..core.job import Job, Recording
 from ..core.outcome import Evidence, Failure, Measurement
 from ..core.skill import Skill
-from .sources import sections_of, shortened, variant_of
+from .sources import MARGIN, sections_of, shortened, variant_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -32,7 +32,6 @@ CHARS_PER_TOKEN = 2.2
 """At least so many of code and numbers make a token (2.3 to 3.4 over three tokenizers of general models and one of ours)."""
 
 PLACE_CHARS = 160  # of a recording's whereabouts
-LEAST_SOURCE = 400  # characters of a source; with less, a prompt is refused
 SKILLS = 12
 SKILLS_SHARE = 1 / 8  # of a prompt's characters, at most
 ELSEWHERE = 4  # recordings that a prompt tells of
@@ -104,11 +103,11 @@ def prompts(
     words: dict[str, object] = {
         "answer": answer,
         "hardware": _sheet(job.hardware),
-        "program": quoted(program.name),
-        "language": quoted(program.language),
+        "program": _line(program.name),
+        "language": _line(program.language),
         "key": _key(job.workload.key),
         "work": None if job.work is None else {"flops": _short(job.work.flops), "bytes": _short(job.work.bytes)},
-        "skills": _first([quoted(str(skill)) for skill in skills[:SKILLS]], int(SKILLS_SHARE * most_chars)),
+        "skills": _first([_line(str(skill)) for skill in skills[:SKILLS]], int(SKILLS_SHARE * most_chars)),
         "elsewhere": [_place(job, recording) for recording in recordings[:ELSEWHERE]],
         "knobs": _knobs(reference),
         "launch": _launch(described.get(reference, {})),
@@ -133,7 +132,7 @@ def prompts(
     room = most_chars - len(shared("")) - longest_own - 200  # headings and the line on what was left out
     if program.source:
         room //= 1 if texts == 1 else 2
-        if room < min(LEAST_SOURCE, len(program.source)):
+        if room < 0:
             raise PromptTooLongError(
                 f"a prompt without sources has {len(shared('')) + longest_own} characters, and {most_chars} are allowed"
             )
@@ -159,9 +158,14 @@ def quoted(text: str) -> str:
     return _COMMANDS.sub(lambda found: found.group() + " ", text)
 
 
+def _line(text: str) -> str:
+    """The same on one line, so that none of it stands where a heading of ours would."""
+    return quoted(" ".join(text.split()))
+
+
 def _indented(text: str) -> str:
     """Quoted, every line behind the margin, where no heading of ours stands."""
-    return "\n".join(f"    {line}" for line in quoted(text).splitlines())
+    return "\n".join(f"{' ' * MARGIN}{line}" for line in quoted(text).splitlines())
 
 
 @cache
@@ -189,10 +193,10 @@ def _environment() -> Environment:
 def _sheet(hardware: Hardware) -> list[tuple[str, str]]:
     """The lines of a hardware sheet that are known."""
     lines = [
-        ("device", quoted(hardware.name)),
+        ("device", _line(hardware.name)),
         ("kind", hardware.kind),
-        ("capability", quoted(hardware.capability)),
-        ("partition", quoted(hardware.partition)),
+        ("capability", _line(hardware.capability)),
+        ("partition", _line(hardware.partition)),
         ("multiprocessors", _short(hardware.units)),
         ("warp", _short(hardware.warp_size)),
         ("threads of a block", _short(hardware.max_threads)),
@@ -218,7 +222,7 @@ def _short(value: float, unit: str = "") -> str:
 
 
 def _key(key: Mapping[str, object]) -> list[str]:
-    return [quoted(f"{name}: {_entry(value)}") for name, value in key.items()]
+    return [_line(f"{name}: {_entry(value)}") for name, value in key.items()]
 
 
 def _entry(value: object) -> str:
@@ -229,7 +233,7 @@ def _entry(value: object) -> str:
 
 
 def _knobs(config: Config) -> str:
-    return quoted(", ".join(f"{name}={value}" for name, value in config.knobs.items() if value is not None))
+    return _line(", ".join(f"{name}={value}" for name, value in config.knobs.items() if value is not None))
 
 
 def _changes(reference: Config, config: Config) -> str:
@@ -239,7 +243,7 @@ def _changes(reference: Config, config: Config) -> str:
         before = reference.knobs.get(name)
         if (type(before), before) != (type(after), after):
             told.append(f"{name} {_value(before)} -> {_value(after)}{_factor(before, after)}")
-    return quoted(", ".join(told))
+    return _line(", ".join(told))
 
 
 def _value(value: Value) -> str:
@@ -287,7 +291,7 @@ def _place(job: Job, recording: Recording) -> str:
         told.insert(0, f"on {recording.hardware}")
     if recording.workload.program.digest != job.workload.program.digest:
         told.append("in older source")
-    return quoted("; ".join(told)[:PLACE_CHARS]) or "under another toolchain"
+    return _line("; ".join(told)[:PLACE_CHARS]) or "under another toolchain"
 
 
 def _elsewhere(recordings: Sequence[Recording], reference: Config, config: Config) -> str:
@@ -313,4 +317,4 @@ def _compiled(evidence: Evidence | None) -> str:
         ("code bytes", evidence.code_bytes),
         *evidence.instructions.items(),
     ]
-    return ", ".join(f"{quoted(str(name))} {value}" for name, value in told if value is not None)
+    return ", ".join(f"{_line(str(name))} {value}" for name, value in told if value is not None)

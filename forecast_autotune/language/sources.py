@@ -12,6 +12,8 @@ from ..core.workload import Program
 VARIANT_KNOBS = ("variant", "source")
 """Knobs that say which of several texts a config runs: a callable of `fa.variants`, a source of `fa.load_inline`."""
 
+MARGIN = 4  # columns by which source is indented
+
 _MARK = re.compile(r"^// source = (\S+)$", re.MULTILINE)
 _NAMED = re.compile(r"^(?:async )?(?:def|class) (\w+)", re.MULTILINE)
 _ASSIGNED = re.compile(r"^(\w+) = ", re.MULTILINE)
@@ -62,9 +64,10 @@ def shortened(
     fits: set[Section] = set()
     room = most_chars
     for section in sorted(fresh, key=lambda s: not _DEVICE.search(s.text)):
-        if len(section.text) + 1 <= room:
+        length = len(section.text) + (MARGIN + 1) * (section.text.count("\n") + 1)
+        if length <= room:
             fits.add(section)
-            room -= len(section.text) + 1
+            room -= length
     kept = [s for s in fresh if s in fits]
     lines = [s.text for s in kept]
     if again:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..core.config import Config
 from ..core.forecast import Forecast
-from ..core.job import log2_speedups
+from ..core.job import Recording, log2_speedups
 from ..core.outcome import Failure, Outcome
 from ..core.skill import Skill
 from ..errors import InvalidInputError, StoreError
@@ -160,6 +160,11 @@ class StoreFile:
 
         with self._reading() as connection:
             return skills_of(newest_recordings(connection, fits, MINED_OUTCOMES, self.unreadable.append))
+
+    def recordings(self) -> list[Recording]:
+        """All outcomes by where they were measured, with what was told of configs without compiling: to learn from."""
+        with self._reading() as connection:
+            return newest_recordings(connection, lambda _: True, math.inf, self.unreadable.append, described=True)
 
     def pending(self) -> list[Pending]:
         """Keys met where measuring was not allowed and not measured since, the one met last first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,9 @@ NEWEST = 5_000
 """Outcomes read for a job. Reading and mining them takes 0.5 s (150 samples each, two busy cores); a language model needs
 more for a few answers."""
 
-_ROWS = "SELECT outcome.id, workload, hardware, toolchain, config, default_config, outcome.value FROM outcome"
+_ROWS = (
+    "SELECT outcome.id, workload, hardware, toolchain, config, default_config, outcome.value, described FROM outcome"
+)
 
 
 def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain, most: int = NEWEST) -> list[Recording]:
@@ -48,19 +50,26 @@ def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain, mos
 
 
 def newest_recordings(
-    connection: sqlite3.Connection, fits: Callable[[Place], bool], most: int, complain: Complain
+    connection: sqlite3.Connection,
+    fits: Callable[[Place], bool],
+    most: float,
+    complain: Complain,
+    *,
+    described: bool = False,
 ) -> list[Recording]:
-    """Those of the newest outcomes at places that fit."""
+    """Those of the newest outcomes at places that fit; `described` with what was told of configs without compiling."""
     rows = connection.execute(f"{_ROWS} ORDER BY outcome.id DESC")
-    return _recordings(connection, rows, fits, most, complain)
+    return _recordings(connection, rows, fits, most, complain, described=described)
 
 
 def _recordings(
     connection: sqlite3.Connection,
-    rows: Iterable[tuple[int, str, str, str, str, str, str]],
+    rows: Iterable[tuple[int, str, str, str, str, str, str, str | None]],
     fits: Callable[[Place], bool],
-    most: int,
+    most: float,
     complain: Complain,
+    *,
+    described: bool = False,
 ) -> list[Recording]:
     """The first rows at places that fit, so many at most; of a config's outcomes at one place the first one counts.
 
@@ -69,7 +78,8 @@ def _recordings(
     reader = PlaceReader(connection)
     found: dict[tuple[str, str, str], Recording | None] = {}  # None: a place that does not fit, or cannot be read
     outcomes: dict[tuple[str, str, str], dict[Config, Outcome]] = {}
-    for number, workload, hardware, toolchain, config_text, default_text, value in rows:
+    told: dict[tuple[str, str, str], dict[Config, Mapping[str, float]]] = {}
+    for number, workload, hardware, toolchain, config_text, default_text, value, description in rows:
         digests, what = (workload, hardware, toolchain), f"outcome {number}"
         try:
             if digests not in found:
@@ -82,6 +92,7 @@ def _recordings(
                         toolchain=place.toolchain,
                         default=encoding.decode_config(from_text(default_text, what), what),
                         outcomes=outcomes.setdefault(digests, {}),
+                        described=told.setdefault(digests, {}),
                     )
             if found[digests] is None:
                 continue
@@ -90,6 +101,8 @@ def _recordings(
                 outcome = encoding.decode_outcome(from_text(value, what), what)
                 if not (isinstance(outcome, Failure) and outcome.transient):
                     outcomes[digests][config] = outcome
+                    if described and description is not None:
+                        told[digests][config] = encoding.decode_described(from_text(description, what), what)
         except InvalidInputError as err:
             complain(str(err))
         most -= 1

@@ -250,7 +250,8 @@ class LanguageModelSurrogate:
             self._trouble.rest(reason)
         if cause not in self._trouble.told:
             self._trouble.told.add(cause)
-            log.warning("language model %s: %s: going on without", self.model.name, reason)
+            name = self.model.name  # with which a reason may begin
+            log.warning("language model %s: %s: going on without", name, reason.removeprefix(name).lstrip(": "))
 
 
 # What to ask about ------------------------------------------------------------------------------------------------------
