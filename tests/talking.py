@@ -77,7 +77,7 @@ class Talking:
             yield i, self.rule(prompts[i])
 
     def texts(
-        self, prompts: Sequence[Prompt], *, schema: dict[str, object], until: float
+        self, prompts: Sequence[Prompt], *, schema: dict[str, object], until: float, sampled: bool = False
     ) -> Iterator[tuple[int, str | Unanswered]]:
         write = self.written or (lambda prompt: as_json(self.rule(prompt)))
         for i in self._each(prompts, until):

@@ -29,9 +29,9 @@ class Deciding:
         self._lock.release()
 
     @contextlib.contextmanager
-    def measuring(self, measures: bool) -> Iterator[None]:
-        """Whoever decides may measure, which takes its time."""
-        before, self._measuring = self._measuring, measures
+    def measuring(self, takes_time: bool) -> Iterator[None]:
+        """Whoever decides may measure, or ask a language model, which takes its time."""
+        before, self._measuring = self._measuring, takes_time
         try:
             yield
         finally:

@@ -160,6 +160,8 @@ def decide(
     if how.shard and device and how.settings.sync == "store" and isinstance(store, SqliteStore):
         shares = store.shares(job, device)
     surrogate = how.surrogate
+    if how.unmeasured:  # a graph is being captured or code compiled: nothing may be loaded, asked or waited for
+        surrogate = _without_model(surrogate)
     if budget.seconds:
         most_s = budget.seconds * MODEL_SHARE
         surrogate = _with_model(surrogate, lambda model: model.within(most_s))
@@ -209,6 +211,25 @@ def _with_model(surrogate: Surrogate, change: Callable[[LanguageModelSurrogate],
     if isinstance(surrogate, Blend):
         return surrogate.with_members([_with_model(member, change) for member in surrogate.members])
     return surrogate
+
+
+def _without_model(surrogate: Surrogate) -> Surrogate:
+    """The others of a blend, where a language model is one of them."""
+    if not isinstance(surrogate, Blend):
+        return surrogate
+    return surrogate.with_members([m for m in surrogate.members if not isinstance(m, LanguageModelSurrogate)])
+
+
+def takes_time(how: Request) -> bool:
+    """Whether deciding may take long: it measures, or asks a language model."""
+    found: list[LanguageModelSurrogate] = []
+
+    def note(model: LanguageModelSurrogate) -> LanguageModelSurrogate:
+        found.append(model)
+        return model
+
+    _with_model(how.surrogate, note)
+    return bool(found) or Budget(how.budget).measures
 
 
 def _recalibrated(surrogate: Surrogate, store: SqliteStore, kind: str) -> Surrogate:

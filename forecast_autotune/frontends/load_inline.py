@@ -31,7 +31,7 @@ from ..measure.isolated import Isolated, extension_trials
 from ..probe import detect_cpp_toolchain, detect_hardware, nvcc_path
 from ..settings import Settings
 from .deciding import deciding
-from .engine import decide, make_store, request
+from .engine import decide, make_store, request, takes_time
 from .joint import here, in_use
 from .keys import as_names, device_of, features_of, key_as_json, make_key_function, parse_signature
 from .pending import holds_unmeasured, is_unmeasured
@@ -333,7 +333,7 @@ class TunedFunction:
         try:
             with (
                 self._measurer(compiler, args, how.settings.isolate != "0") as measurer,
-                deciding.measuring(Budget(how.budget).measures),
+                deciding.measuring(takes_time(how)),
             ):
                 store = make_store(how.settings)
                 decision = decide(job, how, compiler=compiler, measurer=measurer, store=store)

@@ -32,7 +32,7 @@ from ..rehearsal_driver import current_rehearsal
 from ..store.sqlite import SqliteStore
 from . import inductor
 from .deciding import deciding
-from .engine import Request, decide, make_store, request, untraced
+from .engine import Request, decide, make_store, request, takes_time, untraced
 from .joint import here, in_use
 from .pending import holds_unmeasured, is_unmeasured
 from .triton_call import TritonCall, knobs_of
@@ -418,7 +418,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
     def _tune(self, tuning: TritonCall, key: tuple[Any, ...], how: Request) -> Any:
         try:
             store = self._store(tuning.hardware, how)
-            with tuning.measurer as measurer, deciding.measuring(Budget(how.budget).measures):
+            with tuning.measurer as measurer, deciding.measuring(takes_time(how)):
                 decision = decide(
                     tuning.job,
                     how,

@@ -36,7 +36,7 @@ from ..store.sqlite import SqliteStore
 from ..tuner import stored
 from .callable_program import Reading
 from .deciding import deciding
-from .engine import decide, make_store, request, untraced
+from .engine import decide, make_store, request, takes_time, untraced
 from .joint import Found, Joint, here, in_use, under
 from .keys import as_names, device_of, features_of, key_as_json, make_key_function
 from .pending import holds_unmeasured, is_unmeasured
@@ -340,7 +340,7 @@ class TunedVariants:
                 longest_s = min(LONGEST_S, LONGEST_SHARE * (Budget(how.budget).seconds or math.inf))
             job = self._job(choices, call.values, rehearsed=playing is not None, launched=launched, longest_s=longest_s)
             measurer = self._measurer(choices, call, playing)
-            with measurer, deciding.measuring(Budget(how.budget).measures):
+            with measurer, deciding.measuring(takes_time(how)):
                 store = self._store(job.hardware, how.settings)
                 if not _answers(stored(job, store), how.budget):
                     job = self._with_work(job)

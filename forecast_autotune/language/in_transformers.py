@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import MissingExtraError
 from .folders import adapter_in, state_of
 from .labels import label_tokens, of_labels
-from .model import ANSWER_TOKENS, ModelError, ModelFacts, Unanswered
+from .model import ANSWER_TOKENS, SAMPLING, ModelError, ModelFacts, Unanswered
 from .prompt import Prompt
 from .tokens import Tokens, alike, too_long
 
@@ -71,6 +71,7 @@ class TransformersModel:
         *,
         schema: dict[str, object],  # noqa: ARG002  # transformers holds no model to one
         until: float,
+        sampled: bool = False,
     ) -> Iterator[tuple[int, str | Unanswered]]:
         loaded = self._opened()
         try:
@@ -80,7 +81,7 @@ class TransformersModel:
                 if len(row) >= loaded.facts.context:
                     yield i, too_long(len(row), loaded.facts.context)
                 else:
-                    yield i, loaded.write(row, copy.deepcopy(cache) if _begins(row, begin) else None, until)
+                    yield i, loaded.write(row, copy.deepcopy(cache) if _begins(row, begin) else None, until, sampled)
         except _TimeUpError:
             return
         except Exception as err:
@@ -159,19 +160,21 @@ class _Loaded:
                 torch.cuda.synchronize(self.device)  # or what is given up here would still run while kernels are timed
         return [found[number] for number in range(len(rows))], cache
 
-    def write(self, row: Sequence[int], cache: Any, until: float) -> str:
+    def write(self, row: Sequence[int], cache: Any, until: float, sampled: bool) -> str:
         """What the model writes behind a row."""
         import torch
         import transformers
 
         self._look_at_the_time(until)
         ids = torch.tensor([list(row)], device=self.device)
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(0)
             written = self.network.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 past_key_values=cache,
-                do_sample=False,
+                do_sample=sampled,
+                temperature=SAMPLING if sampled else None,
                 max_new_tokens=min(ANSWER_TOKENS, self.facts.context - len(row)),
                 pad_token_id=self.tokenizer.eos_token_id,
                 stopping_criteria=transformers.StoppingCriteriaList(
@@ -204,13 +207,14 @@ def _load(model: str, device: str, name: str) -> _Loaded:
                 f"{name} is an adapter and needs peft, which cannot be imported ({err}): pip install 'forecast-autotune[hf]'"
             ) from err
     base = model if adapter is None else adapter.base
-    place = torch.device(device or _free_device(torch.cuda.device_count()))
+    place = torch.device(device or "cpu")  # which of several GPUs nobody times on, only the user knows
     try:
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay what they would have been
-            tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(base, trust_remote_code=False)
             network = transformers.AutoModelForCausalLM.from_pretrained(
                 base,
                 dtype=torch.float32 if place.type == "cpu" else "auto",
+                trust_remote_code=False,  # at None it asks at the terminal
                 use_safetensors=True,  # weights of the older kind are pickles
             )
             commit = getattr(network.config, "_commit_hash", None) or ""
@@ -238,7 +242,3 @@ def _load(model: str, device: str, name: str) -> _Loaded:
 
 def _begins(row: Sequence[int], begin: Sequence[int]) -> bool:
     return len(row) > len(begin) and row[: len(begin)] == begin
-
-
-def _free_device(gpus: int) -> str:
-    return f"cuda:{gpus - 1}" if gpus > 1 else "cpu"

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import MissingExtraError
 from .folders import Adapter, adapter_in, state_of
 from .labels import as_json, label_tokens, of_labels
-from .model import ANSWER_TOKENS, ModelError, ModelFacts, Unanswered
+from .model import ANSWER_TOKENS, SAMPLING, ModelError, ModelFacts, Unanswered
 from .prompt import Prompt
 from .tokens import Tokens, too_long
 
@@ -78,7 +78,7 @@ class VllmModel:
             yield i, of_labels({token: entry.logprob for token, entry in found.items()}, labels)
 
     def texts(
-        self, prompts: Sequence[Prompt], *, schema: dict[str, object], until: float
+        self, prompts: Sequence[Prompt], *, schema: dict[str, object], until: float, sampled: bool = False
     ) -> Iterator[tuple[int, str | Unanswered]]:
         from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
@@ -86,7 +86,8 @@ class VllmModel:
         loaded = self._opened()
         params = SamplingParams(
             max_tokens=min(ANSWER_TOKENS, loaded.facts.context // 2),
-            temperature=0,
+            temperature=SAMPLING if sampled else 0,
+            seed=0 if sampled else None,
             structured_outputs=StructuredOutputsParams(json=schema),
         )
         for i, answer in self._answers(prompts, loaded.tokens.of_chat, params, until):
@@ -172,7 +173,7 @@ def _load(model: str, name: str) -> _Loaded:
                 " serve the model from another process and give its URL"
             )
         try:
-            tokens = Tokens(transformers.AutoTokenizer.from_pretrained(base))
+            tokens = Tokens(transformers.AutoTokenizer.from_pretrained(base, trust_remote_code=False))
             labels = label_tokens(tokens.of_prompt, name)
             engine = LLMEngine.from_engine_args(EngineArgs(**_arguments(model, base, adapter, name)))
         except ModelError:
@@ -251,8 +252,9 @@ def _program_untouched() -> Iterator[None]:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
     finally:
-        os.environ.clear()
-        os.environ.update(variables)
+        for variable in [name for name in os.environ if name not in variables]:
+            del os.environ[variable]
+        os.environ.update({name: value for name, value in variables.items() if os.environ.get(name) != value})
         random.setstate(drawn)
         np.random.set_state(drawn_by_numpy)
         torch.set_num_threads = set_threads

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from .prompt import Prompt
 
+SAMPLING = 0.7  # temperature of a sampled answer
+
 ANSWER_TOKENS = 2_048
 """Of a written answer, at most, and fewer where the context has no room: 4,000 characters of reasoning and eight numbers."""
 
@@ -69,9 +71,12 @@ class LanguageModel(Protocol):
         """
 
     def texts(
-        self, prompts: Sequence[Prompt], *, schema: dict[str, object], until: float
+        self, prompts: Sequence[Prompt], *, schema: dict[str, object], until: float, sampled: bool = False
     ) -> Iterator[tuple[int, str | Unanswered]]:
         """Of each prompt, what the model writes, held to a JSON schema where the model can be.
+
+        Each word is the likeliest one, so that the same prompt has the same answer; or `sampled`, with a fixed seed, so that
+        one whose answer was of no use has another.
 
         Raises:
             ModelError: it broke down, and answers no more of them.

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 CHARS = 24_000
 """Of a prompt, at most; some 8,000 tokens of code. What is longer is read more slowly, and no better by small models."""
 
-CHARS_PER_TOKEN = 2.2
-"""At least so many of code and numbers make a token (2.3 to 3.4 over three tokenizers of general models and one of ours)."""
+CHARS_PER_TOKEN = 2.15
+"""At least so many make a token: of recorded spaces' prompts 2.2 to 3.0 in Mistral's first tokenizer, 2.4 to 3.4 in its
+later one, 2.7 to 4.0 in ours (`calibration.training.small`)."""
 
 PLACE_CHARS = 160  # of a recording's whereabouts
 SKILLS = 12

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ..errors import MissingExtraError
 from .folders import state_of
 from .labels import as_json, label_tokens, of_labels
-from .model import ANSWER_TOKENS, ModelError, ModelFacts, Unanswered
+from .model import ANSWER_TOKENS, SAMPLING, ModelError, ModelFacts, Unanswered
 from .prompt import Prompt
 
 MOST_BYTES = 8 * 2**20  # of a response; 32 answers take 40 kB
@@ -42,7 +42,9 @@ class ServedModel:
 
     def open(self, *, until: float) -> ModelFacts:
         with self._line() as line:
-            model, identity = _chosen(line.call(until, lambda: line.json("GET", "/v1/models")), self._model, self.name)
+            model, identity = _chosen(
+                line.call(until, lambda: line.json("GET", "/v1/models")), self._model, self.name, self._url
+            )
             if self._known is None or self._known.facts.identity != identity:
                 self._known = _learned(line, model, identity, until)
         return self._known.facts
@@ -77,7 +79,7 @@ class ServedModel:
         yield from self._each(batches, 1, ask, until)
 
     def texts(
-        self, prompts: Sequence[Prompt], *, schema: dict[str, object], until: float
+        self, prompts: Sequence[Prompt], *, schema: dict[str, object], until: float, sampled: bool = False
     ) -> Iterator[tuple[int, str | Unanswered]]:
         known = self._opened()
 
@@ -86,7 +88,7 @@ class ServedModel:
             asked: dict[str, object] = {
                 "model": known.model,
                 "max_tokens": min(ANSWER_TOKENS, known.facts.context // 2),
-                "temperature": 0,
+                **({"temperature": SAMPLING, "seed": 0} if sampled else {"temperature": 0}),
                 "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
             }
             if known.chats:
@@ -240,8 +242,11 @@ class _Line:
             raise ModelError(f"{self.name} answers with what is no JSON: {_message(body)}") from None
 
 
-def _chosen(listed: Any, wanted: str, name: str) -> tuple[str, str]:
-    """Which of the models that a server lists is to be asked, and what it may be told apart by."""
+def _chosen(listed: Any, wanted: str, name: str, url: str) -> tuple[str, str]:
+    """Which of the models that a server lists is to be asked, and what it may be told apart by.
+
+    That is the state of its folder where it is one of this machine; else its name, and where it is served.
+    """
     try:
         cards = {str(card["id"]): card for card in listed["data"]}
     except (TypeError, KeyError):
@@ -253,7 +258,7 @@ def _chosen(listed: Any, wanted: str, name: str) -> tuple[str, str]:
     of = cards.get(str(cards[model].get("parent")), {})
     for card in (cards[model], of):
         told = [str(card.get(key)) for key in ("id", "root", "max_model_len")]
-        parts += [*told, state_of(told[1])] if card else []
+        parts += [*told, state_of(told[1]) or url] if card else []
     return model, " ".join(parts)
 
 

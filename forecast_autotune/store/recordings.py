@@ -29,13 +29,14 @@ _ROWS = (
 def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain, most: int = NEWEST) -> list[Recording]:
     """Those that bear on a job: of its program's name first, then of others; in its language, on hardware of its kind.
 
-    So a rehearsal sees its own kind alone, and no device sees a rehearsal.
+    So a rehearsal sees its own kind alone, and no device sees a rehearsal. This job's own are passed over.
     """
     program, kind = job.workload.program, job.hardware.kind
     hardware = [digest for digest, found in hardware_of(connection, complain).items() if found.kind == kind]
-    here = f"hardware IN ({','.join('?' * len(hardware))})"  # only marks
+    marks = ",".join("?" * len(hardware))
+    here = f"hardware IN ({marks}) AND NOT (workload = ? AND hardware = ?)"
     named = "workload IN (SELECT workload.digest FROM workload JOIN program ON program = program.digest WHERE name = ?)"
-    values = (*hardware, program.name)
+    values = (*hardware, job.workload.digest, job.hardware.digest, program.name)
     newest = "ORDER BY outcome.id DESC LIMIT ?"
     own = connection.execute(f"{_ROWS} WHERE {here} AND {named} {newest}", (*values, most)).fetchall()
     left = most - len(own)

@@ -44,7 +44,9 @@ MOST_NOTED = 20_000  # answers in a process that has no store for them
 
 # Tokens that an answer may take, with what a chat format puts around a prompt.
 ANSWER_ROOM = {"logits": 64, "reasoned": 64 + ANSWER_TOKENS}
-ROUNDS = {"logits": 1, "reasoned": 2}  # what a model writes may not parse; asked again, it may
+
+_Left = tuple[Config, Prompt, str]
+"""A config to ask about, the prompt, and the digest under which its answer is kept."""
 
 _BELLS = Forecast.from_bins([1.0] * 8, source="").components
 
@@ -193,10 +195,11 @@ class LanguageModelSurrogate:
         asked.bins = {config: kept[key] for config, key in zip(configs, keys, strict=True) if key in kept}
         left = [one for one in zip(configs, texts, keys, strict=True) if one[0] not in asked.bins]
         before, refused = len(asked.bins), ""
-        for _ in range(ROUNDS[self.answer]):
-            if left and time.monotonic() < until:
-                refused = self._read(left, asked, until)
-                left = [one for one in left if one[0] not in asked.bins]
+        if left and time.monotonic() < until:
+            refused, unread = self._read(left, asked, until)
+            if self.answer == "reasoned" and unread and time.monotonic() < until:
+                refused = self._read(unread, asked, until, sampled=True)[0] or refused
+            left = [one for one in left if one[0] not in asked.bins]
         if not left:
             return
         missing = f"{len(left)} of {len(configs)} prompts have no answer"
@@ -213,23 +216,31 @@ class LanguageModelSurrogate:
         else:
             self._note(asked, "unanswered", f"{missing}: {refused or 'it gave none, and no reason'}")
 
-    def _read(self, left: Sequence[tuple[Config, Prompt, str]], asked: _Asked, until: float) -> str:
-        """Take in what the model answers until a moment, and why it last did not; what came is kept whatever ends it."""
+    def _read(
+        self, left: Sequence[_Left], asked: _Asked, until: float, *, sampled: bool = False
+    ) -> tuple[str, list[_Left]]:
+        """Take in what the model answers until a moment; what came is kept whatever ends it.
+
+        Returns:
+            why it last did not answer, and what it answered in another form than it was asked for.
+        """
         texts = [text for _, text, _ in left]
         answers: Iterator[tuple[int, Any]]
         parse: Callable[[Any], Bins | Unanswered]
         if self.answer == "logits":
             answers, parse = self.model.log_probabilities(texts, until=until), from_log_probabilities
         else:
-            answers, parse = self.model.texts(texts, schema=SCHEMA, until=until), from_text
+            answers = self.model.texts(texts, schema=SCHEMA, until=until, sampled=sampled)
+            parse = from_text
         fresh: dict[str, Bins] = {}
-        refused = ""
+        refused, unread = "", []
         try:
             with closing(_closable(answers)) as closable:
                 for position, said in closable:
                     found = said if isinstance(said, Unanswered) else parse(said)
                     if isinstance(found, Unanswered):
                         refused = found.reason
+                        unread += [] if isinstance(said, Unanswered) else [left[position]]
                         continue
                     config, _, key = left[position]
                     asked.bins[config] = fresh[key] = found
@@ -241,7 +252,7 @@ class LanguageModelSurrogate:
         finally:
             if fresh:
                 self._memory.keep(fresh)
-        return refused
+        return refused, unread
 
     def _note(self, asked: _Asked, cause: str, reason: str, *, rest: bool = False) -> None:
         """Why configs have no answer: told once for each cause, and with `rest` the reason to ask nothing for a while."""

@@ -11,7 +11,7 @@ import pytest
 
 from forecast_autotune.errors import MissingExtraError
 from forecast_autotune.language.folders import Adapter, adapter_in, state_of
-from forecast_autotune.language.in_transformers import TransformersModel, _free_device
+from forecast_autotune.language.in_transformers import TransformersModel
 from forecast_autotune.language.in_vllm import VllmModel
 from forecast_autotune.language.model import ModelError
 
@@ -63,7 +63,3 @@ def test_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
             model.open(until=time.monotonic() + 10)
         with pytest.raises(ModelError, match="no time left"):
             model.open(until=time.monotonic())
-
-
-def test_a_single_gpu_is_left_to_the_kernels() -> None:
-    assert [_free_device(gpus) for gpus in (0, 1, 2, 8)] == ["cpu", "cpu", "cuda:1", "cuda:7"]

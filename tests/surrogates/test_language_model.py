@@ -252,7 +252,7 @@ def test_a_blend_hears_it_little_at_first_and_by_what_it_has_shown_later() -> No
 
     assert 0.0 < weight(Talking(knows), 0) == weight(Talking(guesses), 0) < 0.05
     assert weight(Talking(knows), 12) > 0.5
-    assert weight(Talking(guesses), 12) < 0.01
+    assert weight(Talking(guesses), 12) < 0.1  # whoever guesses may be right by chance a few times
 
 
 def test_a_reasoned_answer_is_parsed_and_one_that_does_not_parse_asked_for_again() -> None:
