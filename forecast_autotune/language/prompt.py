@@ -32,6 +32,7 @@ CHARS_PER_TOKEN = 2.15
 """At least so many make a token: of recorded spaces' prompts 2.2 to 3.0 in Mistral's first tokenizer, 2.4 to 3.4 in its
 later one, 2.7 to 4.0 in ours (`calibration.training.small`)."""
 
+LEFT_OUT_CHARS = 200  # of the lines that name what was left out
 PLACE_CHARS = 160  # of a recording's whereabouts
 SKILLS = 12
 SKILLS_SHARE = 1 / 8  # of a prompt's characters, at most
@@ -91,7 +92,8 @@ def prompts(
         recordings: of the same program at other keys or on other hardware, the most alike first: what the same two configs
             took there is told of the first few.
         evidence: what the compiler says of configs, where it was asked.
-        most_chars: of each prompt. Sources are shortened to fit, at the borders of functions, and it is said.
+        most_chars: of each prompt. Sources are shortened to fit, at the borders of functions, and it is said; where not even
+            the rest fits, skills are left out, then recordings.
     Raises:
         PromptTooLongError: with no source at all it would be longer.
     """
@@ -130,13 +132,22 @@ def prompts(
     owns = [own(c) for c in configs]
     longest_own = max(map(len, owns), default=0)
     texts = len({of_reference, *map(variant_of, configs)})
-    room = most_chars - len(shared("")) - longest_own - 200  # headings and the line on what was left out
-    if program.source:
-        room //= 1 if texts == 1 else 2
-        if room < 0:
-            raise PromptTooLongError(
-                f"a prompt without sources has {len(shared('')) + longest_own} characters, and {most_chars} are allowed"
-            )
+    room = most_chars - len(shared("")) - longest_own - (LEFT_OUT_CHARS if program.source else 0)
+    if room < 0 and (skills or recordings):  # what was measured elsewhere makes way, skills first
+        return prompts(
+            job,
+            configs,
+            reference=reference,
+            answer=answer,
+            recordings=recordings if skills else (),
+            evidence=evidence,
+            most_chars=most_chars,
+        )
+    if room < 0:
+        raise PromptTooLongError(
+            f"a prompt without sources has {most_chars - room} characters, and {most_chars} are allowed"
+        )
+    room //= 1 if texts == 1 else 2
     text, kept = shortened(sources[of_reference], room)
     texts_of = {v: _indented(shortened(found, room, kept)[0]) for v, found in sources.items()}
     beginning = shared(_indented(text))

@@ -34,6 +34,11 @@ def fill(store: SqliteStore, job: Job, us: Callable[[Config], float] = by_warps,
         store.record(job, run, config, a_measurement(us(config)), None)
 
 
+def asking(**changes: object) -> Job:
+    """A job at a key where nothing was measured."""
+    return a_job(key={"n": 99}, **changes)  # type: ignore[arg-type]
+
+
 def told(store: SqliteStore, job: Job) -> list[tuple[str, str, float | None, int]]:
     found = store.skills(job)
     return [(s.program, s.change, s.speedup and round(s.speedup, 3), s.tried) for s in found if s.knob == "num_warps"]
@@ -50,15 +55,15 @@ def test_what_was_measured_for_other_keys_is_told_and_this_one_is_not(store: Sql
 def test_other_programs_come_after_the_jobs_own(store: SqliteStore) -> None:
     fill(store, a_job(name="other"), lambda c: by_warps(c) ** 3)
     fill(store, a_job())
-    assert [program for program, *_ in told(store, a_job())] == ["rmsnorm", "other"]
+    assert [program for program, *_ in told(store, asking())] == ["rmsnorm", "other"]
 
 
 def test_rehearsals_teach_themselves_alone(store: SqliteStore) -> None:
     fill(store, a_job())
-    assert store.skills(a_job(hardware=STUB)) == []
+    assert store.skills(asking(hardware=STUB)) == []
     fill(store, a_job(hardware=STUB), lambda c: 100 / by_warps(c))
-    assert told(store, a_job(hardware=STUB)) == [("rmsnorm", "num_warps 4 -> 2", 2.0, 3)]
-    assert told(store, a_job()) == [("rmsnorm", "num_warps 2 -> 4", 2.0, 3)]
+    assert told(store, asking(hardware=STUB)) == [("rmsnorm", "num_warps 4 -> 2", 2.0, 3)]
+    assert told(store, asking()) == [("rmsnorm", "num_warps 2 -> 4", 2.0, 3)]
 
 
 def test_the_newest_outcome_of_a_config_counts_and_transient_failures_do_not(store: SqliteStore) -> None:
@@ -66,7 +71,7 @@ def test_the_newest_outcome_of_a_config_counts_and_transient_failures_do_not(sto
     fill(store, a_job(), run="new")
     transient = Failure(stage="launch", message="no memory", transient=True)
     store.record(a_job(), "newest", SPACE[1], transient, None)
-    assert told(store, a_job()) == [("rmsnorm", "num_warps 2 -> 4", 2.0, 3)]
+    assert told(store, asking()) == [("rmsnorm", "num_warps 2 -> 4", 2.0, 3)]
 
 
 def test_so_many_outcomes_are_read_at_most_the_programs_own_first(
@@ -76,7 +81,7 @@ def test_so_many_outcomes_are_read_at_most_the_programs_own_first(
     for number in range(5):
         fill(store, a_job(name=f"other {number}"))
     monkeypatch.setattr(recordings.newest_for, "__defaults__", (2 * len(SPACE),))
-    assert [program for program, *_ in told(store, a_job())] == ["rmsnorm", "other 4"]
+    assert [program for program, *_ in told(store, asking())] == ["rmsnorm", "other 4"]
 
 
 def test_a_row_that_is_damaged_is_passed_over(store: SqliteStore, tmp_path: Path) -> None:
@@ -89,7 +94,7 @@ def test_a_row_that_is_damaged_is_passed_over(store: SqliteStore, tmp_path: Path
     connection.execute("UPDATE workload SET value = '[]' WHERE value LIKE '%\"n\":2%'")
     connection.close()
     with pytest.warns(StoreWarning, match="passes over"):
-        found = told(store, a_job())
+        found = told(store, asking())
     assert found == [("rmsnorm", "num_warps 2 -> 4", 2.0, 4)]
 
 
