@@ -11,7 +11,7 @@ ifeq ($(filter-out 0,$(HAS_GPU)),)
 CONSTRAINTS := --constraint .ci/constraints-cpu.txt
 endif
 
-.PHONY: help setup demo test lint test-triton-all test-triton-oldest test-third-party test-lm test-suite test-slow gpu record evidence fit baselines report spaces ranks bench bench-call bench-tuning budgets replay clean
+.PHONY: help setup demo lm-demo test lint test-triton-all test-triton-oldest test-third-party test-lm test-suite test-slow gpu record evidence fit baselines report spaces ranks bench bench-call bench-tuning budgets replay clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,10 @@ $(VENV)/.ready: pyproject.toml .ci/constraints-cpu.txt
 
 demo: setup  ## tune a real kernel for three shapes; the second time it decides from the store
 	@$(BIN)/python -m kernel_suite.demo
+
+LM_DEMO ?=
+lm-demo: .venv-lm/.ready  ## serve a language model here and tune a real kernel by it: make lm-demo LM_DEMO='--model FOLDER'
+	@PYTHONPATH=kernels .venv-lm/bin/python -m kernel_suite.lm_demo $(LM_DEMO)
 
 test: lint  ## everything CI runs: lint, types, layers, tests
 	$(BIN)/python -m pytest --benchmark-disable

@@ -164,8 +164,8 @@ def judge_written(
                 found.append((answer.probabilities, speedup))
     told: dict[str, Any] = {
         "answers": len(rewards),
-        "reward": statistics.fmean(rewards),
-        "parsed": len(found) / len(rewards),
+        "reward": statistics.fmean(rewards) if rewards else 0.0,
+        "parsed": len(found) / max(1, len(rewards)),
     }
     if found:
         p = np.array([probabilities for probabilities, _ in found])
