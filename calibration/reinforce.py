@@ -23,7 +23,7 @@ from forecast_autotune.language.folders import adapter_in
 from forecast_autotune.language.prompt import CHARS, CHARS_PER_TOKEN
 
 from .fit import suite_paths
-from .train import CARD, _say, _with_adapter, save, split
+from .train import CARD, save, say, split, with_adapter
 from .training.grpo import Plan, learn_form, learn_from_reward
 from .training.loop import CHECKPOINT
 from .training.rewards import REWARDS
@@ -50,7 +50,7 @@ def load(base: str, *, full: bool) -> tuple[Any, Any]:
     elif adapter_in(base) is not None:
         model = AutoPeftModelForCausalLM.from_pretrained(base, is_trainable=True, use_safetensors=True)
     else:
-        return _with_adapter(base)
+        return with_adapter(base)
     return model, AutoTokenizer.from_pretrained(base)
 
 
@@ -109,12 +109,12 @@ def _run(given: argparse.Namespace) -> int:
                 most_tokens=plan.answer_tokens, most_chars=plan.most_chars,
             )  # fmt: skip
             told = (f"{name} {value:.3f}" for name, value in scores[when][way].items() if isinstance(value, float))
-            _say(f"{when}, {way}: {', '.join(told)}")
+            say(f"{when}, {way}: {', '.join(told)}")
 
     judge("before")
-    learn_form(model, tokenizer, learned, plan, folder / CHECKPOINT / "form", _say)
+    learn_form(model, tokenizer, learned, plan, folder / CHECKPOINT / "form", say)
     judge("form")
-    learn_from_reward(model, tokenizer, learned, plan, folder / CHECKPOINT / "reward", _say)
+    learn_from_reward(model, tokenizer, learned, plan, folder / CHECKPOINT / "reward", say)
     judge("after")
     card: dict[str, object] = {
         "model": {"base": None if given.full else given.base, "taught_further": given.base},
@@ -128,7 +128,7 @@ def _run(given: argparse.Namespace) -> int:
         "scores": scores,
     }
     save(model, tokenizer, folder, card, keep_full_precision=True)
-    _say(f"{folder}: done")
+    say(f"{folder}: done")
     return 0
 
 

@@ -99,19 +99,19 @@ def _run(asked: argparse.Namespace) -> int:
         seed=asked.seed,
     )
     if asked.base:
-        model, tokenizer = _with_adapter(asked.base)
+        model, tokenizer = with_adapter(asked.base)
     else:
         tokenizer = make_tokenizer(_texts(divided.learned, plan), shape)
         model = make_model(tokenizer, shape, plan.seed)
     model.to(device)
     folder = Path(asked.to)
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    _say(
+    say(
         f"{parameters / 1e6:.1f} M parameters on {device}; {len(divided.learned)} spaces to learn from, "
         f"{len(divided.chosen_on)} to choose on, {sum(map(len, divided.left_out.values()))} left out"
     )
     progress = train(
-        model, tokenizer, divided.learned, divided.chosen_on, plan, folder, workers=asked.workers, tell=_say
+        model, tokenizer, divided.learned, divided.chosen_on, plan, folder, workers=asked.workers, tell=say
     )
     temperature = None
     if divided.chosen_on and not asked.base:
@@ -129,7 +129,7 @@ def _run(asked: argparse.Namespace) -> int:
         "hardware": sorted({s.hardware for s in divided.learned}),
     }
     save(model, tokenizer, folder, card, keep_full_precision=bool(asked.base))
-    _say(f"{folder}: done")
+    say(f"{folder}: done")
     return 0
 
 
@@ -144,7 +144,7 @@ def _texts(spaces: Sequence[RecordedSpace], plan: Plan) -> list[str]:
     return texts
 
 
-def _with_adapter(base: str) -> tuple[Any, Any]:
+def with_adapter(base: str) -> tuple[Any, Any]:
     """A causal model of transformers with a fresh LoRA adapter, all else frozen."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -168,7 +168,7 @@ def save(model: Any, tokenizer: Any, folder: Path, card: dict[str, object], *, k
     (folder / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

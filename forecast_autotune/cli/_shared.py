@@ -172,3 +172,11 @@ def summary_of(stored: StoredDecision) -> dict[str, object]:
         "hits": stored.hits,
         "decided_at": decision.decided_at,
     }
+
+
+def count(text: str) -> int:
+    """A count of at least 1, as an option's `type`."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a count of at least 1")
+    return number

@@ -19,6 +19,7 @@ from ._shared import (
     add_store_argument,
     as_duration,
     as_times,
+    count,
     new_parser,
     print_json,
     print_table,
@@ -63,8 +64,8 @@ def add_parser(subparsers: Subparsers) -> None:
         help="who forecasts, as in FORECAST_AUTOTUNE_SURROGATE (default: what that says): auto, roofline, "
         "http://127.0.0.1:8000",
     )
-    parser.add_argument("--compile", type=_count, default=0, metavar="N", help="also compile the first N")
-    parser.add_argument("--top", type=_count, metavar="N", help="show the first N only")
+    parser.add_argument("--compile", type=count, default=0, metavar="N", help="also compile the first N")
+    parser.add_argument("--top", type=count, metavar="N", help="show the first N only")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     add_store_argument(parser)
     parser.set_defaults(run=run)
@@ -267,10 +268,3 @@ def _as_json(
         "default": dict(job.space.default.knobs),
         "configs": [one(rank, config, forecast) for rank, (config, forecast) in enumerate(ranked, start=1)],
     }
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a count of at least 1")
-    return count

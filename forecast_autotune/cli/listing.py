@@ -11,6 +11,7 @@ from ._shared import (
     add_store_argument,
     as_date,
     as_time,
+    count,
     is_missing,
     new_parser,
     print_json,
@@ -27,7 +28,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = new_parser(subparsers, "list", "What is decided here, the newest first.")
     parser.add_argument("--kernel", metavar="K", help="only kernels with this in their name")
     parser.add_argument("--hardware", metavar="H", help="only hardware with this in its name")
-    parser.add_argument("--limit", type=_count, metavar="N", help="at most so many")
+    parser.add_argument("--limit", type=count, metavar="N", help="at most so many")
     parser.add_argument("--superseded", action="store_true", help="also decisions that do not hold any more")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     add_store_argument(parser)
@@ -71,10 +72,3 @@ def run(arguments: argparse.Namespace) -> int:
     elif store.exists():
         say("no decision matches")
     return OK if found else NOTHING
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a count of at least 1")
-    return count

@@ -12,6 +12,7 @@ from ._shared import (
     JSON_HELP,
     Subparsers,
     add_store_argument,
+    count,
     is_missing,
     new_parser,
     print_json,
@@ -33,7 +34,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = new_parser(subparsers, "skills", f"What changing one knob did, as measured.\n\n{HOW}")
     parser.add_argument("--kernel", metavar="K", help="only kernels with this in their name")
     parser.add_argument("--hardware", metavar="H", help="only hardware with this in its name")
-    parser.add_argument("--limit", type=_count, metavar="N", help="at most so many")
+    parser.add_argument("--limit", type=count, metavar="N", help="at most so many")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     add_store_argument(parser)
     parser.set_defaults(run=run)
@@ -57,13 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
             "nothing that was measured tells what a change of one knob does: at least three pairs of configs are needed"
         )
     return OK if found else NOTHING
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a count of at least 1")
-    return count
 
 
 def _row(skill: Skill) -> tuple[str, ...]:
