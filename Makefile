@@ -11,7 +11,7 @@ ifeq ($(filter-out 0,$(HAS_GPU)),)
 CONSTRAINTS := --constraint .ci/constraints-cpu.txt
 endif
 
-.PHONY: help setup demo lm-demo test lint test-triton-all test-triton-oldest test-third-party test-lm test-suite test-slow gpu record evidence fit baselines report spaces ranks bench bench-call bench-tuning budgets replay clean
+.PHONY: help setup demo lm-demo test lint test-triton-all test-triton-oldest test-third-party test-lm test-faults test-suite test-slow gpu record evidence fit baselines report spaces ranks bench bench-call bench-tuning budgets replay clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -91,6 +91,9 @@ define beside
 	printf '%s\n' "$(CURDIR)" "$$(realpath $(BIN)/../lib/python*/site-packages)" \
 	    > "$$(echo $(1)/lib/python*/site-packages)/beside.pth"
 endef
+
+test-faults: setup  ## attacks on real processes, disks and files at full length, and a table of what was lost: half an hour
+	$(BIN)/python -m pytest --whole-faults --timeout 1800 tests/faults
 
 test-suite: setup  ## every kernel of the suite, many configs at every corner and compiled for every target: an hour
 	$(BIN)/python -m pytest --benchmark-disable -m 'slow or not slow' tests/kernel_suite

@@ -8,6 +8,10 @@ import pytest
 from toy import Toy
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole-faults", action="store_true", help="attack as often and as long as `make test-faults` does")
+
+
 @pytest.fixture(autouse=True)
 def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """No setting of the person running the tests reaches them, and each test has a store folder of its own."""
