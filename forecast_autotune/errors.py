@@ -30,6 +30,10 @@ class StoreError(AutotuneError, RuntimeError):
     """A store cannot be read by this version, or cannot be opened where the user asked for it by name."""
 
 
+class WorkerError(AutotuneError, RuntimeError):
+    """Worker processes died again and again, so that what they were to do is not done."""
+
+
 class StoreWarning(UserWarning):
     """The store was broken, cannot be written to or cannot be read in part; tuning goes on, and this is said once."""
 

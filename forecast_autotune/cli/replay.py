@@ -13,8 +13,10 @@ from pathlib import Path
 
 from ..core.budget import Budget
 from ..core.model_names import FORMS, is_language_model, parse_model_name
+from ..errors import WorkerError
 from ..frontends.engine import make_surrogate
 from ..settings import SURROGATES, Settings, check_surrogate
+from . import BAD_INPUT, OK
 from .replay_runs import POLICIES, ReplayPlan, Row, Task, histories, show_progress, work
 
 BUDGETS = ("10", "1%", "10%")
@@ -63,7 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay, print, and return the exit code: 0, or 130 when interrupted.
+    """Replay, print, and return the exit code: 0, 130 when interrupted, 2 when workers died.
 
     Raises:
         InvalidInputError: a budget or a surrogate does not parse, or a file is no trace.
@@ -97,21 +99,24 @@ def run(args: argparse.Namespace) -> int:
         for known in TARGETS
         for draw in range(draws if known else 1)
     ]
+    priors = list(getattr(make_surrogate(args.surrogate), "fitted_on", ()))  # a broken model is told of before hours
     done: dict[Task, Row] = {}
-    finished = True
+    code = OK
     try:
         for task, row in show_progress(work(plan, tasks, jobs), len(tasks)):
             done[task] = row  # noqa: PERF403 - one by one: what is finished when Ctrl-C comes is reported
     except KeyboardInterrupt:
-        finished = False
+        code = 130
         print(f"interrupted: {len(done)} of {len(tasks)} runs are finished; these follow", file=sys.stderr)
+    except WorkerError as err:
+        code = BAD_INPUT
+        print(f"{err}; {len(done)} of {len(tasks)} runs are finished, and follow", file=sys.stderr)
     report = _report(done, budgets)
-    priors = list(getattr(make_surrogate(args.surrogate), "fitted_on", ()))
     if args.json:
         print(json.dumps(report | {"priors": priors}, allow_nan=False))
     else:
         _show(report, priors)
-    return 0 if finished else 130
+    return code
 
 
 def _positive(text: str) -> int:

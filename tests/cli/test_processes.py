@@ -2,17 +2,32 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
 from forecast_autotune.cli._processes import side_by_side
+from forecast_autotune.errors import WorkerError
 
 
 def nap(seconds: float) -> int:
     time.sleep(seconds)
     return os.getpid()
+
+
+def die_once(number: int) -> int:
+    """Number 1 is killed the first time, as by the kernel when memory is gone."""
+    died = Path(os.environ["MARKED"])
+    if number == 1 and not died.exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def die(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fail(_: int) -> None:
@@ -51,3 +66,16 @@ def test_what_is_under_way_is_ended_when_nobody_waits_for_it() -> None:
         process.join(30)
     assert time.monotonic() - began < 20
     assert not mine & set(multiprocessing.active_children())
+
+
+def test_what_a_killed_process_left_undone_is_done_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MARKED", str(tmp_path / "died"))
+    assert sorted(side_by_side(die_once, range(6), 2)) == [(n, n) for n in range(6)]
+    assert "a worker process died" in capsys.readouterr().err
+
+
+def test_processes_that_die_again_and_again_are_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(WorkerError, match=r"died twice in a row with 3 of 3 tasks to do.*--jobs"):
+        list(side_by_side(die, [1, 2, 3], 2))
