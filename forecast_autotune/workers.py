@@ -13,9 +13,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import errno
 import importlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -23,16 +25,40 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .errors import AutotuneError
 
+OWN_SIGNALS = frozenset(
+    {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP}
+)
+"""What a process brings upon itself. All others come from outside: a machine short of memory, an operator, a limit."""
+
+_TROUBLES = (
+    *(errno.EACCES, errno.EAGAIN, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK),
+    *(errno.ENOMEM, errno.ENOSPC, errno.EROFS, errno.ESTALE),
+)
+_FROM_OUTSIDE = re.compile(
+    "|".join(
+        (
+            *(re.escape(os.strerror(number)) for number in _TROUBLES),
+            r"\b(?:Killed|Terminated|Hangup|Interrupt|File size limit exceeded|CPU time limit exceeded) signal",  # GCC
+            r"terminated with signal (?:1|2|9|15|24|25)\b",  # its collect2, of ld
+            r"unable to execute command: (?:Killed|Terminated)",  # Clang
+            r"(?:died with <Signals\.|was ended by |killed by )SIG(?:HUP|INT|KILL|TERM|XCPU|XFSZ)",  # Python, ourselves
+            r"failed with error code -(?:1|2|9|15|24|25)\b|Cannot find ptxas",  # Triton, of ptxas and of asking its version
+            r"interrupted by user|virtual memory exhausted|out of memory allocating|std::bad_alloc|MemoryError",
+        )
+    )
+)
+
 _PACKAGE = __name__.rpartition(".")[0]
 _MESSAGE_BYTES = 64 * 1024  # well below the default socket buffer of Linux (208 KiB); what is longer travels as a file
 _MAX_FILES = 16
 _LOG_BYTES = 4 << 20
+START_S = 60.0  # for the first word of a worker; importing torch takes 2 s, from a cold network file system far longer
 # Datagrams that keep their order and report the other end's death: SEQPACKET on Linux, DGRAM where it is missing (macOS).
 _KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
 
@@ -42,6 +68,10 @@ Job = Callable[["Channel", Message], None]
 
 class WorkerDiedError(Exception):
     """A worker ended without the answer that was waited for; the message says by which signal or exit status."""
+
+
+class WorkerKilledError(WorkerDiedError):
+    """A worker was ended from outside, or its workshop was: that says nothing of what it was doing."""
 
 
 class WorkerRaisedError(Exception):
@@ -84,14 +114,20 @@ class Channel:
         """
         self._socket.settimeout(timeout_s)
         try:
-            data, self.files, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, _MAX_FILES)
+            try:
+                data, self.files, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, _MAX_FILES)
+            except ConnectionResetError:  # it was closed with a message unread; how the worker ended is still to be had
+                data, self.files, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, _MAX_FILES)
         except TimeoutError:
             raise WorkerTimeoutError(f"no answer within {timeout_s:.0f} s") from None
         except OSError as err:
-            raise WorkerDiedError(f"the connection broke: {err}") from None
-        if not data:
-            raise WorkerDiedError("the process is gone")
-        message = dict(json.loads(data))
+            raise WorkerKilledError(f"the connection broke: {err}") from None
+        if not data:  # a worker's end is told; of a workshop's own end, this is all that shows
+            raise WorkerKilledError("the process is gone")
+        try:
+            message = dict(json.loads(data))
+        except (TypeError, ValueError):
+            raise WorkerDiedError(f"it wrote into what is not its own: {data[:40]!r} is no message") from None
         if "long" in message:
             file = self.files.pop(0)
             try:
@@ -99,6 +135,12 @@ class Channel:
             finally:
                 os.close(file)
         return message
+
+    def has_something(self, wait_s: float = 0.0) -> bool:
+        """Whether a message or the other's end is there to receive, or comes in so many seconds."""
+        look = select.poll()  # select() itself refuses descriptors above 1023
+        look.register(self._socket, select.POLLIN)
+        return bool(look.poll(1000 * wait_s))
 
     def close(self) -> None:
         self._socket.close()
@@ -109,8 +151,9 @@ class Worker:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._finished = False
         self.files: list[int] = []
-        self.pid = int(self.receive(60.0)["pid"])
+        self.pid = int(self.receive(START_S)["pid"])
 
     def send(self, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
         """Send a message; that the worker is gone already shows at the next `receive`."""
@@ -128,7 +171,7 @@ class Worker:
         message = self._channel.receive(timeout_s)
         self.files = self._channel.files
         if "exit" in message:
-            raise WorkerDiedError(_describe_exit(int(message["exit"])))
+            raise self._ended(int(message["exit"]))
         if "raised" in message:
             raise WorkerRaisedError(str(message["raised"]))
         return message
@@ -142,12 +185,16 @@ class Worker:
         """
         message = self._channel.receive(timeout_s)
         if message.get("exit") != 0:
-            raise WorkerDiedError(_describe_exit(int(message.get("exit", 1))))
+            raise self._ended(int(message.get("exit", 1)))
+        self._finished = True
 
     def kill(self) -> None:
         """End the worker and every process it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if not self._finished:  # what ended well has waited for its own, and its number may be another's by now
+            end_session(self.pid)
+
+    def _ended(self, code: int) -> WorkerDiedError:
+        return (WorkerKilledError if killed_from_outside(code) else WorkerDiedError)(_describe_exit(code))
 
     def __enter__(self) -> Worker:
         return self
@@ -166,24 +213,38 @@ class Workshop:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Channel | None = None
 
-    def start(self, job: Job, request: Mapping[str, Any], files: Sequence[int] = ()) -> Worker:
+    def start(
+        self, job: Job, request: Mapping[str, Any], files: Sequence[int] = (), *, may_leave: bool = False
+    ) -> Worker:
         """Fork a worker that runs `job(channel, request)`, a module-level function of this package.
+
+        Processes that it leaves behind are killed, unless it ended well and `may_leave` some, such as a compiler's server.
 
         Raises:
             WorkshopError: none can be started (no fork, no memory, no torch).
         """
+        try:
+            return self._start(job, request, files, may_leave)
+        except (OSError, WorkerKilledError):  # something killed the workshop, or the worker: no reason to give up yet
+            if self._control is not None:  # of a workshop that dies, workers' connections end a moment before its own
+                self._control.has_something(wait_s=1.0)
+        except WorkerTimeoutError as err:
+            raise WorkshopError(f"the worker process could not be started: {err}") from None
+        try:
+            return self._start(job, request, files, may_leave)
+        except (OSError, WorkerDiedError, WorkerTimeoutError) as err:
+            raise WorkshopError(f"the worker process could not be started: {err}") from None
+
+    def _start(self, job: Job, request: Mapping[str, Any], files: Sequence[int], may_leave: bool) -> Worker:
         ours, theirs = socket.socketpair(socket.AF_UNIX, _KIND)
         channel = Channel(ours)
         try:
             # Closed before the answer is waited for: a workshop that is gone must show as an end, not as silence.
             with theirs, self._lock:
-                self._ensure_running().send({"start": True}, [theirs.fileno()])
+                self._ensure_running().send({"may_leave": may_leave}, [theirs.fileno()])
             # The request follows on the worker's own connection, so that it may be of any length.
             channel.send({"module": job.__module__, "function": job.__name__, "request": dict(request)}, files)
             return Worker(channel)
-        except (OSError, WorkerDiedError, WorkerTimeoutError) as err:
-            channel.close()
-            raise WorkshopError(f"the worker process could not be started: {err}") from None
         except BaseException:
             channel.close()
             raise
@@ -192,10 +253,12 @@ class Workshop:
         if self._owner != os.getpid():  # we are a fork of the process that started it: its workshop is not ours
             _not_ours.append(self._process)
             self._owner, self._process, self._control = os.getpid(), None, None
-        if self._control is not None and self._process is not None and self._process.poll() is None:
-            return self._control
-        if self._control is not None:
+        if self._control is not None and self._process is not None:
+            # It never writes to this connection, so what can be read is its end, which shows before it can be waited for.
+            if not self._control.has_something():
+                return self._control
             self._control.close()
+            self._process.wait()
         ours, theirs = socket.socketpair(socket.AF_UNIX, _KIND)
         # An interpreter that takes its modules from where the caller has them, and from nowhere else: not from the folder
         # it happens to be started in, where a file named torch.py may lie.
@@ -248,6 +311,10 @@ def serve(descriptor: int) -> None:
     os.umask(0o077)  # what workers write is this user's alone
     control = socket.socket(fileno=descriptor)
     children: dict[int, socket.socket] = {}
+    leaving: set[int] = set()  # those of them that may leave processes behind
+    left: set[int] = set()  # and what they have left
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what a worker's child leaves becomes ours
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -256,7 +323,7 @@ def serve(descriptor: int) -> None:
         ready = select.select([control.fileno(), wake_read], [], [])[0]
         if wake_read in ready:
             os.read(wake_read, 4096)
-            _report_ended(children)
+            _report_ended(children, leaving, left)
         if control.fileno() in ready:
             data, files, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, _MAX_FILES)
             if not data:
@@ -265,23 +332,59 @@ def serve(descriptor: int) -> None:
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                os.setpgid(0, 0)
+                os.setsid()  # not a group: ninja gives each compiler one of its own, so that killing ours left them
                 for inherited in (control, *children.values()):
                     inherited.close()
                 _die_with_parent()
+                _be_the_first_to_go()
                 _work(files[0])
-            with contextlib.suppress(OSError):
-                os.setpgid(pid, pid)  # both sides set it, so that it holds whoever comes first
+            if json.loads(data)["may_leave"]:
+                leaving.add(pid)
             children[pid] = socket.socket(fileno=files[0])
             for file in files[1:]:
                 os.close(file)
     for pid in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+        end_session(pid)
+        os.waitpid(pid, 0)
+    while orphans := _orphans(()) - left:
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
-def _report_ended(children: dict[int, socket.socket]) -> None:
-    """Tell the callers of ended workers how they ended, as the last message of the conversation."""
+def end_session(leader: int) -> None:
+    """Kill a process that leads a session, and all that it started, in whatever group."""
+    ended: set[int] = set()
+    while new := {leader, *_members_of_session(leader)} - ended:  # one may have started another in between
+        for pid in new:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        ended |= new
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)  # all there is to do where there is no /proc
+
+
+def _members_of_session(leader: int) -> set[int]:
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            # After the command's name in brackets, which may hold anything: state, parent, group, session.
+            if int(entry.read_text(errors="replace").rpartition(")")[2].split()[3]) == leader:
+                found.add(int(entry.parent.name))
+    return found
+
+
+def _orphans(workers: Iterable[int]) -> set[int]:
+    """Processes that workers have started, in whatever session, and whose parents are gone: this process adopts them."""
+    try:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    except OSError:
+        return set()
+    return set(map(int, children)).difference(workers)
+
+
+def _report_ended(children: dict[int, socket.socket], leaving: set[int], left: set[int]) -> None:
+    """Tell the callers of ended workers how they ended, as the last message of the conversation, and end what they left."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -289,7 +392,19 @@ def _report_ended(children: dict[int, socket.socket]) -> None:
             return
         if pid == 0:
             return
-        if (end := children.pop(pid, None)) is not None:
+        end = children.pop(pid, None)
+        if status == 0 and pid in leaving:
+            left |= _orphans(children)
+        else:
+            if end is not None:
+                end_session(pid)  # what it had started; the caller may be gone too, and then nobody else would
+            # Theirs become ours as they end, which is told like this one's end.
+            for orphan in _orphans(children) - left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(orphan, signal.SIGKILL)
+        leaving.discard(pid)
+        left.discard(pid)
+        if end is not None:
             with contextlib.suppress(OSError):
                 Channel(end).send({"exit": os.waitstatus_to_exitcode(status)})
             end.close()
@@ -325,6 +440,26 @@ def _die_with_parent() -> None:
     """Have Linux kill this worker when the workshop goes, even by SIGKILL."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _be_the_first_to_go() -> None:
+    """Have Linux end this worker rather than the caller where memory runs out, and leave no image of it on the disk."""
+    import resource
+
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def blames_the_machine(text: str) -> bool:
+    """Whether a tool's last words speak of a signal from outside, of memory or of a disk, not of what it was given."""
+    return _FROM_OUTSIDE.search(text) is not None
+
+
+def killed_from_outside(code: int | None) -> bool:
+    """Whether a process with this exit code, as `subprocess` tells it, was ended by a signal that it did not cause."""
+    return code is not None and code < 0 and -code not in OWN_SIGNALS
 
 
 def _describe_exit(code: int) -> str:

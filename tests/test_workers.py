@@ -16,6 +16,7 @@ from forecast_autotune.measure.isolated import extension_trials
 from forecast_autotune.workers import (
     Worker,
     WorkerDiedError,
+    WorkerKilledError,
     WorkerRaisedError,
     WorkerTimeoutError,
     Workshop,
@@ -55,6 +56,36 @@ def test_a_killed_worker_is_told_from_one_that_raised(tmp_path: Path) -> None:
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises((WorkerDiedError, WorkerRaisedError)):
             worker.receive(30)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT])
+def test_a_worker_killed_from_outside_is_told_from_one_that_brought_itself_down(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with start_trial(tmp_path) as worker:
+        os.kill(worker.pid, number)
+        with pytest.raises((WorkerDiedError, WorkerRaisedError)) as caught:
+            worker.receive(30)
+        if isinstance(caught.value, WorkerDiedError):
+            assert isinstance(caught.value, WorkerKilledError) == (number in (signal.SIGKILL, signal.SIGTERM))
+
+
+@pytest.mark.parametrize(
+    ("said", "blames"),
+    [
+        ("c++: fatal error: Killed signal terminated program cc1plus", True),
+        ("collect2: fatal error: ld terminated with signal 9 [Killed]", True),
+        ("subprocess.CalledProcessError: Command '['ninja', '-v']' died with <Signals.SIGKILL: 9>.", True),
+        ("PTXASError: `ptxas` failed with error code -9", True),
+        ("cc1.s: fatal error: error writing to cc1.o: No space left on device", True),
+        ("kernel.cpp:3:9: error: expected ';' before '}' token", False),
+        ("c++: internal compiler error: Segmentation fault signal terminated program cc1plus", False),
+        ("RuntimeError: Cannot find ptxas-blackwell", True),  # which was killed as it was asked for its version
+        ("PTXASError: `ptxas` failed with error code 255", False),
+    ],
+)
+def test_what_a_tool_says_of_a_disk_or_a_signal_from_outside_blames_the_machine(said: str, blames: bool) -> None:
+    assert workers.blames_the_machine(said) == blames
 
 
 def test_only_jobs_of_this_package_are_run() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -17,18 +18,27 @@ from typing import Any
 
 from ..workers import Channel, redirect_output
 
+BEGUN = "begun.json"  # in a slot while something is built there: what it held before
+
 
 def build(channel: Channel, request: dict[str, Any]) -> None:
     """Build the variant described in `request["folder"]/request.json`; answers when the result stands there.
 
     Tells when it waits for the slot and when it has it, since waiting for another build is not building.
     """
+    os.umask(0o077)  # a library that others may write to would not be loaded
     folder = Path(request["folder"])
     plan = json.loads((folder / "request.json").read_text())
     redirect_output(str(folder / "build.log"))
+    temporary = folder / "tmp"
+    # A compiler that is killed leaves its temporary files behind: here, where the next build of this variant removes them.
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    os.environ["TMPDIR"] = str(temporary)
     began = time.perf_counter()
     objects = [_compile_kernel(plan, folder, i, text) for i, text in enumerate(plan["kernel"])]
     library = _build_with_torch(channel, plan, Path(plan["slot"]), folder, objects)
+    shutil.rmtree(temporary, ignore_errors=True)
     channel.send(
         {
             "library": str(library),
@@ -85,6 +95,15 @@ def _build_with_torch(channel: Channel, plan: dict[str, Any], slot: Path, folder
         # torch's own lock is a file that a killed build leaves behind, and that later builds wait for without end.
         # Ours is held here, so whoever made that one is gone.
         (slot / "lock").unlink(missing_ok=True)
+        _drop_what_was_cut_off(slot)
+        # torch loads what it has built, here for a look at whether it can be: it may crash or hang of that.
+        load = cpp_extension._import_module_from_library
+
+        def loaded(*given: Any) -> Any:
+            channel.send({"loading": True})
+            return load(*given)
+
+        cpp_extension._import_module_from_library = loaded
         cpp_extension.load_inline(
             name=plan["name"],
             cpp_sources=list(plan["cpp"]),
@@ -96,7 +115,29 @@ def _build_with_torch(channel: Channel, plan: dict[str, Any], slot: Path, folder
         )
         built = next(path for path in slot.iterdir() if path.suffix in (".so", ".pyd"))
         os.replace(built, folder / built.name)  # under the lock: the next build of this slot writes to the same name
+        (slot / BEGUN).unlink()
     return folder / built.name
+
+
+def _drop_what_was_cut_off(slot: Path) -> None:
+    """Remove what a build that was killed wrote to its slot, and note what is there before the next one.
+
+    ninja, killed while a compiler runs, has not noted for which command the object was made that comes of it: asked later
+    for the one that it noted last, it takes that object for it, though it be cut short or another variant's.
+    """
+    outputs = {path.name: path.stat() for path in slot.iterdir() if path.suffix in (".o", ".so", ".pyd")}
+    there = {name: [found.st_mtime_ns, found.st_size, found.st_ino] for name, found in outputs.items()}
+    try:
+        before = json.loads((slot / BEGUN).read_text())
+        doubtful = [name for name, facts in there.items() if before.get(name) != facts]
+    except FileNotFoundError:
+        doubtful = []  # the last build came to its end
+    except (OSError, ValueError, AttributeError):
+        doubtful = list(there)
+    for name in doubtful:
+        (slot / name).unlink()
+        del there[name]
+    (slot / BEGUN).write_text(json.dumps(there))
 
 
 def _code_bytes(paths: list[str]) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
@@ -9,7 +10,9 @@ import math
 import os
 import queue
 import re
+import shutil
 import stat
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -27,8 +30,10 @@ from ..extension import Extension
 from ..workers import (
     Worker,
     WorkerDiedError,
+    WorkerKilledError,
     WorkerRaisedError,
     WorkerTimeoutError,
+    blames_the_machine,
     usable_cores,
     usable_memory_bytes,
     workshop,
@@ -41,6 +46,8 @@ from .cuda_report import kernel_report
 log = logging.getLogger(__name__)
 
 BUILD_TIMEOUT_S = 300.0  # a build with all of torch's headers takes 30 s on two busy cores, with nvcc 100 s
+_ERROR = re.compile(r"\b(fatal )?error\b\s*:|undefined reference|ld: ")
+LOAD_TIMEOUT_S = 60.0  # for a library's own initialisers
 BUILD_MEMORY_BYTES = 2 << 30  # what one compiler takes at most with torch's headers (1.4 GiB seen, GCC 12)
 
 
@@ -71,7 +78,7 @@ class CppCompiler:
         self.recipe = recipe
         self.toolchain = toolchain
         self.hardware = hardware
-        self.root = Path(build_root(folder, recipe)) / recipe.name
+        self.root = _own_root(Path(build_root(folder, recipe)) / recipe.name)
         self.nvcc = nvcc
         self.timeout_s = timeout_s
         # Variants that only link anew share one slot: two would each compile the binding, which takes longer than all else.
@@ -167,7 +174,7 @@ class CppCompiler:
             record = self._record(variant)
             library = self._library(variant)
             found = library.stat()
-            if found.st_uid not in (0, os.getuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            if not (_is_ours(found) and _is_ours(self._folder(variant).lstat()) and _is_ours(self.root.stat())):
                 log.warning("%s is not this user's alone: it is not loaded but built again", library)
                 return None
             return Evidence(**record["evidence"])
@@ -175,18 +182,31 @@ class CppCompiler:
             return None
 
     def _build(self, config: Config, slot: Path, abandoned: threading.Event | None = None) -> Evidence | Failure:
-        """Build one variant, or wait for the process that is building it."""
+        """Build one variant, or wait for the process that is building it; once more where that was cut short."""
+        result = self._build_once(config, slot, abandoned)
+        if abandoned is not None and abandoned.is_set():
+            return result
+        if isinstance(result, Failure) and result.transient and result.stage == "compile":
+            log.warning("%s: building %s failed for no fault of its own: %s", self.recipe.name, config, result.message)
+            return self._build_once(config, slot, abandoned)
+        return result
+
+    def _build_once(self, config: Config, slot: Path, abandoned: threading.Event | None) -> Evidence | Failure:
         import filelock
 
         variant = self._variant(config)
         folder = self._folder(variant)
         began = time.perf_counter()
 
-        def failure(stage: str, message: str, *, transient: bool = False) -> Failure:
-            return Failure(stage=stage, message=message, cost_s=time.perf_counter() - began, transient=transient)
+        def failure(stage: str, message: str, *, crashed: bool = False, transient: bool = False) -> Failure:
+            cost_s = time.perf_counter() - began
+            return Failure(stage=stage, message=message, cost_s=cost_s, crashed=crashed, transient=transient)
 
         try:
             _make_private(folder)
+            for place in (self.root, folder):
+                if not _is_ours(place.stat()):
+                    raise OSError("others may write to it, and what is built is loaded: remove it")
             with filelock.FileLock(folder / "build.lock", mode=0o600, timeout=2 * self.timeout_s):
                 if ready := self._built(variant):
                     return ready
@@ -197,15 +217,20 @@ class CppCompiler:
                 with self._start(variant, folder, slot) as worker:
                     answer = self._wait(worker, abandoned)
                     worker.finish(30.0)
+        except _UnloadableError as err:
+            return failure("load", f"it is built, and loading it fails: {err}", crashed=err.crashed)
         except WorkerTimeoutError:
             return failure(
                 "timeout", f"the build took more than {self.timeout_s:.0f} s; its log is {folder / 'build.log'}"
             )
         except WorkerRaisedError as err:
-            return failure("compile", _reason(folder / "build.log", str(err)))
-        except WorkerDiedError as err:  # by a signal: a machine short of memory ends compilers so
-            return failure("compile", _reason(folder / "build.log", str(err)), transient=True)
-        except (OSError, filelock.Timeout) as err:
+            told, its_own = _reason(folder / "build.log", str(err))
+            return failure("compile", told, transient=not its_own)
+        except WorkerDiedError as err:
+            return failure("compile", _reason(folder / "build.log", str(err))[0], transient=True)
+        except filelock.Timeout as err:
+            return failure("timeout", f"{folder}: {err}", transient=True)
+        except OSError as err:
             return failure("compile", f"{folder}: {err}", transient=True)
         resources = (
             {k: getattr(report, k) for k in ("registers", "spill_bytes", "stack_bytes", "shared_bytes")}
@@ -260,33 +285,75 @@ class CppCompiler:
         }
         _write_private(folder / "request.json", json.dumps(plan))
         (folder / "build.log").unlink(missing_ok=True)
-        return workshop().start(build, {"folder": str(folder)})
+        return workshop().start(build, {"folder": str(folder)}, may_leave=True)
 
     def _wait(self, worker: Worker, abandoned: threading.Event | None) -> dict[str, Any]:
         """The worker's answer; the time it waits for its slot, which others are building in, does not count."""
         deadline = time.perf_counter() + self.timeout_s
+        loading = False
         while True:
             try:
                 message = worker.receive(max(0.01, min(deadline - time.perf_counter(), 0.5)))
             except WorkerTimeoutError:
+                if loading and time.perf_counter() > deadline:
+                    raise _UnloadableError(f"it does not end within {LOAD_TIMEOUT_S:.0f} s", crashed=True) from None
                 if time.perf_counter() > deadline or (abandoned is not None and abandoned.is_set()):
                     raise
+                continue
+            except (WorkerDiedError, WorkerRaisedError) as err:
+                if not loading or isinstance(err, WorkerKilledError):
+                    raise
+                raise _UnloadableError(str(err), crashed=isinstance(err, WorkerDiedError)) from None
+            if "loading" in message:
+                loading, deadline = True, time.perf_counter() + LOAD_TIMEOUT_S
                 continue
             if "waiting" not in message:
                 return message
             deadline = math.inf if message["waiting"] else time.perf_counter() + self.timeout_s
 
 
-def _reason(build_log: Path, said: str) -> str:
-    """The first error a compiler printed, else what the worker said; and where the whole log is."""
+class _UnloadableError(Exception):
+    """What was built cannot be loaded; `crashed` where trying that ends a process or never ends itself."""
+
+    def __init__(self, message: str, *, crashed: bool) -> None:
+        super().__init__(message)
+        self.crashed = crashed
+
+
+def _reason(build_log: Path, said: str) -> tuple[str, bool]:
+    """Why a build failed, with where the whole log is, and whether that is the variant's own doing.
+
+    It is told by the first error a compiler printed, else by what the worker said. Where no compiler names an error, or one
+    speaks of a full disk or a signal, another try may succeed.
+    """
     try:
-        lines = build_log.read_text(errors="replace").splitlines()
+        text = build_log.read_text(errors="replace")
     except OSError:
-        lines = []
-    error = next(
-        (line.strip() for line in lines if re.search(r"\b(fatal )?error\b\s*:|undefined reference|ld: ", line)), said
+        text = ""
+    errors = [line.strip() for line in text.splitlines() if _ERROR.search(line)]
+    blames = [line.strip() for line in (*text.splitlines(), *said.splitlines()) if blames_the_machine(line)]
+    told = next(iter([*blames, *errors]), said)
+    return f"{told[:500]} (log: {build_log})", bool(errors) and not blames
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    """Whether nobody but this user and root may exchange what is there."""
+    return found.st_uid in (0, os.getuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _own_root(root: Path) -> Path:
+    """The folder to build in; where others may write to it, one that is this process's alone."""
+    if not root.exists() or _is_ours(root.stat()):
+        return root
+    instead = Path(tempfile.mkdtemp(prefix="forecast_autotune-builds-"))
+    atexit.register(shutil.rmtree, instead, ignore_errors=True)
+    log.warning(
+        "others may write to %s, and what is built there is loaded: this process builds in %s instead. Remove the first, or "
+        "let FORECAST_AUTOTUNE_DIR name another folder",
+        root,
+        instead,
     )
-    return f"{error[:500]} (log: {build_log})"
+    return instead
 
 
 def _make_private(folder: Path) -> None:

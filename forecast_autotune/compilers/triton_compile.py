@@ -25,7 +25,7 @@ from .triton_source import (
     launch_kwargs,
     make_source,
 )
-from .triton_worker import Built, Task, limiting, told
+from .triton_worker import Built, Task, is_the_machines, limiting, told
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class SourceCompiler:
                 key=made.key,
             )
         except Exception as err:  # a config's own fault: Triton's front end, a heuristic or a hook refused it
-            return Failure(stage="compile", message=told(err), cost_s=time.perf_counter() - began)
+            return _failure(err, time.perf_counter() - began)
         try:
             return made, self.pool.submit(task, setup, self.timeout_s)
         except WorkersUnavailableError as err:
@@ -165,13 +165,16 @@ class SourceCompiler:
         except WorkersUnavailableError as err:
             return self._without_workers(made, err)
         except Exception as err:  # the pool itself broke, by an answer that cannot be read for one
-            return Failure(stage="compile", message=told(err), cost_s=here_s)
+            return _failure(err, here_s)
         cost_s = here_s + built.cost_s
         if isinstance(built, Ended):
             stage = "timeout" if built.timed_out else "compile"
-            return Failure(stage=stage, message=built.message, cost_s=cost_s, crashed=True)
+            by_itself = not built.transient
+            return Failure(
+                stage=stage, message=built.message, cost_s=cost_s, crashed=by_itself, transient=built.transient
+            )
         if built.evidence is None:
-            return Failure(stage="compile", message=built.error, cost_s=cost_s)
+            return Failure(stage="compile", message=built.error, cost_s=cost_s, transient=built.transient)
         if built.hash != made.hash:  # another Triton in the worker: right, but of no use to the launch
             log.warning("%s was compiled under %s, its launch looks for %s", made.source.name, built.hash, made.hash)
         return self._judge(built.metadata, replace(built.evidence, compile_s=cost_s))
@@ -191,7 +194,7 @@ class SourceCompiler:
         try:
             kernel = compile_here(made)
         except Exception as err:
-            return Failure(stage="compile", message=told(err), cost_s=time.perf_counter() - began)
+            return _failure(err, time.perf_counter() - began)
         return self._judge(limiting(kernel.metadata._asdict()), _evidence_of(kernel, time.perf_counter() - began))
 
 
@@ -234,6 +237,10 @@ def binding(
 ) -> Callable[[Config], tuple[Sequence[Any], Mapping[str, Any]]]:
     """The plain way to bind: the call's own arguments, with the config's knobs as further keywords."""
     return lambda config: (args, {**kwargs, **launch_kwargs(config.knobs)})
+
+
+def _failure(err: Exception, seconds: float) -> Failure:
+    return Failure(stage="compile", message=told(err), cost_s=seconds, transient=is_the_machines(err))
 
 
 def _evidence_of(kernel: Any, seconds: float) -> Evidence:

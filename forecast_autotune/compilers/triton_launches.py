@@ -197,7 +197,7 @@ class LaunchesCompiler:
 
 def together(results: Sequence[Evidence | Failure]) -> Evidence | Failure:
     """What is known of several kernels as of one; a failure, if there is any, one that crashed before others."""
-    failures = sorted((r for r in results if isinstance(r, Failure)), key=lambda r: not r.crashed)
+    failures = sorted((r for r in results if isinstance(r, Failure)), key=lambda r: (not r.crashed, r.transient))
     built = [r for r in results if isinstance(r, Evidence)]
     cost_s = sum(r.compile_s for r in built) + sum(r.cost_s for r in failures)
     if failures:

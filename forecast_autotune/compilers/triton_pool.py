@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ..workers import usable_cores, usable_memory_bytes
+from ..workers import killed_from_outside, memory_file, usable_cores, usable_memory_bytes
 from .triton_worker import Built, Task
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ _PREFIXES = ("TRITON_", "MLIR_", "LLVM_", "NVPTX_", "AMDGCN_", "PTXAS_", "DISABL
 _CLOSED = "the pool of compile workers is closed"
 
 # A clean interpreter: no site, no user variables, no start-up hooks. The module path is the caller's.
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; main(int(sys.argv[2]))"
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; main(*sys.argv[2:])"
 
 
 class WorkersUnavailableError(Exception):
@@ -68,11 +69,13 @@ class _Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A worker that came to an end over a task: killed because it took too long, or brought down by the compiler."""
+    """A worker that came to an end over a task: killed because it took too long, brought down by the compiler, or killed
+    by others, which is `transient`."""
 
     cost_s: float
     timed_out: bool
     message: str
+    transient: bool = False
 
 
 class WorkerPool:
@@ -197,24 +200,39 @@ class WorkerPool:
             self._retire(worker)
             worker = None
         if worker is None:
-            worker = _Worker(job.setup)
-            try:
-                with self._lock:
-                    self.started += 1
-                    self._live.add(worker)
-                worker.wait_until_ready()
-            except BaseException as err:
-                self._retire(worker)
-                self._unavailable = str(err)
-                raise
+            worker = self._start(job.setup)
         if job.task is None:
             return worker
         answer = worker.run(job.task, job.timeout_s, self._may_run)
+        if answer.transient:
+            told = answer.message if isinstance(answer, Ended) else answer.error
+            log.warning("%s: it is compiled once more", told)
+            if isinstance(answer, Ended):
+                self._retire(worker)
+                worker = self._start(job.setup)
+            answer = worker.run(job.task, job.timeout_s, self._may_run)
         if isinstance(answer, Ended):
             self._retire(worker)
             worker = None
         job.future.set_result(answer)
         return worker
+
+    def _start(self, setup: Setup) -> _Worker:
+        """A new worker that is ready; one that is killed before it is, is started once more."""
+        for last in (False, True):
+            worker = _Worker(setup)
+            try:
+                with self._lock:
+                    self.started += 1
+                    self._live.add(worker)
+                worker.wait_until_ready()
+                return worker
+            except BaseException as err:
+                self._retire(worker)
+                if last or not worker.was_killed:
+                    self._unavailable = str(err)
+                    raise
+        raise AssertionError("a worker that is neither ready nor refused")
 
     def _retire(self, worker: _Worker | None) -> None:
         if worker is not None:
@@ -228,31 +246,36 @@ class _Worker:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.folder = tempfile.mkdtemp(prefix="forecast_autotune-worker-")  # a killed ptxas leaves its files in here
-        self.log = Path(self.folder, "log")
+        self.was_killed = False  # by others, before it was ready
+        # A killed ptxas leaves its files in here. The worker makes it, and takes it along should this process be killed.
+        self.folder = os.path.join(tempfile.gettempdir(), f"forecast_autotune-worker-{uuid.uuid4().hex}")
+        self.log = os.fdopen(memory_file(0, "forecast_autotune_log"), "r+b", buffering=0)
         ours, theirs = socket.socketpair()
+        held, lifeline = os.pipe()
+        self._lifeline = os.fdopen(lifeline, "wb")  # never written to: the worker sees it end when this process does
         package = __name__.rpartition(".")[0]
         command = [
             *(sys.executable, "-I", "-S", "-c", _START.format(module=f"{package}.triton_worker")),
-            *(json.dumps(setup.path), str(theirs.fileno())),
+            *(json.dumps(setup.path), str(theirs.fileno()), str(held), self.folder),
         ]
         try:
-            with open(self.log, "ab") as output:
-                self.process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    cwd=setup.folder,
-                    env={**os.environ, **dict(setup.environment), "TMPDIR": self.folder},
-                    pass_fds=[theirs.fileno()],
-                )
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self.log,
+                stderr=self.log,
+                cwd=setup.folder,
+                env={**os.environ, **dict(setup.environment), "TMPDIR": self.folder},
+                pass_fds=[theirs.fileno(), held],
+            )
         except OSError as err:
             ours.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._lifeline.close()
+            self.log.close()
             raise WorkersUnavailableError(f"{command[0]} does not start: {err}") from err
         finally:
             theirs.close()
+            os.close(held)
         self.connection = Connection(ours.detach())
 
     @property
@@ -272,6 +295,8 @@ class _Worker:
             reason = f"it is not ready after {START_S:.0f} s"
         except (EOFError, OSError):
             reason = self.last_words() or "it ended at once"
+            self.kill()  # if it is gone already, what it started
+            self.was_killed = killed_from_outside(self.process.returncode)
         self.close()
         raise WorkersUnavailableError(f"a compile worker does not start ({sys.executable}): {reason}")
 
@@ -305,12 +330,14 @@ class _Worker:
                 timed_out=False,
                 message=f"the compiler's process {_how_it_ended(self.process.returncode)}: "
                 f"{self.last_words() or 'it left no message'}",
+                transient=killed_from_outside(self.process.returncode),
             )
 
     def last_words(self) -> str:
         """The end of what the process wrote, where LLVM says why it aborts."""
-        with contextlib.suppress(OSError):
-            return self.log.read_text(errors="replace")[-1000:].strip()
+        with contextlib.suppress(OSError, ValueError):  # ValueError: another thread has closed it
+            written = os.fstat(self.log.fileno()).st_size
+            return os.pread(self.log.fileno(), 4000, max(0, written - 4000)).decode(errors="replace")[-1000:].strip()
         return ""
 
     def signal(self, number: int) -> None:
@@ -330,7 +357,10 @@ class _Worker:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self.connection.close()
+        shutil.rmtree(self.folder, ignore_errors=True)  # now as well: this process may be killed after the worker
         self.kill()
+        self._lifeline.close()
+        self.log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -8,8 +8,12 @@ held at that moment, and from Python 3.12 on warns when the caller has threads, 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import os
+import shutil
+import signal
 import tempfile
 import time
 from contextlib import redirect_stdout
@@ -19,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.outcome import Evidence
+from ..workers import blames_the_machine
 
 PARENT_CHECK_S = 5.0  # how often an idle worker looks whether its caller still lives
 
@@ -48,15 +53,56 @@ class Built:
     evidence: Evidence | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    transient: bool = False  # the error is a full disk's, or a killed tool's
 
 
-def main(descriptor: int) -> None:
-    """Serve tasks until the caller closes the connection or is gone."""
+def main(connected: str, held: str, folder: str) -> None:
+    """Serve tasks until the caller closes the connection or is gone; then take the temporary files along.
+
+    Args:
+        connected: descriptor of the connection.
+        held: descriptor of a pipe that ends with the caller.
+        folder: for temporary files, this worker's alone; made here.
+    """
     # A group of its own, so that killing it takes ptxas along, and Ctrl-C in the caller does not reach it.
     os.setpgid(0, 0)
-    os.set_inheritable(descriptor, False)  # Triton starts ptxas with every inheritable descriptor open
+    for descriptor in (int(connected), int(held)):
+        os.set_inheritable(descriptor, False)  # Triton starts ptxas with every inheritable descriptor open
+    os.mkdir(folder, 0o700)
+    try:
+        _leave_with_caller(int(held), folder)
+        _serve(Connection(int(connected)))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _leave_with_caller(held: int, folder: str) -> None:
+    """Leave when the pipe ends, in the middle of a compile too, and though this process may be stopped just then.
+
+    While something is timed, this group is stopped. If the caller is killed meanwhile, nobody would ever let it go on
+    (Linux does so only where whoever inherits this process is of another session, and in a container it is not).
+    """
+
+    def look(*_: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(held, 1):
+                # No exception: this may be the middle of anything, of leaving included.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                os.killpg(os.getpgrp(), signal.SIGTERM)  # ptxas
+                shutil.rmtree(folder, ignore_errors=True)
+                os._exit(0)
+
+    os.set_blocking(held, False)
+    signal.signal(signal.SIGCONT, look)
+    with contextlib.suppress(OSError, AttributeError):  # AttributeError: no Linux
+        fcntl.fcntl(held, fcntl.F_SETOWN, -os.getpgid(0))
+        fcntl.fcntl(held, fcntl.F_SETSIG, signal.SIGCONT)
+        fcntl.fcntl(held, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    look()  # it may have ended before Linux was asked to tell
+
+
+def _serve(connection: Connection) -> None:
     caller = os.getppid()
-    connection = Connection(descriptor)
     try:
         use_knobs(connection.recv())
         import triton
@@ -69,6 +115,7 @@ def main(descriptor: int) -> None:
                     return
             task = connection.recv()
             os.ftruncate(2, 0)  # the log is told to the caller when this compile brings the process down
+            os.lseek(2, 0, os.SEEK_SET)
             connection.send(build(task))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
@@ -100,7 +147,7 @@ def build(task: Task) -> Built:
             _use_key(task.key)
             kernel = triton.compile(_source(task), **arguments)
     except Exception as err:
-        return Built(cost_s=time.perf_counter() - began, error=told(err))
+        return Built(cost_s=time.perf_counter() - began, error=told(err), transient=is_the_machines(err))
     seconds = time.perf_counter() - began
     metadata = kernel.metadata._asdict()
     return Built(
@@ -114,6 +161,11 @@ def build(task: Task) -> Built:
 def limiting(metadata: dict[str, Any]) -> dict[str, Any]:
     """The part of a kernel's metadata that a device's limits are checked against."""
     return {name: metadata.get(name) for name in ("shared", "num_warps", "warp_size", "tmem_size", "target")}
+
+
+def is_the_machines(err: BaseException) -> bool:
+    """Whether a disk, memory or a killed tool is to blame for what a compile raised, not the config."""
+    return isinstance(err, (OSError, MemoryError)) or blames_the_machine(str(err))
 
 
 def told(err: BaseException) -> str:

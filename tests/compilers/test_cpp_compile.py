@@ -18,6 +18,7 @@ import torch
 from toy import GOOD, Toy
 
 import forecast_autotune as fa
+from forecast_autotune.compilers.cpp_build import BEGUN, _drop_what_was_cut_off
 from forecast_autotune.compilers.cpp_compile import CppCompiler
 from forecast_autotune.compilers.cpp_recipe import Recipe
 from forecast_autotune.core.config import Config
@@ -99,6 +100,26 @@ def test_a_lock_that_torch_left_behind_does_not_hang_the_next_build(toy: Toy) ->
     (next(toy.builds.glob("toy/slot-*")) / "lock").touch()
     ((_, evidence),) = toy.compiler().compile([Config({"MODE": "plain", "NUMBER": time.time_ns()})])
     assert isinstance(evidence, Evidence)
+
+
+def test_what_a_killed_build_wrote_to_its_slot_is_not_taken_for_what_it_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "main.o").write_text("whole")
+    _drop_what_was_cut_off(tmp_path)
+    (tmp_path / "cuda.o").write_text("cut sh")  # and here it is killed
+    _drop_what_was_cut_off(tmp_path)
+    assert (tmp_path / "main.o").exists()
+    assert not (tmp_path / "cuda.o").exists()
+    (tmp_path / "main.o").write_text("another variant's")
+    _drop_what_was_cut_off(tmp_path)
+    assert not (tmp_path / "main.o").exists()
+    (tmp_path / "main.o").write_text("whole")
+    (tmp_path / BEGUN).write_text('{"main.o": [1')  # killed while this was written
+    _drop_what_was_cut_off(tmp_path)
+    assert not (tmp_path / "main.o").exists()
+    (tmp_path / BEGUN).unlink()  # it came to its end
+    (tmp_path / "main.o").write_text("whole")
+    _drop_what_was_cut_off(tmp_path)
+    assert (tmp_path / "main.o").exists()
 
 
 def test_a_build_killed_half_way_is_built_again(toy: Toy) -> None:
