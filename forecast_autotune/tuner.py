@@ -8,6 +8,7 @@ import logging
 import math
 import time
 import uuid
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -230,6 +231,8 @@ class _Run:
             answer = self.surrogate.forecast(question)
             if len(answer) != len(self.space):
                 raise ValueError(f"it answered for {len(answer)} of {len(self.space)} configs")
+            if strange := [a for a in answer if not isinstance(a, Forecast | Abstention)]:
+                raise TypeError(f"it answered {strange[0]!r}, which is neither a Forecast nor an Abstention")
             self.forecasts = answer
         except Exception as err:  # a surrogate may be anything, a server included; tuning goes on without it
             log.warning("surrogate %s failed (%r): tuning goes on without forecasts", self.surrogate.name, err)
@@ -378,7 +381,8 @@ class _Run:
         if self.shares is not None:
             self.settle(self.shares, config, doubtful=doubtful)
         if isinstance(outcome, Failure):
-            log.info("%s: %s failed at %s: %s", self.job.workload, config, outcome.stage, outcome.message)
+            told = (outcome.stage, outcome.message, outcome.follows)
+            log.info("%s: %s failed at %s: %s; %s", self.job.workload, config, *told)
 
     def settle(self, shares: Shares, config: Config, *, doubtful: bool) -> None:  # noqa: ARG002  # a helper's
         """Say what became of a config that was taken; one that failed for no fault of its own counts as tried."""
@@ -466,6 +470,7 @@ class _Run:
             reason = f"{reason}; {stop.reason}"
         elif not ran and self.outcomes:
             self.refuse_if_nothing_runs()
+            reason = f"{self.nothing_ran()}; {reason}"
         measured_us = {c: m.median_us for c, m in ran.items()}
         return Decision(
             config=config,
@@ -530,6 +535,14 @@ class _Run:
             ):
                 chosen, expected = (config, forecast), forecast.mean
         return chosen
+
+    def nothing_ran(self) -> str:
+        """That every config tried has failed, said to whoever must act on it, and where they did, in words."""
+        failures = [o for o in self.outcomes.values() if isinstance(o, Failure)]
+        stages = ", ".join(f"{count} at {stage}" for stage, count in Counter(f.stage for f in failures).items())
+        told = f"none of {len(failures)} configs tried runs here ({stages})"
+        log.warning("%s: %s, so the first is launched; it failed: %s", self.job.workload, told, failures[0].message)
+        return told
 
     def refuse_if_nothing_runs(self) -> None:
         default = self.outcomes.get(self.space.default)

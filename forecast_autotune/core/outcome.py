@@ -94,5 +94,14 @@ class Failure:
         if self.stage not in STAGES:
             raise InvalidInputError(f"stage {self.stage!r}: accepted are {', '.join(STAGES)}")
 
+    @property
+    def follows(self) -> str:
+        """What follows from it, in words."""
+        if self.transient:
+            return "the cause may lie elsewhere, so a later run tries it again"
+        if self.crashed:
+            return "it is not tried again, and never run in the caller's process"
+        return "it is not tried again"
+
 
 Outcome = Measurement | Failure

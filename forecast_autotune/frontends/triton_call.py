@@ -222,7 +222,10 @@ class TritonCall:
         args, kwargs = self.args, {**self.kwargs, **theirs.all_kwargs()}
         if theirs.pre_hook is not None:
             copies = {name: _own_copy(value) for name, value in {**self.named, **theirs.all_kwargs()}.items()}
-            theirs.pre_hook(dict(copies))  # what it puts in place of an argument, the launch does not see either
+            try:
+                theirs.pre_hook(dict(copies))  # what it puts in place of an argument, the launch does not see either
+            except SystemExit as err:
+                raise RuntimeError(f"its pre_hook ends the program: SystemExit: {err}") from err
             if any(isinstance(v, torch.Tensor) and v._version for v in copies.values()):
                 self.hooked.add(config)
             args = tuple(_after_hook(v, copies[n]) for n, v in zip(self.tuner.arg_names, args, strict=False))

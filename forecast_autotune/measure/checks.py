@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Check = str | Callable[[Any, Any], object] | None
 """`"allclose"`, `"bitexact"`, None, or a callable of (outputs, the default's outputs), both lists of tensors, that raises
-or returns False where they disagree."""
+or returns False, alone or anywhere in a tensor, where they disagree."""
 
 NAMES = ("allclose", "bitexact")
 
@@ -53,9 +53,10 @@ def disagreement(check: Check, got: Sequence[torch.Tensor], expected: Sequence[t
     if callable(check):
         try:
             verdict = check(list(got), list(expected))
-        except Exception as err:
+            no = verdict is False or (_is_truth(verdict) and not bool(verdict.all()))  # type: ignore[attr-defined]
+        except (Exception, SystemExit) as err:
             return f"the check said: {type(err).__name__}: {err}"
-        return "the check said no" if verdict is False else None
+        return "the check said no" if no else None
     if len(got) != len(expected):
         return f"produced {len(got)} outputs, the default {len(expected)}"
     for i, (mine, its) in enumerate(zip(got, expected, strict=True)):
@@ -101,6 +102,11 @@ def close(mine: torch.Tensor, its: torch.Tensor) -> str | None:
     if not wrong:
         return None
     return f"{wrong} of {its.numel()} elements differ, by up to {worst:.3g} where {scale:.3g} is usual"
+
+
+def _is_truth(value: object) -> bool:
+    """Whether it is a tensor or an array of truth values, such as `(a == b).all()` is."""
+    return str(getattr(value, "dtype", "")).removeprefix("torch.") == "bool"
 
 
 def _name(tensor: torch.Tensor) -> str:

@@ -15,6 +15,7 @@ from .cells import Cell, reads_itself
 from .checks import close
 from .clocks import Clock, CpuClock, Launch, cuda_clock
 from .measuring import Attempt, DeviceLostError, Measuring, Ran
+from .surroundings import surroundings_kept
 
 if TYPE_CHECKING:
     import torch
@@ -194,7 +195,8 @@ class InProcess(Measuring):
         values = arguments.build(self._snapshot.layout["values"])  # the last candidate may have reshaped its own
         function, clock = self._function(config), clock_for(values)
         try:
-            yield Trial(Launch(call=lambda: function(*values)), arguments, clock)
+            with surroundings_kept():
+                yield Trial(Launch(call=lambda: function(*values)), arguments, clock)
             if arguments.overrun() is not None:
                 self._copies = None  # what else it wrote, the copy that is put back included, nobody knows
         except Exception as err:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,12 @@ from ..workers import (
     Channel,
     Worker,
     WorkerDiedError,
+    WorkerKilledError,
     WorkerRaisedError,
     WorkerTimeoutError,
     WorkshopError,
     redirect_output,
+    usable_memory_bytes,
     workshop,
 )
 from .arguments import Arguments, Snapshot, snapshot
@@ -36,6 +39,9 @@ DEFAULT_TIMEOUT_S = 60.0  # for a first run of the default, of which nothing is 
 TIMEOUT_FLOOR_S = 5.0
 TIMEOUT_RATIO = 20.0  # a candidate so many times slower than the default is not worth waiting for
 RUNS_OF_A_LOOK = 3
+WATCH_S = 0.1  # between two looks at what a candidate takes
+MEMORY_SHARE = 0.9  # of what is free: what a candidate may take
+LOG_BYTES = 16 << 20  # of what candidates print: more is thrown away
 
 Message = dict[str, Any]
 Load = Callable[[Message, Arguments], tuple[Launch, Clock]]
@@ -77,9 +83,11 @@ class Isolated(Measuring):
         self._snapshot: Snapshot | None = None
         self._worker: Worker | None = None
         self._timeout_s: float | None = None  # for a run; known once one has ended
+        self._memory_bytes = 0  # what the candidate may take
 
     def close(self) -> None:
         self._let_go()
+        self._bound_log()
         if self._snapshot is not None:
             self._snapshot.close()
 
@@ -93,8 +101,9 @@ class Isolated(Measuring):
             self._worker = self._start(self._snapshot)
         worker = self._worker
         try:
+            self._memory_bytes = int(MEMORY_SHARE * usable_memory_bytes())
             worker.send({"candidate": candidate})
-            worker.receive(LOAD_TIMEOUT_S)
+            self.answer_of(worker, LOAD_TIMEOUT_S)
             yield _Conversation(worker, self)
             if self._one_each:
                 worker.send({"end": True})
@@ -123,11 +132,42 @@ class Isolated(Measuring):
         }
         worker = workshop().start(self._job, request, [copy.file])
         try:
-            worker.receive(LOAD_TIMEOUT_S + self.copying_s)
+            try:
+                worker.receive(LOAD_TIMEOUT_S + self.copying_s)
+            except WorkerKilledError:  # no word of what it was doing: once more
+                worker.__exit__()
+                worker = workshop().start(self._job, request, [copy.file])
+                worker.receive(LOAD_TIMEOUT_S + self.copying_s)
         except (WorkerDiedError, WorkerRaisedError, WorkerTimeoutError) as err:  # before any candidate came into play
             worker.__exit__()
             raise WorkshopError(f"the worker process cannot be set up: {err}") from None
         return worker
+
+    def answer_of(self, worker: Worker, timeout_s: float) -> Message:
+        """The worker's next message; until it comes, what the candidate takes is watched.
+
+        Raises:
+            WorkerDiedError: it took more memory than there was.
+            WorkerTimeoutError, WorkerRaisedError: as `Worker.receive`.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return worker.receive(max(0.0, min(WATCH_S, deadline - time.monotonic())))
+            except WorkerTimeoutError:
+                if time.monotonic() >= deadline:
+                    raise WorkerTimeoutError(f"no answer within {timeout_s:.0f} s") from None
+            self._bound_log()
+            # Rather than wait for Linux to choose whom to end, or for a machine that swaps. A limit on addresses would not
+            # do: CUDA reserves them by the terabyte.
+            if (taken := own_bytes(worker.pid)) > self._memory_bytes:
+                told = f"it took {taken >> 20} MiB of memory, of {self._memory_bytes >> 20} MiB that it could have"
+                raise WorkerDiedError(f"{told}, and was ended")
+
+    def _bound_log(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._log.stat().st_size > LOG_BYTES:
+                os.truncate(self._log, 0)
 
     @property
     def copying_s(self) -> float:
@@ -157,7 +197,8 @@ class _Conversation:
         known_s = self._measurer._timeout_s
         allowed_s = DEFAULT_TIMEOUT_S if known_s is None else known_s
         self._worker.send({"look": look, "blank": list(blank), "compared": compared})
-        ran = self._worker.receive((RUNS_OF_A_LOOK * allowed_s if look else allowed_s) + self._measurer.copying_s)
+        timeout_s = (RUNS_OF_A_LOOK * allowed_s if look else allowed_s) + self._measurer.copying_s
+        ran = self._measurer.answer_of(self._worker, timeout_s)
         outputs = self._outputs(ran)
         if known_s is None:  # the default, or another that ran: in either case one to relate others to
             self._measurer._timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * float(ran["first_us"]) / 1e6)
@@ -171,7 +212,7 @@ class _Conversation:
 
     def time(self, hopeless_us: float) -> Measurement:
         self._worker.send({"hopeless_us": hopeless_us if math.isfinite(hopeless_us) else None})
-        told = self._worker.receive(self._measurer.timing_s)
+        told = self._measurer.answer_of(self._worker, self._measurer.timing_s)
         return Measurement(
             samples_us=tuple(float(s) for s in told["samples_us"]),
             clock_mhz=told["clock_mhz"],
@@ -228,7 +269,17 @@ def serve_trials(channel: Channel, request: Message, load: Load) -> None:
 
 def _try(channel: Channel, trial: Trial) -> Message:
     """One candidate's conversation; the first message that is no longer about it."""
-    command = channel.receive()
+    while True:
+        command = channel.receive()
+        if "look" in command:
+            _run(channel, trial, command)
+        elif "hopeless_us" in command:
+            _time(channel, trial, command["hopeless_us"])
+        else:
+            return command
+
+
+def _run(channel: Channel, trial: Trial, command: Message) -> None:
     ran = trial.run(look=command["look"], blank=command["blank"], compared=command["compared"])
     copy = snapshot(ran.outputs)
     try:
@@ -245,10 +296,17 @@ def _try(channel: Channel, trial: Trial) -> Message:
         )
     finally:
         copy.close()
-    command = channel.receive()
-    if "hopeless_us" not in command:
-        return command
-    hopeless_us = command["hopeless_us"]
+
+
+def _time(channel: Channel, trial: Trial, hopeless_us: float | None) -> None:
     timed = trial.time(math.inf if hopeless_us is None else hopeless_us)
     channel.send({"samples_us": timed.samples_us, "clock_mhz": timed.clock_mhz, "temperature_c": timed.temperature_c})
-    return channel.receive()
+
+
+def own_bytes(pid: int) -> int:
+    """Memory that a process has taken for itself alone, swapped out or not; 0 where nobody says."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "VmSwap:")))

@@ -17,6 +17,7 @@ from .cells import Cell, differ, takes_nan
 from .clocks import Clock, Launch
 from .in_process import Trial, raise_if_lost
 from .measuring import Attempt, Measuring, Ran
+from .surroundings import surroundings_kept
 
 if TYPE_CHECKING:
     import torch
@@ -207,7 +208,8 @@ class Lent(Measuring):
             if self.looks and (short := self._arguments.look()):
                 self._without_copies(short)
         try:
-            yield Trial(self._launch(config), self._arguments, clock)
+            with surroundings_kept():
+                yield Trial(self._launch(config), self._arguments, clock)
         except BaseException as err:
             if isinstance(err, Exception):
                 raise_if_lost(clock, err)

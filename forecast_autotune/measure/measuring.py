@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..core.config import Config
 from ..core.outcome import Failure, Measurement, Outcome
 from ..errors import AutotuneError, InvalidInputError
-from ..workers import WorkerDiedError, WorkerRaisedError, WorkerTimeoutError, WorkshopError
+from ..workers import WorkerDiedError, WorkerKilledError, WorkerRaisedError, WorkerTimeoutError, WorkshopError
 from .arguments import UnportableError
 from .checks import Check, check_name, disagreement
 
@@ -142,7 +142,7 @@ class Measuring(ABC):
             log.warning("%s: the default config does not run: nothing can be compared with it", self.name)
         return self._try(config, hopeless_us, timed=True)
 
-    def _try(self, config: Config, hopeless_us: float, *, timed: bool) -> Outcome:
+    def _try(self, config: Config, hopeless_us: float, *, timed: bool, again: bool = False) -> Outcome:
         is_default = config == self._default
         self._default_tried |= is_default
         look = (
@@ -170,11 +170,19 @@ class Measuring(ABC):
                     if wrong:
                         return failure("check", wrong)
                 measurement = attempt.time(hopeless_us) if timed else None
+                compared = measurement is not None and not is_default and self._expected is not None
+                if compared and (found := self._spoilt(attempt)):
+                    return failure("check", f"right at first, but after it was timed: {found}")
         except (UnportableError, WorkshopError, CheckError):
             raise
         except WorkerTimeoutError as err:
             # A slow default is a call that takes long, not one that must not be made.
             return failure("timeout", str(err), crashed=not is_default)
+        except WorkerKilledError as err:
+            if not again:  # of the default above all: nothing could be compared with it in the whole run
+                log.warning("%s: %s was stopped from outside (%s): it is tried once more", self.name, config, err)
+                return self._try(config, hopeless_us, timed=timed, again=True)
+            return failure(stage, f"stopped from outside, twice: {err}", transient=True)
         except WorkerDiedError as err:
             return failure(stage, str(err), crashed=True)
         except DeviceLostError as err:
@@ -186,7 +194,7 @@ class Measuring(ABC):
             return self._raised(stage, raised(err), is_default, began)
         except AutotuneError as err:
             return failure("compile", str(err), transient=True)
-        except Exception as err:  # a driver, a hook, a kernel: whatever it is, another config may run
+        except (Exception, SystemExit) as err:  # a driver, a hook, a kernel: whatever it is, another config may run
             if look and of_memory(err):
                 return self._without_look(config, hopeless_us, err, timed=timed)
             return self._raised(stage, raised(err), is_default, began)
@@ -194,7 +202,12 @@ class Measuring(ABC):
             return failure("check", "not timed", transient=True)
         return replace(measurement, run_s=time.perf_counter() - began)
 
-    def _without_look(self, config: Config, hopeless_us: float, err: Exception, *, timed: bool) -> Outcome:
+    def _spoilt(self, attempt: Attempt) -> str | None:
+        """What is wrong with a candidate that was right at first, such as one whose counters are zero only then."""
+        ran = attempt.run(look=False, blank=self._blank, compared=True)
+        return ran.overrun or disagreement(self._check, ran.outputs, self._expected or ())
+
+    def _without_look(self, config: Config, hopeless_us: float, err: BaseException, *, timed: bool) -> Outcome:
         """Try a config again without the copies that a look takes, which memory was short for."""
         if self._check is not None:
             raise CheckError(
