@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from forecast_autotune.cli._shared import plain
+from forecast_autotune.core.text import plain
 
 from . import pictures, plotted, readings
 from .contest import OURS

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 from .core.job import Progress
+from .core.text import plain
 from .protocols import Listener
 
 QUIET_S = 2.0
@@ -21,6 +22,7 @@ def show_progress(listener: Listener | None = None) -> Iterator[Listener | None]
         yield listener
         return
     from rich.console import Console
+    from rich.text import Text  # a name in brackets is no mark-up
 
     began = time.monotonic()
     status = Console(stderr=True).status("")
@@ -28,7 +30,7 @@ def show_progress(listener: Listener | None = None) -> Iterator[Listener | None]
 
     def show(progress: Progress) -> None:
         nonlocal shown
-        status.update(describe(progress))
+        status.update(Text(plain(describe(progress))))
         if not shown and time.monotonic() - began > QUIET_S:
             status.start()
             shown = True

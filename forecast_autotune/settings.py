@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from .core.model_names import FORMS, is_language_model, is_loopback
 from .errors import InvalidInputError
 
 PREFIX = "FORECAST_AUTOTUNE_"
+
+NO_HOME = Path("/nonexistent")  # Debian's name for the home folder of those who have none
 
 _CHOICES = {
     "MODE": ("tune", "cached", "forecast", "first", "strict"),
@@ -107,10 +110,21 @@ class Settings:
                 raise InvalidInputError(f"{PREFIX}BUDGET: {err}") from None
             values["budget"] = text
         if text := env.get(PREFIX + "DIR", "").strip():
-            values["dir"] = Path(text).expanduser()
+            values["dir"] = _path(text, "DIR")
         if text := env.get(PREFIX + "PACKS", "").strip():
-            values["packs"] = tuple(Path(p).expanduser() for p in text.split(os.pathsep) if p)
+            values["packs"] = tuple(_path(p, "PACKS") for p in text.split(os.pathsep) if p)
         return cls(**values)  # type: ignore[arg-type]
+
+
+def _path(text: str, name: str) -> Path:
+    try:
+        if "\0" in text:
+            raise RuntimeError("it holds a NUL character")
+        return Path(text).expanduser()
+    except RuntimeError as err:  # ~ of a user who is not known here, say
+        raise InvalidInputError(
+            f"{PREFIX}{name}={text!r}: {err}; accepted is a path, ~ being your home folder"
+        ) from None
 
 
 def check_surrogate(text: str, variable: str, *, remote: bool) -> None:
@@ -136,7 +150,13 @@ def default_dir() -> Path:
     """The platform's cache folder for this user; removing it costs time, nothing else."""
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("forecast_autotune", appauthor=False))
+    with suppress(RuntimeError):
+        folder = Path(platformdirs.user_cache_dir("forecast_autotune", appauthor=False))
+        if folder.is_absolute():
+            return folder
+    # A user whom the system does not know, and HOME not set, as containers have it. What cannot be made leaves the store
+    # in memory, with a warning; a folder named ~ in the current one, or one in /tmp that others may have made, would not do.
+    return NO_HOME / ".cache" / "forecast_autotune"
 
 
 def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:

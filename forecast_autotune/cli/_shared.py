@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..core.text import plain
 
 if TYPE_CHECKING:
     from ..store.manage import StoreFile
@@ -74,17 +77,40 @@ def say(text: str) -> None:
 # Printing ---------------------------------------------------------------------------------------------------------------
 
 
+def print_json_list(values: Iterable[object]) -> bool:
+    """Print what `print_json` would of a list, one by one as they come; returns whether there was any."""
+    indented = sys.stdout.isatty()
+    between = "["
+    for value in values:
+        text = json.dumps(value, indent=2 if indented else None)
+        print(between, textwrap.indent(f"\n{text}", "  ") if indented else text, sep="", end="")
+        between = "," if indented else ", "
+    some = between != "["
+    print("\n]" if indented and some else "]" if some else "[]")
+    return some
+
+
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
 
 
 def print_table(columns: Sequence[str], table: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """Rows under headings; a column named in `right` is set flush right."""
+    """Rows under headings; a column named in `right` is set flush right. A pipe gets a line per row, however long."""
+    if not sys.stdout.isatty():  # rich takes a millisecond for a row
+        lines = [[plain(cell) for cell in row] for row in (columns, *table)]
+        widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+        for line in lines:
+            cells = (
+                cell.rjust(width) if column in right else cell.ljust(width)
+                for cell, width, column in zip(line, widths, columns, strict=True)
+            )
+            print("  ".join(cells).rstrip())
+        return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=SIMPLE_HEAD if sys.stdout.isatty() else None, pad_edge=False, header_style="bold")
+    drawn = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for column in columns:
         drawn.add_column(column, justify="right" if column in right else "left")
     for row in table:
@@ -114,11 +140,6 @@ def _console() -> Any:
     return Console(file=sys.stdout, highlight=False, no_color=True, width=10_000, soft_wrap=False)
 
 
-def plain(text: str) -> str:
-    """Text on one line without control characters: names in a store that was imported may hold terminal commands."""
-    return "".join(c if c.isprintable() else {"\n": " ", "\t": " "}.get(c, f"\\x{ord(c):02x}") for c in text)
-
-
 # Words ------------------------------------------------------------------------------------------------------------------
 
 
@@ -127,7 +148,7 @@ def short(digest: str) -> str:
 
 
 def as_times(log2_speedup: float) -> str:
-    return f"{2.0**log2_speedup:.2f}x"
+    return f"{2.0 ** min(log2_speedup, 1000.0):.2f}x"
 
 
 def as_time(us: float | None) -> str:

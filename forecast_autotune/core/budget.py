@@ -38,7 +38,9 @@ class Budget:
         self.limit: int | None = self.configs
 
     def _read(self, part: str, whole: object) -> None:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|ms|s|min)?", part)
+        match = re.fullmatch(
+            r"(\d{1,15}(?:\.\d{1,15})?)\s*(%|ms|s|min)?", part
+        )  # no more of anything is there to be spent
         number = float(match[1]) if match else math.nan
         unit = match[2] if match else None
         if part == "all" and not self.all:

@@ -26,7 +26,7 @@ class Config:
         for name, value in knobs.items():
             if not isinstance(name, str) or not isinstance(value, (bool, int, float, str, type(None))):
                 raise InvalidInputError(
-                    f"knob {name!r} is {value!r} of type {type(value).__name__}: a knob has a text name and "
+                    f"knob {name!r} is {repr(value)[:200]} of type {type(value).__name__}: a knob has a text name and "
                     "a bool, int, float, str or None as its value"
                 )
             if isinstance(value, float) and not math.isfinite(value):

@@ -22,6 +22,16 @@ from ..language.answers import LABELS, Bins
 Json = dict[str, object]
 _T = TypeVar("_T")
 
+LARGEST = 10**300
+"""As a number, what lies beyond cannot be calculated with."""
+
+MOST_COUNTED = 2**53  # what a float tells from its neighbours
+FASTEST_US, SLOWEST_US = 1e-100, 1e100
+"""Times that are no time; quotients of those between, and their squares, are finite numbers."""
+
+MOST_LOG2 = 10_000.0  # of a forecast's speed-up and its sigma: no two times lie further apart, and squares are numbers
+KEY_DEPTH = 16  # of lists in lists in a workload's key
+
 
 def to_text(value: object) -> str:
     """One line of JSON, keys in the order given.
@@ -35,12 +45,14 @@ def to_text(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def from_text(text: str, what: str) -> object:
-    """Parse JSON that may have been written by anyone.
+def from_text(text: object, what: str) -> object:
+    """Parse JSON that may have been written by anyone; a store's column may hold what is no text at all.
 
     Raises:
-        InvalidInputError: the text is no JSON, holds NaN or an infinity, or is nested too deeply.
+        InvalidInputError: it is no text, the text is no JSON, holds NaN or an infinity, or is nested too deeply.
     """
+    if not isinstance(text, str):
+        raise InvalidInputError(f"{what} is {shown(text)}: it must be text")
 
     def refuse(name: str) -> NoReturn:
         raise InvalidInputError(f"{what} holds {name}: numbers must be finite")
@@ -59,14 +71,14 @@ def from_text(text: str, what: str) -> object:
 def fields(value: object, what: str) -> Mapping[str, object]:
     """A JSON object, or an error that names what should have been one."""
     if not isinstance(value, dict):
-        raise InvalidInputError(f"{what} is {_shown(value)}: it must be a JSON object")
+        raise InvalidInputError(f"{what} is {shown(value)}: it must be a JSON object")
     return value
 
 
 def text_field(found: Mapping[str, object], name: str, what: str, default: str | None = None) -> str:
     value = found.get(name, default)
     if not isinstance(value, str):
-        raise InvalidInputError(f"{what} has {name} {_shown(value)}: it must be text")
+        raise InvalidInputError(f"{what} has {name} {shown(value)}: it must be text")
     return value
 
 
@@ -81,14 +93,22 @@ def refuse_surrogates(text: str, what: str) -> None:
 def number_field(found: Mapping[str, object], name: str, what: str, default: float | None = None) -> float:
     value = found.get(name, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidInputError(f"{what} has {name} {_shown(value)}: it must be a number")
+        raise InvalidInputError(f"{what} has {name} {shown(value)}: it must be a number")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise InvalidInputError(f"{what} has {name} {_shown(value)}: it must be finite")
+        raise InvalidInputError(f"{what} has {name} {shown(value)}: it must be finite")
     return number
+
+
+def cost_field(found: Mapping[str, object], name: str, what: str) -> float:
+    """Seconds that something took."""
+    cost_s = number_field(found, name, what, 0.0)
+    if not 0 <= cost_s <= MOST_COUNTED:
+        raise InvalidInputError(f"{what} has {name} {shown(cost_s)}: it must be seconds that passed")
+    return cost_s
 
 
 def optional_number(found: Mapping[str, object], name: str, what: str) -> float | None:
@@ -97,20 +117,24 @@ def optional_number(found: Mapping[str, object], name: str, what: str) -> float 
 
 def count_field(found: Mapping[str, object], name: str, what: str, default: int | None = None) -> int:
     value = found.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidInputError(f"{what} has {name} {_shown(value)}: it must be a whole number")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_COUNTED:
+        raise InvalidInputError(f"{what} has {name} {shown(value)}: it must be a whole number that counts something")
     return value
 
 
 def list_field(found: Mapping[str, object], name: str, what: str) -> list[object]:
     value = found.get(name, [])
     if not isinstance(value, list):
-        raise InvalidInputError(f"{what} has {name} {_shown(value)}: it must be a list")
+        raise InvalidInputError(f"{what} has {name} {shown(value)}: it must be a list")
     return value
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
+def shown(value: object) -> str:
+    """A value for a message, cut to one's length."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "nested too deeply to be shown"
     return "missing" if value is None else text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -127,7 +151,14 @@ def decode_config(value: object, what: str = "config") -> Config:
         config = Config(knobs)
     except InvalidInputError as err:
         raise InvalidInputError(f"{what}: {err}") from None
+    except RecursionError:
+        raise InvalidInputError(f"{what} has a knob that is nested deeply: a knob is a number, text or null") from None
     refuse_surrogates(config.text, what)
+    for name, knob in config.knobs.items():
+        if isinstance(knob, int) and abs(knob) > LARGEST:
+            raise InvalidInputError(
+                f"{what} has {name} {str(knob)[:20]}…, a number of {len(str(abs(knob)))} digits: a knob is below 1e300"
+            )
     return config
 
 
@@ -149,14 +180,31 @@ def encode_workload(workload: Workload) -> Json:
     return {"key": dict(workload.key), "timing": workload.timing, **checked, "features": dict(workload.features)}
 
 
+def _check_key(value: object, what: str, levels: int) -> None:
+    """A key may be any JSON, as long as every reader of it can walk through it and calculate with its numbers."""
+    if isinstance(value, (dict, list)):
+        if not levels:
+            raise InvalidInputError(
+                f"{what} is nested more than {KEY_DEPTH} deep: it holds types, sizes and values of arguments"
+            )
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_key(inner, what, levels - 1)
+    elif type(value) in (int, float):
+        number_field({"a number": value}, "a number", what)
+
+
 def decode_workload(value: object, program: Program, what: str = "workload") -> Workload:
     found = fields(value, what)
     features: dict[str, Value] = {}
-    for name, feature in fields(found.get("features", {}), f"{what}'s features").items():
+    features_given = fields(found.get("features", {}), f"{what}'s features")
+    for name, feature in features_given.items():
         if not isinstance(feature, (bool, int, float, str, type(None))):
-            raise InvalidInputError(f"{what} has feature {name} {_shown(feature)}: it must be a number, text or null")
+            raise InvalidInputError(f"{what} has feature {name} {shown(feature)}: it must be a number, text or null")
+        if type(feature) in (int, float):
+            number_field(features_given, name, f"{what}'s features")
         features[name] = feature
     key = dict(fields(found.get("key"), f"{what}'s key"))
+    _check_key(key, f"{what}'s key", KEY_DEPTH)
     timing = text_field(found, "timing", what, "eager")
     check = text_field(found, "check", what, "")
     refuse_surrogates(canonical_json(key) + timing + check, f"{what}'s key, timing or check")
@@ -221,14 +269,16 @@ def decode_forecast(value: object, what: str = "forecast") -> Forecast | Abstent
     bells = list_field(found, "components", what)
     said_by = list_field(found, "said_by", what) if "said_by" in found else [""] * len(bells)
     if len(said_by) != len(bells) or not all(isinstance(name, str) for name in said_by):
-        raise InvalidInputError(f"{what} has said_by {_shown(said_by)}: it must be one name for each of its components")
+        raise InvalidInputError(f"{what} has said_by {shown(said_by)}: it must be one name for each of its components")
     for given, name in zip(bells, said_by, strict=True):
         if not isinstance(given, list) or len(given) != 3:
-            raise InvalidInputError(f"{what} has component {_shown(given)}: it must be [mean, sigma, weight]")
+            raise InvalidInputError(f"{what} has component {shown(given)}: it must be [mean, sigma, weight]")
         named = dict(zip(("mean", "sigma", "weight"), given, strict=True))
         mean, sigma, weight = (number_field(named, n, f"{what}'s component") for n in named)
         if sigma < 0 or weight < 0:
-            raise InvalidInputError(f"{what} has component {_shown(given)}: sigma and weight must not be negative")
+            raise InvalidInputError(f"{what} has component {shown(given)}: sigma and weight must not be negative")
+        if max(abs(mean), sigma, weight) > MOST_LOG2:
+            raise InvalidInputError(f"{what} has component {shown(given)}: nothing in it may be beyond {MOST_LOG2:g}")
         components.append(Normal(mean, sigma, weight, str(name)))
     if not components:
         raise InvalidInputError(f"{what} has no components: give at least one, or 'abstains' with a reason")
@@ -277,15 +327,19 @@ def decode_outcome(value: object, what: str = "outcome") -> Outcome:
     if "stage" in found:
         stage = text_field(found, "stage", what)
         message = text_field(found, "message", what)
-        cost_s = number_field(found, "cost_s", what, 0.0)
+        cost_s = cost_field(found, "cost_s", what)
         flags = {name: found.get(name, False) is True for name in ("crashed", "transient")}
         return _named(what, lambda: Failure(stage=stage, message=message, cost_s=cost_s, **flags))
     samples = list_field(found, "samples_us", what)
     if any(type(s) is not float and type(s) is not int for s in samples):
         wrong = next(s for s in samples if type(s) is not float and type(s) is not int)
-        raise InvalidInputError(f"{what} has the sample {_shown(wrong)}: times are positive finite microseconds")
-    compile_s = number_field(found, "compile_s", what, 0.0)
-    run_s = number_field(found, "run_s", what, 0.0)
+        raise InvalidInputError(f"{what} has the sample {shown(wrong)}: times are positive finite microseconds")
+    if wrong_times := [s for s in samples if not FASTEST_US < s < SLOWEST_US]:  # type: ignore[operator]
+        raise InvalidInputError(
+            f"{what} has the sample {shown(wrong_times[0])}: times are positive finite microseconds"
+        )
+    compile_s = cost_field(found, "compile_s", what)
+    run_s = cost_field(found, "run_s", what)
     clock_mhz = optional_number(found, "clock_mhz", what)
     temperature_c = optional_number(found, "temperature_c", what)
     return _named(
@@ -309,7 +363,7 @@ def decode_answer(value: object, what: str = "answer") -> Bins:
     given = list_field(found, "probabilities", what)
     shares = [number_field({"probability": share}, "probability", what) for share in given]
     if len(shares) != len(LABELS) or min(shares) < 0 or abs(math.fsum(shares) - 1.0) > 1e-6:
-        raise InvalidInputError(f"{what} has probabilities {_shown(given)}: they must be {len(LABELS)} that sum to 1")
+        raise InvalidInputError(f"{what} has probabilities {shown(given)}: they must be {len(LABELS)} that sum to 1")
     raw_sum = number_field(found, "raw_sum", what)
     if raw_sum < 0:
         raise InvalidInputError(f"{what} has raw_sum {raw_sum}: it must not be negative")
@@ -341,12 +395,15 @@ def decode_decision(value: object, what: str = "decision") -> Decision:
     values: dict[str, object] = {name: count_field(found, name, what, 0) for name in _DECISION_COUNTS}
     for name in ("config_us", "default_us"):
         time_us = optional_number(found, name, what)
-        if time_us is not None and time_us <= 0:
+        if time_us is not None and not FASTEST_US < time_us < SLOWEST_US:
             raise InvalidInputError(f"{what} has {name} {time_us}: times are positive finite microseconds")
         values[name] = time_us
     values |= {name: text_field(found, name, what) for name in ("basis", "reason", "space_digest", "budget")}
     values["run"] = text_field(found, "run", what, "")
-    values |= {name: number_field(found, name, what, 0.0) for name in ("spent_s", "decided_at")}
+    values |= {
+        "spent_s": cost_field(found, "spent_s", what),
+        "decided_at": number_field(found, "decided_at", what, 0.0),
+    }
     values["config"] = decode_config(found.get("config"), f"{what}'s config")
     values["equivalents"] = tuple(
         decode_config(c, f"{what}'s equivalent") for c in list_field(found, "equivalents", what)

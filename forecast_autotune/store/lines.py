@@ -12,7 +12,7 @@ Both carry `program` (name, language, source), `workload` (key, timing, check, f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from ..errors import InvalidInputError
 from . import encoding, rows
 from .encoding import Json, from_text, to_text
 from .rows import Complain, Place, StoredDecision, StoredOutcome
-from .textfile import read_text
+from .textfile import MOST_BYTES, MOST_STREAMED_BYTES, stream_lines
 
 if TYPE_CHECKING:
     import sqlite3
@@ -74,30 +74,40 @@ def export_lines(connection: sqlite3.Connection, complain: Complain) -> Iterator
                 runs.setdefault((stored.run, stored.default.text), []).append(stored)
         for outcomes in runs.values():
             yield to_text(_encode_run(Run(place=place, outcomes=tuple(outcomes))))
-    for decided in reversed(list(stored_decisions(connection, complain))):  # oldest first, as they were made
+    for decided in stored_decisions(connection, complain, newest_first=False):  # as they were made
         yield to_text(_encode_decided(decided))
 
 
 def stored_decisions(
-    connection: sqlite3.Connection, complain: Complain, where: str = "", values: tuple[object, ...] = ()
+    connection: sqlite3.Connection,
+    complain: Complain,
+    where: str = "",
+    values: tuple[object, ...] = (),
+    *,
+    newest_first: bool = True,
 ) -> Iterator[StoredDecision]:
-    """Decisions of a store, the newest first; `where` is an SQL condition of our own making."""
+    """Decisions of a store, read one by one; `where` is an SQL condition of our own making."""
     reader = rows.PlaceReader(connection)
-    found = connection.execute(
-        "SELECT id, workload, hardware, toolchain, value, superseded_at, hits, hit_at FROM decision "  # noqa: S608
-        f"{where} ORDER BY decided_at DESC, id DESC",
-        values,
-    ).fetchall()
-    for number, workload, hardware, toolchain, value, superseded_at, hits, hit_at in found:
-        what = f"decision {number}"
+    order = "DESC" if newest_first else "ASC"
+    # Ids are sorted, not rows: 100,000 of them fit anywhere.
+    sorted_ids = f"SELECT id FROM decision {where} ORDER BY decided_at {order}, id {order}"  # noqa: S608
+    for (number,) in connection.execute(sorted_ids, values).fetchall():
+        found = connection.execute(
+            "SELECT workload, hardware, toolchain, value, superseded_at, hits, hit_at FROM decision WHERE id = ?",
+            (number,),
+        ).fetchone()
+        if found is None:
+            continue  # removed meanwhile
+        workload, hardware, toolchain, value, superseded_at, hits, hit_at = found
+        what, row = f"decision {number}", {"superseded_at": superseded_at, "hits": hits, "hit_at": hit_at}
         try:
             yield StoredDecision(
                 id=number,
                 place=reader.read(workload, hardware, toolchain),
                 decision=encoding.decode_decision(from_text(value, what), what),
-                superseded_at=superseded_at,
-                hits=hits,
-                hit_at=hit_at,
+                superseded_at=encoding.optional_number(row, "superseded_at", what),
+                hits=encoding.count_field(row, "hits", what),
+                hit_at=encoding.optional_number(row, "hit_at", what),
             )
         except InvalidInputError as err:
             complain(str(err))
@@ -147,33 +157,43 @@ def _encode_decided(decided: StoredDecision) -> Json:
 
 
 def read_lines(path: Path) -> list[Entry]:
-    """Every entry of an exported file, each line checked.
+    """Every entry of an exported file of up to `textfile.MOST_BYTES`, each line checked.
+
+    Raises:
+        OSError, InvalidInputError: as `stream_entries`.
+    """
+    return list(stream_entries(path, most_bytes=MOST_BYTES))
+
+
+def stream_entries(path: Path, *, most_bytes: int = MOST_STREAMED_BYTES) -> Iterator[Entry]:
+    """The entries of an exported file, read one by one; what is wrong with any line is told at the end.
 
     Raises:
         OSError: the file cannot be read.
         InvalidInputError: it is no such file, of another version, or has broken lines; names up to five of them.
     """
-    lines = read_text(path).split("\n")
-    _check_header(path, lines[0] if lines else "")
-    entries: list[Entry] = []
+    lines = stream_lines(path, most_bytes=most_bytes)
+    _check_header(path, next(lines, ""))
     broken: list[str] = []
-    for number, line in enumerate(lines[1:], start=2):
+    count = 0
+    for number, line in enumerate(lines, start=2):
         if not line.strip():
             continue
         try:
-            entries.append(_decode_line(from_text(line, "it")))
+            yield _decode_line(from_text(line, "it"))
         except InvalidInputError as err:
-            broken.append(f"line {number}: {err}")
+            count += 1
+            if len(broken) < 5:
+                broken.append(f"line {number}: {err}")
     if broken:
-        more = f"; and {len(broken) - 5} more" if len(broken) > 5 else ""
+        more = f"; and {count - 5} more" if count > 5 else ""
         raise InvalidInputError(
-            f"{path} has {len(broken)} broken lines, so nothing of it is taken: {'; '.join(broken[:5])}{more}. "
+            f"{path} has {count} broken lines, so nothing of it is taken: {'; '.join(broken)}{more}. "
             "Remove or mend them, or export the file again"
         )
-    return entries
 
 
-def bring(connection: sqlite3.Connection, entries: list[Entry]) -> tuple[int, int]:
+def bring(connection: sqlite3.Connection, entries: Iterable[Entry]) -> tuple[int, int]:
     """Write entries; returns how many outcomes and decisions are new here. The transaction is the caller's."""
     outcomes = decisions = 0
     seen_at = rows.now()  # what is brought here is about to be used: `prune` must not take it for forgotten
@@ -195,10 +215,11 @@ def _check_header(path: Path, line: str) -> None:
     except InvalidInputError as err:
         raise InvalidInputError(f"{path} is not an exported store ({err}): {accepted}") from None
     if header.get("schema") != SCHEMA:
-        raise InvalidInputError(f"{path} has the schema {header.get('schema')!r}: {accepted}")
+        raise InvalidInputError(f"{path} has the schema {encoding.shown(header.get('schema'))}: {accepted}")
     if header.get("version") != VERSION:
+        found = encoding.shown(header.get("version"))
         raise InvalidInputError(
-            f"{path} has version {header.get('version')!r}, this version of forecast_autotune reads {VERSION}: "
+            f"{path} has version {found}, this version of forecast_autotune reads {VERSION}: "
             "export it again with this version, or update"
         )
 
@@ -208,7 +229,7 @@ def _decode_line(value: object) -> Entry:
     decode: dict[object, Callable[[Json, Place], Entry]] = {"run": _decode_run, "decision": _decode_decided}
     kind = found.get("line")
     if not isinstance(kind, str) or kind not in decode:
-        raise InvalidInputError(f"its 'line' is {kind!r}: accepted are {', '.join(map(str, decode))}")
+        raise InvalidInputError(f"its 'line' is {encoding.shown(kind)}: accepted are {', '.join(map(str, decode))}")
     program = encoding.decode_program(found.get("program"))
     place = Place(
         workload=encoding.decode_workload(found.get("workload"), program),

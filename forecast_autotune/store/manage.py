@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +19,11 @@ from ..core.forecast import Forecast
 from ..core.job import Recording, log2_speedups
 from ..core.outcome import Failure, Outcome
 from ..core.skill import Skill
+from ..core.workload import Program
 from ..errors import InvalidInputError, StoreError
 from ..skills import skills_of
-from . import filesystem, rows, schema
-from .lines import bring, export_lines, read_lines, stored_decisions
+from . import encoding, filesystem, rows, schema
+from .lines import bring, export_lines, stored_decisions, stream_entries
 from .opening import connect, open_file, read_only, transaction
 from .pairs import Pair, kinds_of, newest_pairs
 from .recordings import newest_recordings
@@ -30,7 +35,17 @@ if TYPE_CHECKING:
 
 UNSEEN_DAYS = 90
 
+AT_ONCE = 2_000  # rows removed, or lines taken in, before others may write; 0.1 s
+
+WORTH_SHRINKING = 0.1  # of the file, empty: rewriting what is left takes time and as much room again
+
+JUDGED_OUTCOMES = 20_000  # the newest, for how honest forecasts were; reading them takes 2 s (two busy cores)
+
 MINED_OUTCOMES = 20_000  # the newest, for all skills there are; reading and mining them takes 2 s (two busy cores)
+
+_NAMED = (
+    "workload IN (SELECT workload.digest FROM workload JOIN program ON program = program.digest WHERE name = :name)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,24 +128,53 @@ class StoreFile:
         superseded: bool = False,
     ) -> list[StoredDecision]:
         """Decisions that hold, the newest first; filters match any part of a name, whatever its case."""
-        found = []
+        with closing(self.each_decision(kernel=kernel, hardware=hardware, superseded=superseded)) as found:
+            return list(islice(found, limit))
+
+    def each_decision(
+        self, *, kernel: str | None = None, hardware: str | None = None, superseded: bool = False
+    ) -> Generator[StoredDecision]:
+        """The same, one by one: however many there are, they take no room."""
         with self._reading() as connection:
-            condition = "" if superseded else "WHERE superseded_at IS NULL"
-            for stored in stored_decisions(connection, self.unreadable.append, condition):
-                if not _matches(kernel, stored.place.workload.program.name):
-                    continue
-                if not _matches(hardware, stored.place.hardware.name):
-                    continue
-                found.append(stored)
-                if limit is not None and len(found) >= limit:
-                    break
-        return found
+            where, values = self._which(connection, kernel, hardware, superseded=superseded)
+            yield from stored_decisions(connection, self.unreadable.append, where, values)
+
+    def count(self, *, kernel: str | None = None, hardware: str | None = None, superseded: bool = False) -> int:
+        """How many decisions that would be, those that cannot be read included."""
+        with self._reading() as connection:
+            where, values = self._which(connection, kernel, hardware, superseded=superseded)
+            return int(connection.execute(f"SELECT count(*) FROM decision {where}", values).fetchone()[0])  # noqa: S608  # ours
+
+    def _which(
+        self, connection: sqlite3.Connection, kernel: str | None, hardware: str | None, *, superseded: bool
+    ) -> tuple[str, tuple[str, ...]]:
+        """A condition for decisions, with its values. Names are matched here, once each: SQLite's LIKE knows ASCII alone."""
+        # The plus keeps SQLite from the index of those that hold: by its random order, 100,000 took four times as long.
+        conditions, values = [] if superseded else ["+superseded_at IS NULL"], []
+        if kernel is not None:
+            programs = connection.execute("SELECT digest, name FROM program").fetchall()
+            values.append(json.dumps([digest for digest, name in programs if _matches(kernel, str(name))]))
+            conditions.append(
+                "workload IN (SELECT digest FROM workload WHERE program IN (SELECT value FROM json_each(?)))"
+            )
+        if hardware is not None:
+            known = rows.hardware_of(connection, self.unreadable.append)
+            values.append(json.dumps([digest for digest, found in known.items() if _matches(hardware, found.name)]))
+            conditions.append("hardware IN (SELECT value FROM json_each(?))")
+        return f"WHERE {' AND '.join(conditions)}" if conditions else "", tuple(values)
 
     def find(self, key: str) -> list[StoredDecision]:
         """Decisions whose digest starts with the key; if none does, those of the kernel of that name."""
-        holding = self.decisions()
-        by_digest = [s for s in holding if key and s.digest.startswith(key.lower())]
-        return by_digest or [s for s in holding if s.place.workload.program.name == key]
+        start = key.lower()
+        searches: list[tuple[str, tuple[str, ...]]] = [(f"WHERE superseded_at IS NULL AND {_NAMED}", (key,))]
+        if start and not start.strip("0123456789abcdef"):
+            # What starts with a text comes after it, and before it with a further letter behind every digit.
+            searches.insert(0, ("WHERE superseded_at IS NULL AND digest >= ? AND digest < ?", (start, f"{start}g")))
+        with self._reading() as connection:
+            for where, values in searches:
+                if found := list(stored_decisions(connection, self.unreadable.append, where, values)):
+                    return found
+        return []
 
     def detail(self, stored: StoredDecision) -> DecisionDetail:
         """Everything that is known around one decision."""
@@ -139,7 +183,10 @@ class StoreFile:
             for outcome in rows.stored_outcomes(connection, stored.place.digests, self.unreadable.append):
                 newest[outcome.config] = _with_first_forecast(newest.pop(outcome.config, None), outcome)
             history = stored_decisions(
-                connection, self.unreadable.append, "WHERE superseded_at IS NOT NULL AND digest = ?", (stored.digest,)
+                connection,
+                self.unreadable.append,
+                "WHERE workload = ? AND superseded_at IS NOT NULL AND digest = ?",  # the workload has an index
+                (stored.place.workload.digest, stored.digest),
             )
             earlier = tuple(history)
         touched = tuple(newest.values())
@@ -171,20 +218,42 @@ class StoreFile:
         with self._reading() as connection:
             return list(rows.stored_pending(connection, self.unreadable.append))
 
+    def failures(self, *, limit: int) -> list[tuple[Program, Config, Failure, float]]:
+        """The newest failures of all, with the program, the config, and when they were recorded, in seconds since 1970."""
+        found = []
+        with self._reading() as connection:
+            for name, value, *of_the_outcome in connection.execute(
+                "SELECT program.name, program.value, config, outcome.value, recorded_at, outcome.id FROM outcome"
+                " JOIN workload ON workload.digest = outcome.workload JOIN program ON program.digest = workload.program"
+                " WHERE outcome.value LIKE '{\"stage\":%' ORDER BY recorded_at DESC, outcome.id DESC LIMIT ?",
+                (limit,),
+            ):
+                config, outcome, recorded_at, number = of_the_outcome
+                what = f"outcome {number}"
+                try:
+                    program = encoding.decode_program(encoding.from_text(value, what), what)
+                    decoded = encoding.decode_config(encoding.from_text(config, what), what)
+                    failure = encoding.decode_outcome(encoding.from_text(outcome, what), what)
+                except InvalidInputError as err:
+                    self.unreadable.append(f"{name}: {err}")
+                    continue
+                if isinstance(failure, Failure):
+                    found.append((program, decoded, failure, float(recorded_at)))
+        return found
+
     def stats(self) -> StoreStats:
         """Counts, costs, and the pairs that tell how honest forecasts were.
 
         A hit saves the seconds that the decision's tuning run took, which this process would have spent again. A
         forecast saves, for each config of a decision's space that was not tried, what the tried ones cost on average,
         compared with trying all. A pair is the first forecast ever made for a config at a place and the speed-up
-        measured there, minus infinity if it failed; the default is left out, its speed-up being 1 by definition.
+        measured there, minus infinity if it failed; the default is left out, its speed-up being 1 by definition. Pairs are
+        read back to the newest `JUDGED_OUTCOMES`; rows beyond them are counted only, unreadable ones included.
         """
         decisions: dict[str, int] = {}
         superseded = hits = 0
         spent_s = saved_by_hits_s = saved_by_forecasts_s = 0.0
-        failures: dict[str, int] = {}
         pairs: list[tuple[Forecast, float]] = []
-        measurements = forecasts = abstentions = 0
         with self._reading() as connection:
             for stored in stored_decisions(connection, self.unreadable.append):
                 decision = stored.decision
@@ -198,19 +267,25 @@ class StoreFile:
                     decisions[decision.basis] = decisions.get(decision.basis, 0) + 1
                 else:
                     superseded += 1
-            places = connection.execute("SELECT DISTINCT workload, hardware, toolchain FROM outcome").fetchall()
-            for digests in places:
+            failures = _failures_by_stage(connection)
+            measurements = connection.execute("SELECT count(*) FROM outcome").fetchone()[0] - sum(failures.values())
+            forecasts = connection.execute("SELECT count(*) FROM forecast").fetchone()[0]
+            abstentions = connection.execute(
+                "SELECT count(*) FROM forecast WHERE CASE WHEN json_valid(value) THEN json_type(value, '$.abstains') END"
+                " IS NOT NULL"
+            ).fetchone()[0]
+            forecasts -= abstentions
+            judged = 0
+            places = connection.execute(
+                "SELECT workload, hardware, toolchain, count(*) FROM outcome GROUP BY 1, 2, 3 ORDER BY max(id) DESC"
+            )
+            for *digests, outcomes in places:
+                if judged >= JUDGED_OUTCOMES:
+                    break
+                judged += outcomes
                 newest: dict[Config, StoredOutcome] = {}
-                for outcome in rows.stored_outcomes(connection, digests, self.unreadable.append):
+                for outcome in rows.stored_outcomes(connection, tuple(digests), self.unreadable.append):
                     newest[outcome.config] = _with_first_forecast(newest.pop(outcome.config, None), outcome)
-                    if isinstance(outcome.outcome, Failure):
-                        failures[outcome.outcome.stage] = failures.get(outcome.outcome.stage, 0) + 1
-                    else:
-                        measurements += 1
-                    if isinstance(outcome.forecast, Forecast):
-                        forecasts += 1
-                    elif outcome.forecast is not None:
-                        abstentions += 1
                 if newest:
                     default = next(reversed(newest.values())).default
                     speedups = log2_speedups({c: s.outcome for c, s in newest.items()}, default)
@@ -287,27 +362,20 @@ class StoreFile:
             " FROM workload JOIN program ON program = program.digest WHERE seen_at < :before))"
         )
         return self._remove(
-            f"DELETE FROM decision WHERE superseded_at IS NOT NULL OR {forgotten}",  # noqa: S608  # of our own making
-            f"DELETE FROM outcome WHERE {forgotten}",  # noqa: S608
-            f"DELETE FROM pending WHERE {forgotten}",  # noqa: S608
-            "DELETE FROM answer WHERE kept_at < :before",
+            {
+                "decision": f"(superseded_at IS NOT NULL OR {forgotten})",
+                "outcome": forgotten,
+                "pending": forgotten,
+                "answer": "kept_at < :before",
+            },
             {"before": before},
         )
 
     def clear(self, *, kernel: str | None = None) -> Removed:
         """Remove everything, or everything of the kernel of exactly this name; answers of language models name none."""
         if kernel is None:
-            return self._remove(
-                "DELETE FROM decision", "DELETE FROM outcome", "DELETE FROM pending", "DELETE FROM answer", {}
-            )
-        named = "workload IN (SELECT workload.digest FROM workload JOIN program ON program = program.digest WHERE name = :n)"
-        return self._remove(
-            f"DELETE FROM decision WHERE {named}",  # noqa: S608  # of our own making; the name is a parameter
-            f"DELETE FROM outcome WHERE {named}",  # noqa: S608
-            f"DELETE FROM pending WHERE {named}",  # noqa: S608
-            None,
-            {"n": kernel},
-        )
+            return self._remove(dict.fromkeys(("decision", "outcome", "pending", "answer"), "TRUE"), {})
+        return self._remove(dict.fromkeys(("decision", "outcome", "pending"), _NAMED), {"name": kernel})
 
     def export(self, path: Path) -> int:
         """Write all decisions and outcomes as JSON lines; returns the number of lines after the header.
@@ -319,7 +387,10 @@ class StoreFile:
         def counted() -> Iterator[str]:
             nonlocal count
             with self._reading() as connection:
-                connection.execute("BEGIN")  # one moment of the store, however long writing it takes
+                if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+                    connection.execute(
+                        "BEGIN"
+                    )  # one moment of the store; with a rollback journal, none could write in it
                 for line in export_lines(connection, self.unreadable.append):
                     count += 1
                     yield line
@@ -333,26 +404,33 @@ class StoreFile:
         Returns:
             How many outcomes and decisions are new here.
         """
-        entries = [entry for path in paths for entry in read_lines(path)]
-        with self._writing(create=True) as connection, transaction(connection):
-            return bring(connection, entries)
+        for path in paths:
+            for _ in stream_entries(path):  # each line is checked before any is taken
+                pass
+        entries = chain.from_iterable(map(stream_entries, paths))
+        outcomes = decisions = 0
+        with self._writing(create=True) as connection:
+            while some := list(islice(entries, AT_ONCE)):
+                with _giving_way(), transaction(connection):
+                    new = bring(connection, some)
+                outcomes, decisions = outcomes + new[0], decisions + new[1]
+        return outcomes, decisions
 
-    def _remove(
-        self, decisions: str, outcomes: str, pending: str, answers: str | None, values: dict[str, object]
-    ) -> Removed:
+    def _remove(self, conditions: Mapping[str, str], values: Mapping[str, object]) -> Removed:
+        """Remove from each table the rows that its condition names, with what nothing refers to afterwards."""
+        removed = Counter[str]()
         with self._writing() as connection:
-            with transaction(connection):
-                removed = Removed(
-                    decisions=connection.execute(decisions, values).rowcount,
-                    outcomes=connection.execute(outcomes, values).rowcount,  # their forecasts go with them
-                    pending=connection.execute(pending, values).rowcount,
-                    answers=connection.execute(answers, values).rowcount if answers else 0,
-                    programs=_remove_unreferenced(connection),
-                )
-            # Not while another process has the file open: the space is used again by later rows then.
-            with suppress(connection.OperationalError):
-                connection.execute("VACUUM")
-        return removed
+            for table, condition in conditions.items():
+                removed[table] = _remove_gently(connection, table, condition, values)
+            programs = _remove_unreferenced(connection)
+            _give_back_space(connection)
+        return Removed(
+            decisions=removed["decision"],
+            outcomes=removed["outcome"],
+            programs=programs,
+            pending=removed["pending"],
+            answers=removed["answer"],
+        )
 
     # Opening --------------------------------------------------------------------------------------------------------
 
@@ -413,19 +491,71 @@ def _with_first_forecast(earlier: StoredOutcome | None, outcome: StoredOutcome) 
     return outcome if earlier is None else replace(outcome, forecast=earlier.forecast)
 
 
+def _failures_by_stage(connection: sqlite3.Connection) -> dict[str, int]:
+    """Counted by SQLite, which takes half a second for a million; as `encode_outcome` writes them, stage first."""
+    counted = connection.execute(
+        "SELECT CASE WHEN json_valid(value) THEN json_extract(value, '$.stage') END AS stage, count(*) FROM outcome"
+        " WHERE value LIKE '{\"stage\":%' GROUP BY stage HAVING typeof(stage) = 'text'"
+    )
+    return dict(counted.fetchall())
+
+
+@contextmanager
+def _giving_way() -> Iterator[None]:
+    """Afterwards, leave the store to others for as long as this took: whoever records must not wait for a whole prune."""
+    began = time.perf_counter()
+    yield
+    time.sleep(time.perf_counter() - began)
+
+
+def _remove_gently(connection: sqlite3.Connection, table: str, condition: str, values: Mapping[str, object]) -> int:
+    """Remove rows, some at a time, and let others write in between; returns how many went."""
+    key = "digest" if table == "pending" else "id"
+    after: object = -(2**63)  # before every id, and before every text
+    (end,) = connection.execute(f"SELECT max({key}) FROM {table}").fetchone()  # noqa: S608  # what comes later is in use
+    removed = 0
+    while True:
+        with _giving_way(), transaction(connection):
+            (last,) = connection.execute(
+                f"SELECT max({key}) FROM (SELECT {key} FROM {table} WHERE {key} > ? AND {key} <= ? ORDER BY {key} LIMIT ?)",  # noqa: S608  # ours
+                (after, end, AT_ONCE),
+            ).fetchone()
+            if last is None:
+                return removed
+            removed += connection.execute(  # an outcome's forecast goes with it
+                f"DELETE FROM {table} WHERE {key} > :after AND {key} <= :last AND {condition}",  # noqa: S608  # ours
+                {**values, "after": after, "last": last},
+            ).rowcount
+            after = last
+
+
 def _remove_unreferenced(connection: sqlite3.Connection) -> int:
     """Remove what nothing refers to; returns how many programs went."""
-    connection.execute(
-        "DELETE FROM workload WHERE digest NOT IN (SELECT workload FROM outcome UNION SELECT workload FROM decision"
-        " UNION SELECT workload FROM pending)"
-    )
-    programs = connection.execute("DELETE FROM program WHERE digest NOT IN (SELECT program FROM workload)").rowcount
-    for table in ("hardware", "toolchain"):
-        connection.execute(
-            f"DELETE FROM {table} WHERE digest NOT IN"  # noqa: S608  # names of our own
-            f" (SELECT {table} FROM outcome UNION SELECT {table} FROM decision UNION SELECT {table} FROM pending)"
-        )
-    return programs
+
+    def remove(table: str, column: str, *referring: str) -> int:
+        unnamed = " AND ".join(f"digest NOT IN (SELECT {column} FROM {name})" for name in referring)  # noqa: S608  # ours
+        with _giving_way(), transaction(connection):
+            return connection.execute(f"DELETE FROM {table} WHERE {unnamed}").rowcount  # noqa: S608  # names of our own
+
+    for table in ("workload", "hardware", "toolchain"):
+        remove(table, table, "outcome", "decision", "pending")
+    return remove("program", "program", "workload")
+
+
+def _give_back_space(connection: sqlite3.Connection) -> None:
+    """Make the file smaller where a good part of it is empty and nobody else has it open; else later rows use the space.
+
+    A million outcomes take ten seconds, in which nobody could write: as long as a process waits before it gives up.
+    """
+    free, pages = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_count"))
+    if free < pages * WORTH_SHRINKING:
+        return
+    with suppress(connection.OperationalError):
+        # Leaving WAL is refused while anybody else has the file open; who opens it next returns to it.
+        connection.execute("PRAGMA busy_timeout = 0")
+        if connection.execute("PRAGMA journal_mode = DELETE").fetchone()[0] == "delete":
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("VACUUM")
 
 
 def _matches(wanted: str | None, name: str) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -114,6 +116,8 @@ MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4)
 
 VERSION = len(MIGRATIONS)
 
+TABLES = frozenset(name for statements in MIGRATIONS for name in re.findall(r"CREATE TABLE (\w+)", statements))
+
 
 class NewerSchemaError(Exception):
     """The file was written by a version of this package that knows more than this one."""
@@ -132,18 +136,46 @@ def version_of(connection: sqlite3.Connection) -> int:
 
     Raises:
         NewerSchemaError: this version cannot read it.
-        NotAStoreError: it holds tables that are not a store's.
+        NotAStoreError: it holds tables that are not a store's, or a store's that are not as this package makes them.
     """
     # In one transaction: else a store that another process makes in between has tables, and no application id yet.
     with _one_moment(connection):
         found = int(connection.execute("PRAGMA user_version").fetchone()[0])
         application_id = int(connection.execute("PRAGMA application_id").fetchone()[0])
-        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if (tables and application_id != APPLICATION_ID) or (found and not tables):
+        anything = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        made = _made(connection)
+    if (anything and application_id != APPLICATION_ID) or (found and not anything):
         raise NotAStoreError
     if found > VERSION:
         raise NewerSchemaError(found)
+    if made != (_made_by(found) if found > 0 else {}):
+        raise NotAStoreError
     return found
+
+
+def _made(connection: sqlite3.Connection) -> dict[str, str]:
+    """What a database is made of, by name: each table and index in the words that made it, without comments and blanks.
+
+    Not in it are tables of SQLite's own and tables with other names than a store's, which nobody reads; but every view and
+    trigger is, and every index on a store's table. These would run within our own statements, and need never end.
+    """
+    objects = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall()
+    return {
+        str(name): re.sub(r"\s+", "", re.sub(r"--.*", "", str(sql)))
+        for kind, name, table, sql in objects
+        if sql is not None and (kind not in ("table", "index") or table in TABLES)
+    }
+
+
+@cache
+def _made_by(version: int) -> dict[str, str]:
+    """What a store of a version is made of."""
+    import sqlite3
+
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for statements in MIGRATIONS[:version]:
+            connection.executescript(statements)
+        return _made(connection)
 
 
 @contextmanager
@@ -155,6 +187,8 @@ def _one_moment(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN")
     try:
         yield
+    except UnicodeDecodeError:  # SQLite quotes from a damaged schema, and what it quotes is no text
+        raise NotAStoreError("its schema is damaged") from None
     finally:
         with suppress(Exception):  # nothing was written; what reading ran into is the one to tell
             connection.execute("ROLLBACK")
@@ -174,7 +208,9 @@ def migrate(connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:
+            with suppress(Exception):  # the error that led here is the one to tell
+                connection.execute("ROLLBACK")
         raise
 
 

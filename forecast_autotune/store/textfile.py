@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from ..errors import InvalidInputError
 
@@ -15,6 +15,14 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 MOST_BYTES = 2**29
 """Of a text, uncompressed. A recording of 11,130 configs on one GPU takes 20 MB; what is read takes ten times its size."""
+
+MOST_STREAMED_BYTES = 2**34
+"""Of a text that is read line by line, uncompressed. A store of a million outcomes is exported as 1.8 GB."""
+
+MOST_LINE_BYTES = 2**27
+"""Of one such line: a tuning run's outcomes, a kilobyte each, and what it tuned."""
+
+_AT_ONCE = 2**20
 
 
 def read_text(path: Path) -> str:
@@ -25,36 +33,62 @@ def read_text(path: Path) -> str:
         InvalidInputError: it is no plain file, which might never end; it holds more than `MOST_BYTES`; the compressed data
             is cut off or damaged; or the text is not UTF-8.
     """
+    data = bytearray()
+    with _unpacked(path) as file:
+        while part := file.read(_AT_ONCE):
+            data += part
+            if len(data) > MOST_BYTES:
+                raise InvalidInputError(
+                    f"{path} holds more than {MOST_BYTES >> 20} MiB of text: split it into several files"
+                )
+    return _decoded(bytes(data), path, 0)
+
+
+def stream_lines(path: Path, *, most_bytes: int = MOST_STREAMED_BYTES) -> Iterator[str]:
+    """The lines of a text, read one by one, uncompressed if the file is gzip.
+
+    Raises:
+        OSError, InvalidInputError: as `read_text`, with a limit for all and `MOST_LINE_BYTES` for one line.
+    """
+    at = 0
+    with _unpacked(path) as file:
+        while line := file.readline(MOST_LINE_BYTES + 1):
+            if len(line) > MOST_LINE_BYTES or at + len(line) > most_bytes:
+                what, most = ("a line", MOST_LINE_BYTES) if len(line) > MOST_LINE_BYTES else ("text", most_bytes)
+                raise InvalidInputError(
+                    f"{path} holds {what} of more than {most >> 20} MiB: split it into several files"
+                )
+            yield _decoded(line, path, at)
+            at += len(line)
+
+
+def _decoded(data: bytes, path: Path, at: int) -> str:
+    try:
+        return data.decode("utf-8" if at else "utf-8-sig")
+    except UnicodeDecodeError as err:
+        raise InvalidInputError(
+            f"{path} is no UTF-8 text (byte {at + err.start}): give a JSON file, or one in gzip"
+        ) from None
+
+
+@contextmanager
+def _unpacked(path: Path) -> Iterator[BinaryIO]:
     import gzip
-    import io
     import zlib
 
     with open(path, "rb", opener=_not_blocking) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise InvalidInputError(f"{path} is no plain file: copy what it gives into one, and name that")
-        too_much = found.st_size > MOST_BYTES
-        data = b"" if too_much else file.read()
-    if data[:2] == _GZIP_MAGIC:
-        unpacked = bytearray()
+        if file.peek(2)[:2] != _GZIP_MAGIC:
+            yield file
+            return
         try:
-            with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
-                while not too_much and (part := packed.read(2**20)):
-                    unpacked += part
-                    too_much = len(unpacked) > MOST_BYTES
-            data = bytes(unpacked)
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield cast("BinaryIO", unpacked)
         except EOFError:
             raise InvalidInputError(f"{path} is cut off: its gzip data ends early; copy the file again") from None
-        except (zlib.error, OSError) as err:
+        except (zlib.error, gzip.BadGzipFile) as err:
             raise InvalidInputError(f"{path} holds damaged gzip data ({err}): copy the file again") from None
-    if too_much:
-        raise InvalidInputError(f"{path} holds more than {MOST_BYTES >> 20} MiB of text: split it into several files")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as err:
-        raise InvalidInputError(
-            f"{path} is no UTF-8 text (byte {err.start}): give a JSON file, or one in gzip"
-        ) from None
 
 
 def _not_blocking(path: str, flags: int) -> int:

@@ -30,7 +30,7 @@ from ..errors import InvalidInputError
 from . import encoding
 from .encoding import Json, from_text, to_text
 from .textfile import read_text, write_lines
-from .trace_checks import ACCEPTED, check_knobs, decode_knobs, tell_repeated
+from .trace_checks import ACCEPTED, check_knobs, tell_repeated
 from .trace_kernel_tuner import is_kernel_tuner, read_kernel_tuner
 from .trace_t4 import read_t4
 
@@ -92,7 +92,9 @@ def read_recorded(path: Path | str) -> Mapping[str, object]:
     first = read_text(Path(path)).partition("\n")[0]
     header = encoding.fields(from_text(first, f"{path}, line 1"), f"{path}, line 1")
     if header.get("schema") != SCHEMA:
-        raise InvalidInputError(f"{path} has the schema {header.get('schema')!r}, not {SCHEMA}: record it anew")
+        raise InvalidInputError(
+            f"{path} has the schema {encoding.shown(header.get('schema'))}, not {SCHEMA}: record it anew"
+        )
     return encoding.fields(header.get("recorded", {}), f"{path}, line 1: recorded")
 
 
@@ -140,16 +142,17 @@ def _own_lines(recording: Recording, knobs: list[str], recorded: Mapping[str, ob
 
 def _read_own(path: Path, header: Json, rest: str) -> Recording:
     if header.get("schema") != SCHEMA:
-        raise InvalidInputError(f"{path} has the schema {header.get('schema')!r}: {ACCEPTED}")
+        raise InvalidInputError(f"{path} has the schema {encoding.shown(header.get('schema'))}: {ACCEPTED}")
     if header.get("version") != VERSION:
+        version = encoding.shown(header.get("version"))
         raise InvalidInputError(
-            f"{path} is a trace of version {header.get('version')!r}, this version of forecast_autotune reads {VERSION}: "
+            f"{path} is a trace of version {version}, this version of forecast_autotune reads {VERSION}: "
             "record it again, or update"
         )
     what = f"{path}, line 1"
     program = encoding.decode_program(header.get("program"), f"{what}: program")
     knobs = encoding.list_field(header, "knobs", what)
-    default = decode_knobs(header.get("default"), f"{what}: default")
+    default = encoding.decode_config(header.get("default"), f"{what}: default")
     check_knobs(default, knobs, what)
     outcomes: dict[Config, Outcome] = {}
     described: dict[Config, Mapping[str, float]] = {}
@@ -165,7 +168,7 @@ def _read_own(path: Path, header: Json, rest: str) -> Recording:
             if number == len(lines) + 1:  # the last one, and no line end after it
                 raise InvalidInputError(f"{path} is cut off in line {number}: copy or record the file again") from None
             raise
-        config = decode_knobs(value.get("config"), f"{what}: config")
+        config = encoding.decode_config(value.get("config"), f"{what}: config")
         check_knobs(config, knobs, what)
         if config in outcomes:
             repeated += 1

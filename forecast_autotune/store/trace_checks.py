@@ -17,23 +17,7 @@ ACCEPTED = (
 )
 
 
-_LARGEST = 10**300  # as a number, what lies beyond cannot be calculated with
-_SHORTEST, _LONGEST = 1e-290, 1e290  # as above, in whatever unit
-
-
-def decode_knobs(value: object, what: str) -> Config:
-    """A config out of JSON.
-
-    Raises:
-        InvalidInputError: it is no object, has a value that no knob has, or a number beyond what forecasts calculate with.
-    """
-    config = encoding.decode_config(value, what)
-    for name, knob in config.knobs.items():
-        if isinstance(knob, int) and abs(knob) > _LARGEST:
-            raise InvalidInputError(
-                f"{what} has {name} {str(knob)[:20]}…, a number of {len(str(abs(knob)))} digits: a knob is below 1e300"
-            )
-    return config
+_SHORTEST, _LONGEST = 1e-290, 1e290  # in whatever unit; beyond cannot be calculated with
 
 
 def decode_times(values: Sequence[object], what: str) -> list[float]:

@@ -35,7 +35,7 @@ from ..errors import InvalidInputError
 from ..hardware_sheets import hardware_named
 from . import encoding
 from .encoding import Json, to_text
-from .trace_checks import decode_cost, decode_knobs, decode_times, tell_repeated
+from .trace_checks import decode_cost, decode_times, tell_repeated
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,9 @@ def read_kernel_tuner(path: Path, text: str) -> Recording:
         encoding.refuse_surrogates(text_of_name, f"{what}: {name}")
     knobs = encoding.list_field(header, "tune_params_keys", what)
     if not knobs or not all(isinstance(knob, str) for knob in knobs):
-        raise InvalidInputError(f"{what} has tune_params_keys {knobs!r}: they are the names of the parameters")
+        raise InvalidInputError(
+            f"{what} has tune_params_keys {encoding.shown(knobs)}: they are the names of the parameters"
+        )
     outcomes: dict[Config, Outcome] = {}
     repeated = 0
     for entry_key, value in found.entries:
@@ -137,7 +139,7 @@ def _config(entry_key: str, entry: Mapping[str, object], knobs: Sequence[str], w
         texts = {knob: to_text(value) for knob, value in values.items() if isinstance(value, (list, dict))}
     except (ValueError, RecursionError) as err:
         raise InvalidInputError(f"{what}: a parameter is no value ({err}): record the file again") from None
-    config = decode_knobs(values | texts, what)
+    config = encoding.decode_config(values | texts, what)
     # Whole numbers alone are written one way only; the text of a fraction or of a list is up to the version.
     parts = entry_key.split(",")
     if all(type(value) is int for value in values.values()) and parts != [str(value) for value in values.values()]:
@@ -166,7 +168,7 @@ def _outcome(entry: Mapping[str, object], config: Config, what: str) -> Outcome:
             f"{what} has neither a time nor an error ({', '.join(_STAGE_OF_ERROR)}): give one of them"
         )
     if not isinstance(times, (list, type(None))):
-        raise InvalidInputError(f"{what} has the times {str(times)[:60]!r}: they are a list of milliseconds")
+        raise InvalidInputError(f"{what} has the times '{encoding.shown(times)}': they are a list of milliseconds")
     mean_ms = decode_times([] if time is None else [time], f"{what} has the time")
     each_ms = decode_times(times or [], f"{what} has among its times")
     samples_s = [ms * 1e-3 for ms in each_ms or mean_ms]

@@ -21,7 +21,7 @@ from ..errors import InvalidInputError
 from ..hardware_sheets import hardware_named
 from . import encoding
 from .encoding import Json
-from .trace_checks import ACCEPTED, check_knobs, decode_cost, decode_knobs, decode_times, tell_repeated
+from .trace_checks import ACCEPTED, check_knobs, decode_cost, decode_times, tell_repeated
 
 UNKNOWN = "unknown"  # hardware that a file's name does not tell
 
@@ -53,14 +53,16 @@ def read_t4(path: Path, document: Json) -> Recording:
     metadata = encoding.fields(document.get("metadata") or {}, f"{path}: metadata")
     unit = metadata.get("timeunit", "miliseconds")
     if not isinstance(unit, str) or unit.lower() not in _SECONDS_PER_UNIT:
-        raise InvalidInputError(f"{path} has the time unit {unit!r}: accepted are {', '.join(_SECONDS_PER_UNIT)}")
+        raise InvalidInputError(
+            f"{path} has the time unit {encoding.shown(unit)}: accepted are {', '.join(_SECONDS_PER_UNIT)}"
+        )
     seconds = _SECONDS_PER_UNIT[unit.lower()]
     outcomes: dict[Config, Outcome] = {}
     repeated = 0
     for number, value in enumerate(results, start=1):
         what = f"{path}, result {number}"
         result = encoding.fields(value, what)
-        config = decode_knobs(result.get("configuration"), f"{what}: configuration")
+        config = encoding.decode_config(result.get("configuration"), f"{what}: configuration")
         if config in outcomes:
             repeated += 1
             continue
@@ -97,8 +99,9 @@ def _outcome(result: Mapping[str, object], seconds: float, what: str) -> Outcome
             raise InvalidInputError(f"{what} is correct but has no runtimes: give at least one time for it")
         return Measurement(samples_us=tuple(r * seconds * 1e6 for r in runtimes), compile_s=compile_s, run_s=run_s)
     if not isinstance(invalidity, str) or invalidity not in _STAGE_OF_INVALIDITY:
+        known = ", ".join(_STAGE_OF_INVALIDITY)
         raise InvalidInputError(
-            f"{what} has the invalidity {invalidity!r}: accepted are correct, {', '.join(_STAGE_OF_INVALIDITY)}"
+            f"{what} has the invalidity {encoding.shown(invalidity)}: accepted are correct, {known}"
         )
     return Failure(
         stage=_STAGE_OF_INVALIDITY[invalidity], message=f"recorded as invalid: {invalidity}", cost_s=compile_s + run_s

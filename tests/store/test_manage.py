@@ -4,6 +4,8 @@ import gzip
 import json
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +100,47 @@ def test_prune_removes_what_is_superseded_and_what_nothing_has_used(tmp_path: Pa
     assert (removed.decisions, removed.outcomes, removed.programs) == (2, 6, 1)
     with pytest.raises(InvalidInputError, match="-1"):
         store.prune(unseen_days=-1)
+
+
+def test_a_prune_takes_few_rows_at_a_time_and_lets_others_write_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(tmp_path)
+    monkeypatch.setattr("forecast_autotune.store.manage.AT_ONCE", 2)
+    begun: list[str] = []
+
+    @contextmanager
+    def between() -> Iterator[None]:
+        yield
+        with SqliteStore(tmp_path) as other:
+            other.record(a_job(key={"n": 2}), f"run-{len(begun)}", SPACE[0], a_measurement(), None)
+        begun.append(f"run-{len(begun)}")
+
+    monkeypatch.setattr("forecast_autotune.store.manage._giving_way", between)
+    assert store.prune().decisions == 3
+    assert len(begun) > 4
+    connection = sqlite3.connect(store.path)
+    assert connection.execute("SELECT count(*) FROM outcome").fetchone() == (9 + len(begun),)
+    connection.close()
+
+
+def test_the_file_is_made_smaller_where_much_of_it_is_empty_and_nobody_else_has_it_open(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path) as store:
+        for number in range(300):
+            store.record(a_job(name=f"k{number}"), "run", SPACE[0], a_measurement(), None)
+        store.record(a_job(), "run", SPACE[0], a_measurement(), None)
+        file = StoreFile(tmp_path)
+        assert file.clear(kernel="k0").outcomes == 1
+        before = file.size_bytes()
+        for number in range(1, 150):
+            file.clear(kernel=f"k{number}")
+        assert file.size_bytes() >= before, "it is open: the space is kept for later rows"
+        assert store.outcomes(a_job())
+    file.clear(kernel="k150")
+    assert file.size_bytes() < 0.8 * before
+    with SqliteStore(tmp_path) as store:
+        assert store.outcomes(a_job())
+    assert file.stats().journal == "wal"
 
 
 def test_a_recalled_decision_is_not_pruned(tmp_path: Path) -> None:
