@@ -58,6 +58,11 @@ class Scenario:
     late_s: dict[int, float] = field(default_factory=dict)
     dies: str = ""  # "leader" or "helper": the first of them that measures, while it does
     other_gpu: Sequence[int] = ()
+    other_space: Sequence[int] = ()  # with one config less
+    other_key: Sequence[int] = ()
+    killed_within_s: float = 0.0  # one rank, drawn at random, so long after all have begun at the latest
+    stopped_s: float = 0.0  # one rank, drawn at random, at a moment within as long
+    restarts: bool = False  # all are killed within `killed_within_s`, or once all have decided, and start again
     harm: int | None = None  # signal for the process that serves the key-value store, once all have begun
     environment: dict[str, str] = field(default_factory=dict)
     budget: str = str(BUDGET)
@@ -68,6 +73,11 @@ class Scenario:
     sync: str = "rank0"
     devices: int = 0  # with so many, the ranks have one disk, a device each or between them, and share the work
 
+    def kind(self, rank: int) -> str:
+        """Ranks of one kind decide alike."""
+        others = {"GPU": self.other_gpu, "space": self.other_space, "key": self.other_key}
+        return " ".join(name for name, ranks in others.items() if rank in ranks)
+
 
 SCENARIOS = {
     "all cold": Scenario(),
@@ -77,6 +87,12 @@ SCENARIOS = {
     "rank 0 never calls": Scenario(absent=[0]),
     "the one that tunes dies": Scenario(dies="leader", measure_s=0.02),
     "one has another GPU": Scenario(other_gpu=[6]),
+    "one has another space": Scenario(other_space=[2]),
+    "one has another key": Scenario(other_key=[0]),
+    "one is killed at any moment": Scenario(killed_within_s=0.6, measure_s=0.04),
+    "one is stopped for seconds": Scenario(stopped_s=2.0, measure_s=0.04, patience=replace(HURRIED, wait_s=20.0)),
+    "all start again": Scenario(restarts=True),
+    "all are killed at any moment and start again": Scenario(restarts=True, killed_within_s=0.6, measure_s=0.04),
     "rank 0 is late": Scenario(late_s={0: 0.5}),
     "one is late": Scenario(late_s={4: 1.0}),
     "tuning outlasts patience": Scenario(measure_s=0.2, patience=IMPATIENT),
@@ -140,12 +156,12 @@ class Blind:
         return [Abstention(self.name, "knows nothing")] * len(question.configs)
 
 
-def job_of(gpu: str) -> Job:
+def job_of(kind: str) -> Job:
     program = Program(name="toy", language="triton", source="def toy(): pass")
     return Job(
-        workload=Workload(program=program, key={"n": 4096}),
-        space=SPACE,
-        hardware=Hardware(kind="cuda", name=gpu, units=132),
+        workload=Workload(program=program, key={"n": 8192 if "key" in kind else 4096}),
+        space=Space(list(SPACE)[:-1]) if "space" in kind else SPACE,
+        hardware=Hardware(kind="cuda", name="another GPU" if "GPU" in kind else "a GPU", units=132),
         toolchain=Toolchain(versions={"triton": "3.9.0"}),
     )
 
@@ -171,13 +187,16 @@ class Run:
     told: list[Told]
     stuck: list[int]
     died: list[int]
+    before: Sequence[Told] = ()  # the start that was killed
 
     def count(self) -> Counter[str]:
         """How many ranks agreed with their like, came to the stated local decision, were stuck, or went wrong."""
-        kinds = [[t for t in self.told if (t.rank in self.scenario.other_gpu) is other] for other in (False, True)]
+        kinds: dict[str, list[Told]] = {}
+        for told in [*self.before, *self.told]:
+            kinds.setdefault(self.scenario.kind(told.rank), []).append(told)
         counted = Counter({"ranks": len(self.told) + len(self.stuck), "stuck": len(self.stuck)})
-        for like in kinds:
-            for told in like:
+        for like in kinds.values():
+            for told in like[sum(t in self.before for t in like) :]:
                 right = len(told.warnings) == self.scenario.warnings
                 if self.scenario.local:
                     counted["local" if right and told.tried else "wrong"] += 1
@@ -199,11 +218,28 @@ class Run:
         return ""
 
 
-def run(scenario: Scenario, folder: Path, *, ranks: int = 8, limit_s: float = LIMIT_S) -> Run:
+def run(
+    scenario: Scenario,
+    folder: Path,
+    *,
+    ranks: int = 8,
+    limit_s: float = LIMIT_S,
+    chance: random.Random | None = None,
+) -> Run:
     """Fork the ranks, let them form a process group, do what the scenario says, and hear their decisions.
 
     torch is imported in the caller, or each rank would take seconds for it.
     """
+    chance = chance or random.Random(0)
+    made = _start(scenario, folder, ranks, limit_s, chance)
+    if not scenario.restarts or made.stuck:
+        return made
+    return replace(
+        _start(replace(scenario, restarts=False, killed_within_s=0.0), folder, ranks, limit_s, chance), before=made.told
+    )
+
+
+def _start(scenario: Scenario, folder: Path, ranks: int, limit_s: float, chance: random.Random) -> Run:
     import torch.distributed  # noqa: F401
 
     agent, port = _fork_agent()
@@ -227,10 +263,12 @@ def run(scenario: Scenario, folder: Path, *, ranks: int = 8, limit_s: float = LI
             os.kill(agent, scenario.harm)
         os.close(gate_w)
         gate_w = -1
+        struck: list[int] = []
         if not unready:
+            struck = _strike(scenario, {rank: pid for rank, (pid, _) in children.items()}, chance)
             lines.wait(2, limit_s, but=scenario.absent)
         told = [Told(**json.loads(said[1])) for said in lines.said.values() if len(said) > 1]
-        died = [rank for rank in lines.ended if len(lines.said[rank]) == 1] if scenario.dies else []
+        died = [rank for rank in lines.ended if len(lines.said[rank]) == 1 and (scenario.dies or rank in struck)]
         silent = set(range(ranks)) - {t.rank for t in told} - set(scenario.absent) - set(died)
         return Run(scenario=scenario, told=told, stuck=sorted(silent), died=died)
     finally:
@@ -244,6 +282,23 @@ def run(scenario: Scenario, folder: Path, *, ranks: int = 8, limit_s: float = LI
             os.waitpid(pid, 0)
         os.kill(agent, signal.SIGKILL)
         os.waitpid(agent, 0)
+
+
+def _strike(scenario: Scenario, pids: dict[int, int], chance: random.Random) -> list[int]:
+    """Kill or stop what is to be, at a moment drawn at random; returns the ranks that were killed."""
+    drawn = chance.choice(sorted(pids))
+    if scenario.stopped_s:
+        time.sleep(chance.uniform(0.0, scenario.stopped_s / 4))
+        os.kill(pids[drawn], signal.SIGSTOP)
+        time.sleep(scenario.stopped_s)
+        os.kill(pids[drawn], signal.SIGCONT)
+    if not scenario.killed_within_s:
+        return []
+    time.sleep(chance.uniform(0.0, scenario.killed_within_s))
+    struck = sorted(pids) if scenario.restarts else [drawn]
+    for rank in struck:
+        os.kill(pids[rank], signal.SIGKILL)
+    return struck
 
 
 def _child(work: Callable[[], Any]) -> None:
@@ -305,7 +360,7 @@ def _decide(scenario: Scenario, folder: Path, rank: int) -> Told:
     how = Request(
         settings=settings, budget=scenario.budget, surrogate=Blind(), shard=shared, patience=scenario.patience
     )
-    job = job_of("another GPU" if rank in scenario.other_gpu else "a GPU")
+    job = job_of(scenario.kind(rank))
     store = make_store(settings)
     if rank in scenario.warm:
         store.decide(job, _own_decision(job, rank))
@@ -386,10 +441,12 @@ def main() -> int:
     arguments.add_argument("--runs", type=int, default=1000)
     arguments.add_argument("--ranks", type=int, default=8)
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--scenario", choices=SCENARIOS, help="this one alone; otherwise each in turn")
+    arguments.add_argument(
+        "--scenario", choices=SCENARIOS, action="append", help="this one alone, or those given; otherwise each in turn"
+    )
     arguments.add_argument("--each", action="store_true", help="a line for each run as well")
     given = arguments.parse_args()
-    names = [given.scenario] if given.scenario else list(SCENARIOS)
+    names = given.scenario or list(SCENARIOS)
     chance = random.Random(given.seed)
     began = time.monotonic()
     counted: Counter[str] = Counter()
@@ -397,7 +454,7 @@ def main() -> int:
     for number in range(given.runs):
         name = names[number % len(names)] if number < len(names) else chance.choice(names)
         with tempfile.TemporaryDirectory() as folder:
-            made = run(SCENARIOS[name], Path(folder), ranks=given.ranks)
+            made = run(SCENARIOS[name], Path(folder), ranks=given.ranks, chance=chance)
         result = made.count()
         if given.each:
             told = [asdict(t) for t in made.told]

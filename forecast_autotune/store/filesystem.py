@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import filelock
 
 FILE_NAME = "store.sqlite3"
 COMPANIONS = ("-wal", "-shm", "-journal")
@@ -39,6 +45,8 @@ def make_folder(folder: Path) -> None:
 def make_file(path: Path) -> None:
     """Create the file if there is none, mode 0600; SQLite gives its -wal and -shm the same mode.
 
+    Looks at these too: opening a pipe in the place of one would wait for ever.
+
     Raises:
         OSError: the folder cannot be written to, or what stands there is no plain file. A link is refused: in a folder
             that others may write to, it would lead this user's writes to a file of their choosing.
@@ -53,17 +61,56 @@ def make_file(path: Path) -> None:
             raise OSError(
                 f"{path} is a symbolic link, which is not followed: let FORECAST_AUTOTUNE_DIR name the folder it leads to"
             ) from None
+    refuse_special(path)
+
+
+def refuse_special(path: Path) -> None:
+    """Raises OSError where a store, or what SQLite keeps beside it, is a pipe, a device, a folder: opening may never end."""
+    for found in (path, *(path.with_name(path.name + ending) for ending in COMPANIONS)):
+        try:
+            mode = os.stat(found).st_mode
+        except OSError:
+            continue  # there is none, or opening it will tell
         if not stat.S_ISREG(mode):
-            raise OSError(f"{path} is no plain file: move it away") from None
+            raise OSError(f"{found} is no plain file: move it away")
+
+
+def kernel_lock(path: Path, *, timeout: float = -1) -> filelock.FileLock:
+    """A lock on a file that Linux keeps, or none: an OSError or NotImplementedError where the filesystem has no such locks.
+
+    Newer filelocks would fall back on the file's existence, which an empty file, left from where locks worked, has for ever.
+    """
+    import filelock
+
+    lock = {"timeout": timeout, "mode": 0o600, "thread_local": False}
+    try:
+        return filelock.FileLock(str(path), fallback_to_soft=False, **lock)  # type: ignore[arg-type]
+    except TypeError:
+        return filelock.FileLock(str(path), **lock)  # type: ignore[arg-type]
+
+
+def refuse_without_locks(folder: Path) -> None:
+    """Raises OSError where files in a folder cannot be locked in the way SQLite does, which would ask again for 20 s."""
+    try:
+        probe = os.open(folder / "locks" / "open.lock", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return  # there is none, or one that cannot be asked: SQLite will see
+    try:
+        fcntl.lockf(probe, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 1)
+    except OSError as err:
+        if err.errno not in (errno.EAGAIN, errno.EACCES):
+            raise OSError(
+                f"{err.strerror}: the filesystem of {folder} locks no files, let FORECAST_AUTOTUNE_DIR name another folder"
+            ) from None
+    finally:
+        os.close(probe)
 
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
     """Hold off every other process that would create a store here or set one aside."""
-    import filelock
-
     make_folder(folder / "locks")
-    with filelock.FileLock(str(folder / "locks" / "open.lock"), timeout=10, mode=0o600):
+    with kernel_lock(folder / "locks" / "open.lock", timeout=10):
         yield
 
 

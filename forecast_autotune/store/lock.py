@@ -95,11 +95,11 @@ class SingleFlight:
             return lambda: None
         import filelock
 
-        from .filesystem import make_folder
+        from .filesystem import kernel_lock, make_folder
 
         try:
             make_folder(self.folder)
-            lock = filelock.FileLock(str(self.folder / f"{slot}.lock"), mode=0o600, thread_local=False)
+            lock = kernel_lock(self.folder / f"{slot}.lock")
             lock.acquire(timeout=waiting.pause_s, poll_interval=POLL_S)
         except filelock.Timeout:
             return None

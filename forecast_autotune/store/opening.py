@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,10 +37,12 @@ def open_file(path: Path, journal: str) -> sqlite3.Connection:
         if filesystem.identity_of(path) is None:
             with filesystem.folder_lock(path.parent):
                 filesystem.make_file(path)
-        else:
-            filesystem.make_file(path)  # refuses a link
     except filelock.Timeout as err:
         raise OSError(f"{err}: another process holds it") from None
+    except (OSError, NotImplementedError):
+        pass  # no lock can be had here; what it guards against is rare, and no reason to keep nothing
+    filesystem.make_file(path)  # refuses a link
+    filesystem.refuse_without_locks(path.parent)
     connection = connect(str(path))
     try:
         schema.version_of(connection)  # before anything is changed: a newer version's file stays as it is
@@ -63,12 +66,17 @@ def read_only(path: Path) -> Iterator[sqlite3.Connection]:
     import sqlite3
     from urllib.parse import quote
 
-    uri = f"file:{quote(str(path.absolute()))}?mode=ro"
+    uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
+    try:
+        filesystem.refuse_special(path)
+    except OSError as err:
+        raise schema.NotAStoreError(str(err)) from None
     connection = connect(uri, uri=True)
     try:
         try:
+            filesystem.refuse_without_locks(path.parent)
             schema.version_of(connection)
-        except sqlite3.OperationalError:
+        except (sqlite3.OperationalError, OSError):
             # A WAL database in a folder that cannot be written to has no place for its index. Nobody else can be
             # writing there either, which is what `immutable` asks to be promised.
             connection.close()
@@ -107,7 +115,11 @@ def connect(target: str, *, uri: bool = False) -> sqlite3.Connection:
     """A connection for any thread (the store's lock takes turns), with transactions begun by hand."""
     import sqlite3
 
-    return sqlite3.connect(target, timeout=BUSY_S, isolation_level=None, check_same_thread=False, uri=uri)
+    connection = sqlite3.connect(target, timeout=BUSY_S, isolation_level=None, check_same_thread=False, uri=uri)
+    # A flipped bit in a text must not cost all that stands beside it: what is left of the text tells that it is damaged.
+    connection.text_factory = lambda data: data.decode(errors="replace")
+    connection.execute("PRAGMA trusted_schema = OFF")
+    return connection
 
 
 def _choose_journal(connection: sqlite3.Connection, path: Path, journal: str) -> None:

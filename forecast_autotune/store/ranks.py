@@ -134,13 +134,15 @@ class JobStore:
                 yield alone
             return
         leading.add(key)
+        process = os.getpid()
         try:
             with self._showing_life(key, mine), self.own.single_flight(job, meanwhile) as alone:
                 yield alone
         finally:
             leading.discard(key)
             self._looked_at.pop(key, None)
-            self._ask(job, lambda: self.channel.swap(f"{key}/claim", mine, FREE))
+            if os.getpid() == process:  # else the child of a fork leaves this block too: the claim is its parent's
+                self._ask(job, lambda: self.channel.swap(f"{key}/claim", mine, FREE))
 
     # ----------------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -104,12 +105,14 @@ class StoredShares:
                 connection.execute("UPDATE flight SET run = NULL WHERE job = ?", (self._job,))
 
         self._leads = True
+        mine = os.getpid()
         self._do(begin, None)
         try:
             yield
         finally:
             self._leads = False
-            self._do(end, None)
+            if os.getpid() == mine:  # else the child of a fork leaves this block too, while its parent goes on
+                self._do(end, None)
 
     def wanted(self) -> bool:
         """Whether a run is led that has room for one more config."""
@@ -151,6 +154,10 @@ class StoredShares:
 
         found: set[Config] = set()
         for text, holder, device in self._do(look, []):
+            if not re.fullmatch(
+                r"[0-9a-f]{32}", str(device)
+            ):  # part of a file's name: a row that no process of ours wrote
+                continue
             if self._is_free(device):
                 self._give_back(text, holder)
                 continue

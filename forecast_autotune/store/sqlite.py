@@ -19,6 +19,7 @@ from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Recording
 from ..core.outcome import Outcome
 from ..core.skill import Skill
+from ..core.text import plain
 from ..errors import InvalidInputError, StoreWarning
 from ..language.answers import Bins
 from ..settings import Settings
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
 
 SEEN_EVERY_S = 86_400.0
 """A recall writes at once only when the decision was last noted to be in use longer ago than this."""
+
+FORK_WAIT_S = 2.0
+"""How long a fork waits for other threads to be done with the file."""
+
+MOST_TOLD = 2_000  # characters of a warning
 
 _T = TypeVar("_T")
 
@@ -103,6 +109,7 @@ class SqliteStore:
         self._pack_connection: sqlite3.Connection | None = None
         self._identity: filesystem.Identity | None = None  # of the open file; None in memory
         self._gave_way = False  # in memory although a file was asked for
+        self._inherited = False  # the file was open when this process was forked, so that it cannot be used here
         self._hits: dict[int, int] = {}  # recalls not written yet, by decision
         self._counted: set[int] = set()  # decisions that this process has recalled
         self._noted: set[str] = set()  # keys that this process has noted as pending
@@ -265,12 +272,13 @@ class SqliteStore:
             if not alone or self._in_memory or self._connection is None:
                 yield alone
                 return
-            me = this_process()
+            me, mine = this_process(), os.getpid()
             self._write(lambda connection: name_holder(connection, name, me))
             try:
                 yield True
             finally:
-                self._write(lambda connection: leave(connection, name, me))
+                if os.getpid() == mine:  # else the child of a fork leaves this block too, while its parent goes on
+                    self._write(lambda connection: leave(connection, name, me))
 
     def shares(self, job: Job, device: str) -> StoredShares:
         """The work on a job, shared with processes that have this file open and other devices of equal hardware.
@@ -312,15 +320,32 @@ class SqliteStore:
     def _in_memory(self) -> bool:
         return self.path is None or self._gave_way
 
+    def _before_fork(self) -> bool:
+        """Close the file, and hold the store until the fork is done; False where another thread is busy with it for long.
+
+        A child inherits what SQLite remembers of its process's locks, and would believe to hold them. Seen without this:
+        when the parent closed first, what the child recorded from then on was lost without a word; forked while another
+        thread wrote, the child found the file locked for ever.
+        """
+        if not self._lock.acquire(timeout=FORK_WAIT_S):
+            return False
+        if self._connection is not None and not self._in_memory:
+            with suppress(Exception):
+                self._connection.close()
+            self._connection = self._identity = None
+        return True
+
     def _after_fork(self) -> None:
-        """In the child: leave the parent's connection alone and open another one when it is needed.
+        """In the child: leave the parent's connections alone and open the file when it is needed.
 
         SQLite must not use, nor even close, a connection made before a fork; so it is kept from being collected. The
         lock may be held by a thread that does not exist here, so it is replaced.
         """
+        inherited = self._connection is not None and not self._in_memory
         _PARENTS.extend(c for c in (self._connection, self._pack_connection) if c is not None)
         self._begin()
         self._flight.begin()
+        self._inherited = inherited
 
     def _open(self) -> sqlite3.Connection:
         """The connection of this process, opened if need be."""
@@ -349,6 +374,9 @@ class SqliteStore:
         """Open the file; set it aside and begin a fresh one if it is broken; else go on in memory."""
         import sqlite3
 
+        if self._inherited:
+            self._give_way("this process was forked while another thread was busy with it")
+            return
         try:
             try:
                 self._connection = open_file(self._path, self.journal)
@@ -527,7 +555,7 @@ class SqliteStore:
         """Warn once about each kind of trouble; held back until the store is whole again and its lock is free."""
         if about not in self._told and not self.quiet:
             self._told.add(about)
-            self._pending().append(text)
+            self._pending().append(plain(text[:MOST_TOLD]))  # it may quote a name that a stranger wrote
             if not getattr(_HELD, "depth", 0):
                 self._release_warnings()
 
@@ -579,6 +607,16 @@ def open_store(settings: Settings) -> SqliteStore:
         return _OPENED[key]
 
 
+def _before_fork() -> None:
+    # In one order, lest two threads that fork wait for each other.
+    _HELD.forking = [store for store in sorted(_STORES, key=id) if store._before_fork()]
+
+
+def _after_fork_in_parent() -> None:
+    for store in _HELD.__dict__.pop("forking", []):
+        store._lock.release()
+
+
 def _after_fork_in_child() -> None:
     global _OPENING
     _OPENING = threading.Lock()
@@ -594,4 +632,4 @@ def _close_all() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

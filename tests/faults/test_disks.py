@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import json
 import os
 import resource
 import shutil
+import stat
+import struct
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import filelock  # noqa: F401  # before privileges are dropped, after which this interpreter's folder may be closed
 import pytest
 from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
+from faults.ledger import Case, Ledger
 from faults.stores import (
     as_nobody,
     filled,
@@ -25,7 +32,11 @@ from faults.stores import (
 )
 
 from forecast_autotune.errors import StoreWarning
+from forecast_autotune.settings import Settings
+from forecast_autotune.store.manage import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
+
+Popen = subprocess.Popen[str]
 
 
 def test_a_link_in_the_place_of_the_store_is_not_followed(tmp_path: Path) -> None:
@@ -152,3 +163,308 @@ def test_warnings_made_errors_leave_the_store_whole(tmp_path: Path) -> None:
         with pytest.raises(StoreWarning):
             store.decide(a_job(), a_decision(a_job()))
         assert store.decision(a_job()) == a_decision(a_job())
+
+
+# A process of its own on a disk that is slow, fails or cannot lock, on odd paths, under a clock that jumps ---------------
+
+USER = """
+import json, os, struct, sys, time, warnings
+from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
+from forecast_autotune.settings import Settings
+from forecast_autotune.store.sqlite import open_store
+
+def jump(years):
+    with open(os.environ["SHIM_CLOCK"], "r+b") as file:
+        file.write(struct.pack("q", int(years * 365.25 * 86400)))
+
+warnings.simplefilter("always")
+told = []
+warnings.showwarning = lambda message, category, *rest: told.append(f"{category.__name__}: {message}")
+began = time.monotonic()
+with open_store(Settings.from_environment()) as store:
+    for number, years in enumerate(json.loads(sys.argv[1])):
+        if years is not None:
+            jump(years)
+        with store.single_flight(a_job()) as alone:
+            run = f"{sys.argv[2]}-{number}"
+            for config in SPACE:
+                store.record(a_job(), run, config, a_measurement(10.0 + number), None)
+                print("kept", run, flush=True)
+            store.decide(a_job(), a_decision(a_job(), SPACE[number]))
+    decided = store.decision(a_job())
+    held = None if decided is None else list(SPACE).index(decided.config)
+    times = sorted({outcome.median_us for outcome in store.outcomes(a_job()).values()})
+print(json.dumps({"alone": alone, "held": held, "times": times, "told": told, "s": time.monotonic() - began}))
+"""
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The disk and the clock of `shim.c`, to be preloaded."""
+    built = tmp_path_factory.mktemp("shim") / "shim.so"
+    source = Path(__file__).with_name("shim.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(built), str(source), "-ldl"], check=True, timeout=60)
+    return built
+
+
+def user(case: Case, name: str = "a", jumps: Sequence[float | None] = (None,), **changes: str | None) -> Popen:
+    """A process that records, decides and looks, some times over."""
+    environment = {k: v for k, v in {**case.environment, **changes}.items() if v is not None}
+    command = [sys.executable, "-c", USER, json.dumps(list(jumps)), name]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: Popen, wait_s: float = 60.0) -> dict[str, Any]:
+    """What a user saw, with what it reported as kept; it must end well, whatever the disk does."""
+    out, err = process.communicate(timeout=wait_s)
+    assert process.returncode == 0, err[-3000:]
+    lines = out.splitlines()
+    return {**json.loads(lines[-1]), "kept": [line.split()[1] for line in lines if line.startswith("kept")]}
+
+
+def preloaded(shim: Path, case: Case, **options: object) -> dict[str, str]:
+    return {"LD_PRELOAD": str(shim), "SHIM_UNDER": str(case.store), **{f"SHIM_{k}": str(v) for k, v in options.items()}}
+
+
+def account(case: Case, seen: dict[str, Any]) -> None:
+    """Count what a user reported and the store lost, where the user was not told that it is kept in memory alone."""
+    told = any("kept in memory alone" in text for text in seen["told"])
+    there = runs_kept(case.store) if not told else []
+    lost = 0 if told else sum(max(0, seen["kept"].count(run) - there.count(run)) for run in set(seen["kept"]))
+    case.kept(reported=len(seen["kept"]), lost=lost)
+    assert not lost
+
+
+def right(seen: dict[str, Any], number: int = 0) -> bool:
+    """Whether this process found its newest decision and its newest times again."""
+    return bool(seen["held"] == number and seen["times"] == [10.0 + number])
+
+
+LOCKS = {
+    "record locks answer ENOLCK": ({"FCNTL": errno.ENOLCK}, "locks no files"),
+    "record locks answer ENOSYS": ({"FCNTL": errno.ENOSYS}, "locks no files"),
+    "file locks answer ENOLCK": ({"FLOCK": errno.ENOLCK}, "two processes may tune the same key at once"),
+    "file locks answer ENOSYS": ({"FLOCK": errno.ENOSYS}, "two processes may tune the same key at once"),
+    "file locks are given to everybody": ({"FLOCK": 0}, ""),
+}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_where_nothing_can_be_locked_two_processes_at_worst_tune_twice(
+    faults: Ledger, shim: Path, tmp_path: Path, lock: str
+) -> None:
+    options, told = LOCKS[lock]
+    seen = "one warning that names the folder; at worst a key is tuned twice or kept in memory"
+    with faults.case("a filesystem without locks, or with locks for everybody", tmp_path, seen=seen) as case:
+        (case.store / "locks").mkdir(parents=True)
+        for number in range(4096):  # left from when there were locks
+            (case.store / "locks" / f"{number:03x}.lock").touch()
+        for _ in range(case.many(short=1, whole=5)):
+            with case.attempt():
+                both = [user(case, name, **preloaded(shim, case, **options)) for name in "ab"]
+                for found in map(ended, both):
+                    assert found["alone"]
+                    assert right(found)
+                    assert found["s"] < 20, "nothing is waited for that will never come"
+                    assert len(found["told"]) == bool(told)
+                    assert all(told in text for text in found["told"])
+                    if "FCNTL" in options:
+                        case.kept(reported=len(found["kept"]), lost=0)
+                    else:
+                        account(case, found)
+                        runs = runs_kept(case.store)
+                        assert runs
+
+
+@pytest.mark.parametrize("journal", ["wal", "rollback"])
+def test_a_disk_that_fails_at_any_write_leaves_the_process_in_memory_with_all_it_knew(
+    faults: Ledger, shim: Path, tmp_path: Path, journal: str
+) -> None:
+    seen = "one warning that names the error; all is kept in memory"
+    with faults.case("an input/output error at the n-th write", tmp_path, seen=seen) as case:
+        for first in (*range(1, 12, 5), 30) if not case.whole else range(1, 90, 3):
+            shutil.rmtree(case.store, ignore_errors=True)
+            with SqliteStore(case.store, journal=journal):
+                pass
+            with case.attempt():
+                found = ended(user(case, **preloaded(shim, case, EIO_AT=first)))
+            assert right(found)
+            assert len(found["told"]) == 1
+            assert "disk I/O error" in found["told"][0]
+            case.kept(reported=len(found["kept"]), lost=0)
+            again = ended(user(case))  # the disk is well again
+            assert right(again)
+            account(case, again)
+
+
+def test_a_slow_disk_delays_and_nothing_else(faults: Ledger, shim: Path, tmp_path: Path) -> None:
+    seen = "nothing, but it waits"
+    with faults.case("a disk that takes 30 ms for every write", tmp_path, seen=seen) as case, case.attempt():
+        both = [user(case, name, **preloaded(shim, case, DELAY_MS=30)) for name in "ab"]
+        for found in map(ended, both):
+            assert found["held"] == 0
+            assert not found["told"]
+            account(case, found)
+
+
+def test_a_clock_that_jumps_leaves_the_newest_decision_and_outcomes_in_force(
+    faults: Ledger, shim: Path, tmp_path: Path
+) -> None:
+    jumps = [0, 10, 0, -10, 0.001, -0.001]
+    with faults.case("a clock that jumps by ten years, to and fro", tmp_path, seen="nothing") as case:
+        for order in (jumps, jumps[::-1], [0, -10, 10, -10, 10, 0]):
+            shutil.rmtree(case.store, ignore_errors=True)
+            clock = case.folder / "clock"
+            clock.write_bytes(struct.pack("q", 0))
+            with case.attempt():
+                found = ended(user(case, jumps=order, **preloaded(shim, case, CLOCK=clock)))
+            assert right(found, len(order) - 1)
+            assert not found["told"]
+            assert found["s"] < 30
+            account(case, found)
+            with SqliteStore(case.store) as store:  # a later process agrees, its own clock being right
+                held = store.decision(a_job())
+                assert held is not None
+                assert held.config == SPACE[len(order) - 1]
+                assert {o.median_us for o in store.outcomes(a_job()).values()} == {10.0 + len(order) - 1}
+            assert StoreFile(case.store).prune().outcomes == 0, "what was used just now is not forgotten"
+
+
+def test_what_is_used_under_a_clock_set_back_is_not_pruned_when_it_is_right_again(
+    faults: Ledger, shim: Path, tmp_path: Path
+) -> None:
+    with faults.case("a clock that jumps by ten years, to and fro", tmp_path, seen="nothing") as case, case.attempt():
+        with SqliteStore(case.store) as store:
+            store.record(a_job(name="other"), "earlier", SPACE[0], a_measurement(), None)
+        clock = case.folder / "clock"
+        clock.write_bytes(struct.pack("q", 0))
+        found = ended(user(case, jumps=[-10], **preloaded(shim, case, CLOCK=clock)))
+        assert StoreFile(case.store).prune().programs == 0
+        account(case, found)
+
+
+ODD = {
+    "a pipe": lambda path: os.mkfifo(path),
+    "a folder": lambda path: path.mkdir(),
+    "a dangling link": lambda path: path.symlink_to("nowhere"),
+    "a socket": lambda path: os.mknod(path, 0o600 | stat.S_IFSOCK),
+}
+
+
+@pytest.mark.parametrize("ending", ["", "-wal", "-journal"])
+@pytest.mark.parametrize("odd", ODD)
+def test_something_odd_in_the_place_of_a_store_is_left_alone_and_hangs_nobody(
+    faults: Ledger, tmp_path: Path, odd: str, ending: str
+) -> None:
+    seen = "one warning that names it; all is kept in memory"
+    with faults.case("a pipe, a folder, a link, a socket in the place of a store's file", tmp_path, seen=seen) as case:
+        if ending:
+            filled(case.store)
+        else:
+            case.store.mkdir()
+        path = case.store / f"store.sqlite3{ending}"
+        path.unlink(missing_ok=True)
+        ODD[odd](path)
+        before = os.lstat(path)
+        with case.attempt():
+            found = ended(user(case))
+        assert right(found)
+        assert len(found["told"]) == 1 or (ending and odd == "a dangling link")
+        case.kept(reported=len(found["kept"]), lost=0)
+        if not (ending and odd == "a dangling link"):
+            assert os.lstat(path).st_ino == before.st_ino
+            assert not (path.parent / "nowhere").exists()
+        with case.attempt():
+            command = [sys.executable, "-m", "forecast_autotune", "list"]
+            listed = subprocess.run(
+                command, env=case.environment, capture_output=True, text=True, timeout=60, check=False
+            )
+            assert "Traceback" not in listed.stderr
+
+
+@pytest.mark.parametrize(
+    "name",
+    ['it\'s "quoted"', "a b", "50%?x=1#y", "line\nbreak", b"\xff\xfe".decode(errors="surrogateescape"), "x" * 250],
+)
+def test_a_store_in_a_folder_of_any_name_is_kept_and_found_again(faults: Ledger, tmp_path: Path, name: str) -> None:
+    with faults.case(
+        "a folder with quotes, blanks, line breaks, bytes that are no text in its name", tmp_path, seen="nothing"
+    ) as case:
+        with case.attempt():
+            directory = os.fspath(case.folder / "odd" / name)
+            found = ended(user(case, FORECAST_AUTOTUNE_DIR=directory))
+            assert right(found)
+            assert not found["told"]
+            assert sorted(runs_kept(Path(directory))) == ["a-0"] * 6
+            case.kept(reported=6, lost=0)
+        listed = subprocess.run(
+            [sys.executable, "-m", "forecast_autotune", "list"],
+            env={**case.environment, "FORECAST_AUTOTUNE_DIR": directory},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert listed.returncode == 0, listed.stderr
+
+
+HOMES: dict[str, dict[str, str | None]] = {
+    "HOME is not there": {"HOME": "/proc/nonexistent", "XDG_CACHE_HOME": None},
+    "the cache folder is a file": {"XDG_CACHE_HOME": "/etc/passwd"},
+    "the store's folder is a file": {"FORECAST_AUTOTUNE_DIR": "/etc/passwd"},
+    "the name is too long": {"FORECAST_AUTOTUNE_DIR": "/var/" + "x" * 300},
+}
+
+
+@pytest.mark.parametrize("home", HOMES)
+def test_without_a_folder_to_write_to_all_is_kept_in_memory(faults: Ledger, tmp_path: Path, home: str) -> None:
+    seen = "one warning that names the folder; all is kept in memory"
+    with faults.case("a home folder that cannot be written to, or none at all", tmp_path, seen=seen) as case:
+        with case.attempt():
+            found = ended(user(case, **{"FORECAST_AUTOTUNE_DIR": None, **HOMES[home]}))
+        assert right(found)
+        assert len([text for text in found["told"] if "kept in memory alone" in text]) == 1
+        assert len(found["told"]) <= 2
+        case.kept(reported=len(found["kept"]), lost=0)
+
+
+def test_a_user_whom_the_system_does_not_know_has_a_store_in_memory(
+    faults: Ledger, tmp_path: Path, open_folder: Path
+) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can become somebody else")
+
+    def unknown() -> tuple[bool, list[str], list[str]]:
+        os.setgroups([])
+        os.setgid(54_321)
+        os.setuid(54_321)
+        os.chdir(open_folder)
+        for name in ("HOME", "XDG_CACHE_HOME", "FORECAST_AUTOTUNE_DIR"):
+            os.environ.pop(name, None)
+        found, told = told_by(lambda: filled_somehow(Settings.from_environment().dir))
+        return found, told, os.listdir(open_folder)
+
+    seen = "one warning that names the folder; all is kept in memory"
+    open_folder.chmod(0o777)
+    with (
+        faults.case("a home folder that cannot be written to, or none at all", tmp_path, seen=seen) as case,
+        case.attempt(),
+    ):
+        found, told, made = in_child(unknown)
+        assert found
+        assert len([text for text in told if "kept in memory alone" in text]) == 1
+        assert not made, "nor is a folder named ~ made in the current one"
+
+
+def test_a_file_in_the_place_of_the_locks_folder_costs_the_locks_alone(faults: Ledger, tmp_path: Path) -> None:
+    with faults.case(
+        "a file in the place of the locks' folder", tmp_path, seen="one warning; the store is kept"
+    ) as case:
+        case.store.mkdir()
+        (case.store / "locks").touch()
+        with case.attempt():
+            found = ended(user(case))
+        assert right(found)
+        assert len(found["told"]) == 1
+        assert "no lock can be had" in found["told"][0]
+        account(case, found)

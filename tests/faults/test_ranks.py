@@ -12,25 +12,77 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.ledger import Ledger
 
 from calibration.ranks import BUDGET, SCENARIOS
 
-RUNS = 25
 ROOT = Path(__file__).parents[2]
+LIMIT_S = 280  # for the runs of one row
+
+AGREE = "one decision, the same on every rank"
+ALONE = "one warning per rank; each decides by its own store"
+FAULTS = {
+    "8 ranks: warm, cold or mixed, late, absent": (
+        AGREE,
+        ["all cold", "all warm", "one warm", "one never calls", "rank 0 never calls", "rank 0 is late", "one is late"],
+    ),
+    "8 ranks: one with another GPU, space or key": (
+        "one decision for all that are alike",
+        ["one has another GPU", "one has another space", "one has another key"],
+    ),
+    "8 ranks: kill -9 of one, while it tunes or at any moment": (
+        f"{AGREE} that is left",
+        ["the one that tunes dies", "one is killed at any moment"],
+    ),
+    "8 ranks: one stopped for seconds (SIGSTOP)": (AGREE, ["one is stopped for seconds"]),
+    "8 ranks: all killed, and started again": (
+        f"{AGREE}, as before",
+        ["all start again", "all are killed at any moment and start again"],
+    ),
+    "8 ranks: the job's key-value store killed or stopped": (
+        ALONE,
+        ["the key-value store dies", "the key-value store stands still"],
+    ),
+    "8 ranks: tuning outlasts patience, nothing may be measured, a wrong WORLD_SIZE, no agreement wanted": (
+        f"{AGREE}, but where none is wanted",
+        [
+            "tuning outlasts patience",
+            "nothing may be measured",
+            "the environment says another world size",
+            "each for itself",
+        ],
+    ),
+    "8 ranks that share the work: one killed": (
+        f"{AGREE}, within one budget",
+        [
+            "shared, a device each",
+            "shared, two on each device",
+            "shared, the one that leads dies",
+            "shared, one that helps dies",
+        ],
+    ),
+}
 
 
 @pytest.fixture(scope="module")
-def runs() -> dict[str, list[dict[str, Any]]]:
-    """Each scenario's runs, made by a process of its own: forking this one would take its threads' locks along."""
-    command = [sys.executable, "-m", "calibration.ranks", "--each", "--runs", str(RUNS)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
-    printed = done.stdout.splitlines()
-    assert len(printed) == RUNS + 1, done.stderr
-    *lines, whole = map(json.loads, printed)
-    assert whole["runs"] == RUNS
+def runs(faults: Ledger, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Each scenario's runs, made by processes of their own: forking this one would take its threads' locks along."""
+    assert sorted(name for _, names in FAULTS.values() for name in names) == sorted(SCENARIOS)
     made: dict[str, list[dict[str, Any]]] = {name: [] for name in SCENARIOS}
-    for line in lines:
-        made[line["scenario"]].append(line)
+    for fault, (seen, names) in FAULTS.items():
+        with faults.case(fault, tmp_path_factory.mktemp("ranks"), seen=seen) as case:
+            count = len(names) * case.many(short=1, whole=6)
+            chosen = [word for name in names for word in ("--scenario", name)]
+            command = [sys.executable, "-m", "calibration.ranks", "--each", "--runs", str(count), *chosen]
+            environment = {**case.environment, "PYTHONPATH": str(ROOT)}
+            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+            printed = done.stdout.splitlines()
+            assert len(printed) == count + 1, done.stderr
+            for line in map(json.loads, printed[:-1]):
+                with case.attempt():
+                    if line.get("stuck"):
+                        raise TimeoutError(f"{line['scenario']}: {line['stuck']} ranks")
+                made[line["scenario"]].append(line)
     return made
 
 
@@ -65,14 +117,16 @@ def test_one_rank_measures_and_rank_0_if_it_is_there(runs: dict[str, list[dict[s
 
 
 def test_ranks_that_know_an_answer_measure_nothing(runs: dict[str, list[dict[str, Any]]]) -> None:
-    for told in told_in(runs, "all warm"):
-        assert not any(t["tried"] for t in told)
+    for scenario in ("all warm", "all start again"):
+        for told in told_in(runs, scenario):
+            assert not any(t["tried"] for t in told)
 
 
 def test_a_rank_dies_where_one_is_to_die(runs: dict[str, list[dict[str, Any]]]) -> None:
     for name, scenario in SCENARIOS.items():
         for run in runs[name]:
-            assert len(run["died"]) == bool(scenario.dies)
+            if not scenario.killed_within_s:  # which may be after it has decided
+                assert len(run["died"]) == bool(scenario.dies)
 
 
 def test_another_rank_measures_when_the_one_that_tunes_is_killed(runs: dict[str, list[dict[str, Any]]]) -> None:
@@ -80,9 +134,12 @@ def test_another_rank_measures_when_the_one_that_tunes_is_killed(runs: dict[str,
         assert any(t["tried"] for t in told)
 
 
-def test_a_rank_with_another_gpu_measures_for_itself(runs: dict[str, list[dict[str, Any]]]) -> None:
-    for told in told_in(runs, "one has another GPU"):
-        assert [t["rank"] for t in told if t["tried"] and t["rank"] == 6] == [6]
+@pytest.mark.parametrize(("what", "rank"), [("GPU", 6), ("space", 2), ("key", 0)])
+def test_a_rank_of_another_kind_measures_for_itself(
+    runs: dict[str, list[dict[str, Any]]], what: str, rank: int
+) -> None:
+    for told in told_in(runs, f"one has another {what}"):
+        assert [t["rank"] for t in told if t["tried"] and t["rank"] == rank] == [rank]
 
 
 def test_who_waits_in_vain_decides_unmeasured_and_the_one_that_measured_joins_in(

@@ -1,0 +1,108 @@
+"""One of a crowd on one store, as a process of its own: `python -m faults.crowd STORE SECONDS SEED JOURNAL KEYS`.
+
+It draws keys, and tunes those that nobody has tuned, on a small recording. What it does goes to stdout, a line of JSON each
+time that something was kept; at the end one with how often it found a decision. It says nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from recorded import job_of, recording, workload
+
+from forecast_autotune.core.budget import Budget
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.decision import Decision
+from forecast_autotune.core.forecast import Abstention
+from forecast_autotune.core.job import Job, Question, Recording
+from forecast_autotune.core.outcome import Outcome
+from forecast_autotune.measure.replay import Replay
+from forecast_autotune.policies import Selective
+from forecast_autotune.store.sqlite import SqliteStore
+from forecast_autotune.tuner import tune
+
+KERNELS = 50  # with one alone, each tuning would read what is known of all its keys, and that is what one would see
+BUDGET = 6
+MEASURE_S = 0.003  # long enough that others miss the same key meanwhile
+WAIT_S = 60.0
+
+_PRINTING = threading.Lock()
+
+
+def say(**what: Any) -> None:
+    with _PRINTING:
+        sys.stdout.write(json.dumps(what) + "\n")
+        sys.stdout.flush()
+
+
+class Telling(SqliteStore):
+    """Tells of each outcome once it is kept."""
+
+    def record(self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Any) -> None:
+        super().record(job, run, config, outcome, forecast)
+        say(kept=[job.workload.key["n"], run, config.text])
+
+
+class Unhurried(Replay):
+    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
+        time.sleep(MEASURE_S)
+        return super().measure(config, hopeless_us=hopeless_us)
+
+
+class Blind:
+    """Knows nothing."""
+
+    name = "blind"
+
+    def forecast(self, question: Question) -> Sequence[Abstention]:
+        return [Abstention(self.name, "knows nothing")] * len(question.configs)
+
+
+_BOWL = recording()
+
+
+def recording_of(key: int) -> Recording:
+    return replace(_BOWL, workload=workload(key, f"bowl {key % KERNELS}"))
+
+
+def decide(store: SqliteStore, key: int) -> Decision:
+    """As a front door does it: recall, and on a miss tune, which one of all who miss does."""
+    replay = Unhurried(recording_of(key))
+    return tune(
+        job_of(replay.recording),
+        compiler=replay,
+        surrogate=Blind(),
+        policy=Selective(),
+        measurer=replay,
+        store=store,
+        budget=Budget(BUDGET),
+    )
+
+
+def be_one(directory: Path, seconds: float, seed: int, journal: str, keys: int) -> None:
+    draw = random.Random(seed)
+    until = time.monotonic() + seconds
+    hits = 0
+    with Telling(directory, journal=journal, wait_s=WAIT_S) as store:
+        while time.monotonic() < until:
+            key = draw.randrange(keys)
+            if store.decision(job_of(recording_of(key))) is not None:
+                hits += 1
+            else:
+                assert decide(store, key).basis == "measured"
+    heavy = sorted({"torch", "triton"} & set(sys.modules))
+    say(hits=hits, heavy=heavy)
+
+
+if __name__ == "__main__":
+    where, how_long, drawn, mode, count = sys.argv[1:]
+    be_one(Path(where), float(how_long), int(drawn), mode, int(count))
