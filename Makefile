@@ -11,7 +11,7 @@ ifeq ($(filter-out 0,$(HAS_GPU)),)
 CONSTRAINTS := --constraint .ci/constraints-cpu.txt
 endif
 
-.PHONY: help setup demo lm-demo test lint test-triton-all test-triton-oldest test-third-party test-lm test-faults test-suite test-slow gpu record evidence fit baselines report spaces ranks bench bench-call bench-tuning budgets replay clean
+.PHONY: help setup demo lm-demo test lint test-triton-all test-triton-oldest test-third-party test-lm test-faults test-suite test-slow gpu record evidence fit baselines report spaces ranks bench bench-store bench-call bench-tuning budgets replay clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -150,6 +150,10 @@ ranks: setup  ## eight ranks of one job, a thousand times: do they come to one d
 
 bench: setup  ## speed: forecasting, the cached call, the store
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only --benchmark-columns=min,median,rounds
+
+bench-store: setup  ## speed and room of a store of a million outcomes: ten minutes
+	LARGE_STORE=1000000 $(BIN)/python -m pytest tests/benchmarks/test_large_store.py --timeout 1800 --benchmark-only \
+	    --benchmark-columns=min,median,rounds
 
 bench-call: setup  ## what a cached call costs, Triton's own tuner beside ours
 	@$(BIN)/python tests/benchmarks/test_cached_call.py

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from contextlib import closing
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from . import NOTHING, OK
 from ._shared import (
@@ -14,7 +18,7 @@ from ._shared import (
     count,
     is_missing,
     new_parser,
-    print_json,
+    print_json_list,
     print_table,
     say,
     short,
@@ -23,12 +27,19 @@ from ._shared import (
     tell_unreadable,
 )
 
+if TYPE_CHECKING:
+    from ..store.rows import StoredDecision
+
+PAGE = 50  # decisions shown to a person who asks for no number
+
 
 def add_parser(subparsers: Subparsers) -> None:
     parser = new_parser(subparsers, "list", "What is decided here, the newest first.")
     parser.add_argument("--kernel", metavar="K", help="only kernels with this in their name")
     parser.add_argument("--hardware", metavar="H", help="only hardware with this in its name")
-    parser.add_argument("--limit", type=count, metavar="N", help="at most so many")
+    parser.add_argument(
+        "--limit", type=count, metavar="N", help=f"at most so many (default: {PAGE} on a terminal, else all)"
+    )
     parser.add_argument("--superseded", action="store_true", help="also decisions that do not hold any more")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     add_store_argument(parser)
@@ -37,38 +48,50 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     store = store_of(arguments)
-    found = (
-        []
-        if is_missing(store)
-        else store.decisions(
-            kernel=arguments.kernel,
-            hardware=arguments.hardware,
-            limit=arguments.limit,
-            superseded=arguments.superseded,
-        )
-    )
+    if is_missing(store):
+        if arguments.json:
+            print_json_list([])
+        return NOTHING
+    which = {"kernel": arguments.kernel, "hardware": arguments.hardware, "superseded": arguments.superseded}
+    limit = arguments.limit
+    if limit is None and sys.stdout.isatty() and not arguments.json:
+        limit = PAGE
+    with closing(store.each_decision(**which)) as all_found:
+        found = islice(all_found, limit)
+        if arguments.json:
+            some = print_json_list({**summary_of(s), "superseded_at": s.superseded_at} for s in found)
+        else:
+            some = _print([_row(s) for s in found])
     tell_unreadable(store)
-    if arguments.json:
-        print_json([{**summary_of(s), "superseded_at": s.superseded_at} for s in found])
-    elif found:
+    if arguments.limit is None and limit is not None and (all_in_all := store.count(**which)) > limit:
+        say(
+            f"the newest {limit} of {all_in_all:,}; --limit N shows more, --kernel K those of one kernel, a pipe gets all"
+        )
+    if not some and not arguments.json:
+        say("no decision matches")
+    return OK if some else NOTHING
+
+
+def _print(table: list[tuple[str, ...]]) -> bool:
+    if table:
         print_table(
             ("decision", "kernel and key", "hardware", "config", "basis", "speed", "time", "tried", "decided"),
-            [
-                (
-                    short(s.digest) + ("" if s.superseded_at is None else " (superseded)"),
-                    str(s.place.workload),
-                    s.place.hardware.name,
-                    str(s.decision.config),
-                    s.decision.basis,
-                    "" if s.decision.speedup is None else f"{s.decision.speedup:.2f}x",
-                    as_time(s.decision.config_us),
-                    f"{s.decision.measured} of {s.decision.space_size}",
-                    as_date(s.decision.decided_at),
-                )
-                for s in found
-            ],
+            table,
             right=("speed", "time", "tried"),
         )
-    elif store.exists():
-        say("no decision matches")
-    return OK if found else NOTHING
+    return bool(table)
+
+
+def _row(stored: StoredDecision) -> tuple[str, ...]:
+    decision = stored.decision
+    return (
+        short(stored.digest) + ("" if stored.superseded_at is None else " (superseded)"),
+        str(stored.place.workload),
+        stored.place.hardware.name,
+        str(decision.config),
+        decision.basis,
+        "" if decision.speedup is None else f"{decision.speedup:.2f}x",
+        as_time(decision.config_us),
+        f"{decision.measured} of {decision.space_size}",
+        as_date(decision.decided_at),
+    )

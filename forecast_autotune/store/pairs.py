@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING
 
 from ..core.forecast import Forecast
 from ..errors import InvalidInputError
-from .encoding import decode_forecast, decode_hardware, fields, list_field
+from .encoding import FASTEST_US, SLOWEST_US, decode_forecast, decode_hardware, fields, list_field, shown
 from .rows import Complain
 
 if TYPE_CHECKING:
     import sqlite3
 
 NEWEST = 1_000  # outcomes back to which pairs are looked for
+WINDOW = 50_000
+"""Newest outcomes of all kinds that are looked through for them: what has not been measured for so long is not news, and a
+million, looked through in vain for a rare kind, took a cold tuning 1.5 s (two busy cores)."""
+
 MOST = 200
 """Pairs read, drawn out of those, for the pairs of one run have much in common. Their root mean square error is known to
 8 %, tails included; reading them takes 4 ms, learning from them 1.2 (3 samples each, one core of an EPYC)."""
@@ -35,7 +39,8 @@ def newest_pairs(connection: sqlite3.Connection, kind: str, complain: Complain, 
     # CROSS JOIN keeps SQLite from beginning with the forecasts: the newest outcomes are found by walking back.
     newest = connection.execute(
         "SELECT outcome.id FROM outcome CROSS JOIN forecast ON forecast.outcome = outcome.id"  # noqa: S608  # only marks
-        f" WHERE hardware IN ({','.join('?' * len(digests))}) AND config != default_config"
+        f" WHERE outcome.id > (SELECT max(id) FROM outcome) - {WINDOW}"
+        f" AND hardware IN ({','.join('?' * len(digests))}) AND config != default_config"
         " AND NOT EXISTS (SELECT 1 FROM outcome AS earlier WHERE earlier.workload = outcome.workload"
         " AND earlier.hardware = outcome.hardware AND earlier.toolchain = outcome.toolchain"
         " AND earlier.config = outcome.config AND earlier.id < outcome.id)"
@@ -121,15 +126,17 @@ def _time_us(text: str, what: str) -> float | None:
     samples = list_field(found, "samples_us", what)
     try:
         median = float(statistics.median(samples))  # type: ignore[type-var, arg-type]  # raises on what is no number
-    except (TypeError, ValueError, statistics.StatisticsError):
+    except (TypeError, ValueError, OverflowError, statistics.StatisticsError):
         median = math.nan
-    if not 0 < median < math.inf:
+    if not FASTEST_US < median < SLOWEST_US:
         raise InvalidInputError(f"{what} has samples without a median: times are positive finite microseconds")
     return median
 
 
-def _parsed(text: str, what: str) -> object:
+def _parsed(text: object, what: str) -> object:
     """As `encoding.from_text`, in half the time: what it refuses, NaN and infinities, every number is checked for here."""
+    if not isinstance(text, str):  # JSON could also be read from bytes
+        raise InvalidInputError(f"{what} is {shown(text)}: it must be text")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as err:

@@ -12,6 +12,7 @@ from ..core.outcome import Failure, Outcome
 from ..errors import InvalidInputError
 from . import encoding
 from .encoding import from_text
+from .pairs import WINDOW
 from .rows import Complain, Place, PlaceReader, hardware_of
 
 if TYPE_CHECKING:
@@ -38,9 +39,14 @@ def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain, mos
     named = "workload IN (SELECT workload.digest FROM workload JOIN program ON program = program.digest WHERE name = ?)"
     values = (*hardware, job.workload.digest, job.hardware.digest, program.name)
     newest = "ORDER BY outcome.id DESC LIMIT ?"
-    own = connection.execute(f"{_ROWS} WHERE {here} AND {named} {newest}", (*values, most)).fetchall()
+    # Its own are found in the index of places, ids first: rows are long. Others are looked for by walking back.
+    ids = f"SELECT outcome.id FROM outcome WHERE {here} AND {named} {newest}"  # noqa: S608  # our own names and marks
+    own = connection.execute(f"{_ROWS} WHERE outcome.id IN ({ids}) {newest}", (*values, most, most)).fetchall()
     left = most - len(own)
-    others = connection.execute(f"{_ROWS} WHERE {here} AND NOT {named} {newest}", (*values, left)).fetchall()
+    lately = f"outcome.id > (SELECT max(id) FROM outcome) - {WINDOW}"  # noqa: S608  # a number of our own
+    others = connection.execute(
+        f"{_ROWS} WHERE {lately} AND {here} AND NOT {named} {newest}", (*values, left)
+    ).fetchall()
     return _recordings(
         connection,
         chain(own, others),

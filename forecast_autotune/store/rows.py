@@ -30,6 +30,9 @@ samples each took 0.7 s (two busy cores)."""
 
 TRANSIENT_RUNS = 2
 
+FAR_FUTURE = 32_503_680_000.0
+"""The year 3000: a time after it is a damaged one, not that of a clock set wrong."""
+
 Complain = Callable[[str], None]
 """Told of each row that does not decode; the row is passed over."""
 
@@ -110,8 +113,15 @@ def decision_digest(place: Place, space_digest: str) -> str:
 
 
 def keep_place(connection: sqlite3.Connection, place: Place, seen_at: float) -> None:
-    """Write what a row refers to; what is there already is only seen again."""
+    """Write what a row refers to; what is there already is only seen again.
+
+    It is never seen before the last of all: what is used while the clock is set back must not look unseen for years.
+    """
     workload, hardware, toolchain = place.digests
+    (newest,) = connection.execute(
+        "SELECT max(CAST(seen_at AS REAL)) FROM toolchain WHERE seen_at < ?", (FAR_FUTURE,)
+    ).fetchone()
+    seen_at = max(seen_at, newest or 0.0)
     program = place.workload.program
     connection.execute(
         "INSERT INTO hardware (digest, value) VALUES (?, ?) ON CONFLICT (digest) DO UPDATE SET value = excluded.value",
@@ -141,11 +151,20 @@ def keep_outcome(
 
     A later outcome of the same config and run replaces the earlier one but keeps its forecast: the forecast made after
     a config was timed has seen the answer, and says nothing of how honest forecasts are. One from elsewhere replaces
-    only an older one; one of this process always does, even when the clock was set back in between.
+    only an older one; one of this process always does, even when the clock was set back in between: it is never dated
+    before what was recorded at its place already, or a later run would count as the earlier one.
     """
+    recorded_at = stored.recorded_at
+    if not from_elsewhere:
+        (newest,) = connection.execute(
+            "SELECT max(CAST(recorded_at AS REAL)) FROM outcome"
+            " WHERE workload = ? AND hardware = ? AND toolchain = ? AND recorded_at < ?",
+            (*place.digests, FAR_FUTURE),
+        ).fetchone()
+        recorded_at = max(recorded_at, newest or 0.0)
     row = (*place.digests, stored.config.text, stored.run)
     found = connection.execute(
-        "SELECT id, recorded_at, value FROM outcome"
+        "SELECT id, CAST(recorded_at AS REAL), value FROM outcome"
         " WHERE workload = ? AND hardware = ? AND toolchain = ? AND config = ? AND run = ?",
         row,
     ).fetchone()
@@ -158,13 +177,13 @@ def keep_outcome(
         connection.execute(
             "UPDATE outcome SET value = ?, default_config = ?, recorded_at = ?, described = coalesce(?, described)"
             " WHERE id = ?",
-            (value, default, stored.recorded_at, described, found[0]),
+            (value, default, recorded_at, described, found[0]),
         )
         return True
     inserted = connection.execute(
         "INSERT INTO outcome (workload, hardware, toolchain, config, run, default_config, value, recorded_at, described)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (*row, default, value, stored.recorded_at, described),
+        (*row, default, value, recorded_at, described),
     )
     if stored.forecast is not None:
         connection.execute(
@@ -235,14 +254,14 @@ def bring_decision(
     Returns whether anything changed: a decision that is here already, to the letter, is not written twice.
     """
     name = decision_digest(place, decision.space_digest)
-    twin = connection.execute(
-        "SELECT 1 FROM decision WHERE digest = ? AND decided_at = ? AND value = ?",
-        (name, decision.decided_at, to_text(encoding.encode_decision(decision))),
+    twin = connection.execute(  # by its workload too, which has an index: decisions that do not hold have none else
+        "SELECT 1 FROM decision WHERE workload = ? AND digest = ? AND decided_at = ? AND value = ?",
+        (place.workload.digest, name, decision.decided_at, to_text(encoding.encode_decision(decision))),
     ).fetchone()
     if twin is not None:
         return False
     holding = connection.execute(
-        "SELECT decided_at FROM decision WHERE digest = ? AND superseded_at IS NULL", (name,)
+        "SELECT CAST(decided_at AS REAL) FROM decision WHERE digest = ? AND superseded_at IS NULL", (name,)
     ).fetchone()
     if superseded_at is None and holding is not None and holding[0] >= decision.decided_at:
         superseded_at = holding[0]
@@ -255,11 +274,11 @@ def count_hits(connection: sqlite3.Connection, hits: Mapping[int, int], now: flo
     for decision, count in hits.items():
         connection.execute("UPDATE decision SET hits = hits + ?, hit_at = ? WHERE id = ?", (count, now, decision))
         connection.execute(
-            "UPDATE toolchain SET seen_at = ? WHERE digest = (SELECT toolchain FROM decision WHERE id = ?)",
+            "UPDATE toolchain SET seen_at = max(seen_at, ?) WHERE digest = (SELECT toolchain FROM decision WHERE id = ?)",
             (now, decision),
         )
         connection.execute(
-            "UPDATE program SET seen_at = ? WHERE digest ="
+            "UPDATE program SET seen_at = max(seen_at, ?) WHERE digest ="
             " (SELECT program FROM workload JOIN decision ON workload.digest = workload WHERE decision.id = ?)",
             (now, decision),
         )
@@ -295,7 +314,9 @@ def recall(connection: sqlite3.Connection, job: Job, *, any_toolchain: bool, com
         ).fetchall()
     for found, text, noted_at in (*exact, *others):
         try:
-            decision = encoding.decode_decision(from_text(text, f"decision {found}"), f"decision {found}")
+            what = f"decision {found}"
+            decision = encoding.decode_decision(from_text(text, what), what)
+            noted_at = encoding.number_field({"noted_at": noted_at}, "noted_at", what)
         except InvalidInputError as err:
             complain(str(err))
             continue
@@ -321,8 +342,8 @@ def stored_outcomes(
                 outcome=encoding.decode_outcome(from_text(value, what), what),
                 forecast=None if forecast is None else encoding.decode_forecast(from_text(forecast, what), what),
                 default=encoding.decode_config(from_text(default, what), what),
-                run=run,
-                recorded_at=recorded_at,
+                run=encoding.text_field({"run": run}, "run", what),
+                recorded_at=encoding.number_field({"recorded_at": recorded_at}, "recorded_at", what),
                 described=_decode_described(described, what),
             )
         except InvalidInputError as err:
@@ -391,7 +412,7 @@ def _description(connection: sqlite3.Connection) -> str:
     return "described" if connection.execute("PRAGMA user_version").fetchone()[0] >= 3 else "NULL"
 
 
-def _decode_described(text: str | None, what: str) -> dict[str, float]:
+def _decode_described(text: object, what: str) -> dict[str, float]:
     return {} if text is None else encoding.decode_described(from_text(text, what), f"{what}: described")
 
 
@@ -403,14 +424,20 @@ def stored_pending(connection: sqlite3.Connection, complain: Complain) -> Iterat
         " ORDER BY met_at DESC, digest"
     ).fetchall()
     for workload, hardware, toolchain, space, space_size, why, noted_at, met_at, met in found:
+        row = {"space": space, "space_size": space_size, "why": why, "noted_at": noted_at, "met_at": met_at, "met": met}
+        what = "a pending key"
         try:
-            place = reader.read(workload, hardware, toolchain)
+            yield Pending(
+                place=reader.read(workload, hardware, toolchain),
+                space=encoding.text_field(row, "space", what),
+                space_size=encoding.count_field(row, "space_size", what),
+                why=encoding.text_field(row, "why", what),
+                noted_at=encoding.number_field(row, "noted_at", what),
+                met_at=encoding.number_field(row, "met_at", what),
+                met=encoding.count_field(row, "met", what),
+            )
         except InvalidInputError as err:
             complain(str(err))
-            continue
-        yield Pending(
-            place=place, space=space, space_size=space_size, why=why, noted_at=noted_at, met_at=met_at, met=met
-        )
 
 
 def recollect(connection: sqlite3.Connection, job: Job, complain: Complain) -> list[Recording]:
@@ -420,12 +447,13 @@ def recollect(connection: sqlite3.Connection, job: Job, complain: Complain) -> l
     """
     here = Place.of(job)
     groups = connection.execute(
+        # The newest by id, not by time: so the index of places alone is read, and no outcome's row.
         "SELECT workload.digest, outcome.hardware, outcome.toolchain, count(*) FROM program"
         " JOIN workload ON workload.program = program.digest JOIN outcome ON outcome.workload = workload.digest"
         " WHERE program.name = ? GROUP BY 1, 2, 3"
-        " ORDER BY max(program.digest = ?) DESC, max(outcome.hardware = ?) DESC, max(recorded_at) DESC",
+        " ORDER BY max(program.digest = ?) DESC, max(outcome.hardware = ?) DESC, max(outcome.id) DESC",
         (job.workload.program.name, job.workload.program.digest, job.hardware.digest),
-    ).fetchall()
+    )
     reader = PlaceReader(connection)
     found: list[Recording] = []
     rows_left = RECOLLECTED_OUTCOMES
@@ -472,7 +500,9 @@ def hardware_of(connection: sqlite3.Connection, complain: Complain) -> dict[str,
 
 
 class PlaceReader:
-    """Reads places by their digests, each program, hardware and toolchain once."""
+    """Reads places by their digests, each hardware and toolchain once, and each of the last programs and workloads."""
+
+    KEPT = 1_000  # programs and workloads: rows come sorted by them, or nearly so
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -484,6 +514,9 @@ class PlaceReader:
     def read(self, workload: str, hardware: str, toolchain: str) -> Place:
         """Raises InvalidInputError where a row does not decode or is gone."""
         if workload not in self._workloads:
+            if len(self._workloads) >= self.KEPT:
+                self._workloads.clear()
+                self._programs.clear()
             program, text = self._row("SELECT program, value FROM workload WHERE digest = ?", workload, "workload")
             if program not in self._programs:
                 (value,) = self._row("SELECT value FROM program WHERE digest = ?", program, "program")

@@ -66,6 +66,25 @@ def test_list_prints_one_line_per_decision(store: Path, capsys: pytest.CaptureFi
     assert printed(capsys, "list", "--superseded")[0].count("\n") == 7
 
 
+def test_a_person_gets_a_page_of_a_long_list_and_a_pipe_gets_all_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SqliteStore(tmp_path / "store") as store:
+        for number in range(60):
+            job = a_job(key={"n": number})
+            store.decide(job, a_decision(job, decided_at=1e9 + number))
+    assert printed(capsys, "list")[0].count("\n") == 61
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "300")
+    out, err = printed(capsys, "list")
+    assert "rmsnorm(n=59)" in out
+    assert "rmsnorm(n=10)" in out
+    assert "rmsnorm(n=9)" not in out
+    assert "the newest 50 of 60; --limit N shows more" in err
+    assert printed(capsys, "list", "--limit", "60")[1] == ""
+    assert len(json.loads(printed(capsys, "list", "--json")[0])) == 60
+
+
 def test_list_for_programs_is_json_and_an_empty_result_is_an_empty_list(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
