@@ -9,7 +9,9 @@ from toy import Toy
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--whole-faults", action="store_true", help="attack as often and as long as `make test-faults` does")
+    parser.addoption(
+        "--whole-faults", action="store_true", help="attack as often and as long as `make test-faults` does"
+    )
 
 
 @pytest.fixture(autouse=True)

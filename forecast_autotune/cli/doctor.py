@@ -6,15 +6,21 @@ import argparse
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import NOTHING, OK
-from ._shared import JSON_HELP, Subparsers, add_store_argument, new_parser, print_json, print_table
+from ._failures import failures_alike
+from ._shared import JSON_HELP, Subparsers, add_store_argument, new_parser, print_json, print_table, short
 
 if TYPE_CHECKING:
     from ..language.model import LanguageModel
+    from ..store.manage import StoreFile, StoreStats
 
+RECENT_FAILURES = 200
+MOST_TOLD = 10  # decisions for which nothing ran
+LEAST_FREE_BYTES = 256 << 20
 MODEL_S = 5.0  # for a language model to be found, and again to answer a prompt; loading one may take longer
 
 
@@ -34,13 +40,24 @@ def add_parser(subparsers: Subparsers) -> None:
         "doctor",
         "Check compilers, torch, Triton, devices, the store and the settings, and say what to do about each problem.",
     )
-    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help=JSON_HELP)
+    form.add_argument(
+        "--bundle",
+        metavar="FILE",
+        help="write what a bug report needs to a new file, or to stdout (-): versions, settings, findings, last failures "
+        "and decisions; no sources, no credentials",
+    )
     add_store_argument(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    findings = [finding for name, check in _checks(arguments.dir) for finding in _safely(name, check)]
+    if arguments.bundle is not None:
+        from .bundle import write
+
+        return write(arguments.bundle, arguments.dir, lambda: _examine(arguments.dir))
+    findings = _examine(arguments.dir)
     if arguments.json:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -51,6 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     return NOTHING if any(f.status == "problem" for f in findings) else OK
 
 
+def _examine(directory: Path | None) -> list[Finding]:
+    return [finding for name, check in _checks(directory) for finding in _safely(name, check)]
+
+
 def _checks(directory: Path | None) -> list[tuple[str, Callable[[], Iterable[Finding]]]]:
     return [
         ("settings", check_settings),
@@ -59,7 +80,7 @@ def _checks(directory: Path | None) -> list[tuple[str, Callable[[], Iterable[Fin
         ("torch", check_torch),
         ("triton", check_triton),
         ("hardware", check_hardware),
-        ("store", lambda: check_store(directory)),
+        ("store", lambda: chain(check_store(directory), check_builds(directory), check_locks(directory))),
     ]
 
 
@@ -280,6 +301,7 @@ def check_store(directory: Path | None) -> Iterator[Finding]:
     if stats.unreadable:
         advice = "'forecast-autotune clear --kernel K' removes a kernel's rows"
         yield Finding(check="store", status="problem", found=f"{stats.unreadable} rows cannot be read", advice=advice)
+    yield from _check_failures(store, stats)
     for aside in sorted(folder.glob(f"{filesystem.FILE_NAME}.corrupt-*")):
         if not aside.name.endswith(filesystem.COMPANIONS):
             advice = "remove it once you do not want to look into it any more"
@@ -287,6 +309,74 @@ def check_store(directory: Path | None) -> Iterator[Finding]:
     size = f"{stats.size_bytes / 2**10:.0f} KiB"
     told = f"{store.path}: {size}, schema {stats.schema}, journal {stats.journal}, {sum(stats.decisions.values())} decisions"
     yield Finding(check="store", status="ok", found=told)
+
+
+def _check_failures(store: StoreFile, stats: StoreStats) -> Iterator[Finding]:
+    """What tuning met in this store that somebody may want to see to."""
+    if stats.pending:
+        advice = "'forecast-autotune pending' names them, 'forecast-autotune tune-pending SCRIPT' measures them"
+        yield Finding(check="pending", status="note", found=f"{stats.pending} keys wait to be measured", advice=advice)
+    recent = store.failures(limit=RECENT_FAILURES)
+    for alike in failures_alike(failure for _, _, failure, _ in recent):
+        names = dict.fromkeys(
+            program.name
+            for program, _, f, _ in recent
+            if (f.stage, f.crashed, f.transient) == (alike.stage, alike.crashed, alike.transient)
+        )
+        found = f"{alike.count} at {alike.stage}, of {', '.join(list(names)[:3])}, last: {alike.message[:200]}"
+        yield Finding(check="failures", status="note", found=found, advice=f"{alike.follows}; {alike.advice}")
+    nothing_ran = [s for s in store.decisions() if s.decision.basis == "default" and s.decision.config_us is None]
+    for stored in [s for s in nothing_ran if s.decision.failed][:MOST_TOLD]:
+        found = f"{stored.place.workload}: the first config is run, {stored.decision.reason}"
+        advice = f"'forecast-autotune show {short(stored.digest)}' tells how each failed"
+        yield Finding(check="decision", status="problem", found=found, advice=advice)
+
+
+def check_builds(directory: Path | None) -> Iterator[Finding]:
+    """Whether extensions can be built into their folder, and nobody else can write there."""
+    import shutil
+
+    from ..settings import Settings
+
+    folder = (directory if directory is not None else Settings.from_environment().dir) / "builds"
+    if not folder.is_dir():
+        return
+    if not os.access(folder, os.W_OK | os.X_OK):
+        advice = f"chmod u+rwx {folder}; until then no variant of load_inline is built"
+        yield Finding(check="builds", status="problem", found=f"{folder} cannot be written to", advice=advice)
+    elif os.name == "posix" and folder.stat().st_mode & 0o022:
+        advice = f"chmod go-w {folder}: what is built there is loaded into your programs"
+        yield Finding(check="builds", status="problem", found=f"others may write to {folder}", advice=advice)
+    if (free := shutil.disk_usage(folder).free) < LEAST_FREE_BYTES:
+        advice = (
+            "make room: a variant takes up to 100 MiB while it is built; 'forecast-autotune prune' removes old ones"
+        )
+        yield Finding(check="builds", status="problem", found=f"{free >> 20} MiB are free for {folder}", advice=advice)
+
+
+def check_locks(directory: Path | None) -> Iterator[Finding]:
+    """Whether somebody is tuning now, for whom others wait; a lock is free as soon as its process is gone."""
+    from ..settings import Settings
+
+    folder = directory if directory is not None else Settings.from_environment().dir
+    if held := sum(map(_is_held, folder.glob("locks/*"))):
+        advice = "nothing, if it goes on; of a process that hangs, end that one: its locks are free at once"
+        yield Finding(
+            check="locks", status="note", found=f"{held} held by live processes, which tune now", advice=advice
+        )
+
+
+def _is_held(lock: Path) -> bool:
+    import fcntl
+
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _first_existing(folder: Path) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from . import BAD_INPUT, NOTHING, OK
+from ._failures import FailuresAlike, failures_alike
 from ._shared import (
     JSON_HELP,
     Subparsers,
@@ -108,6 +109,7 @@ def _print(detail: DecisionDetail) -> None:
     )
     if not detail.touched:
         return
+    _print_failures(detail)
     several = any(_voices(t.forecast) for t in detail.touched)
     print()
     print_table(
@@ -140,6 +142,23 @@ def _print(detail: DecisionDetail) -> None:
         ],
         right=("time",),
     )
+
+
+def _failures(detail: DecisionDetail) -> list[FailuresAlike]:
+    from ..core.outcome import Failure
+
+    return failures_alike(t.outcome for t in detail.touched if isinstance(t.outcome, Failure))
+
+
+def _print_failures(detail: DecisionDetail) -> None:
+    """What failed by stage, what follows from that, and what to do."""
+    if found := _failures(detail):
+        print()
+        print_table(
+            ("failed at", "configs", "what was said of the first", "what follows", "what to do"),
+            [(f.stage, str(f.count), f.message[:200], f.follows, f.advice) for f in found],
+            right=("configs",),
+        )
 
 
 def _mark(detail: DecisionDetail, touched: StoredOutcome) -> str:
@@ -213,6 +232,7 @@ def _as_json(detail: DecisionDetail) -> dict[str, object]:
         "hardware": encoding.encode_hardware(place.hardware),
         "toolchain": encoding.encode_toolchain(place.toolchain),
         "superseded": len(detail.earlier),
+        "failures": [asdict(alike) for alike in _failures(detail)],
         "configs": [
             {
                 "config": dict(t.config.knobs),

@@ -82,10 +82,12 @@ def test_a_killed_export_leaves_the_old_file_or_the_whole_new_one(faults: Ledger
 
 
 @pytest.mark.parametrize("command", ["import", "prune", "clear"])
-def test_a_killed_import_prune_or_clear_did_all_of_it_or_nothing(faults: Ledger, tmp_path: Path, command: str) -> None:
+def test_a_killed_import_prune_or_clear_leaves_a_whole_store_and_the_next_one_does_the_rest(
+    faults: Ledger, tmp_path: Path, command: str
+) -> None:
     chance = random.Random(command)
     fault = "kill -9 of `import`, `prune`, `clear`"
-    with faults.case(fault, tmp_path, seen="all of it was done, or nothing") as case:
+    with faults.case(fault, tmp_path, seen="the store is whole; run again, it does the rest") as case:
         fill(case.folder / "source", "brought")
         pack = case.folder / "pack.jsonl"
         took_s(case, "export", pack, "--dir", case.folder / "source")
@@ -101,10 +103,13 @@ def test_a_killed_import_prune_or_clear_did_all_of_it_or_nothing(faults: Ledger,
             shutil.copytree(before, case.store)
             with case.attempt():
                 kill_somewhere(case, whole_s, chance, *words)
-            assert len(runs_kept(case.store)) in (50, done)
+            assert min(50, done) <= len(runs_kept(case.store)) <= max(50, done)
             with SqliteStore(case.store) as store:
                 store.record(a_job(key={"n": -1}), "after", SPACE[0], a_measurement(), None)
             assert "after" in runs_kept(case.store)
+            if case.row.attempts % 5 == 1:
+                took_s(case, *words)
+                assert len(set(runs_kept(case.store)) - {"after"}) == done
 
 
 def test_a_reader_that_has_seen_enough_ends_a_listing_without_a_traceback(faults: Ledger, tmp_path: Path) -> None:
@@ -141,7 +146,7 @@ def test_control_c_ends_a_command_with_one_line_and_a_store_that_is_whole(faults
                     _, told = process.communicate(timeout=LIMIT_S)
                 assert process.returncode in (0, 130, -signal.SIGINT), told  # done before, or told, or not yet begun
                 assert process.returncode != 130 or told.strip().endswith("forecast-autotune: interrupted")
-                assert len(runs_kept(case.store)) in (20, 20 + ROWS)
+                assert 20 <= len(runs_kept(case.store)) <= 20 + ROWS
 
 
 def test_a_replay_whose_worker_is_killed_finishes_all_its_runs(faults: Ledger, tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""Configs that failed, in words for a person: what each stage means, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..core.outcome import Failure
+
+_ADVICE = {
+    "compile": "take it out of the space, or mend the source for it: the whole of what the compiler said is in its log",
+    "resources": "it asks for more than this device has: smaller tiles, fewer stages or fewer warps fit",
+    "load": "it was built and cannot be used: look at what its libraries and its initialisers need",
+    "launch": "mend it or take it out; a config that is refused for its size alone needs nothing done",
+    "check": "it computes something else than the first config: mend it, or say by check= what may differ",
+    "timeout": "it ran into a limit: 20 times the first config's time and at least 5 s, 60 s for the first itself, 300 s "
+    "for a build. One that is right and that slow is not worth choosing",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailuresAlike:
+    """How many configs failed at a stage in one way, the first words of one of them, and what follows and can be done."""
+
+    stage: str
+    crashed: bool
+    transient: bool
+    count: int
+    message: str
+    follows: str
+    advice: str
+
+
+def failures_alike(failures: Iterable[Failure]) -> list[FailuresAlike]:
+    """Failures by stage and by what follows from them, the most frequent first."""
+    groups: dict[tuple[str, bool, bool], list[Failure]] = {}
+    for failure in failures:
+        groups.setdefault((failure.stage, failure.crashed, failure.transient), []).append(failure)
+    found = [
+        FailuresAlike(
+            stage=stage,
+            crashed=crashed,
+            transient=transient,
+            count=len(group),
+            message=group[0].message,
+            follows=group[0].follows,
+            advice=advice(group[0]),
+        )
+        for (stage, crashed, transient), group in groups.items()
+    ]
+    return sorted(found, key=lambda alike: -alike.count)
+
+
+def advice(failure: Failure) -> str:
+    """What a person can do about a failure."""
+    if failure.transient:
+        return "see to memory, disk and the call itself, and tune again"
+    if failure.crashed and failure.stage in ("launch", "load"):
+        return "mend it under a debugger or take it out: it takes the process that runs it down"
+    return _ADVICE[failure.stage]
