@@ -226,9 +226,10 @@ class Workshop:
         try:
             return self._start(job, request, files, may_leave)
         except (OSError, WorkerKilledError):  # something killed the workshop, or the worker: no reason to give up yet
-            if self._control is not None:  # of a workshop that dies, workers' connections end a moment before its own
-                self._control.has_something(wait_s=1.0)
-        except WorkerTimeoutError as err:
+            with self._lock:
+                if self._control is not None:  # of a workshop that dies, workers' connections end a moment before its own
+                    self._control.has_something(wait_s=1.0)
+        except (WorkerDiedError, WorkerTimeoutError) as err:
             raise WorkshopError(f"the worker process could not be started: {err}") from None
         try:
             return self._start(job, request, files, may_leave)
