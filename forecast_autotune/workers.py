@@ -54,6 +54,7 @@ _FROM_OUTSIDE = re.compile(
     )
 )
 
+_CGROUP = Path("/sys/fs/cgroup")
 _PACKAGE = __name__.rpartition(".")[0]
 _MESSAGE_BYTES = 64 * 1024  # well below the default socket buffer of Linux (208 KiB); what is longer travels as a file
 _MAX_FILES = 16
@@ -227,7 +228,9 @@ class Workshop:
             return self._start(job, request, files, may_leave)
         except (OSError, WorkerKilledError):  # something killed the workshop, or the worker: no reason to give up yet
             with self._lock:
-                if self._control is not None:  # of a workshop that dies, workers' connections end a moment before its own
+                if (
+                    self._control is not None
+                ):  # of a workshop that dies, workers' connections end a moment before its own
                     self._control.has_something(wait_s=1.0)
         except (WorkerDiedError, WorkerTimeoutError) as err:
             raise WorkshopError(f"the worker process could not be started: {err}") from None
@@ -510,20 +513,26 @@ def usable_cores() -> int:
     """Cores this process may use, by its affinity and its cgroup's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
         if quota != "max":
             cores = min(cores, max(1, int(quota) // int(period)))
     return cores
 
 
 def usable_memory_bytes() -> int:
-    """Memory that can still be taken, by the kernel's estimate and the cgroup's limit; 4 GiB where nobody says."""
+    """Memory that can still be taken, by the kernel's estimate and the cgroup's limit; 4 GiB where nobody says.
+
+    Pages of files that nothing uses just now are free: a container that has read much is at its limit with them.
+    """
     free = 4 << 30
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
     with contextlib.suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        with contextlib.suppress(OSError, StopIteration):
+            lines = (_CGROUP / "memory.stat").read_text().splitlines()
+            used -= int(next(line for line in lines if line.startswith("inactive_file")).split()[1])
         free = min(free, max(0, limit - used))
     return free

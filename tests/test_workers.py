@@ -155,6 +155,20 @@ def test_cores_and_memory_are_positive() -> None:
     assert usable_memory_bytes() > 0
 
 
+@pytest.mark.parametrize(
+    ("stat", "free_mib"), [("anon 1\ninactive_file 15728640\nactive_file 7\n", 16), ("anon 1\n", 1), (None, 1)]
+)
+def test_a_container_that_is_full_of_idle_pages_of_files_has_memory_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stat: str | None, free_mib: int
+) -> None:
+    monkeypatch.setattr(workers, "_CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text(f"{32 << 20}\n")
+    (tmp_path / "memory.current").write_text(f"{31 << 20}\n")
+    if stat is not None:
+        (tmp_path / "memory.stat").write_text(stat)
+    assert usable_memory_bytes() == free_mib << 20
+
+
 def test_a_message_of_any_length_arrives_with_its_files() -> None:
     ours, theirs = workers.socket.socketpair(workers.socket.AF_UNIX, workers._KIND)
     file = memory_file(3, "test")

@@ -7,8 +7,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,25 +16,45 @@ from . import OK
 from ._shared import say
 
 if TYPE_CHECKING:
+    from ..core.config import Config
     from .doctor import Finding
 
 LAST = 50  # failures and decisions, the newest
 PACKAGES = ("torch", "triton", "pytorch-triton-rocm", "numpy", "scikit-learn", "vllm", "transformers", "ninja")
 CONTENTS = (
     "versions, settings, hardware, doctor's findings, counts of the store, its last failures and decisions. Of these: "
-    "kernels' names, knobs with their values, times, first lines of messages without paths, quotations and words of the "
-    "source. Not in it: sources, arguments, keys of decisions, values of other variables, names of user and machine"
+    "kernels' names, knobs with numbers and single plain words as values, times, and of sentences the numbers and the words "
+    "that this package uses itself. Not in it: sources, arguments, keys of decisions, values of other variables, paths, "
+    "addresses, names of user and machine. A secret that is a number or a common word, or the name of a kernel or a knob, "
+    "cannot be told from any other: read it before you send it"
 )
 
-_URL = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]*)://([^\s'\"]*)")
-_PATH = re.compile(r"(?<![\w.])~?(?:/[^\s:,;'\"()]+)+|\b\w:\\[^\s:,;'\"]+")
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`']*['`]|[\u2018\u201c\u00ab][^\u2019\u201d\u00bb]*[\u2019\u201d\u00bb]")
-_SECRET = re.compile(r"(?i)\b([\w-]*(?:token|secret|passw|credential|api_?key)[\w-]*)(\s*[=:]\s*)\S+")
-_LONG = re.compile(r"(?=[\w+=-]*\d)[\w+=-]{20,}")
-_WORD = re.compile(r"[A-Za-z_]\w{2,}")
-_TELLING = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL", re.IGNORECASE)
-_KINDS = ("Error", "Exception", "Warning", "Failure", "OutOfResources")
 HIDDEN = "…"
+_ADDRESS = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]*)://([^\s'\"]*)|[^\s'\"]*[/\\][^\s'\"]*")  # or a path
+_MAIL = re.compile(r"[\w.+-]+@[\w.-]+")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`']*['`]|[\u2018\u201c\u00ab][^\u2019\u201d\u00bb]*[\u2019\u201d\u00bb]")
+# Up to the end of the line: a pass phrase has several words.
+_SECRET = re.compile(
+    r"(?i)[\w-]*(?:token(?!s\b)|secret|passw|passphrase|pwd|credential|bearer|auth|dsn|key\s*[=:]|--\w*(?:pass|key)).*"
+)
+_LONG = re.compile(r"(?=[A-Za-z]*\d)[A-Za-z0-9]{16,}|[A-Za-z0-9]{20,}|(?=[\w+=-]*\d)(?=\w*[+=-])[\w+=-]{20,}")
+_TELLING = re.compile(r"TOKEN|SECRET|PASS|PWD|KEY|AUTH|DSN|CREDENTIAL", re.IGNORECASE)
+_LOCAL = re.compile(r"(?:localhost|127\.[\d.]+|\[::1\])(?::\d+)?")
+_NAME = re.compile(r"[A-Za-z_][\w.]{0,60}")
+_PLAIN = re.compile(r"[A-Za-z0-9_]{1,20}")
+_NUMBER = re.compile(r"\d{1,10}")
+_OTHERS_WORDS = """
+    access accelerator address aligned alignment allocate ambiguous argument assertion bad barrier base bytes
+    calledprocesserror compilationerror constraint conversion cooperative cuda cuda_error_illegal_address
+    cuda_error_out_of_memory cudnn declared definition device directory does duplicate encountered error exceed
+    exceeds executable expected failed fatal file hip hiperror illegal illegaladdress image incompatible index
+    initializer instruction internal invalid kernel kernels ld linker local matching memory misaligned missing
+    multiple name no nvcc object of operand operands operation out outofmemoryerror outofresources overflow parameter
+    parse peer permission pointer ptxas ptxaserror reference register registers requested required resource resources
+    returned runtime scope segmentation shape shared signal size stack static status such symbol syntax template too
+    triton type types undeclared undefined unexpected unknown unresolved unspecified unsupported unterminated use
+    value variable version warp
+"""
 _OF_KERNELS = ("failures", "decision")  # checks of doctor's that repeat messages and keys; here they are told otherwise
 
 
@@ -78,36 +98,75 @@ def collect(directory: Path | None, findings: Sequence[Finding]) -> dict[str, An
         "hardware": _hardware,
         "findings": lambda: [_finding(finding) for finding in findings if finding.check not in _OF_KERNELS],
     }
-    told = {name: private(_safely(part)) for name, part in parts.items()}
-    # What is told of the store is made private where the sources are known, whose words are left out.
-    return {**told, "store": _safely(lambda: _store(directory))}
+    return {name: _or_why_not(part) for name, part in {**parts, "store": lambda: _store(directory)}.items()}
 
 
-def _safely(part: Callable[[], Any]) -> Any:
+def _or_why_not(part: Callable[[], Any]) -> Any:
     try:
         return part()
     except Exception as err:
-        return {"missing": without_source(f"{type(err).__name__}: {err}", "")}
+        return {"missing": sentence(f"{type(err).__name__}: {err}")}
 
 
 # Without secrets --------------------------------------------------------------------------------------------------------
 
 
-def private(value: Any) -> Any:
-    """The same without names of user and machine, and without what stands in addresses beside the host."""
-    if isinstance(value, str):
-        return _without_names(_SECRET.sub(rf"\1\2{HIDDEN}", _URL.sub(_host_alone, value)))
-    if isinstance(value, Mapping):
-        return {str(name): private(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [private(each) for each in value]
-    return value
+def sentence(text: str, source: str = "") -> str:
+    """Of a text's first line the numbers, and the words that are this package's own and not the source's it is about.
+
+    What a message quotes cannot be known: what it may say is listed, not what it may not.
+    """
+    line = _QUOTED.sub(HIDDEN, _without_secrets((text.splitlines() or [""])[0][:300]))
+    of_the_source = {word.lower() for word in re.findall(r"[A-Za-z_]\w{2,}", source) if not word.endswith("Error")}
+    words = (_vocabulary() - of_the_source).union(_OTHERS_WORDS.split())
+
+    def known(word: re.Match[str]) -> str:
+        return word[0] if _NUMBER.fullmatch(word[0]) or word[0].lower() in words else HIDDEN
+
+    return re.sub(r"\w+", known, line)
 
 
-def _host_alone(url: re.Match[str]) -> str:
-    """An address without credentials, path and query; nothing but its kind where it holds credentials."""
-    scheme, rest = url[1], url[2]
-    return f"{scheme}://{HIDDEN if '@' in rest else re.split('[/?#]', rest)[0]}"
+def private(text: str) -> str:
+    """The name or version of something that is not the user's: whole but for what looks like a secret."""
+    return _LONG.sub(HIDDEN, _without_secrets(text))
+
+
+def name(text: str) -> str:
+    """The name of a kernel or a knob, where it is one."""
+    return text if _NAME.fullmatch(text) and text == _LONG.sub(HIDDEN, _without_names(text)) else HIDDEN
+
+
+def knob(value: object) -> Any:
+    """The value of a knob: a number, or a word that is short and plain."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) and text == private(text) else HIDDEN
+
+
+def place(path: Path) -> str:
+    """Whether a path is beneath the home folder, and no more."""
+    return f"~/{HIDDEN}" if path.is_absolute() and _without_names(str(path)).startswith("~") else HIDDEN
+
+
+def _config(config: Config) -> dict[str, Any]:
+    return {
+        name(each): HIDDEN if isinstance(value, str) and _TELLING.search(each) else knob(value)
+        for each, value in config.knobs.items()
+    }
+
+
+def _without_secrets(text: str) -> str:
+    text = _without_names(text)
+    for pattern, instead in ((_ADDRESS, _host_alone), (_MAIL, HIDDEN), (_SECRET, HIDDEN)):
+        text = pattern.sub(instead, text)
+    return text
+
+
+def _host_alone(found: re.Match[str]) -> str:
+    """An address of this machine without credentials, path and query; of others and of paths nothing."""
+    host = re.split("[/?#]", found[2] or "")[0]
+    return f"{found[1]}://{host}" if _LOCAL.fullmatch(host) else HIDDEN
 
 
 def _without_names(text: str) -> str:
@@ -117,28 +176,23 @@ def _without_names(text: str) -> str:
     homes = {os.path.expanduser("~"), os.path.realpath(os.path.expanduser("~"))}
     for home in sorted(homes - {"/", "~", ""}, key=len, reverse=True):
         text = re.sub(rf"{re.escape(home)}(?=/|\W|$)", "~", text)
-    for name, value in os.environ.items():
-        if _TELLING.search(name) and len(value) >= 6:
-            text = text.replace(value, HIDDEN)
+    telling = [value for variable, value in os.environ.items() if _TELLING.search(variable) and len(value) >= 6]
+    for value in sorted(telling, key=len, reverse=True):
+        text = text.replace(value, HIDDEN)
     with contextlib.suppress(KeyError, OSError, ImportError):  # a user without a name
         text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(getpass.getuser())}(?![A-Za-z0-9])", "USER", text)
     if node := platform.node():
-        text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(node)}(?![A-Za-z0-9])", "HOST", text)
+        text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(node)}(?:\.[\w-]+)*(?![A-Za-z0-9])", "HOST", text)
     return text
 
 
-def without_source(message: str, source: str) -> str:
-    """A message's first line without paths, quotations, and words of the source that it is about."""
-    line = (message.splitlines() or [""])[0][:300]
-    line = private(line)
-    for pattern in (_QUOTED, _PATH, _LONG):
-        line = pattern.sub(HIDDEN, line)
-    words = set(_WORD.findall(source))
+@lru_cache(maxsize=1)
+def _vocabulary() -> frozenset[str]:
+    """Words of this package's files, of Python's errors, and of what compilers and devices say; none of a user's."""
+    import builtins
 
-    def known(word: re.Match[str]) -> str:
-        return HIDDEN if word[0] in words and not word[0].endswith(_KINDS) else word[0]
-
-    return _WORD.sub(known, line)
+    ours = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parents[1].rglob("*.py"))
+    return frozenset(re.findall(r"\w+", f"{ours} {' '.join(dir(builtins))} user host".lower()))
 
 
 # Parts ------------------------------------------------------------------------------------------------------------------
@@ -150,7 +204,8 @@ def _versions() -> dict[str, str]:
 
     from ..probe import compiler_version, nvcc_path
 
-    found = {"python": platform.python_version(), "system": platform.platform(), "kernel": platform.release()}
+    found = {"python": platform.python_version(), "system": platform.system(), "machine": platform.machine()}
+    found["kernel"] = re.split("[^0-9.]", platform.release())[0]  # what follows may be the name of whose it is
     found["libc"] = " ".join(platform.libc_ver())
     for package in ("forecast_autotune", *PACKAGES):
         with contextlib.suppress(PackageNotFoundError):
@@ -160,13 +215,12 @@ def _versions() -> dict[str, str]:
         found["nvcc"] = compiler_version(nvcc)
     with contextlib.suppress(OSError):
         found["driver"] = Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
-    return found
+    return {of: private(version) for of, version in found.items()}
 
 
 def _finding(finding: Finding) -> dict[str, str]:
-    """A finding of doctor's; what a problem quotes, a file's text say, is left out."""
-    told = asdict(finding)
-    return {**told, "found": without_source(finding.found, "")} if finding.status == "problem" else told
+    told = {"check": finding.check, "status": finding.status}
+    return {**told, "found": sentence(finding.found), "advice": sentence(finding.advice)}
 
 
 def _settings() -> dict[str, Any]:
@@ -175,7 +229,7 @@ def _settings() -> dict[str, Any]:
 
     from ..settings import Settings
 
-    return {f.name: _as_text(_safely(partial(_setting, f.name))) for f in fields(Settings)}
+    return {f.name: _as_text(_or_why_not(partial(_setting, f.name))) for f in fields(Settings)}
 
 
 def _setting(name: str) -> Any:
@@ -187,25 +241,27 @@ def _setting(name: str) -> Any:
 
 
 def _as_text(value: object) -> Any:
-    if value is None or isinstance(value, dict):
+    if value is None or isinstance(value, dict):  # a dict says why there is none
         return value
-    return [str(each) for each in value] if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return [_as_text(each) for each in value]
+    return place(value) if isinstance(value, Path) else sentence(str(value))
 
 
 def _unknown_settings() -> list[str]:
     from ..settings import unknown_variables
 
-    return list(unknown_variables())
+    return [private(variable) for variable in unknown_variables()]
 
 
 def _hardware() -> list[str]:
     from ..probe import detect_hardware
 
-    found = [str(detect_hardware("cpu"))]
+    found = [private(str(detect_hardware("cpu")))]
     with contextlib.suppress(ImportError):
         import torch
 
-        found += [str(detect_hardware(f"cuda:{index}")) for index in range(torch.cuda.device_count())]
+        found += [private(str(detect_hardware(f"cuda:{index}"))) for index in range(torch.cuda.device_count())]
     return found
 
 
@@ -215,14 +271,14 @@ def _store(directory: Path | None) -> dict[str, Any]:
 
     folder = directory if directory is not None else _setting("dir")
     store = StoreFile(folder)
-    told: dict[str, Any] = {"path": private(str(store.path)), "filesystem": filesystem.filesystem_type(folder)}
-    told["set_aside"] = sorted(private(p.name) for p in folder.glob(f"{filesystem.FILE_NAME}.corrupt-*"))
+    told: dict[str, Any] = {"path": place(store.path), "filesystem": filesystem.filesystem_type(folder)}
+    told["set_aside"] = sum(1 for _ in folder.glob(f"{filesystem.FILE_NAME}.corrupt-*"))
     if not store.exists():
         return told
     told["size_bytes"] = store.size_bytes()
-    told["counts"] = _safely(lambda: _counts(store))
-    told["decisions"] = _safely(lambda: _decisions(store))
-    told["failures"] = _safely(lambda: _failures(store))
+    told["counts"] = _or_why_not(lambda: _counts(store))
+    told["decisions"] = _or_why_not(lambda: _decisions(store))
+    told["failures"] = _or_why_not(lambda: _failures(store))
     return told
 
 
@@ -235,21 +291,19 @@ def _counts(store: Any) -> dict[str, Any]:
 
 def _decisions(store: Any) -> list[dict[str, Any]]:
     return [
-        private(
-            {
-                "program": stored.place.workload.program.name,
-                "hardware": stored.place.hardware.name,
-                "config": dict(stored.decision.config.knobs),
-                "basis": stored.decision.basis,
-                "reason": stored.decision.reason,
-                "budget": stored.decision.budget,
-                "space_size": stored.decision.space_size,
-                "measured": stored.decision.measured,
-                "failed": stored.decision.failed,
-                "spent_s": stored.decision.spent_s,
-                "decided_at": stored.decision.decided_at,
-            }
-        )
+        {
+            "program": name(stored.place.workload.program.name),
+            "hardware": private(stored.place.hardware.name),
+            "config": _config(stored.decision.config),
+            "basis": sentence(stored.decision.basis),
+            "reason": sentence(stored.decision.reason, stored.place.workload.program.source),
+            "budget": sentence(stored.decision.budget, stored.place.workload.program.source),
+            "space_size": stored.decision.space_size,
+            "measured": stored.decision.measured,
+            "failed": stored.decision.failed,
+            "spent_s": stored.decision.spent_s,
+            "decided_at": stored.decision.decided_at,
+        }
         for stored in store.decisions(limit=LAST)
     ]
 
@@ -257,13 +311,13 @@ def _decisions(store: Any) -> list[dict[str, Any]]:
 def _failures(store: Any) -> list[dict[str, Any]]:
     return [
         {
-            "program": private(program.name),
-            "config": private(dict(config.knobs)),
+            "program": name(program.name),
+            "config": _config(config),
             "stage": failure.stage,
             "crashed": failure.crashed,
             "transient": failure.transient,
             "cost_s": failure.cost_s,
-            "message": without_source(failure.message, program.source),
+            "message": sentence(failure.message, program.source),
             "recorded_at": recorded_at,
         }
         for program, config, failure, recorded_at in store.failures(limit=LAST)

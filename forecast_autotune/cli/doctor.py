@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from ._failures import failures_alike
 from ._shared import JSON_HELP, Subparsers, add_store_argument, new_parser, print_json, print_table, short
 
 if TYPE_CHECKING:
+    from ..core.decision import Decision
     from ..language.model import LanguageModel
     from ..store.manage import StoreFile, StoreStats
 
@@ -46,7 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--bundle",
         metavar="FILE",
         help="write what a bug report needs to a new file, or to stdout (-): versions, settings, findings, last failures "
-        "and decisions; no sources, no credentials",
+        "and decisions; no sources, and no secrets as far as they can be told: read it before you send it",
     )
     add_store_argument(parser)
     parser.set_defaults(run=run)
@@ -325,11 +327,16 @@ def _check_failures(store: StoreFile, stats: StoreStats) -> Iterator[Finding]:
         )
         found = f"{alike.count} at {alike.stage}, of {', '.join(list(names)[:3])}, last: {alike.message[:200]}"
         yield Finding(check="failures", status="note", found=found, advice=f"{alike.follows}; {alike.advice}")
-    nothing_ran = [s for s in store.decisions() if s.decision.basis == "default" and s.decision.config_us is None]
-    for stored in [s for s in nothing_ran if s.decision.failed][:MOST_TOLD]:
+    with closing(store.each_decision()) as decisions:
+        nothing_ran = [*islice((s for s in decisions if _nothing_ran(s.decision)), MOST_TOLD)]
+    for stored in nothing_ran:
         found = f"{stored.place.workload}: the first config is run, {stored.decision.reason}"
         advice = f"'forecast-autotune show {short(stored.digest)}' tells how each failed"
         yield Finding(check="decision", status="problem", found=found, advice=advice)
+
+
+def _nothing_ran(decision: Decision) -> bool:
+    return decision.basis == "default" and decision.config_us is None and decision.failed > 0
 
 
 def check_builds(directory: Path | None) -> Iterator[Finding]:

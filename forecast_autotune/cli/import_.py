@@ -14,7 +14,8 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "import",
         "Take in exported decisions and outcomes. Every line is checked first; if one is broken, nothing is taken.\n"
-        "Of two decisions for the same thing the newer holds; nothing that is here already is lost.",
+        "Of two decisions for the same thing the newer holds; nothing that is here already is lost.\n"
+        "If it is killed in between, a part is taken in; running it again takes in the rest.",
     )
     parser.add_argument("file", type=Path, nargs="+", metavar="FILE", help="written by `export`")
     add_store_argument(parser)

@@ -29,7 +29,7 @@ from ..workers import (
 from .arguments import Arguments, Snapshot, snapshot
 from .clocks import Clock, Launch
 from .in_process import Trial, clock_for, raise_if_lost
-from .measuring import Attempt, DeviceLostError, Measuring, Ran, raised
+from .measuring import Attempt, DeviceLostError, Measuring, MemoryShortError, Ran, raised
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ TIMEOUT_FLOOR_S = 5.0
 TIMEOUT_RATIO = 20.0  # a candidate so many times slower than the default is not worth waiting for
 RUNS_OF_A_LOOK = 3
 WATCH_S = 0.1  # between two looks at what a candidate takes
-MEMORY_SHARE = 0.9  # of what is free: what a candidate may take
+MEMORY_SHARE = 0.9  # of what is free when a candidate begins: what it may take
 LOG_BYTES = 16 << 20  # of what candidates print: more is thrown away
 
 Message = dict[str, Any]
@@ -83,7 +83,7 @@ class Isolated(Measuring):
         self._snapshot: Snapshot | None = None
         self._worker: Worker | None = None
         self._timeout_s: float | None = None  # for a run; known once one has ended
-        self._memory_bytes = 0  # what the candidate may take
+        self._memory_bytes = 0  # what the worker may hold while it tries the candidate
 
     def close(self) -> None:
         self._let_go()
@@ -101,7 +101,8 @@ class Isolated(Measuring):
             self._worker = self._start(self._snapshot)
         worker = self._worker
         try:
-            self._memory_bytes = int(MEMORY_SHARE * usable_memory_bytes())
+            # Beside what the worker holds already: pages it shares with the workshop, its copy of the arguments.
+            self._memory_bytes = own_bytes(worker.pid) + int(MEMORY_SHARE * usable_memory_bytes())
             worker.send({"candidate": candidate})
             self.answer_of(worker, LOAD_TIMEOUT_S)
             yield _Conversation(worker, self)
@@ -147,7 +148,7 @@ class Isolated(Measuring):
         """The worker's next message; until it comes, what the candidate takes is watched.
 
         Raises:
-            WorkerDiedError: it took more memory than there was.
+            MemoryShortError: it took more memory than there was.
             WorkerTimeoutError, WorkerRaisedError: as `Worker.receive`.
         """
         deadline = time.monotonic() + timeout_s
@@ -161,8 +162,8 @@ class Isolated(Measuring):
             # Rather than wait for Linux to choose whom to end, or for a machine that swaps. A limit on addresses would not
             # do: CUDA reserves them by the terabyte.
             if (taken := own_bytes(worker.pid)) > self._memory_bytes:
-                told = f"it took {taken >> 20} MiB of memory, of {self._memory_bytes >> 20} MiB that it could have"
-                raise WorkerDiedError(f"{told}, and was ended")
+                told = f"its process held {taken >> 20} MiB of memory, of {self._memory_bytes >> 20} MiB that it could have"
+                raise MemoryShortError(f"{told}, and was ended")
 
     def _bound_log(self) -> None:
         with contextlib.suppress(OSError):

@@ -31,6 +31,10 @@ class DeviceLostError(AutotuneError):
     """A candidate took the device's context with it: nothing can be launched in this process any more."""
 
 
+class MemoryShortError(AutotuneError):
+    """A candidate was ended before it took the last memory there was; how much that is, others have a part in."""
+
+
 class CheckError(AutotuneError):
     """The check does not pass the default config's own outputs, so it can tell nothing about other configs'."""
 
@@ -185,6 +189,8 @@ class Measuring(ABC):
             return failure(stage, f"stopped from outside, twice: {err}", transient=True)
         except WorkerDiedError as err:
             return failure(stage, str(err), crashed=True)
+        except MemoryShortError as err:
+            return failure(stage, str(err), transient=True)
         except DeviceLostError as err:
             self._lost = f"{config} took the device's context of this process with it: {err}"
             return failure(stage, str(err), crashed=True)

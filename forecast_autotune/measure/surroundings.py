@@ -4,91 +4,118 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+log = logging.getLogger(__name__)
+
 _FLOAT_ENVIRONMENT_BYTES = 64  # of C's `fenv_t`: 32 on x86-64, 8 on AArch64
+
+Read = Callable[[], Any]
+Put = Callable[[Any], object]
 
 
 @contextlib.contextmanager
 def surroundings_kept() -> Iterator[None]:
     """Leave behind what was there before: random numbers, torch's modes, rounding, the current folder, the environment.
 
-    So a tuned program draws the numbers that it would draw untuned, and each candidate starts from the same.
+    So a tuned program draws the numbers that it would draw untuned, and each candidate starts from the same. What the
+    whole process shares beside random numbers is left alone while a thread of the program is alive that might have
+    changed it. What cannot be read or put back is left as it is: that is never the candidate's failure.
     """
-    put_back = [keep() for keep in (_randomness, _torch_modes, _rounding, _process)]
-    try:
+    kept = [*_of_this_thread(), *_randomness(), *(_of_the_process() if _alone() else ())]
+    with contextlib.ExitStack() as way_out:
+        for read, put in kept:
+            with contextlib.suppress(Exception):  # such as a folder that was removed: there is no way back to it
+                way_out.callback(_put_back, put, read())
         yield
-    finally:
-        for each in put_back:
-            each()
 
 
-def _randomness() -> Callable[[], None]:
+def _put_back(put: Put, before: Any) -> None:
+    try:
+        put(before)
+    except Exception as err:
+        log.debug("what a candidate may have changed cannot be put back: %s: %s", type(err).__name__, err)
+
+
+def _alone() -> bool:
+    """Whether no thread runs beside this one but the package's own, which change nothing here."""
+    others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
+    return all(thread.name.startswith(("forecast_autotune", "forecast-autotune")) for thread in others)
+
+
+def _if_changed(read: Read, put: Put) -> tuple[Read, Put]:
+    """What is not for nothing to set: only where it is no longer what it was, or does not say what it is."""
+
+    def put_if_changed(before: Any) -> None:
+        with contextlib.suppress(Exception):
+            if read() == before:
+                return
+        put(before)
+
+    return read, put_if_changed
+
+
+def _randomness() -> Iterator[tuple[Read, Put]]:
     import torch
 
-    states: list[tuple[Callable[[Any], object], Any]] = [
-        (random.setstate, random.getstate()),
-        (torch.set_rng_state, torch.get_rng_state()),
-    ]
+    yield random.getstate, random.setstate
+    yield torch.get_rng_state, torch.set_rng_state
     if "numpy.random" in sys.modules:
         import numpy as np
 
-        states.append((np.random.set_state, np.random.get_state()))  # whatever others draw from
+        yield np.random.get_state, np.random.set_state  # whatever others draw from
     if torch.cuda.is_initialized():
-        states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
-
-    def put_back() -> None:
-        for put, state in states:
-            put(state)
-
-    return put_back
+        yield torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all
 
 
-def _torch_modes() -> Callable[[], None]:
+def _of_this_thread() -> Iterator[tuple[Read, Put]]:
     import torch
 
-    dtype, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-    grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
-
-    def put_back() -> None:
-        torch.set_default_dtype(dtype)
-        if torch.get_float32_matmul_precision() != precision:
-            torch.set_float32_matmul_precision(precision)
-        torch.set_grad_enabled(grad)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-
-    return put_back
+    yield torch.is_grad_enabled, torch.set_grad_enabled
+    yield _if_changed(torch.get_num_threads, torch.set_num_threads)
+    here = ctypes.CDLL(None)
+    if hasattr(here, "fegetenv"):
+        yield lambda: _rounding(here), here.fesetenv
 
 
-def _rounding() -> Callable[[], None]:
+def _rounding(here: ctypes.CDLL) -> Any:
     """This thread's rounding mode, and whether numbers near zero count as zero."""
-    here, held = ctypes.CDLL(None), ctypes.create_string_buffer(_FLOAT_ENVIRONMENT_BYTES)
-    if not hasattr(here, "fegetenv") or here.fegetenv(held) != 0:
-        return lambda: None
-    return lambda: here.fesetenv(held)
+    held = ctypes.create_string_buffer(_FLOAT_ENVIRONMENT_BYTES)
+    if here.fegetenv(held) != 0:
+        raise OSError("the C library does not tell the floating-point environment")
+    return held
 
 
-def _process() -> Callable[[], None]:
-    environment, umask = dict(os.environ), os.umask(0o077)
+def _of_the_process() -> Iterator[tuple[Read, Put]]:
+    import torch
+
+    yield torch.get_default_dtype, torch.set_default_dtype
+    # Where the program has used `fp32_precision`, the older function does not say, and precision stays as it is.
+    yield _if_changed(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
+    yield _umask, os.umask
+    yield lambda: dict(os.environ), _set_environment
+    yield _if_changed(os.getcwd, os.chdir)
+
+
+def _umask() -> int:
+    """The umask; read where it can be, for while it is set to learn it, a library's own thread may make a file."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
+    umask = os.umask(0o077)
     os.umask(umask)
-    try:
-        folder = os.getcwd()
-    except OSError:  # it was removed: there is no way back to it
-        folder = ""
+    return umask
 
-    def put_back() -> None:
-        os.umask(umask)
-        if os.environ != environment:
-            for name in set(os.environ) - set(environment):
-                del os.environ[name]
-            os.environ.update(environment)
-        with contextlib.suppress(OSError):
-            if folder and not os.path.samefile(folder, "."):
-                os.chdir(folder)
 
-    return put_back
+def _set_environment(before: Mapping[str, str]) -> None:
+    if os.environ != before:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)

@@ -401,6 +401,9 @@ class StoreFile:
     def import_lines(self, paths: Sequence[Path]) -> tuple[int, int]:
         """Take in exported files, all of them or, if a line of any is broken, nothing; creates the store if need be.
 
+        It takes in `AT_ONCE` lines at a time, so that others can write in between. If it is killed, what it took in stays,
+        and running it again takes in the rest.
+
         Returns:
             How many outcomes and decisions are new here.
         """

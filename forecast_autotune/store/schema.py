@@ -119,6 +119,9 @@ VERSION = len(MIGRATIONS)
 TABLES = frozenset(name for statements in MIGRATIONS for name in re.findall(r"CREATE TABLE (\w+)", statements))
 
 
+_COMPUTED = -2  # in SQLite's list of an index's columns: an expression
+
+
 class NewerSchemaError(Exception):
     """The file was written by a version of this package that knows more than this one."""
 
@@ -144,12 +147,17 @@ def version_of(connection: sqlite3.Connection) -> int:
         application_id = int(connection.execute("PRAGMA application_id").fetchone()[0])
         anything = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         made = _made(connection)
+        own = _made_by(found) if 0 < found <= VERSION else {}
+        for name in _plain_indexes(connection) if made.keys() - own.keys() else ():
+            if name not in own:
+                made.pop(name, None)
     if (anything and application_id != APPLICATION_ID) or (found and not anything):
         raise NotAStoreError
     if found > VERSION:
         raise NewerSchemaError(found)
-    if made != (_made_by(found) if found > 0 else {}):
-        raise NotAStoreError
+    if made != own:
+        name = min(n for n in made.keys() | own.keys() if made.get(n) != own.get(n))
+        raise NotAStoreError(f"{name[:100]!r} in it is not as this package makes it")
     return found
 
 
@@ -165,6 +173,18 @@ def _made(connection: sqlite3.Connection) -> dict[str, str]:
         for kind, name, table, sql in objects
         if sql is not None and (kind not in ("table", "index") or table in TABLES)
     }
+
+
+def _plain_indexes(connection: sqlite3.Connection) -> set[str]:
+    """Indexes that hold columns as they are, of all rows: they run nothing, and its owner may add some."""
+    listed = [index for table in sorted(TABLES) for index in connection.execute(f"PRAGMA index_list({table})")]
+    found = set()
+    for _, name, unique, _, partial in listed:
+        quoted = name.replace('"', '""')
+        columns = [column for _, column, *_ in connection.execute(f'PRAGMA index_xinfo("{quoted}")')]
+        if not unique and not partial and columns and _COMPUTED not in columns:
+            found.add(name)
+    return found
 
 
 @cache

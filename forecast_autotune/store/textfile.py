@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -125,8 +126,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
             raw.flush()
             os.fsync(raw.fileno())
             if name is None:
-                name = path.with_name(f".{path.name}.{os.getpid()}")
-                _remove(name)
+                name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # else another user could take it before
                 stack.callback(_remove, name)
                 # Python follows the link in /proc only where it is given a folder too, which an absolute path passes by.
                 os.link(f"/proc/self/fd/{raw.fileno()}", name, src_dir_fd=raw.fileno(), follow_symlinks=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,9 +33,17 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple):
+        item.config.stash[_LEDGER].skipped[item.name] = report.longrepr[2].removeprefix("Skipped: ")
+    return report
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     ledger = config.stash[_LEDGER]
-    if ledger.rows:
+    if ledger.rows or ledger.skipped:
         terminalreporter.section("faults")
         terminalreporter.write_line(ledger.table())
         terminalreporter.write_line(ledger.summary())

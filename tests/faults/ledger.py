@@ -76,9 +76,9 @@ class Case:
     @property
     def environment(self) -> dict[str, str]:
         """For child processes: marked, with this case's store and a folder of its own for temporary files."""
-        tests = str(Path(__file__).parents[1])
+        paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         own = {MARK: self.mark, "TMPDIR": str(self.temporary), "FORECAST_AUTOTUNE_DIR": str(self.store)}
-        return {**os.environ, **own, "PYTHONPATH": tests}
+        return {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)}
 
     def many(self, *, short: int, whole: int) -> int:
         """How often to try: a few times where CI runs this, as often as stated by `make test-faults`."""
@@ -131,6 +131,7 @@ class Ledger:
     def __init__(self, *, whole: bool) -> None:
         self.whole = whole
         self.rows: list[Row] = []
+        self.skipped: dict[str, str] = {}  # faults, or tests, that could not be tried here, and why
 
     @contextmanager
     def case(self, fault: str, folder: Path, *, seen: str) -> Iterator[Case]:
@@ -148,7 +149,8 @@ class Ledger:
     def table(self) -> str:
         """A Markdown table, a row for each fault."""
         lines = [COLUMNS, ("---",) * len(COLUMNS), *(row.cells() for row in self.rows)]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        table = [f"| {' | '.join(line)} |" for line in lines]
+        return "\n".join([*table, *(f"not run here: {what} ({why})" for what, why in self.skipped.items())])
 
     def summary(self) -> str:
         """One line of JSON: sums over all cases."""

@@ -343,6 +343,11 @@ SCHEMAS = {
     "a trigger that drops what is recorded": "CREATE TRIGGER t BEFORE INSERT ON outcome BEGIN SELECT RAISE(IGNORE); END",
     "a computed column": "ALTER TABLE decision ADD COLUMN more AS (length(hex(zeroblob(200000000))))",
     "an index that computes": "CREATE INDEX i ON outcome (length(hex(zeroblob(200000000))))",
+    "an index that keeps rows out": "CREATE UNIQUE INDEX i ON outcome (id, run)",
+    "an index of some rows": "CREATE INDEX i ON outcome (run) WHERE length(hex(run)) > 2",
+    "an index that computes, beside one that does not": "CREATE INDEX h ON outcome (run); CREATE INDEX i ON outcome "
+    "(run, length(hex(zeroblob(200000000))))",
+    "an index that is missing": "DROP INDEX program_by_name",
     "a virtual table": "DROP TABLE answer; CREATE VIRTUAL TABLE answer USING fts5(id, digest, value, kept_at)",
     "a column that is missing": "ALTER TABLE outcome DROP COLUMN described",
     "a column too many": "ALTER TABLE outcome ADD COLUMN more TEXT NOT NULL DEFAULT 'x'",
@@ -383,10 +388,27 @@ def test_a_database_made_otherwise_is_set_aside_and_never_hangs(
             assert done.returncode == 0, done.stderr
             (told,) = json.loads(done.stdout)
             assert "is broken" in told
+            assert "in it is not as this package makes it" in told or "not a store of this package" in told
         (aside,) = case.store.glob("store.sqlite3.corrupt-*")
         assert aside.name in told
         assert aside.read_bytes() == before
         assert runs_kept(case.store) == ["run-2"]
+
+
+def test_a_store_to_which_its_owner_adds_an_index_is_used_as_it_is(tmp_path: Path) -> None:
+    connection = sqlite3.connect(filled(tmp_path))
+    connection.execute("CREATE INDEX mine ON outcome (recorded_at DESC, run COLLATE NOCASE)")
+    connection.execute('CREATE INDEX "my ""own"" index" ON decision (decided_at)')
+    connection.close()
+
+    def use() -> None:
+        with SqliteStore(tmp_path) as store:
+            assert store.decision(a_job()) == a_decision(a_job())
+            store.record(a_job(), "run-2", SPACE[0], a_measurement(), None)
+
+    assert told_by(use)[1] == []
+    assert sorted(runs_kept(tmp_path)) == ["run", "run-2"]
+    assert StoreFile(tmp_path).check() == []
 
 
 @pytest.mark.parametrize("number", [schema.VERSION + 1, 2**31 - 1])

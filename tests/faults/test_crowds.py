@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -14,7 +15,7 @@ import threading
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,15 +30,16 @@ from faults.stores import in_child, runs_kept, told_by, writer
 from faults.victims import kept, tuning
 from toy import Toy
 
-from forecast_autotune.store import schema
+from forecast_autotune.store import schema, sqlite
 from forecast_autotune.store.manage import StoreFile
+from forecast_autotune.store.opening import open_file
 from forecast_autotune.store.sqlite import SqliteStore
 
 SEED = 20261122
 LIMIT_S = 120.0  # for a process that is to end
 SAMPLES = Path(__file__).parents[1] / "stores"
 
-CROWD = "64 processes that draw keys and tune what nobody has tuned"
+CROWD = "many processes that draw keys and tune what nobody has tuned"
 CROWD_SEEN = "one of them tunes a key, the others wait for it; no store is ever locked"
 
 
@@ -74,8 +76,11 @@ def nobody_complained(case: Case) -> None:
         assert path.read_text() == "", path.read_text()[-3000:]
 
 
-def whole_store(case: Case) -> dict[int, dict[str, set[str]]]:
-    """The configs that each run has recorded, by key; every row of the store is looked at."""
+def whole_store(case: Case, killed: Collection[int] = ()) -> dict[int, dict[str, set[str]]]:
+    """The configs that each run has recorded, by key; every row of the store is looked at.
+
+    Only processes that were killed leave their names: these say nothing once the job's lock is free.
+    """
     file = StoreFile(case.store)
     file.stats()
     file.export(case.folder / "everything.jsonl")
@@ -84,7 +89,8 @@ def whole_store(case: Case) -> dict[int, dict[str, set[str]]]:
     try:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-        assert connection.execute("SELECT count(*) FROM flight").fetchone() == (0,)
+        holders = [holder for (holder,) in connection.execute("SELECT holder FROM flight")]
+        assert {int(re.findall(r"process (\d+) of", holder)[0]) for holder in holders} <= set(killed), holders
         rows = connection.execute(
             "SELECT json_extract(workload.value, '$.key.n'), run, config FROM outcome"
             " JOIN workload ON workload.digest = workload"
@@ -187,24 +193,21 @@ def test_a_crowd_goes_on_when_its_members_are_killed(faults: Ledger, tmp_path: P
         numbers = iter(range(SEED, SEED + 10**6))
         begun = lambda: member(case, max(0.5, until - time.monotonic()), next(numbers), journal, keys)  # noqa: E731
         crowd = [begun() for _ in range(case.many(short=8, whole=32))]
+        killed = set()
         while time.monotonic() < until:
             time.sleep(draw.uniform(0.05, 0.5))
             struck = draw.randrange(len(crowd))
             with case.attempt():
                 crowd[struck].kill()
                 crowd[struck].wait(timeout=LIMIT_S)
+            killed.add(crowd[struck].pid)
             crowd[struck] = begun()
         for process in crowd:
             with case.attempt():
                 process.wait(timeout=seconds + LIMIT_S)
         nobody_complained(case)
         assert {process.returncode for process in crowd} == {0}
-        # A killed one leaves its name until the next tuning of that job: it says nothing once the lock is free.
-        connection = sqlite3.connect(case.store / "store.sqlite3")
-        connection.execute("DELETE FROM flight")
-        connection.commit()
-        connection.close()
-        found = whole_store(case)
+        found = whole_store(case, killed)
         nothing_lost(case, all_said(case), found)
         for runs in found.values():
             tried = Counter(config for configs in runs.values() for config in configs)
@@ -254,7 +257,7 @@ def openers(case: Case, count: int, journal: str) -> Iterator[list[subprocess.Po
 def test_processes_that_open_a_store_at_one_moment_make_or_migrate_it_once(
     faults: Ledger, tmp_path: Path, before: str, journal: str
 ) -> None:
-    fault = "64 processes that open a store at one moment, a new one or one of an old schema"
+    fault = "many processes that open a store at one moment, a new one or one of an old schema"
     with faults.case(fault, tmp_path, seen="nothing: it is made, or brought up to date, once") as case:
         for _ in range(case.many(short=1, whole=3)):
             shutil.rmtree(case.store, ignore_errors=True)
@@ -283,7 +286,6 @@ def test_processes_that_open_a_store_at_one_moment_make_or_migrate_it_once(
 def test_a_process_out_of_file_descriptors_keeps_its_launch_and_says_so_once(faults: Ledger, tmp_path: Path) -> None:
     fault = "no file descriptor left (RLIMIT_NOFILE)"
     with faults.case(fault, tmp_path, seen="one warning that names the store, then memory alone") as case:
-        SqliteStore(case.store).close()
         with SqliteStore(case.store) as store:
             store.decide(a_job(), a_decision(a_job()))
 
@@ -447,8 +449,9 @@ def test_a_forked_child_that_outlives_its_parent_keeps_nobody_from_tuning(faults
 
 
 def test_a_fork_in_the_middle_of_another_threads_transaction_leaves_both_sides_whole(
-    faults: Ledger, tmp_path: Path
+    faults: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sqlite, "FORK_WAIT_S", LIMIT_S)  # however slow the disk
     with faults.case(FORK, tmp_path, seen=FORK_SEEN) as case, SqliteStore(case.store) as store:
         stop = threading.Event()
         written = []
@@ -460,6 +463,7 @@ def test_a_fork_in_the_middle_of_another_threads_transaction_leaves_both_sides_w
                 written.append(name)
                 time.sleep(0.001)
 
+        store.outcomes(a_job())  # who makes the file takes a lock, and filelock gives none during a fork
         thread = threading.Thread(target=write)
         thread.start()
         children = case.many(short=10, whole=200)
@@ -610,6 +614,60 @@ def test_a_fork_while_another_thread_is_inside_the_store_leaves_the_child_free(t
         assert found
         assert len(told) == 1
         assert "cannot be used (this process was forked while another thread was busy with it)" in told[0]
+
+
+def test_a_fork_while_another_thread_opens_the_store_leaves_the_child_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SqliteStore(tmp_path) as store:
+        store.decide(a_job(), a_decision(a_job()))
+    inside, leave = threading.Event(), threading.Event()
+
+    def open_slowly(path: Path, journal: str) -> sqlite3.Connection:
+        connection = open_file(path, journal)
+        inside.set()
+        leave.wait()
+        return connection
+
+    with monkeypatch.context() as patched, SqliteStore(tmp_path) as store:
+        patched.setattr(sqlite, "open_file", open_slowly)
+        thread = threading.Thread(target=lambda: store.decision(a_job()))
+        thread.start()
+        inside.wait()
+        patched.undo()
+        found, told = in_child(lambda: told_by(lambda: store.decision(a_job()) is not None))
+        leave.set()
+        thread.join()
+        assert found
+        assert len(told) == 1
+        assert "cannot be used (this process was forked while another thread was busy with it)" in told[0]
+        record_one(store, "parent")
+    assert runs_kept(tmp_path) == ["parent"]
+
+
+def test_of_many_forks_beside_a_thread_that_waits_for_a_busy_file_one_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SqliteStore(tmp_path) as store:
+        record_one(store, "before")
+        connection = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)
+        connection.execute("BEGIN IMMEDIATE")
+        thread = threading.Thread(target=record_one, args=(store, "waits"))
+        thread.start()
+        while store._lock.acquire(blocking=False):
+            store._lock.release()
+            time.sleep(0.01)
+        monkeypatch.setattr(sqlite, "FORK_WAIT_S", 0.5)
+        began = time.monotonic()
+        for _ in range(16):
+            in_child(lambda: None)
+        assert time.monotonic() - began < 4, "8 s is what sixteen waits take"
+        connection.execute("ROLLBACK")
+        connection.close()
+        thread.join()
+        monkeypatch.setattr(sqlite, "FORK_WAIT_S", LIMIT_S)
+        assert in_child(lambda: told_by(lambda: record_one(store, "child")))[1] == []
+    assert sorted(runs_kept(tmp_path)) == ["before", "child", "waits"]
 
 
 @pytest.mark.timeout(600)

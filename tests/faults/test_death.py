@@ -31,6 +31,7 @@ PARENT = "kill -9 of the process that tunes, at a moment drawn at random"
 PARENT_SEEN = "the next run starts and goes on where this one was"
 CHILD = "kill -9 of the process that forks workers, of a worker, of a compiler, at a moment drawn at random"
 CHILD_SEEN = "nothing: it is tried once more; killed again, a warning, and the default is run"
+GAVE_UP = "its default config is run: WorkshopError"
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +60,19 @@ def held_to(case: Case, ended: Tuning, numbers: Sequence[int], key: int) -> None
     assert ended.result["right"]
     if "config" in ended.result:
         assert ended.result["config"]["NUMBER"] in numbers
-    else:  # it gave up without any worker, and said so
-        assert any("its default config is run: WorkshopError" in line for line in ended.errors), ended.errors[-20:]
+    said = sum(GAVE_UP in line for line in ended.errors)
+    assert said == ("config" not in ended.result), "it gives up without any worker, and only then says so, once"
     for number, outcomes in kept(case.store, key).items():
         for outcome in outcomes:
             assert "samples_us" in outcome or outcome.get("transient"), (number, outcome)
+
+
+def attempted(case: Case, running: Tuning, victim: str, draw: random.Random) -> bool:
+    """Whether a process was hit; only then it was an attempt."""
+    with case.attempt():
+        hit = strike(case, running, victim, draw)
+    case.row.attempts -= not hit
+    return hit
 
 
 @pytest.mark.parametrize("journal", ["wal", "rollback"])
@@ -72,17 +81,18 @@ def test_every_row_reported_before_a_kill_is_there_afterwards(faults: Ledger, tm
     with faults.case("kill -9 of a process that writes to the store", tmp_path, seen=seen) as case:
         for _ in range(case.many(short=1, whole=20)):
             with case.attempt():
-                before = len(runs_kept(case.store)) if case.store.exists() else 0
-                process = writer(case.store, "killed", journal, rows=1_000_000)
+                name = f"{journal}{case.row.attempts}"
+                process = writer(case.store, name, journal, rows=1_000_000)
                 assert process.stdout is not None
-                for _ in range(30):
-                    process.stdout.readline()
-                process.send_signal(signal.SIGKILL)
-                reported = 30 + len(process.communicate(timeout=60)[0].splitlines())
-                assert process.returncode == -signal.SIGKILL
+                with process.stdout:
+                    for _ in range(30):
+                        process.stdout.readline()
+                    process.kill()
+                    reported = 30 + sum(1 for _ in process.stdout)
+                assert process.wait(timeout=60) == -signal.SIGKILL
             with SqliteStore(case.store) as store:
                 assert store.outcomes(a_job(key={"n": 0}))
-            there = len(runs_kept(case.store)) - before
+            there = sum(run.startswith(f"{name}-") for run in runs_kept(case.store))
             case.kept(reported=reported, lost=max(0, reported - there))
             assert there in (reported, reported + 1)  # one may have been kept and not yet reported
 
@@ -140,11 +150,14 @@ def test_a_child_killed_at_any_moment_is_held_against_no_config(
             numbers = list(CACHED) if what == "timing" else fresh(draw, 5)
             running = tuning(case, builds, numbers, key)
             assert running.hears_until("times" if what == "timing" else "builds")
+            hits = 0
             for times in range(3):
-                with case.attempt():
-                    running.hears_until("kept", times)  # one that is killed twice in a row is given up, and rightly so
-                    time.sleep(draw.uniform(0.0, 0.5))
-                    strike(case, running, victim, draw)
+                running.hears_until("kept", times)  # one that is killed twice in a row is given up, and rightly so
+                time.sleep(
+                    draw.uniform(0.0, 0.5) if times else 0.0
+                )  # the first one while there is surely something to hit
+                hits += attempted(case, running, victim, draw)
+            assert hits, "it ended before anything was hit"
             held_to(case, running, numbers, key)
             case.kept(
                 reported=len(set(running.numbers("kept"))),
@@ -178,9 +191,7 @@ def test_a_tuning_that_is_told_to_end_does_so_at_once_and_keeps_what_it_has(
                 for number in signals:
                     running.process.send_signal(number)
                     time.sleep(draw.uniform(0.0, 0.1))
-                began = time.monotonic()
-                assert running.end(30.0) != 0
-                assert time.monotonic() - began < 30
+                assert running.end() != 0
                 wait_until_gone(case)
             assert not error or any(error in line for line in running.errors), running.errors[-5:]
             reported = set(running.numbers("kept"))
@@ -295,13 +306,20 @@ def test_a_compile_worker_or_ptxas_killed_at_any_moment_is_held_against_no_confi
                 shutil.rmtree(case.store)
             running = begin(case, TRITON, extra={"TRITON_CACHE_DIR": str(case.folder / f"triton-{number}")})
             assert running.hears_until("ready")
-            for _ in range(3):
-                with case.attempt():
-                    time.sleep(draw.uniform(0.0, 0.8))
-                    strike(case, running, victim, draw)
+            hits = 0
+            for times in range(3):
+                time.sleep(
+                    draw.uniform(0.0, 0.8) if times else 0.0
+                )  # the first one while there is surely something to hit
+                hits += attempted(case, running, victim, draw)
+            assert hits, "it ended before anything was hit"
             assert running.end() == 0, running.errors[-20:]
-            assert running.result["config"]["BLOCK"] == 256
-            for outcomes in kept(case.store).values():
+            outcomes_of = kept(case.store)
+            timed = {n for n, outcomes in outcomes_of.items() if any("samples_us" in outcome for outcome in outcomes)}
+            assert running.result["config"]["BLOCK"] == 256 or 256_04 not in timed, (
+                "the best one, if it was not killed twice"
+            )
+            for outcomes in outcomes_of.values():
                 assert all("samples_us" in outcome or outcome.get("transient") for outcome in outcomes), outcomes
             wait_until_gone(case)
 

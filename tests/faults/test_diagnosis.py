@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -209,6 +210,39 @@ def test_doctor_tells_what_lies_about_a_store_and_who_holds_a_lock(faults: Ledge
 SECRET = "hunter2hunter2"  # noqa: S105  # planted
 OTHER_SECRET = "letmein_please"  # noqa: S105  # in a variable that says so
 URL_SECRET = "sesame_open"  # noqa: S105  # in addresses alone
+DB_SECRET = "hunter2 of the database"  # noqa: S105  # in variables that say so
+TOKEN = "ghp_1234567890abcdefABCDEF1234567890abcd"  # noqa: S105
+MESSAGES = (  # each with what must not leave of it; where that is nothing, all of it leaves
+    (f"curl: Authorization: Bearer {OTHER_SECRET} failed", ("Bearer", "letmein")),
+    ("curl: Authorization: Bearer abcdefghijkl failed", ("abcdefghijkl",)),
+    ("login with pwd=hunter3secret", ("hunter3",)),
+    ("mysql --password hunter3secret failed", ("hunter3",)),
+    ("password: correct horse battery staple", ("correct", "horse", "battery")),
+    (f"{DB_SECRET} is refused", ("database",)),
+    ("key sk-abcdefghijklmnopqrst is bad", ("abcdefghij",)),
+    (f"found {TOKEN}", ("ghp_12", "567890")),
+    ("nvcc -DKEY=AKIAIOSFODNN7EXAMPLE failed", ("AKIA",)),
+    ("AKIAIOSFODNN7EXAMPLE is unknown", ("AKIA",)),
+    ("../../acme_secret/kernel.cu:12: error", ("acme", "kernel.cu")),
+    ("cannot open /srv/Project Zeus/odin kernel.py", ("Zeus", "odin")),
+    ("mail to alice@corp.example.com failed", ("alice", "corp")),
+    (f"server {platform.node()}.zeus.example.org is down", (platform.node(), "zeus")),
+    ("s3://a-bucket/y?X-Amz-Signature=abcdef said no", ("a-bucket", "abcdef")),
+    ("RuntimeError: CUDA error: an illegal memory access was encountered", ()),
+    ("OutOfResources: out of resource: shared memory, Required: 294912, Hardware limit: 232448", ()),
+)
+KNOBS = {
+    "FLAG": "-DKEY=AKIAIOSFODNN7EXAMPLE",
+    "WORD": "AKIAIOSFODNN7EXAMPLE",
+    "API_TOKEN": "letmein",
+    "LONG": TOKEN,
+    "SENTENCE": "correct horse battery",
+    "PATH": "../../acme_secret/inc",
+    TOKEN: 1,
+    "DTYPE": "bfloat16",
+    "BLOCK": 128,
+    "FAST": True,
+}
 SOURCE = f"""
 static_assert(sizeof(int) == 5, "{SECRET} is in a message");
 int of_the_{SECRET} = {SECRET}_undeclared;
@@ -240,18 +274,23 @@ def planted(compilers_words: list[str], tmp_path: Path) -> Iterator[tuple[Path, 
         f"RuntimeError: API_TOKEN={SECRET} is refused",
         f"RuntimeError: {OTHER_SECRET} is refused",
         f"CalledProcessError: Command '['/usr/bin/c++', '-D{SECRET}']' returned 1",
+        *(message for message, _ in MESSAGES),
     ]
     with SqliteStore(folder) as store:
         for number, message in enumerate(messages):
-            space = Space([{"FLAG": f"-I{home}/include", "i": i} for i in range(3)])
+            space = Space([{**KNOBS, "INCLUDE": f"-I{home}/include", "i": i} for i in range(3)])
             job = a_job(key={"n": number, "secret": SECRET}, source=SOURCE, space=space)
             store.record(job, "run", space[1], Failure(stage="compile", message=message), None)
-            store.decide(job, a_decision(job, space[0], basis="default", config_us=None, failed=1))
+            decision = a_decision(
+                job, space[0], basis="default", config_us=None, failed=1, reason=message, budget=message
+            )
+            store.decide(job, decision)
     environment = {
         "HOME": str(home),
         "USER": "smith_the_user",
         "LOGNAME": "smith_the_user",
         "SOME_API_KEY": OTHER_SECRET,
+        "DB_PWD": DB_SECRET,
         "FORECAST_AUTOTUNE_SURROGATE": "http://127.0.0.1:9#a-model",
         "FORECAST_AUTOTUNE_BUGDET": SECRET,
         "FORECAST_AUTOTUNE_PACKS": f"{home}/pack.jsonl",
@@ -263,7 +302,7 @@ def planted(compilers_words: list[str], tmp_path: Path) -> Iterator[tuple[Path, 
 
 def test_a_bundle_holds_no_secret(faults: Ledger, tmp_path: Path, planted: tuple[Path, dict[str, str]]) -> None:
     with faults.case(
-        "secrets planted in addresses, variables, sources, compilers' words, paths; then doctor --bundle",
+        "secrets planted in addresses, variables, sources, messages, reasons, knobs, paths; then doctor --bundle",
         tmp_path,
         seen="a file of this user's alone that holds none of them, and says what it holds",
     ) as case:
@@ -276,19 +315,28 @@ def test_a_bundle_holds_no_secret(faults: Ledger, tmp_path: Path, planted: tuple
         assert "versions, settings, hardware" in err
         assert target.stat().st_mode & 0o777 == 0o600
         text = target.read_text()
-        for word in (SECRET, OTHER_SECRET, URL_SECRET, "smith", str(tmp_path / "home"), "is in a message"):
-            assert word not in text, (word, text[max(0, text.find(word) - 300) :][:400])
         told = json.loads(text)
+        text = json.dumps({part: value for part, value in told.items() if part != "contents"}, ensure_ascii=False)
+        planted_words = [word for _, words in MESSAGES for word in words]
+        always = (SECRET, OTHER_SECRET, URL_SECRET, "smith", "letmein", str(tmp_path), "is in a message")
+        for word in (*always, *planted_words):
+            assert word not in text, (word, text[max(0, text.find(word) - 300) :][:400])
+        assert "read it before you send it" in told["contents"]
         assert told["versions"]["torch"] == torch.__version__
         assert told["settings"]["surrogate"] == "http://127.0.0.1:9"
         assert told["unknown_settings"] == ["FORECAST_AUTOTUNE_BUGDET"]
-        assert told["store"]["path"] == "~/cache/store.sqlite3"
+        assert told["store"]["path"] == "~/…"
         failures = told["store"]["failures"]
         assert len(failures) == len(told["store"]["decisions"]) >= 8
         for failure in failures:
             assert (failure["program"], failure["stage"]) == ("rmsnorm", "compile")
-            assert failure["config"]["FLAG"] == "-I~/include"
-            assert failure["message"]
+            shown = {
+                knob: value for knob, value in failure["config"].items() if value != "…" and knob not in ("…", "i")
+            }
+            assert shown == {"DTYPE": "bfloat16", "BLOCK": 128, "FAST": True}
+        for message in (message for message, words in MESSAGES if not words):
+            assert [f["message"] for f in failures].count(message) == 1
+            assert [d["reason"] for d in told["store"]["decisions"]].count(message) == 1
 
 
 def test_a_bundle_is_never_written_over_anything(faults: Ledger, tmp_path: Path) -> None:

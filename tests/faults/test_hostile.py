@@ -152,7 +152,7 @@ def test_names_of_a_pack_run_nothing_and_command_no_terminal(tmp_path: Path, fau
         ]  # fmt: skip
         for command in commands:
             with case.attempt():
-                code, shown = on_a_terminal([*command, *(["--dir", str(case.store)] * (command[0] != "x"))], case, here)
+                code, shown = on_a_terminal([*command, "--dir", str(case.store)], case, here)
                 assert code in (0, 1, 2), (command, shown)
                 assert "Traceback" not in shown, shown
                 for forbidden in ("\x1b]", "\x07", "\x1b[2J", "\x9b", "\u202e", "\x08"):
@@ -177,7 +177,7 @@ def test_names_of_a_pack_reach_a_prompt_as_text(tmp_path: Path, faults: Ledger) 
                 for answer in ("logits", "reasoned"):
                     (prompt,) = prompts(job, [job.space[1]], answer=answer)
                     assert "root:x:0" not in prompt.text
-                    assert "subclass" not in prompt.text or "subclass" in text
+                    assert "<class '" not in prompt.text, "the classes that a template would list"
 
 
 PROGRESS = """
@@ -525,9 +525,12 @@ def toy_compiler(case: Case) -> CppCompiler:
     return CppCompiler(recipe, Toolchain(versions={"c++": "1"}), cpu, case.folder / "builds")
 
 
-@as_root
 @pytest.mark.parametrize(
-    "theirs", ["library", "folder", "root", "writable library", "writable folder", "writable root"]
+    "theirs",
+    [
+        *(pytest.param(place, marks=as_root) for place in ("library", "folder", "root")),
+        *("writable library", "writable folder", "writable root"),
+    ],
 )
 def test_a_library_that_somebody_else_planted_is_not_loaded(
     open_folder: Path, faults: Ledger, theirs: str, caplog: pytest.LogCaptureFixture

@@ -15,7 +15,7 @@ from toy import Toy
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
-from forecast_autotune.measure import in_process, isolated
+from forecast_autotune.measure import arguments, in_process, isolated
 from forecast_autotune.measure.arguments import Arguments, UnportableError, snapshot
 from forecast_autotune.measure.clocks import HOPELESS_AFTER, CpuClock, Launch
 from forecast_autotune.measure.in_process import InProcess, Trial
@@ -114,6 +114,30 @@ def test_a_hanging_variant_is_killed_after_a_time_that_the_default_sets(
     assert isinstance(outcome, Failure)
     assert (outcome.stage, outcome.crashed) == ("timeout", True)
     assert time.monotonic() - began < 10
+
+
+def test_a_good_variant_of_large_arguments_is_timed_where_memory_is_short(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated, "WATCH_S", 0.001)
+    args = torch.zeros(4 << 20), torch.ones(4 << 20), 2.0
+    for module in (isolated, arguments):  # less than the worker holds before any candidate: torch, and its copies
+        monkeypatch.setattr(module, "usable_memory_bytes", lambda: 150 << 20)
+    with measuring(toy, "scale_into", args, tmp_path, check=None) as measurer:
+        assert isinstance(measurer.measure(toy.config("slow")), Measurement)
+
+
+def test_a_variant_that_takes_the_last_memory_is_ended_and_may_be_tried_once_more(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated, "WATCH_S", 0.001)
+    with measuring(toy, "scaled", (torch.ones(16 << 20), 2.0), tmp_path) as measurer:
+        assert isinstance(measurer.measure(toy.config("plain")), Measurement)
+        monkeypatch.setattr(isolated, "usable_memory_bytes", lambda: 16 << 20)
+        outcome = measurer.measure(toy.config("slow"))
+    assert isinstance(outcome, Failure)
+    assert (outcome.stage, outcome.crashed, outcome.transient) == ("launch", False, True)
+    assert "MiB that it could have, and was ended" in outcome.message
 
 
 def test_no_worker_outlives_its_trial(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

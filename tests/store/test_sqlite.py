@@ -6,8 +6,10 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.errors import InvalidInputError, StoreWarning
 from forecast_autotune.settings import Settings
-from forecast_autotune.store import filesystem, lock, rows, schema
+from forecast_autotune.store import filesystem, lock, rows, schema, sqlite, textfile
 from forecast_autotune.store.manage import StoreFile
 from forecast_autotune.store.opening import connect
 from forecast_autotune.store.sqlite import SqliteStore, open_store
@@ -240,6 +242,55 @@ def test_a_store_made_by_another_process_while_it_is_looked_at_is_a_store(tmp_pa
     assert schema.version_of(connection) == schema.VERSION
     connection.close()
     other.close()
+
+
+def test_an_interrupt_while_a_fork_waits_leaves_no_store_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = sorted((SqliteStore(tmp_path / name) for name in "ab"), key=id)
+    monkeypatch.setattr(sqlite, "_stores", lambda: [second, first])
+
+    class Interrupted:
+        def acquire(self, timeout: float) -> bool:
+            raise KeyboardInterrupt
+
+        def release(self) -> None:
+            raise RuntimeError("cannot release un-acquired lock")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(second, "_lock", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            sqlite._before_fork()  # Python prints it, and goes on with the fork
+        sqlite._after_fork_in_parent()
+    for store in (first, second):
+        with ThreadPoolExecutor(1) as another:
+            assert another.submit(store._lock.acquire, blocking=False).result()
+            another.submit(store._lock.release).result()
+
+
+def test_stores_are_listed_while_another_thread_makes_some(tmp_path: Path) -> None:
+    begun, leave = threading.Event(), threading.Event()
+
+    def make() -> None:
+        while not leave.is_set():
+            made = [SqliteStore(tmp_path) for _ in range(100)]
+            begun.set()
+            del made
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    begun.wait()
+    try:
+        for _ in range(2_000):
+            sqlite._stores()
+    finally:
+        leave.set()
+        thread.join()
+
+
+def test_an_export_passes_by_a_name_that_somebody_took_because_it_was_to_be_foreseen(tmp_path: Path) -> None:
+    taken = tmp_path / f".out.jsonl.{os.getpid()}"
+    taken.write_text("another's")
+    textfile.write_lines(tmp_path / "out.jsonl", ["ours"])
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"out.jsonl": "ours\n", taken.name: "another's"}
 
 
 def test_without_waiting_everybody_flies_at_once(tmp_path: Path) -> None:

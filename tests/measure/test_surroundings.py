@@ -1,0 +1,140 @@
+"""What a candidate changes around it is put back, but not what another thread may have changed; and that fails nobody."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forecast_autotune.measure import surroundings
+from forecast_autotune.measure.surroundings import surroundings_kept
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)  # which also brings back the folder
+    monkeypatch.delenv("MEDDLED", raising=False)
+    umask, dtype = surroundings._umask(), torch.get_default_dtype()
+    yield
+    os.umask(umask)
+    torch.set_default_dtype(dtype)
+    os.environ.pop("MEDDLED", None)
+    torch.backends.cuda.matmul.fp32_precision = "none"  # type: ignore[assignment]  # as a process begins
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.fixture
+def another_thread() -> Iterator[threading.Thread]:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    yield thread
+    over.set()
+    thread.join()
+
+
+def meddle() -> None:
+    os.environ["MEDDLED"] = "1"
+    os.umask(0o777 & ~surroundings._umask())
+    os.chdir("/")
+    torch.set_default_dtype(torch.float64)
+
+
+def shared() -> list[Any]:
+    return [os.environ.get("MEDDLED"), surroundings._umask(), os.getcwd(), torch.get_default_dtype()]
+
+
+def test_where_the_program_has_one_thread_what_a_candidate_changed_is_put_back() -> None:
+    before = shared()
+    with surroundings_kept():
+        meddle()
+        assert all(now != then for now, then in zip(shared(), before, strict=True))
+    assert shared() == before
+
+
+def test_threads_of_the_package_count_for_none(another_thread: threading.Thread) -> None:
+    another_thread.name = "forecast_autotune-compile"
+    before = shared()
+    with surroundings_kept():
+        meddle()
+    assert shared() == before
+
+
+@pytest.mark.usefixtures("another_thread")
+def test_where_another_thread_may_have_changed_it_it_is_left() -> None:
+    with surroundings_kept():
+        meddle()
+        meddled = shared()
+    assert shared() == meddled
+
+
+@pytest.mark.usefixtures("another_thread")
+def test_random_numbers_and_gradients_are_put_back_whatever_threads_there_are() -> None:
+    random.seed(1)
+    torch.manual_seed(1)
+    with surroundings_kept():
+        drawn = random.random(), torch.rand(1)
+        torch.set_grad_enabled(False)
+    assert (random.random(), torch.rand(1)) == drawn
+    assert torch.is_grad_enabled()
+
+
+def test_the_umask_is_not_set_to_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    umask = surroundings._umask()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "umask", lambda _: pytest.fail("a file made now would get other permissions"))
+        assert surroundings._umask() == umask
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch older than 2.9")
+def test_precision_set_by_torchs_newer_switch_stays_and_stands_in_nobodys_way() -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    before = shared()
+    with surroundings_kept():
+        meddle()
+    assert shared() == before
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch older than 2.9")
+def test_precision_is_put_back_where_a_candidate_used_the_newer_switch() -> None:
+    before = shared()
+    with surroundings_kept():
+        meddle()
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+    assert shared() == before
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_what_cannot_be_put_back_hides_no_outcome_and_hinders_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("not now")
+
+    def candidate() -> None:
+        with surroundings_kept():
+            meddle()
+            raise ValueError("the candidate's own")
+
+    before = shared()
+    with monkeypatch.context() as patched:
+        for module, name in ((random, "setstate"), (torch, "set_rng_state"), (torch, "set_num_threads")):
+            patched.setattr(module, name, refuse)
+        with pytest.raises(ValueError, match="the candidate's own"):
+            candidate()
+    assert shared() == before
+
+
+def test_a_folder_that_is_gone_is_no_candidates_failure(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    with surroundings_kept():
+        os.environ["MEDDLED"] = "1"
+    assert "MEDDLED" not in os.environ
