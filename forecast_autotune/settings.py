@@ -112,18 +112,18 @@ class Settings:
         if text := env.get(PREFIX + "DIR", "").strip():
             values["dir"] = _path(text, "DIR")
         if text := env.get(PREFIX + "PACKS", "").strip():
-            values["packs"] = tuple(_path(p, "PACKS") for p in text.split(os.pathsep) if p)
+            values["packs"] = tuple(_path(p, "PACKS", text) for p in text.split(os.pathsep) if p)
         return cls(**values)  # type: ignore[arg-type]
 
 
-def _path(text: str, name: str) -> Path:
+def _path(text: str, name: str, whole: str = "") -> Path:
     try:
         if "\0" in text:
             raise RuntimeError("it holds a NUL character")
         return Path(text).expanduser()
     except RuntimeError as err:  # ~ of a user who is not known here, say
         raise InvalidInputError(
-            f"{PREFIX}{name}={text!r}: {err}; accepted is a path, ~ being your home folder"
+            f"{PREFIX}{name}={whole or text!r}: {err}; accepted is a path, ~ being your home folder"
         ) from None
 
 

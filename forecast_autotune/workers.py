@@ -32,9 +32,12 @@ from typing import Any
 from .errors import AutotuneError
 
 OWN_SIGNALS = frozenset(
-    {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP}
+    {
+        *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP),
+        *(signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2),
+    }
 )
-"""What a process brings upon itself. All others come from outside: a machine short of memory, an operator, a limit."""
+"""What a process brings upon itself, its timers and pipes included. All others come from outside: a machine short of memory, an operator, a limit."""
 
 _TROUBLES = (
     *(errno.EACCES, errno.EAGAIN, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK),
@@ -191,10 +194,11 @@ class Worker:
 
     def kill(self) -> None:
         """End the worker and every process it started."""
-        if not self._finished:  # what ended well has waited for its own, and its number may be another's by now
+        if not self._finished:  # of what has ended, the workshop has ended the rest, and its number may be another's by now
             end_session(self.pid)
 
     def _ended(self, code: int) -> WorkerDiedError:
+        self._finished = True
         return (WorkerKilledError if killed_from_outside(code) else WorkerDiedError)(_describe_exit(code))
 
     def __enter__(self) -> Worker:

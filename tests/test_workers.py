@@ -88,6 +88,24 @@ def test_what_a_tool_says_of_a_disk_or_a_signal_from_outside_blames_the_machine(
     assert workers.blames_the_machine(said) == blames
 
 
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGPIPE, signal.SIGUSR1])
+def test_a_process_that_its_own_timer_or_pipe_ends_was_not_killed_from_outside(number: signal.Signals) -> None:
+    assert not workers.killed_from_outside(-number)
+
+
+def test_the_number_of_a_worker_whose_end_was_told_is_not_signalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start_trial(tmp_path) as worker:
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises((WorkerDiedError, WorkerRaisedError)) as caught:
+            worker.receive(30)
+        if isinstance(caught.value, WorkerRaisedError):  # it was faster
+            with pytest.raises(WorkerDiedError):
+                worker.finish(30)
+        monkeypatch.setattr(workers, "end_session", lambda _: pytest.fail("it is another's by now"))
+
+
 def test_only_jobs_of_this_package_are_run() -> None:
     def elsewhere(channel: object, request: object) -> None:
         raise AssertionError

@@ -97,13 +97,14 @@ def _build_with_torch(channel: Channel, plan: dict[str, Any], slot: Path, folder
         (slot / "lock").unlink(missing_ok=True)
         _drop_what_was_cut_off(slot)
         # torch loads what it has built, here for a look at whether it can be: it may crash or hang of that.
-        load = cpp_extension._import_module_from_library
+        # The function is torch's own affair: without it, the load counts as a part of the build.
+        if load := getattr(cpp_extension, "_import_module_from_library", None):
 
-        def loaded(*given: Any) -> Any:
-            channel.send({"loading": True})
-            return load(*given)
+            def loaded(*given: Any, **named: Any) -> Any:
+                channel.send({"loading": True})
+                return load(*given, **named)
 
-        cpp_extension._import_module_from_library = loaded
+            cpp_extension._import_module_from_library = loaded
         cpp_extension.load_inline(
             name=plan["name"],
             cpp_sources=list(plan["cpp"]),

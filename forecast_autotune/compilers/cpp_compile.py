@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 
 BUILD_TIMEOUT_S = 300.0  # a build with all of torch's headers takes 30 s on two busy cores, with nvcc 100 s
 _ERROR = re.compile(r"\b(fatal )?error\b\s*:|undefined reference|ld: ")
+_OF_THE_SOURCE = re.compile(r"[:(]\d+\)?: (?:fatal )?error: ")  # a front end's, with the line that it is about
+_QUOTED_LINE = re.compile(r"^\s*\d*\s*\| ")  # source, as GCC and Clang show it below an error
+_QUOTED_WORDS = re.compile(r"‘[^’]*’|'[^']*'|\"[^\"]*\"")
 LOAD_TIMEOUT_S = 60.0  # for a library's own initialisers
 BUILD_MEMORY_BYTES = 2 << 30  # what one compiler takes at most with torch's headers (1.4 GiB seen, GCC 12)
 
@@ -78,7 +81,8 @@ class CppCompiler:
         self.recipe = recipe
         self.toolchain = toolchain
         self.hardware = hardware
-        self.root = _own_root(Path(build_root(folder, recipe)) / recipe.name)
+        named_by = "build_directory" if recipe.arguments.get("build_directory") else "FORECAST_AUTOTUNE_DIR"
+        self.root = _own_root(Path(build_root(folder, recipe)) / recipe.name, named_by)
         self.nvcc = nvcc
         self.timeout_s = timeout_s
         # Variants that only link anew share one slot: two would each compile the binding, which takes longer than all else.
@@ -204,6 +208,9 @@ class CppCompiler:
 
         try:
             _make_private(folder)
+            if folder.stat().st_mode & stat.S_IWGRP:
+                _take_from_group(folder)
+                (folder / "built.json").unlink(missing_ok=True)  # it, and what it names, may be another's
             for place in (self.root, folder):
                 if not _is_ours(place.stat()):
                     raise OSError("others may write to it, and what is built is loaded: remove it")
@@ -323,17 +330,19 @@ class _UnloadableError(Exception):
 def _reason(build_log: Path, said: str) -> tuple[str, bool]:
     """Why a build failed, with where the whole log is, and whether that is the variant's own doing.
 
-    It is told by the first error a compiler printed, else by what the worker said. Where no compiler names an error, or one
-    speaks of a full disk or a signal, another try may succeed.
+    It is told by the first error in the source, else by who speaks of a full disk or a signal, else by the first error of
+    any tool, else by what the worker said. Where nobody names an error, or one is the machine's, another try may succeed.
     """
     try:
         text = build_log.read_text(errors="replace")
     except OSError:
         text = ""
-    errors = [line.strip() for line in text.splitlines() if _ERROR.search(line)]
-    blames = [line.strip() for line in (*text.splitlines(), *said.splitlines()) if blames_the_machine(line)]
-    told = next(iter([*blames, *errors]), said)
-    return f"{told[:500]} (log: {build_log})", bool(errors) and not blames
+    lines, more = ([line.strip() for line in t.splitlines() if not _QUOTED_LINE.match(line)] for t in (text, said))
+    errors = [line for line in lines if _ERROR.search(line)]
+    in_source = [e for e in errors if _OF_THE_SOURCE.search(e) and not blames_the_machine(_QUOTED_WORDS.sub("", e))]
+    blames = [line for line in (*lines, *more) if blames_the_machine(line)]
+    told = next(iter([*in_source, *blames, *errors]), said)
+    return f"{told[:500]} (log: {build_log})", bool(in_source) or (bool(errors) and not blames)
 
 
 def _is_ours(found: os.stat_result) -> bool:
@@ -341,17 +350,29 @@ def _is_ours(found: os.stat_result) -> bool:
     return found.st_uid in (0, os.getuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _own_root(root: Path) -> Path:
+def _take_from_group(folder: Path) -> None:
+    """Forbid the group to write to a folder of this user's own, which is how a umask of 002 makes all folders."""
+    found = folder.stat()
+    if found.st_uid == os.getuid() and found.st_mode & stat.S_IWGRP and not found.st_mode & stat.S_IWOTH:
+        with contextlib.suppress(OSError):  # it stays as it is, and is not used
+            folder.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWGRP)
+
+
+def _own_root(root: Path, named_by: str) -> Path:
     """The folder to build in; where others may write to it, one that is this process's alone."""
-    if not root.exists() or _is_ours(root.stat()):
+    if not root.exists():
+        return root
+    _take_from_group(root)  # what others have put there is theirs, and not loaded
+    if _is_ours(root.stat()):
         return root
     instead = Path(tempfile.mkdtemp(prefix="forecast_autotune-builds-"))
     atexit.register(shutil.rmtree, instead, ignore_errors=True)
     log.warning(
         "others may write to %s, and what is built there is loaded: this process builds in %s instead. Remove the first, or "
-        "let FORECAST_AUTOTUNE_DIR name another folder",
+        "let %s name another folder",
         root,
         instead,
+        named_by,
     )
     return instead
 

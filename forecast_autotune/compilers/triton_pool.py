@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ..workers import killed_from_outside, memory_file, usable_cores, usable_memory_bytes
+from ..workers import WorkshopError, killed_from_outside, memory_file, usable_cores, usable_memory_bytes
 from .triton_worker import Built, Task
 
 log = logging.getLogger(__name__)
@@ -249,9 +249,14 @@ class _Worker:
         self.was_killed = False  # by others, before it was ready
         # A killed ptxas leaves its files in here. The worker makes it, and takes it along should this process be killed.
         self.folder = os.path.join(tempfile.gettempdir(), f"forecast_autotune-worker-{uuid.uuid4().hex}")
-        self.log = os.fdopen(memory_file(0, "forecast_autotune_log"), "r+b", buffering=0)
-        ours, theirs = socket.socketpair()
-        held, lifeline = os.pipe()
+        with contextlib.ExitStack() as undo:
+            try:
+                self.log = undo.enter_context(os.fdopen(memory_file(0, "forecast_autotune_log"), "r+b", buffering=0))
+                ours, theirs = (undo.enter_context(end) for end in socket.socketpair())
+                held, lifeline = os.pipe()
+            except (OSError, WorkshopError) as err:
+                raise WorkersUnavailableError(f"a compile worker cannot be had: {err}") from err
+            undo.pop_all()
         self._lifeline = os.fdopen(lifeline, "wb")  # never written to: the worker sees it end when this process does
         package = __name__.rpartition(".")[0]
         command = [

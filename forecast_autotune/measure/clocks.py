@@ -26,6 +26,7 @@ HOPELESS_AFTER = 3  # samples, where they are so short that a stumble of the hos
 SHORT_US = 1000.0
 GRAPH_LAUNCHES = 20
 QUANTILES = (0.5, 0.2, 0.8)
+DIGITS = 4  # of a sample in microseconds behind the point: no clock tells 0.1 ns, and what lies beyond fills stores
 
 _L2_TIMES = 2  # a flush of just the cache's size leaves part of it: its replacement is not strictly the oldest first
 _HIP_FLUSH_BYTES = (
@@ -368,7 +369,7 @@ def _collect(sample: Callable[[int], list[float]], hopeless_us: float, timed_s: 
         samples = sample(1)
         while min(samples) > hopeless_us:
             if samples[0] > SHORT_US or len(samples) == HOPELESS_AFTER:
-                return tuple(samples)
+                return _rounded(samples)
             samples += sample(1)
         each_s = max(time.perf_counter() - began, 1e-6)
         while len(samples) < MAX_SAMPLES:
@@ -377,7 +378,12 @@ def _collect(sample: Callable[[int], list[float]], hopeless_us: float, timed_s: 
                 break
             fit = int((timed_s - spent_s) / each_s)
             samples += sample(max(1, min(BATCH, fit, MAX_SAMPLES - len(samples))))
-    return tuple(samples)
+    return _rounded(samples)
+
+
+def _rounded(samples_us: Sequence[float]) -> tuple[float, ...]:
+    """Times without digits that say nothing; none becomes 0, which is no time."""
+    return tuple(max(round(t, DIGITS), 10.0**-DIGITS) for t in samples_us)
 
 
 @contextlib.contextmanager

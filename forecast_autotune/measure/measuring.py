@@ -206,7 +206,7 @@ class Measuring(ABC):
             return self._raised(stage, raised(err), is_default, began)
         if measurement is None:
             return failure("check", "not timed", transient=True)
-        return replace(measurement, run_s=time.perf_counter() - began)
+        return replace(measurement, run_s=round(time.perf_counter() - began, 6))
 
     def _spoilt(self, attempt: Attempt) -> str | None:
         """What is wrong with a candidate that was right at first, such as one whose counters are zero only then."""

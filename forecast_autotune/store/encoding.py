@@ -45,6 +45,11 @@ def to_text(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
+def to_short_text(value: Json) -> str:
+    """One line of JSON without what decoding takes a missing field for: of a million rows, that is 60 MB."""
+    return to_text({name: inner for name, inner in value.items() if inner != _UNSAID.get(name)})
+
+
 def from_text(text: object, what: str) -> object:
     """Parse JSON that may have been written by anyone; a store's column may hold what is no text at all.
 
@@ -371,6 +376,13 @@ def decode_answer(value: object, what: str = "answer") -> Bins:
 
 
 _DECISION_COUNTS = ("space_size", "forecast", "compiled", "measured", "failed")
+
+_UNSAID: Json = {
+    **dict.fromkeys(("compile_s", "run_s", "cost_s", "spent_s", "fail_probability", *_DECISION_COUNTS), 0),
+    "crashed": False,
+    "equivalents": [],
+}
+"""What a missing field is, where that is not None, in outcomes, forecasts and decisions."""
 
 
 def encode_decision(decision: Decision) -> Json:

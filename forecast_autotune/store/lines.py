@@ -69,7 +69,7 @@ def export_lines(connection: sqlite3.Connection, complain: Complain) -> Iterator
             complain(str(err))
             continue
         runs: dict[tuple[str, str], list[StoredOutcome]] = {}
-        for stored in rows.stored_outcomes(connection, place.digests, complain):
+        for stored in rows.stored_outcomes(connection, (workload, hardware, toolchain), complain):
             if not (isinstance(stored.outcome, Failure) and stored.outcome.transient):  # nobody else's concern
                 runs.setdefault((stored.run, stored.default.text), []).append(stored)
         for outcomes in runs.values():

@@ -43,9 +43,7 @@ JUDGED_OUTCOMES = 20_000  # the newest, for how honest forecasts were; reading t
 
 MINED_OUTCOMES = 20_000  # the newest, for all skills there are; reading and mining them takes 2 s (two busy cores)
 
-_NAMED = (
-    "workload IN (SELECT workload.digest FROM workload JOIN program ON program = program.digest WHERE name = :name)"
-)
+_NAMED = "workload IN (SELECT workload.id FROM workload JOIN program ON program = program.digest WHERE name = :name)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,12 +152,10 @@ class StoreFile:
         if kernel is not None:
             programs = connection.execute("SELECT digest, name FROM program").fetchall()
             values.append(json.dumps([digest for digest, name in programs if _matches(kernel, str(name))]))
-            conditions.append(
-                "workload IN (SELECT digest FROM workload WHERE program IN (SELECT value FROM json_each(?)))"
-            )
+            conditions.append("workload IN (SELECT id FROM workload WHERE program IN (SELECT value FROM json_each(?)))")
         if hardware is not None:
             known = rows.hardware_of(connection, self.unreadable.append)
-            values.append(json.dumps([digest for digest, found in known.items() if _matches(hardware, found.name)]))
+            values.append(json.dumps([number for number, found in known.items() if _matches(hardware, found.name)]))
             conditions.append("hardware IN (SELECT value FROM json_each(?))")
         return f"WHERE {' AND '.join(conditions)}" if conditions else "", tuple(values)
 
@@ -180,13 +176,14 @@ class StoreFile:
         """Everything that is known around one decision."""
         newest: dict[Config, StoredOutcome] = {}
         with self._reading() as connection:
-            for outcome in rows.stored_outcomes(connection, stored.place.digests, self.unreadable.append):
+            ids = rows.ids_of(connection, stored.place)
+            for outcome in rows.stored_outcomes(connection, ids, self.unreadable.append):
                 newest[outcome.config] = _with_first_forecast(newest.pop(outcome.config, None), outcome)
             history = stored_decisions(
                 connection,
                 self.unreadable.append,
                 "WHERE workload = ? AND superseded_at IS NOT NULL AND digest = ?",  # the workload has an index
-                (stored.place.workload.digest, stored.digest),
+                (ids[0], stored.digest),
             )
             earlier = tuple(history)
         touched = tuple(newest.values())
@@ -223,8 +220,9 @@ class StoreFile:
         found = []
         with self._reading() as connection:
             for name, value, *of_the_outcome in connection.execute(
-                "SELECT program.name, program.value, config, outcome.value, recorded_at, outcome.id FROM outcome"
-                " JOIN workload ON workload.digest = outcome.workload JOIN program ON program.digest = workload.program"
+                "SELECT program.name, program.value, text.value, outcome.value, recorded_at, outcome.id FROM outcome"
+                " LEFT JOIN text ON text.id = config"
+                " JOIN workload ON workload.id = outcome.workload JOIN program ON program.digest = workload.program"
                 " WHERE outcome.value LIKE '{\"stage\":%' ORDER BY recorded_at DESC, outcome.id DESC LIMIT ?",
                 (limit,),
             ):
@@ -279,12 +277,14 @@ class StoreFile:
             places = connection.execute(
                 "SELECT workload, hardware, toolchain, count(*) FROM outcome GROUP BY 1, 2, 3 ORDER BY max(id) DESC"
             )
-            for *digests, outcomes in places:
+            for workload, hardware, toolchain, outcomes in places:
                 if judged >= JUDGED_OUTCOMES:
                     break
                 judged += outcomes
                 newest: dict[Config, StoredOutcome] = {}
-                for outcome in rows.stored_outcomes(connection, tuple(digests), self.unreadable.append):
+                for outcome in rows.stored_outcomes(
+                    connection, (workload, hardware, toolchain), self.unreadable.append
+                ):
                     newest[outcome.config] = _with_first_forecast(newest.pop(outcome.config, None), outcome)
                 if newest:
                     default = next(reversed(newest.values())).default
@@ -358,7 +358,7 @@ class StoreFile:
             raise InvalidInputError(f"{unseen_days} days: give a number that is not negative")
         before = rows.now() - unseen_days * 86_400
         forgotten = (
-            "(toolchain IN (SELECT digest FROM toolchain WHERE seen_at < :before) OR workload IN (SELECT workload.digest"
+            "(toolchain IN (SELECT id FROM toolchain WHERE seen_at < :before) OR workload IN (SELECT workload.id"
             " FROM workload JOIN program ON program = program.digest WHERE seen_at < :before))"
         )
         return self._remove(
@@ -445,8 +445,8 @@ class StoreFile:
             if schema.version_of(connection) == schema.VERSION:
                 yield connection
                 return
-            # An older file is brought up to date in memory: looking changes nothing.
-            with closing(connect(":memory:")) as copy:
+            # Looking changes nothing: a copy is brought up to date, in memory or, if large, in a file without a name.
+            with closing(connect("")) as copy:
                 connection.backup(copy)
                 schema.migrate(copy)
                 yield copy
@@ -535,14 +535,15 @@ def _remove_gently(connection: sqlite3.Connection, table: str, condition: str, v
 def _remove_unreferenced(connection: sqlite3.Connection) -> int:
     """Remove what nothing refers to; returns how many programs went."""
 
-    def remove(table: str, column: str, *referring: str) -> int:
-        unnamed = " AND ".join(f"digest NOT IN (SELECT {column} FROM {name})" for name in referring)  # noqa: S608  # ours
+    def remove(table: str, key: str, *referring: tuple[str, str]) -> int:
+        unnamed = " AND ".join(f"{key} NOT IN (SELECT {column} FROM {name})" for name, column in referring)  # noqa: S608  # ours
         with _giving_way(), transaction(connection):
             return connection.execute(f"DELETE FROM {table} WHERE {unnamed}").rowcount  # noqa: S608  # names of our own
 
     for table in ("workload", "hardware", "toolchain"):
-        remove(table, table, "outcome", "decision", "pending")
-    return remove("program", "program", "workload")
+        remove(table, "id", ("outcome", table), ("decision", table), ("pending", table))
+    remove("text", "id", *(("outcome", column) for column in ("config", "run", "default_config")))
+    return remove("program", "digest", ("workload", "program"))
 
 
 def _give_back_space(connection: sqlite3.Connection) -> None:

@@ -35,17 +35,17 @@ def newest_pairs(connection: sqlite3.Connection, kind: str, complain: Complain, 
     default, whose speed-up is 1 by definition; what failed for no fault of its own; and what ran where the default has no
     time, for then nothing says what the forecast related to.
     """
-    digests = [digest for digest, found in _kinds(connection, complain) if found == kind]
+    hardware = [number for number, found in _kinds(connection, complain) if found == kind]
     # CROSS JOIN keeps SQLite from beginning with the forecasts: the newest outcomes are found by walking back.
     newest = connection.execute(
         "SELECT outcome.id FROM outcome CROSS JOIN forecast ON forecast.outcome = outcome.id"  # noqa: S608  # only marks
         f" WHERE outcome.id > (SELECT max(id) FROM outcome) - {WINDOW}"
-        f" AND hardware IN ({','.join('?' * len(digests))}) AND config != default_config"
+        f" AND hardware IN ({','.join('?' * len(hardware))}) AND config != default_config"
         " AND NOT EXISTS (SELECT 1 FROM outcome AS earlier WHERE earlier.workload = outcome.workload"
         " AND earlier.hardware = outcome.hardware AND earlier.toolchain = outcome.toolchain"
         " AND earlier.config = outcome.config AND earlier.id < outcome.id)"
         " ORDER BY outcome.id DESC LIMIT ?",
-        (*digests, NEWEST),
+        (*hardware, NEWEST),
     ).fetchall()
     chosen = [number for (number,) in newest]
     if len(chosen) > most:  # not every n-th: that would meet the same places of runs of equal length again and again
@@ -56,7 +56,7 @@ def newest_pairs(connection: sqlite3.Connection, kind: str, complain: Complain, 
         f" WHERE outcome.id IN ({','.join('?' * len(chosen))}) ORDER BY outcome.id DESC",  # only marks
         chosen,
     ).fetchall()
-    defaults: dict[tuple[str, ...], float | None] = {}
+    defaults: dict[tuple[int, ...], float | None] = {}
     pairs: list[Pair] = []
     for number, *place, outcome, forecast in found:
         what = f"outcome {number}"
@@ -85,19 +85,19 @@ def kinds_of(connection: sqlite3.Connection, complain: Complain) -> list[str]:
     return sorted({kind for _, kind in _kinds(connection, complain)})
 
 
-def _kinds(connection: sqlite3.Connection, complain: Complain) -> list[tuple[str, str]]:
-    """Digest and kind of all hardware."""
-    kinds: list[tuple[str, str]] = []
-    for digest, value in connection.execute("SELECT digest, value FROM hardware").fetchall():
-        what = f"hardware {digest}"
+def _kinds(connection: sqlite3.Connection, complain: Complain) -> list[tuple[int, str]]:
+    """Id and kind of all hardware."""
+    kinds: list[tuple[int, str]] = []
+    for number, value in connection.execute("SELECT id, value FROM hardware").fetchall():
+        what = f"hardware {number}"
         try:
-            kinds.append((digest, decode_hardware(_parsed(value, what), what).kind))
+            kinds.append((number, decode_hardware(_parsed(value, what), what).kind))
         except InvalidInputError as err:
             complain(str(err))
     return kinds
 
 
-def _default_us(connection: sqlite3.Connection, key: tuple[str, ...], complain: Complain) -> float | None:
+def _default_us(connection: sqlite3.Connection, key: tuple[int, ...], complain: Complain) -> float | None:
     """The newest time of the default at a place."""
     rows = connection.execute(
         "SELECT id, value FROM outcome WHERE workload = ? AND hardware = ? AND toolchain = ? AND config = ?"

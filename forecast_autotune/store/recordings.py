@@ -13,7 +13,7 @@ from ..errors import InvalidInputError
 from . import encoding
 from .encoding import from_text
 from .pairs import WINDOW
-from .rows import Complain, Place, PlaceReader, hardware_of
+from .rows import Complain, Place, PlaceReader, hardware_of, ids_of, text_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -23,7 +23,8 @@ NEWEST = 5_000
 more for a few answers."""
 
 _ROWS = (
-    "SELECT outcome.id, workload, hardware, toolchain, config, default_config, outcome.value, described FROM outcome"
+    f"SELECT outcome.id, workload, hardware, toolchain, {text_of('config')}, {text_of('default_config')},"  # noqa: S608  # ours
+    " outcome.value, described FROM outcome"
 )
 
 
@@ -33,11 +34,11 @@ def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain, mos
     So a rehearsal sees its own kind alone, and no device sees a rehearsal. This job's own are passed over.
     """
     program, kind = job.workload.program, job.hardware.kind
-    hardware = [digest for digest, found in hardware_of(connection, complain).items() if found.kind == kind]
+    hardware = [number for number, found in hardware_of(connection, complain).items() if found.kind == kind]
     marks = ",".join("?" * len(hardware))
-    here = f"hardware IN ({marks}) AND NOT (workload = ? AND hardware = ?)"
-    named = "workload IN (SELECT workload.digest FROM workload JOIN program ON program = program.digest WHERE name = ?)"
-    values = (*hardware, job.workload.digest, job.hardware.digest, program.name)
+    here = f"hardware IN ({marks}) AND NOT (workload IS ? AND hardware IS ?)"
+    named = "workload IN (SELECT workload.id FROM workload JOIN program ON program = program.digest WHERE name = ?)"
+    values = (*hardware, *ids_of(connection, Place.of(job))[:2], program.name)
     newest = "ORDER BY outcome.id DESC LIMIT ?"
     # Its own are found in the index of places, ids first: rows are long. Others are looked for by walking back.
     ids = f"SELECT outcome.id FROM outcome WHERE {here} AND {named} {newest}"  # noqa: S608  # our own names and marks
@@ -71,7 +72,7 @@ def newest_recordings(
 
 def _recordings(
     connection: sqlite3.Connection,
-    rows: Iterable[tuple[int, str, str, str, str, str, str, str | None]],
+    rows: Iterable[tuple[int, int, int, int, str, str, str, str | None]],
     fits: Callable[[Place], bool],
     most: float,
     complain: Complain,
@@ -83,33 +84,33 @@ def _recordings(
     What failed for no fault of its own is left out.
     """
     reader = PlaceReader(connection)
-    found: dict[tuple[str, str, str], Recording | None] = {}  # None: a place that does not fit, or cannot be read
-    outcomes: dict[tuple[str, str, str], dict[Config, Outcome]] = {}
-    told: dict[tuple[str, str, str], dict[Config, Mapping[str, float]]] = {}
+    found: dict[tuple[int, int, int], Recording | None] = {}  # None: a place that does not fit, or cannot be read
+    outcomes: dict[tuple[int, int, int], dict[Config, Outcome]] = {}
+    told: dict[tuple[int, int, int], dict[Config, Mapping[str, float]]] = {}
     for number, workload, hardware, toolchain, config_text, default_text, value, description in rows:
-        digests, what = (workload, hardware, toolchain), f"outcome {number}"
+        ids, what = (workload, hardware, toolchain), f"outcome {number}"
         try:
-            if digests not in found:
-                found[digests] = None
-                place = reader.read(*digests)
+            if ids not in found:
+                found[ids] = None
+                place = reader.read(*ids)
                 if fits(place):
-                    found[digests] = Recording(
+                    found[ids] = Recording(
                         workload=place.workload,
                         hardware=place.hardware,
                         toolchain=place.toolchain,
                         default=encoding.decode_config(from_text(default_text, what), what),
-                        outcomes=outcomes.setdefault(digests, {}),
-                        described=told.setdefault(digests, {}),
+                        outcomes=outcomes.setdefault(ids, {}),
+                        described=told.setdefault(ids, {}),
                     )
-            if found[digests] is None:
+            if found[ids] is None:
                 continue
             config = encoding.decode_config(from_text(config_text, what), what)
-            if config not in outcomes[digests]:
+            if config not in outcomes[ids]:
                 outcome = encoding.decode_outcome(from_text(value, what), what)
                 if not (isinstance(outcome, Failure) and outcome.transient):
-                    outcomes[digests][config] = outcome
+                    outcomes[ids][config] = outcome
                     if described and description is not None:
-                        told[digests][config] = encoding.decode_described(from_text(description, what), what)
+                        told[ids][config] = encoding.decode_described(from_text(description, what), what)
         except InvalidInputError as err:
             complain(str(err))
         most -= 1

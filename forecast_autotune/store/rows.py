@@ -19,7 +19,7 @@ from ..core.outcome import Failure, Outcome
 from ..core.workload import Program, Workload
 from ..errors import InvalidInputError
 from . import encoding
-from .encoding import from_text, to_text
+from .encoding import from_text, to_short_text, to_text
 
 if TYPE_CHECKING:
     import sqlite3
@@ -32,6 +32,9 @@ TRANSIENT_RUNS = 2
 
 FAR_FUTURE = 32_503_680_000.0
 """The year 3000: a time after it is a damaged one, not that of a clock set wrong."""
+
+Ids = tuple[int | None, int | None, int | None]
+"""A workload's, a hardware's and a toolchain's row; None: the store has none, and no row of another table refers to it."""
 
 Complain = Callable[[str], None]
 """Told of each row that does not decode; the row is passed over."""
@@ -144,6 +147,24 @@ def keep_place(connection: sqlite3.Connection, place: Place, seen_at: float) -> 
     )
 
 
+def ids_of(connection: sqlite3.Connection, place: Place) -> Ids:
+    """By what the rows of other tables refer to a place."""
+    found: Ids = connection.execute(
+        "SELECT (SELECT id FROM workload WHERE digest = ?), (SELECT id FROM hardware WHERE digest = ?),"
+        " (SELECT id FROM toolchain WHERE digest = ?)",
+        place.digests,
+    ).fetchone()
+    return found
+
+
+def _text_id(connection: sqlite3.Connection, text: str) -> int | None:
+    """By what outcomes refer to a config or a run, which is written if it is new."""
+    found = connection.execute("SELECT id FROM text WHERE value = ?", (text,)).fetchone()
+    if found is not None:
+        return int(found[0])
+    return connection.execute("INSERT INTO text (value) VALUES (?)", (text,)).lastrowid
+
+
 def keep_outcome(
     connection: sqlite3.Connection, place: Place, stored: StoredOutcome, *, from_elsewhere: bool = False
 ) -> bool:
@@ -155,24 +176,27 @@ def keep_outcome(
     before what was recorded at its place already, or a later run would count as the earlier one.
     """
     recorded_at = stored.recorded_at
+    ids = ids_of(connection, place)
     if not from_elsewhere:
         (newest,) = connection.execute(
             "SELECT max(CAST(recorded_at AS REAL)) FROM outcome"
             " WHERE workload = ? AND hardware = ? AND toolchain = ? AND recorded_at < ?",
-            (*place.digests, FAR_FUTURE),
+            (*ids, FAR_FUTURE),
         ).fetchone()
         recorded_at = max(recorded_at, newest or 0.0)
-    row = (*place.digests, stored.config.text, stored.run)
+    row = (*ids, _text_id(connection, stored.config.text), _text_id(connection, stored.run))
     found = connection.execute(
         "SELECT id, CAST(recorded_at AS REAL), value FROM outcome"
         " WHERE workload = ? AND hardware = ? AND toolchain = ? AND config = ? AND run = ?",
         row,
     ).fetchone()
-    value = to_text(encoding.encode_outcome(stored.outcome))
-    default = stored.default.text
+    value = to_short_text(encoding.encode_outcome(stored.outcome))
+    default = _text_id(connection, stored.default.text)
     described = to_text(encoding.encode_described(stored.described)) if stored.described else None
     if found is not None:
-        if from_elsewhere and (stored.recorded_at < found[1] or value == found[2]):
+        if from_elsewhere and (
+            stored.recorded_at < found[1] or _says(found[2], encoding.decode_outcome, stored.outcome)
+        ):
             return False
         connection.execute(
             "UPDATE outcome SET value = ?, default_config = ?, recorded_at = ?, described = coalesce(?, described)"
@@ -185,12 +209,21 @@ def keep_outcome(
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (*row, default, value, recorded_at, described),
     )
-    if stored.forecast is not None:
+    forecast = encoding.encode_forecast(stored.forecast)
+    if forecast is not None:
         connection.execute(
             "INSERT INTO forecast (outcome, value) VALUES (?, ?)",
-            (inserted.lastrowid, to_text(encoding.encode_forecast(stored.forecast))),
+            (inserted.lastrowid, to_short_text(forecast)),
         )
     return True
+
+
+def _says(text: object, decode: Callable[[object], object], noun: object) -> bool:
+    """Whether a row holds this already, in whichever words: earlier versions wrote what is missing now."""
+    try:
+        return decode(from_text(text, "it")) == noun
+    except InvalidInputError:
+        return False
 
 
 def keep_decision(
@@ -208,9 +241,9 @@ def keep_decision(
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
             name,
-            *place.digests,
+            *ids_of(connection, place),
             decision.space_digest,
-            to_text(encoding.encode_decision(decision)),
+            to_short_text(encoding.encode_decision(decision)),
             decision.decided_at,
             superseded_at,
         ),
@@ -236,7 +269,7 @@ def keep_pending(connection: sqlite3.Connection, pending: Pending) -> None:
         " why = excluded.why, met_at = max(met_at, excluded.met_at), met = met + 1",
         (
             pending.digest,
-            *place.digests,
+            *ids_of(connection, place),
             pending.space,
             pending.space_size,
             pending.why,
@@ -251,14 +284,14 @@ def bring_decision(
 ) -> bool:
     """Write a decision made elsewhere: the newer of it and the one that holds goes on to hold.
 
-    Returns whether anything changed: a decision that is here already, to the letter, is not written twice.
+    Returns whether anything changed: a decision that is here already is not written twice.
     """
     name = decision_digest(place, decision.space_digest)
-    twin = connection.execute(  # by its workload too, which has an index: decisions that do not hold have none else
-        "SELECT 1 FROM decision WHERE workload = ? AND digest = ? AND decided_at = ? AND value = ?",
-        (place.workload.digest, name, decision.decided_at, to_text(encoding.encode_decision(decision))),
-    ).fetchone()
-    if twin is not None:
+    twins = connection.execute(  # by its workload too, which has an index: decisions that do not hold have none else
+        "SELECT value FROM decision WHERE workload = ? AND digest = ? AND decided_at = ?",
+        (ids_of(connection, place)[0], name, decision.decided_at),
+    ).fetchall()
+    if any(_says(value, encoding.decode_decision, decision) for (value,) in twins):
         return False
     holding = connection.execute(
         "SELECT CAST(decided_at AS REAL) FROM decision WHERE digest = ? AND superseded_at IS NULL", (name,)
@@ -274,12 +307,12 @@ def count_hits(connection: sqlite3.Connection, hits: Mapping[int, int], now: flo
     for decision, count in hits.items():
         connection.execute("UPDATE decision SET hits = hits + ?, hit_at = ? WHERE id = ?", (count, now, decision))
         connection.execute(
-            "UPDATE toolchain SET seen_at = max(seen_at, ?) WHERE digest = (SELECT toolchain FROM decision WHERE id = ?)",
+            "UPDATE toolchain SET seen_at = max(seen_at, ?) WHERE id = (SELECT toolchain FROM decision WHERE id = ?)",
             (now, decision),
         )
         connection.execute(
             "UPDATE program SET seen_at = max(seen_at, ?) WHERE digest ="
-            " (SELECT program FROM workload JOIN decision ON workload.digest = workload WHERE decision.id = ?)",
+            " (SELECT program FROM workload JOIN decision ON workload.id = workload WHERE decision.id = ?)",
             (now, decision),
         )
 
@@ -310,7 +343,7 @@ def recall(connection: sqlite3.Connection, job: Job, *, any_toolchain: bool, com
             "SELECT id, value, max(decided_at, coalesce(hit_at, 0)) FROM decision"
             " WHERE workload = ? AND hardware = ? AND space = ? AND superseded_at IS NULL"
             " ORDER BY decided_at DESC, id DESC",
-            (place.workload.digest, place.hardware.digest, job.space.digest),
+            (*ids_of(connection, place)[:2], job.space.digest),
         ).fetchall()
     for found, text, noted_at in (*exact, *others):
         try:
@@ -324,15 +357,18 @@ def recall(connection: sqlite3.Connection, job: Job, *, any_toolchain: bool, com
     return None
 
 
-def stored_outcomes(
-    connection: sqlite3.Connection, digests: tuple[str, str, str], complain: Complain
-) -> Iterator[StoredOutcome]:
+def text_of(column: str) -> str:
+    """What stands in a column of an outcome, in SQL; NULL if that is gone, which decoding complains of."""
+    return f"(SELECT text.value FROM text WHERE text.id = outcome.{column})"  # noqa: S608  # names of our own
+
+
+def stored_outcomes(connection: sqlite3.Connection, ids: Ids, complain: Complain) -> Iterator[StoredOutcome]:
     """Outcomes of one place, the oldest first."""
     rows = connection.execute(
-        "SELECT outcome.id, config, outcome.value, forecast.value, default_config, run, recorded_at,"  # noqa: S608  # our own
-        f" {_description(connection)} FROM outcome LEFT JOIN forecast ON forecast.outcome = outcome.id"
+        f"SELECT outcome.id, {text_of('config')}, outcome.value, forecast.value, {text_of('default_config')},"  # noqa: S608  # ours
+        f" {text_of('run')}, recorded_at, described FROM outcome LEFT JOIN forecast ON forecast.outcome = outcome.id"
         " WHERE workload = ? AND hardware = ? AND toolchain = ? ORDER BY recorded_at, outcome.id",
-        digests,
+        ids,
     ).fetchall()
     for number, config, value, forecast, default, run, recorded_at, described in rows:
         what = f"outcome {number}"
@@ -352,7 +388,7 @@ def stored_outcomes(
 
 def newest_outcomes(
     connection: sqlite3.Connection,
-    digests: tuple[str, str, str],
+    ids: Ids,
     complain: Complain,
     limit: int = -1,
     described: dict[Config, Mapping[str, float]] | None = None,
@@ -372,9 +408,9 @@ def newest_outcomes(
     transient: Counter[Config] = Counter()
     default = None
     rows = connection.execute(
-        f"SELECT id, config, value, default_config, {_description(connection)} FROM outcome"  # noqa: S608  # our own names
+        f"SELECT id, {text_of('config')}, value, {text_of('default_config')}, described FROM outcome"  # noqa: S608  # ours
         " WHERE workload = ? AND hardware = ? AND toolchain = ? ORDER BY recorded_at, id LIMIT ?",
-        (*digests, limit),
+        (*ids, limit),
     ).fetchall()
     for number, config, value, default_text, description in rows:
         what = f"outcome {number}"
@@ -405,11 +441,6 @@ def newest_outcomes(
     except InvalidInputError as err:
         complain(str(err))
         return outcomes, None
-
-
-def _description(connection: sqlite3.Connection) -> str:
-    """The column that holds what was told of a config; a file that is only read may be of a schema without it."""
-    return "described" if connection.execute("PRAGMA user_version").fetchone()[0] >= 3 else "NULL"
 
 
 def _decode_described(text: object, what: str) -> dict[str, float]:
@@ -445,23 +476,24 @@ def recollect(connection: sqlite3.Connection, job: Job, complain: Complain) -> l
 
     Rehearsals are left out: no time of theirs says anything of a device. A rehearsal sees its own kind alone.
     """
-    here = Place.of(job)
+    here = ids_of(connection, Place.of(job))
     groups = connection.execute(
         # The newest by id, not by time: so the index of places alone is read, and no outcome's row.
-        "SELECT workload.digest, outcome.hardware, outcome.toolchain, count(*) FROM program"
-        " JOIN workload ON workload.program = program.digest JOIN outcome ON outcome.workload = workload.digest"
+        "SELECT workload.id, outcome.hardware, outcome.toolchain, count(*) FROM program"
+        " JOIN workload ON workload.program = program.digest JOIN outcome ON outcome.workload = workload.id"
         " WHERE program.name = ? GROUP BY 1, 2, 3"
-        " ORDER BY max(program.digest = ?) DESC, max(outcome.hardware = ?) DESC, max(outcome.id) DESC",
-        (job.workload.program.name, job.workload.program.digest, job.hardware.digest),
+        " ORDER BY max(program.digest = ?) DESC, max(outcome.hardware IS ?) DESC, max(outcome.id) DESC",
+        (job.workload.program.name, job.workload.program.digest, here[1]),
     )
     reader = PlaceReader(connection)
     found: list[Recording] = []
     rows_left = RECOLLECTED_OUTCOMES
-    for *digests, rows in groups:
-        if tuple(digests) == here.digests or rows_left <= 0:
+    for workload, hardware, toolchain, rows in groups:
+        ids = workload, hardware, toolchain
+        if ids == here or rows_left <= 0:
             continue
         try:
-            place = reader.read(digests[0], digests[1], digests[2])
+            place = reader.read(*ids)
         except InvalidInputError as err:
             complain(str(err))
             continue
@@ -471,7 +503,7 @@ def recollect(connection: sqlite3.Connection, job: Job, complain: Complain) -> l
         if len(kinds) > 1 and kinds & set(REHEARSAL_KINDS):
             continue
         described: dict[Config, Mapping[str, float]] = {}
-        outcomes, default = newest_outcomes(connection, place.digests, complain, rows_left, described)
+        outcomes, default = newest_outcomes(connection, ids, complain, rows_left, described)
         if outcomes and default is not None:
             rows_left -= rows
             found.append(
@@ -487,37 +519,37 @@ def recollect(connection: sqlite3.Connection, job: Job, complain: Complain) -> l
     return found
 
 
-def hardware_of(connection: sqlite3.Connection, complain: Complain) -> dict[str, Hardware]:
-    """All hardware that a store knows of, by digest."""
-    found: dict[str, Hardware] = {}
-    for digest_, value in connection.execute("SELECT digest, value FROM hardware").fetchall():
-        what = f"hardware {digest_}"
+def hardware_of(connection: sqlite3.Connection, complain: Complain) -> dict[int, Hardware]:
+    """All hardware that a store knows of, by id."""
+    found: dict[int, Hardware] = {}
+    for number, value in connection.execute("SELECT id, value FROM hardware").fetchall():
+        what = f"hardware {number}"
         try:
-            found[digest_] = encoding.decode_hardware(from_text(value, what), what)
+            found[number] = encoding.decode_hardware(from_text(value, what), what)
         except InvalidInputError as err:
             complain(str(err))
     return found
 
 
 class PlaceReader:
-    """Reads places by their digests, each hardware and toolchain once, and each of the last programs and workloads."""
+    """Reads places by their ids, each hardware and toolchain once, and each of the last programs and workloads."""
 
     KEPT = 1_000  # programs and workloads: rows come sorted by them, or nearly so
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._programs: dict[str, Program] = {}
-        self._workloads: dict[str, Workload] = {}
-        self._hardware: dict[str, Hardware] = {}
-        self._toolchains: dict[str, Toolchain] = {}
+        self._workloads: dict[int, Workload] = {}
+        self._hardware: dict[int, Hardware] = {}
+        self._toolchains: dict[int, Toolchain] = {}
 
-    def read(self, workload: str, hardware: str, toolchain: str) -> Place:
+    def read(self, workload: int, hardware: int, toolchain: int) -> Place:
         """Raises InvalidInputError where a row does not decode or is gone."""
         if workload not in self._workloads:
             if len(self._workloads) >= self.KEPT:
                 self._workloads.clear()
                 self._programs.clear()
-            program, text = self._row("SELECT program, value FROM workload WHERE digest = ?", workload, "workload")
+            program, text = self._row("SELECT program, value FROM workload WHERE id = ?", workload, "workload")
             if program not in self._programs:
                 (value,) = self._row("SELECT value FROM program WHERE digest = ?", program, "program")
                 self._programs[program] = encoding.decode_program(from_text(value, f"program {program}"))
@@ -525,10 +557,10 @@ class PlaceReader:
                 from_text(text, f"workload {workload}"), self._programs[program]
             )
         if hardware not in self._hardware:
-            (value,) = self._row("SELECT value FROM hardware WHERE digest = ?", hardware, "hardware")
+            (value,) = self._row("SELECT value FROM hardware WHERE id = ?", hardware, "hardware")
             self._hardware[hardware] = encoding.decode_hardware(from_text(value, f"hardware {hardware}"))
         if toolchain not in self._toolchains:
-            (value,) = self._row("SELECT value FROM toolchain WHERE digest = ?", toolchain, "toolchain")
+            (value,) = self._row("SELECT value FROM toolchain WHERE id = ?", toolchain, "toolchain")
             self._toolchains[toolchain] = encoding.decode_toolchain(from_text(value, f"toolchain {toolchain}"))
         return Place(
             workload=self._workloads[workload],
@@ -536,7 +568,7 @@ class PlaceReader:
             toolchain=self._toolchains[toolchain],
         )
 
-    def _row(self, query: str, name: str, what: str) -> tuple[str, ...]:
+    def _row(self, query: str, name: int | str, what: str) -> tuple[str, ...]:
         found: tuple[str, ...] | None = self._connection.execute(query, (name,)).fetchone()
         if found is None:
             raise InvalidInputError(f"{what} {name} is referred to but is not in the store: prune or clear it")

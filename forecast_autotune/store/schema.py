@@ -111,7 +111,114 @@ CREATE TABLE answer (  -- of language models that run here
 );
 """
 
-MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4)
+# Digests, configs and names of runs are long, and each stood in a row and an index for every outcome: 800 of its 1,400
+# bytes. Columns keep their names, and no table goes: a process of an older version that has the file open finds nothing here
+# and is refused what it would write by the references, so that it goes on in memory. Were a column missing, it would set
+# the file aside as broken. What refers to a row that is not there could not be read, and is left out.
+_VERSION_5 = """
+ALTER TABLE hardware RENAME TO hardware_4;
+ALTER TABLE toolchain RENAME TO toolchain_4;
+ALTER TABLE workload RENAME TO workload_4;
+ALTER TABLE outcome RENAME TO outcome_4;
+ALTER TABLE forecast RENAME TO forecast_4;
+ALTER TABLE decision RENAME TO decision_4;
+ALTER TABLE pending RENAME TO pending_4;
+CREATE TABLE text (  -- configs in canonical JSON, which is their identity, and names of runs
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- none is given twice, here and below: who reads may hold one for a while
+    value TEXT NOT NULL UNIQUE
+);
+CREATE TABLE hardware (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    digest TEXT NOT NULL UNIQUE,
+    value TEXT NOT NULL  -- JSON, the roofline sheet included
+);
+CREATE TABLE toolchain (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    digest TEXT NOT NULL UNIQUE,
+    value TEXT NOT NULL,
+    seen_at REAL NOT NULL  -- seconds since the epoch: last recorded, decided or recalled under it
+);
+CREATE TABLE workload (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    digest TEXT NOT NULL UNIQUE,
+    program TEXT NOT NULL REFERENCES program (digest),
+    value TEXT NOT NULL
+);
+CREATE TABLE outcome (
+    id INTEGER PRIMARY KEY,
+    workload INTEGER NOT NULL REFERENCES workload (id),
+    hardware INTEGER NOT NULL REFERENCES hardware (id),
+    toolchain INTEGER NOT NULL REFERENCES toolchain (id),
+    config INTEGER NOT NULL,  -- a text, as are the next two; for a declared reference every text that is removed
+    run INTEGER NOT NULL,     -- would be looked for in all rows
+    default_config INTEGER NOT NULL,  -- what speed-ups relate to in this run
+    value TEXT NOT NULL,
+    recorded_at REAL NOT NULL,
+    described TEXT,  -- JSON, what could be told of the config without compiling; NULL: nothing
+    UNIQUE (workload, hardware, toolchain, config, run)
+);
+CREATE TABLE forecast (
+    outcome INTEGER PRIMARY KEY REFERENCES outcome (id) ON DELETE CASCADE,
+    value TEXT NOT NULL
+);
+CREATE TABLE decision (
+    id INTEGER PRIMARY KEY,
+    digest TEXT NOT NULL,  -- names workload, hardware, toolchain and space together
+    workload INTEGER NOT NULL REFERENCES workload (id),
+    hardware INTEGER NOT NULL REFERENCES hardware (id),
+    toolchain INTEGER NOT NULL REFERENCES toolchain (id),
+    space TEXT NOT NULL,
+    value TEXT NOT NULL,
+    decided_at REAL NOT NULL,
+    superseded_at REAL,  -- NULL in the one that holds
+    hits INTEGER NOT NULL DEFAULT 0,  -- recalls by processes that had it not in memory yet
+    hit_at REAL
+);
+CREATE TABLE pending (  -- keys met where measuring was not allowed, until they are
+    digest TEXT PRIMARY KEY,  -- as of the decision that is missing
+    workload INTEGER NOT NULL REFERENCES workload (id),
+    hardware INTEGER NOT NULL REFERENCES hardware (id),
+    toolchain INTEGER NOT NULL REFERENCES toolchain (id),
+    space TEXT NOT NULL,
+    space_size INTEGER NOT NULL,
+    why TEXT NOT NULL,
+    noted_at REAL NOT NULL,
+    met_at REAL NOT NULL,  -- when a process last met it
+    met INTEGER NOT NULL DEFAULT 1  -- by so many processes
+) WITHOUT ROWID;
+INSERT OR IGNORE INTO hardware (digest, value) SELECT digest, value FROM hardware_4;
+INSERT OR IGNORE INTO toolchain (digest, value, seen_at) SELECT digest, value, seen_at FROM toolchain_4;
+INSERT OR IGNORE INTO workload (digest, program, value) SELECT digest, program, value FROM workload_4 ORDER BY rowid;
+INSERT OR IGNORE INTO text (value) SELECT default_config FROM outcome_4;
+INSERT OR IGNORE INTO text (value) SELECT config FROM outcome_4;
+INSERT OR IGNORE INTO text (value) SELECT run FROM outcome_4;
+INSERT OR IGNORE INTO outcome
+    SELECT o.id, w.id, h.id, t.id, c.id, r.id, d.id, o.value, o.recorded_at, o.described
+    FROM outcome_4 AS o CROSS JOIN workload AS w ON w.digest = o.workload CROSS JOIN hardware AS h ON h.digest = o.hardware
+    CROSS JOIN toolchain AS t ON t.digest = o.toolchain CROSS JOIN text AS c ON c.value = o.config
+    CROSS JOIN text AS r ON r.value = o.run CROSS JOIN text AS d ON d.value = o.default_config ORDER BY o.id;
+INSERT OR IGNORE INTO forecast SELECT outcome, value FROM forecast_4 WHERE outcome IN (SELECT id FROM outcome);
+INSERT OR IGNORE INTO decision
+    SELECT o.id, o.digest, w.id, h.id, t.id, o.space, o.value, o.decided_at, o.superseded_at, o.hits, o.hit_at
+    FROM decision_4 AS o CROSS JOIN workload AS w ON w.digest = o.workload CROSS JOIN hardware AS h ON h.digest = o.hardware
+    CROSS JOIN toolchain AS t ON t.digest = o.toolchain ORDER BY o.id;
+INSERT OR IGNORE INTO pending
+    SELECT o.digest, w.id, h.id, t.id, o.space, o.space_size, o.why, o.noted_at, o.met_at, o.met
+    FROM pending_4 AS o CROSS JOIN workload AS w ON w.digest = o.workload CROSS JOIN hardware AS h ON h.digest = o.hardware
+    CROSS JOIN toolchain AS t ON t.digest = o.toolchain;
+DROP TABLE pending_4;
+DROP TABLE decision_4;
+DROP TABLE forecast_4;
+DROP TABLE outcome_4;
+DROP TABLE workload_4;
+DROP TABLE toolchain_4;
+DROP TABLE hardware_4;
+CREATE INDEX workload_by_program ON workload (program);
+CREATE UNIQUE INDEX decision_that_holds ON decision (digest) WHERE superseded_at IS NULL;
+CREATE INDEX decision_by_workload ON decision (workload);
+"""
+
+MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5)
 """Statement lists; the one at index n turns schema n into schema n + 1. Add to the end, change none."""
 
 VERSION = len(MIGRATIONS)

@@ -138,7 +138,7 @@ class SqliteStore:
         """The newest outcome of each config of this job; the store's before a pack's."""
 
         def look(connection: sqlite3.Connection) -> dict[Config, Outcome]:
-            return rows.newest_outcomes(connection, Place.of(job).digests, self._complain)[0]
+            return rows.newest_outcomes(connection, rows.ids_of(connection, Place.of(job)), self._complain)[0]
 
         nothing: dict[Config, Outcome] = {}
         return {**self._ask_packs(look, nothing), **self._do(look, nothing)}

@@ -19,7 +19,7 @@ from toy import GOOD, Toy
 
 import forecast_autotune as fa
 from forecast_autotune.compilers.cpp_build import BEGUN, _drop_what_was_cut_off
-from forecast_autotune.compilers.cpp_compile import CppCompiler
+from forecast_autotune.compilers.cpp_compile import CppCompiler, _own_root, _reason
 from forecast_autotune.compilers.cpp_recipe import Recipe
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Hardware
@@ -156,6 +156,34 @@ def test_a_library_that_others_may_write_to_is_built_again(toy: Toy) -> None:
     before = library.stat().st_ino
     library.chmod(0o777)
     assert Path(compiler.extension(config).path).stat().st_ino != before
+
+
+@pytest.mark.parametrize(("mode", "used"), [(0o775, True), (0o757, False)])
+def test_a_folder_of_builds_made_with_umask_002_is_taken_from_the_group_and_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, used: bool
+) -> None:
+    tmp_path.chmod(mode)
+    assert (_own_root(tmp_path, "build_directory") == tmp_path) == used
+    assert tmp_path.stat().st_mode & 0o777 == (0o755 if used else mode)
+    assert ("let build_directory name another folder" in caplog.text) != used
+
+
+@pytest.mark.parametrize(
+    ("told", "its_own"),
+    [
+        ("a.cpp:3:24: error: 'g' was not declared\n    3 | catch (const std::bad_alloc&) {}\n", True),
+        ("a.cpp:3:24: error: 'std::bad_alloc' was not declared\n", True),
+        ("    3 | catch (const std::bad_alloc&) {}\ncollect2: error: ld returned 1 exit status\n", True),
+        ("a.cpp:3: fatal error: error writing to a.s: No space left on device\n", False),
+        ("c++: fatal error: Killed signal terminated program cc1plus\n", False),
+        ("a.cu(3): error: x is undefined\nc++: fatal error: Killed signal terminated program cc1plus\n", True),
+    ],
+)
+def test_what_the_source_says_of_memory_or_a_disk_is_not_the_machines_word(
+    tmp_path: Path, told: str, its_own: bool
+) -> None:
+    (tmp_path / "log").write_text(told)
+    assert _reason(tmp_path / "log", "ninja failed")[1] == its_own
 
 
 def test_what_is_built_is_this_users_alone(toy: Toy) -> None:

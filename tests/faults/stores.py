@@ -42,7 +42,7 @@ def runs_kept(directory: Path) -> list[str]:
     connection = sqlite3.connect(directory / "store.sqlite3")
     try:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        return [run for (run,) in connection.execute("SELECT run FROM outcome")]
+        return [run for (run,) in connection.execute("SELECT text.value FROM outcome JOIN text ON text.id = run")]
     finally:
         connection.close()
 

@@ -291,7 +291,9 @@ def test_a_store_damaged_anywhere_is_set_aside_or_passed_over(tmp_path: Path, fa
                 store.with_name(f"{store.name}-journal").write_bytes(journal)
             used(case.store)
             connection = sqlite3.connect(case.store / "store.sqlite3")
-            kept = connection.execute("SELECT count(*) FROM outcome WHERE run = 'run-2'").fetchone()
+            kept = connection.execute(
+                "SELECT count(*) FROM outcome JOIN text ON text.id = run WHERE text.value = 'run-2'"
+            ).fetchone()
             connection.close()
             assert kept == (1,), "what was recorded afterwards is not on disk"
 

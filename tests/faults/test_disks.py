@@ -235,7 +235,11 @@ def account(case: Case, seen: dict[str, Any], store: Path | None = None) -> None
     path = (store or case.store) / "store.sqlite3"
     if not set(seen["kept"]) <= there:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
-            there |= {f"{run} {config}" for run, config in connection.execute("SELECT run, config FROM outcome")}
+            rows = connection.execute(
+                "SELECT runs.value, configs.value FROM outcome"
+                " JOIN text AS runs ON runs.id = run JOIN text AS configs ON configs.id = config"
+            )
+            there |= {f"{run} {config}" for run, config in rows}
     lost = len(set(seen["kept"]) - there)
     case.kept(reported=len(seen["kept"]), lost=lost)
     assert not lost

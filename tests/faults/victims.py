@@ -234,9 +234,11 @@ def kept(store: Path, key: int | None = None) -> dict[int, list[dict[str, Any]]]
     connection = sqlite3.connect(path)
     try:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        if connection.execute("PRAGMA user_version").fetchone() == (0,):
+            return {}  # the disk had no room for its tables
         rows = connection.execute(
-            "SELECT config, outcome.value, workload.value FROM outcome JOIN workload ON workload = digest"
-            " ORDER BY recorded_at, outcome.id"
+            "SELECT text.value, outcome.value, workload.value FROM outcome JOIN workload ON workload.id = workload"
+            " JOIN text ON text.id = config ORDER BY recorded_at, outcome.id"
         ).fetchall()
     finally:
         connection.close()

@@ -141,6 +141,6 @@ def test_a_store_of_schema_3_is_brought_to_keep_answers_and_only_reading_changes
 
 
 def test_the_sample_of_this_schema_holds_an_answer(tmp_path: Path) -> None:
-    shutil.copy(SAMPLES / "schema_4.sqlite3", tmp_path / "store.sqlite3")
+    shutil.copy(SAMPLES / "schema_5.sqlite3", tmp_path / "store.sqlite3")
     with SqliteStore(tmp_path) as store:
         assert store.answers(["a question"]) == {"a question": Bins(probabilities=(0.125,) * 8, raw_sum=0.5)}

@@ -9,10 +9,11 @@ import pytest
 from contracts.store_contract import HARDWARE, SPACE, TOOLCHAIN, a_decision, a_job, a_measurement
 
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.digest import canonical_json, digest
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.hardware import Hardware, Toolchain
-from forecast_autotune.core.outcome import STAGES, Failure, Measurement
+from forecast_autotune.core.outcome import STAGES, Failure, Measurement, Outcome
 from forecast_autotune.core.workload import Program
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.store import encoding
@@ -55,6 +56,31 @@ def test_every_noun_comes_back_as_it_was(noun: Any, encode: Callable[..., Any], 
     text = encoding.to_text(encode(noun))
     assert text.isascii()
     assert "\n" not in text
+    assert decode(encoding.from_text(text, "it")) == noun
+
+
+SHORT = [
+    (noun, encode, decode)
+    for noun, encode, decode in NOUNS
+    if isinstance(noun, (Outcome, Forecast, Abstention, Decision))
+]
+SHORT += [
+    (Failure(stage="launch", message=""), encoding.encode_outcome, encoding.decode_outcome),
+    (
+        Measurement(samples_us=(1.0,), clock_mhz=0.0, temperature_c=0.0),
+        encoding.encode_outcome,
+        encoding.decode_outcome,
+    ),
+]
+
+
+@pytest.mark.parametrize(("noun", "encode", "decode"), SHORT)
+def test_what_is_written_in_short_comes_back_as_it_was(
+    noun: Any, encode: Callable[..., Any], decode: Callable[..., Any]
+) -> None:
+    text = encoding.to_short_text(encode(noun))
+    assert "null" not in text
+    assert "false" not in text
     assert decode(encoding.from_text(text, "it")) == noun
 
 

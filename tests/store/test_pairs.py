@@ -76,14 +76,17 @@ def many(store: SqliteStore, count: int) -> None:
         connection = store._open()
         connection.execute("PRAGMA synchronous = OFF")
     store.record(job, "run", space[0], a_measurement(10.0), None)
-    rows = connection.execute("SELECT workload, hardware, toolchain, default_config, value FROM outcome").fetchall()
-    workload, hardware, toolchain, default, value = rows[0]
+    rows = connection.execute(
+        "SELECT workload, hardware, toolchain, run, default_config, value FROM outcome"
+    ).fetchall()
+    workload, hardware, toolchain, run, default, value = rows[0]
     connection.execute("BEGIN")
     for n in range(1, count + 1):
+        config = connection.execute("INSERT INTO text (value) VALUES (?)", (space[n].text,)).lastrowid
         inserted = connection.execute(
             "INSERT INTO outcome (workload, hardware, toolchain, config, run, default_config, value, recorded_at)"
-            " VALUES (?, ?, ?, ?, 'run', ?, ?, ?)",
-            (workload, hardware, toolchain, space[n].text, default, value, time.time()),
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (workload, hardware, toolchain, config, run, default, value, time.time()),
         )
         forecast = f'{{"source":"s","components":[[{n},0.1,1.0]],"fail_probability":0.0,"default_us":null}}'
         connection.execute("INSERT INTO forecast (outcome, value) VALUES (?, ?)", (inserted.lastrowid, forecast))

@@ -90,7 +90,8 @@ def test_a_row_that_is_damaged_is_passed_over(store: SqliteStore, tmp_path: Path
     fill(store, a_job(key={"n": 2}))
     connection = sqlite3.connect(tmp_path / "store" / "store.sqlite3", isolation_level=None)
     connection.execute("UPDATE outcome SET value = '{}' WHERE id = 1")
-    connection.execute("UPDATE outcome SET config = '[' WHERE id = 7")
+    connection.execute("INSERT INTO text (id, value) VALUES (1000, '[')")
+    connection.execute("UPDATE outcome SET config = 1000 WHERE id = 7")
     connection.execute("UPDATE workload SET value = '[]' WHERE value LIKE '%\"n\":2%'")
     connection.close()
     with pytest.warns(StoreWarning, match="passes over"):
