@@ -37,7 +37,7 @@ OWN_SIGNALS = frozenset(
         *(signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2),
     }
 )
-"""What a process brings upon itself, its timers and pipes included. All others come from outside: a machine short of memory, an operator, a limit."""
+"""What a process brings upon itself, as by its timers. All others come from outside: no memory, an operator, a limit."""
 
 _TROUBLES = (
     *(errno.EACCES, errno.EAGAIN, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK),
@@ -194,7 +194,7 @@ class Worker:
 
     def kill(self) -> None:
         """End the worker and every process it started."""
-        if not self._finished:  # of what has ended, the workshop has ended the rest, and its number may be another's by now
+        if not self._finished:  # when its end is told the workshop has ended the rest; its number may be another's
             end_session(self.pid)
 
     def _ended(self, code: int) -> WorkerDiedError:
@@ -402,14 +402,16 @@ def _report_ended(children: dict[int, socket.socket], leaving: set[int], left: s
             return
         end = children.pop(pid, None)
         if status == 0 and pid in leaving:
-            left |= _orphans(children)
+            if leaving.issuperset(children):  # else it may be a candidate's that stays, not a compiler's server
+                left |= _orphans(children)
         else:
             if end is not None:
                 end_session(pid)  # what it had started; the caller may be gone too, and then nobody else would
-            # Theirs become ours as they end, which is told like this one's end.
-            for orphan in _orphans(children) - left:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(orphan, signal.SIGKILL)
+            if not leaving - {pid}:  # else it may be the server of a build that runs; the next one to end takes it
+                # Theirs become ours as they end, which is told like this one's end.
+                for orphan in _orphans(children) - left:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(orphan, signal.SIGKILL)
         leaving.discard(pid)
         left.discard(pid)
         if end is not None:

@@ -49,7 +49,7 @@ BUILD_TIMEOUT_S = 300.0  # a build with all of torch's headers takes 30 s on two
 _ERROR = re.compile(r"\b(fatal )?error\b\s*:|undefined reference|ld: ")
 _OF_THE_SOURCE = re.compile(r"[:(]\d+\)?: (?:fatal )?error: ")  # a front end's, with the line that it is about
 _QUOTED_LINE = re.compile(r"^\s*\d*\s*\| ")  # source, as GCC and Clang show it below an error
-_QUOTED_WORDS = re.compile(r"‘[^’]*’|'[^']*'|\"[^\"]*\"")
+_QUOTED_WORDS = re.compile(r"\u2018[^\u2019]*\u2019|'[^']*'|\"[^\"]*\"")
 LOAD_TIMEOUT_S = 60.0  # for a library's own initialisers
 BUILD_MEMORY_BYTES = 2 << 30  # what one compiler takes at most with torch's headers (1.4 GiB seen, GCC 12)
 

@@ -165,7 +165,8 @@ def limiting(metadata: dict[str, Any]) -> dict[str, Any]:
 
 def is_the_machines(err: BaseException) -> bool:
     """Whether a disk, memory or a killed tool is to blame for what a compile raised, not the config."""
-    text = getattr(err, "error_message", str(err)) or ""  # Triton's front end quotes the kernel, which may name anything
+    # The message alone: Triton's front end quotes the kernel before it, where any word may stand.
+    text = getattr(err, "error_message", str(err)) or ""
     return isinstance(err, (OSError, MemoryError)) or blames_the_machine(text)
 
 
