@@ -12,7 +12,7 @@ Both carry `program` (name, language, source), `workload` (key, timing, check, f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +51,9 @@ class Decided:
 
 Entry = Run | Decided
 
+Parameters = Sequence[object] | Mapping[str, object]
+"""Of a statement in SQL: for its question marks, or for its names."""
+
 
 # Writing ----------------------------------------------------------------------------------------------------------------
 
@@ -82,7 +85,7 @@ def stored_decisions(
     connection: sqlite3.Connection,
     complain: Complain,
     where: str = "",
-    values: tuple[object, ...] = (),
+    values: Parameters = (),
     *,
     newest_first: bool = True,
 ) -> Iterator[StoredDecision]:

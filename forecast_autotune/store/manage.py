@@ -23,7 +23,7 @@ from ..core.workload import Program
 from ..errors import InvalidInputError, StoreError
 from ..skills import skills_of
 from . import encoding, filesystem, rows, schema
-from .lines import bring, export_lines, stored_decisions, stream_entries
+from .lines import Parameters, bring, export_lines, stored_decisions, stream_entries
 from .opening import connect, open_file, read_only, transaction
 from .pairs import Pair, kinds_of, newest_pairs
 from .recordings import newest_recordings
@@ -162,7 +162,7 @@ class StoreFile:
     def find(self, key: str) -> list[StoredDecision]:
         """Decisions whose digest starts with the key; if none does, those of the kernel of that name."""
         start = key.lower()
-        searches: list[tuple[str, tuple[str, ...]]] = [(f"WHERE superseded_at IS NULL AND {_NAMED}", (key,))]
+        searches: list[tuple[str, Parameters]] = [(f"WHERE superseded_at IS NULL AND {_NAMED}", {"name": key})]
         if start and not start.strip("0123456789abcdef"):
             # What starts with a text comes after it, and before it with a further letter behind every digit.
             searches.insert(0, ("WHERE superseded_at IS NULL AND digest >= ? AND digest < ?", (start, f"{start}g")))

@@ -229,6 +229,9 @@ TABLES = frozenset(name for statements in MIGRATIONS for name in re.findall(r"CR
 _COMPUTED = -2  # in SQLite's list of an index's columns: an expression
 
 
+MOST_ROWS = 2**62  # of a table; SQLite numbers them up to twice that, and then takes no more
+
+
 class NewerSchemaError(Exception):
     """The file was written by a version of this package that knows more than this one."""
 
@@ -254,6 +257,13 @@ def version_of(connection: sqlite3.Connection) -> int:
         application_id = int(connection.execute("PRAGMA application_id").fetchone()[0])
         anything = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         made = _made(connection)
+        numbered = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_sequence'").fetchone()
+        used_up = (
+            numbered
+            and connection.execute(
+                "SELECT 1 FROM sqlite_sequence WHERE typeof(seq) IN ('integer', 'real') AND seq > ?", (MOST_ROWS,)
+            ).fetchone()
+        )
         own = _made_by(found) if 0 < found <= VERSION else {}
         for name in _plain_indexes(connection) if made.keys() - own.keys() else ():
             if name not in own:
@@ -265,6 +275,8 @@ def version_of(connection: sqlite3.Connection) -> int:
     if made != own:
         name = min(n for n in made.keys() | own.keys() if made.get(n) != own.get(n))
         raise NotAStoreError(f"{name[:100]!r} in it is not as this package makes it")
+    if used_up:
+        raise NotAStoreError("'sqlite_sequence' in it is not as this package makes it: row numbers are used up")
     return found
 
 

@@ -392,14 +392,17 @@ class SqliteStore:
         if self._inherited:
             self._give_way("this process was forked while another thread was busy with it")
             return
+        # Before opening: when that fails, another process may have set the file aside already and begun a fresh one.
+        seen = filesystem.identity_of(self._path)
         try:
             try:
                 self._connection = open_file(self._path, self.journal)
             except (schema.NotAStoreError, sqlite3.DatabaseError) as err:
-                if not (is_broken(err) and self._set_aside(err, filesystem.identity_of(self._path))):
+                if not (is_broken(err) and self._set_aside(err, seen)):
                     raise
+                seen = filesystem.identity_of(self._path)
                 self._connection = open_file(self._path, self.journal)
-            self._identity = filesystem.identity_of(self._path)
+            self._identity = seen or filesystem.identity_of(self._path)
         except schema.NewerSchemaError as err:
             hint = "use a newer forecast_autotune, or let FORECAST_AUTOTUNE_DIR name another folder"
             self._give_way(f"it has schema {err.found}, this version reads {schema.VERSION}: {hint}", keep=False)
