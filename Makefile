@@ -92,7 +92,7 @@ define beside
 	    > "$$(echo $(1)/lib/python*/site-packages)/beside.pth"
 endef
 
-test-faults: setup  ## attacks on real processes, disks and files at full length, and a table of what was lost: half an hour
+test-faults: setup  ## attacks on real processes, disks and files at full length, and a table of what was lost: an hour
 	$(BIN)/python -m pytest --whole-faults --timeout 1800 tests/faults
 
 test-suite: setup  ## every kernel of the suite, many configs at every corner and compiled for every target: an hour
