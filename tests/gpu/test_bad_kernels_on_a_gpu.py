@@ -11,7 +11,10 @@ torch = pytest.importorskip("torch")
 import forecast_autotune as fa  # noqa: E402
 from forecast_autotune.core.outcome import Failure  # noqa: E402
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
 
 
 def slow(x: Any) -> Any:
