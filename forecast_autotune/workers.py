@@ -31,12 +31,8 @@ from typing import Any
 
 from .errors import AutotuneError
 
-OWN_SIGNALS = frozenset(
-    {
-        *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP),
-        *(signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2),
-    }
-)
+_OWN_SIGNALS = "ABRT BUS FPE ILL SEGV SYS TRAP ALRM VTALRM PROF PIPE USR1 USR2".split()
+OWN_SIGNALS = frozenset(getattr(signal, f"SIG{name}") for name in _OWN_SIGNALS if hasattr(signal, f"SIG{name}"))
 """What a process brings upon itself, as by its timers. All others come from outside: no memory, an operator, a limit."""
 
 _TROUBLES = (
@@ -188,8 +184,10 @@ class Worker:
             WorkerDiedError: it ended by a signal or with an error, which freeing corrupted memory leads to.
         """
         message = self._channel.receive(timeout_s)
-        if message.get("exit") != 0:
-            raise self._ended(int(message.get("exit", 1)))
+        if "exit" not in message:
+            raise WorkerDiedError(f"it goes on where it was to end: {str(message)[:200]}")
+        if message["exit"] != 0:
+            raise self._ended(int(message["exit"]))
         self._finished = True
 
     def kill(self) -> None:
@@ -230,13 +228,11 @@ class Workshop:
         """
         try:
             return self._start(job, request, files, may_leave)
-        except (OSError, WorkerKilledError):  # something killed the workshop, or the worker: no reason to give up yet
+        except (ConnectionError, WorkerKilledError):  # something killed the workshop, or the worker: once more
             with self._lock:
-                if (
-                    self._control is not None
-                ):  # of a workshop that dies, workers' connections end a moment before its own
+                if self._control is not None:  # workers' connections end a moment before that of a workshop that dies
                     self._control.has_something(wait_s=1.0)
-        except (WorkerDiedError, WorkerTimeoutError) as err:
+        except (OSError, WorkerDiedError, WorkerTimeoutError) as err:
             raise WorkshopError(f"the worker process could not be started: {err}") from None
         try:
             return self._start(job, request, files, may_leave)
@@ -317,12 +313,12 @@ def serve(descriptor: int) -> None:
     import torch  # noqa: F401
 
     os.umask(0o077)  # what workers write is this user's alone
-    control = socket.socket(fileno=descriptor)
+    control = socket.socket(fileno=os.dup(descriptor))  # a low number: the caller's may be beyond what select() takes
+    os.close(descriptor)
     children: dict[int, socket.socket] = {}
     leaving: set[int] = set()  # those of them that may leave processes behind
     left: set[int] = set()  # and what they have left
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what a worker's child leaves becomes ours
+    _adopt_orphans()
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -344,6 +340,7 @@ def serve(descriptor: int) -> None:
                 for inherited in (control, *children.values()):
                     inherited.close()
                 _die_with_parent()
+                _adopt_orphans()
                 _be_the_first_to_go()
                 _work(files[0])
             if json.loads(data)["may_leave"]:
@@ -382,8 +379,18 @@ def _members_of_session(leader: int) -> set[int]:
     return found
 
 
+def _adopt_orphans() -> None:
+    """Become the parent of what this process's children leave behind, in whatever session.
+
+    A worker adopts what is left by what it starts, and the workshop all of that when the worker ends: so it is known whose
+    it is.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
 def _orphans(workers: Iterable[int]) -> set[int]:
-    """Processes that workers have started, in whatever session, and whose parents are gone: this process adopts them."""
+    """The children of this process that are no workers: what ended ones have left."""
     try:
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     except OSError:
@@ -393,28 +400,27 @@ def _orphans(workers: Iterable[int]) -> set[int]:
 
 def _report_ended(children: dict[int, socket.socket], leaving: set[int], left: set[int]) -> None:
     """Tell the callers of ended workers how they ended, as the last message of the conversation, and end what they left."""
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        end = children.pop(pid, None)
-        if status == 0 and pid in leaving:
-            if leaving.issuperset(children):  # else it may be a candidate's that stays, not a compiler's server
-                left |= _orphans(children)
-        else:
-            if end is not None:
-                end_session(pid)  # what it had started; the caller may be gone too, and then nobody else would
-            if not leaving - {pid}:  # else it may be the server of a build that runs; the next one to end takes it
-                # Theirs become ours as they end, which is told like this one's end.
-                for orphan in _orphans(children) - left:
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(orphan, signal.SIGKILL)
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = found[1]
+    if not ended:
+        return
+    orphans = _orphans(children) - left
+    workers = ended.keys() & children.keys()
+    if all(ended[pid] == 0 and pid in leaving for pid in workers) if workers else left.issuperset(ended):
+        left |= orphans
+    else:
+        for orphan in orphans:  # theirs become ours as they end, which is told like this one's end
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(orphan, signal.SIGKILL)
+    for pid, status in ended.items():
+        if status != 0:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # all there is to do where orphans are not adopted
         leaving.discard(pid)
         left.discard(pid)
-        if end is not None:
+        if (end := children.pop(pid, None)) is not None:
             with contextlib.suppress(OSError):
                 Channel(end).send({"exit": os.waitstatus_to_exitcode(status)})
             end.close()
@@ -528,7 +534,7 @@ def usable_cores() -> int:
 def usable_memory_bytes() -> int:
     """Memory that can still be taken, by the kernel's estimate and the cgroup's limit; 4 GiB where nobody says.
 
-    Pages of files that nothing uses just now are free: a container that has read much is at its limit with them.
+    Pages of files are free: a container that has read much is at its limit with them.
     """
     free = 4 << 30
     with contextlib.suppress(OSError, StopIteration):
@@ -537,8 +543,8 @@ def usable_memory_bytes() -> int:
     with contextlib.suppress(OSError, ValueError):
         limit = int((_CGROUP / "memory.max").read_text())
         used = int((_CGROUP / "memory.current").read_text())
-        with contextlib.suppress(OSError, StopIteration):
+        with contextlib.suppress(OSError):
             lines = (_CGROUP / "memory.stat").read_text().splitlines()
-            used -= int(next(line for line in lines if line.startswith("inactive_file")).split()[1])
+            used -= sum(int(line.split()[1]) for line in lines if line.startswith(("active_file", "inactive_file")))
         free = min(free, max(0, limit - used))
     return free

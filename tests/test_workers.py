@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -151,6 +152,77 @@ def test_a_forked_caller_starts_a_workshop_of_its_own(tmp_path: Path) -> None:
     assert server.poll() is None
 
 
+def test_a_caller_with_a_thousand_open_files_has_workers(tmp_path: Path) -> None:
+    program = f"""
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (1300, 1300))
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+import test_workers
+from pathlib import Path
+with test_workers.start_trial(Path({str(tmp_path)!r})) as worker:
+    try:
+        worker.receive(30)
+    except test_workers.WorkerRaisedError:
+        print("answered")
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert told.stdout == "answered\n", told.stderr
+
+
+def test_what_a_candidate_leaves_is_ended_though_a_build_runs_and_a_builds_server_stays() -> None:
+    program = """
+import os, signal, socket, time
+from forecast_autotune import workers
+
+def worker(leaves, until):
+    pid = os.fork()
+    if pid:
+        return pid
+    workers._adopt_orphans()
+    if os.fork() == 0:
+        if os.fork():
+            os._exit(0)  # what the next line begins has no parent but the worker
+        os.setsid()
+        os.write(leaves[1], str(os.getpid()).encode())
+        time.sleep(60)
+        os._exit(0)
+    os.read(until[0], 1)
+    os._exit(0)
+
+def alive(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+def report_until(gone):
+    while gone in children:
+        workers._report_ended(children, leaving, left)
+        time.sleep(0.01)
+
+workers._adopt_orphans()
+ends, servers, children, left = [], [], {}, set()
+for _ in range(2):
+    told, until = os.pipe(), os.pipe()
+    pid = worker(told, until)
+    servers.append(int(os.read(told[0], 20)))
+    ends.append((pid, until[1]))
+    children[pid] = socket.socketpair()[0]
+(candidate, candidate_ends), (build, build_ends) = ends
+leaving = {build}
+os.write(candidate_ends, b"x")
+report_until(candidate)
+os.write(build_ends, b"x")
+report_until(build)
+time.sleep(0.2)
+print([alive(pid) for pid in servers], left == {servers[1]})
+os.kill(servers[1], signal.SIGKILL)
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert told.stdout == "[False, True] True\n", told.stderr
+
+
 def test_an_ended_workshop_leaves_no_process(tmp_path: Path) -> None:
     own = Workshop()
     server = own._ensure_running() and own._process
@@ -174,9 +246,9 @@ def test_cores_and_memory_are_positive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stat", "free_mib"), [("anon 1\ninactive_file 15728640\nactive_file 7\n", 16), ("anon 1\n", 1), (None, 1)]
+    ("stat", "free_mib"), [("anon 1\ninactive_file 10485760\nactive_file 5242880\n", 16), ("anon 1\n", 1), (None, 1)]
 )
-def test_a_container_that_is_full_of_idle_pages_of_files_has_memory_left(
+def test_a_container_that_is_full_of_pages_of_files_has_memory_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stat: str | None, free_mib: int
 ) -> None:
     monkeypatch.setattr(workers, "_CGROUP", tmp_path)
