@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--whole-faults", action="store_true", help="attack as often and as long as `make test-faults` does"
     )
+
+
+def pytest_configure() -> None:
+    """Heed Ctrl-C, and have child processes heed it: a shell has what it starts in the background ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

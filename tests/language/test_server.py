@@ -361,15 +361,6 @@ def test_asking_what_was_never_opened_is_an_error() -> None:
         asked(ServedModel("http://127.0.0.1:9"))
 
 
-@pytest.fixture
-def heeding_interrupts() -> Iterator[None]:
-    """A shell has what it starts in the background ignore them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heeding_interrupts")
 def test_an_interrupt_ends_the_asking_at_once(fake: FakeServer) -> None:
     served = opened(fake)
     fake.replies["/v1/completions"] = silent
