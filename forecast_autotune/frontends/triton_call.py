@@ -32,6 +32,7 @@ from ..hardware_sheets import device_properties, target_of
 from ..kernel_features import Call, describe_call, features, knob_roles, work_of
 from ..measure.checks import check_name
 from ..measure.measuring import Measuring
+from ..measure.surroundings import ends_the_program
 from ..probe import detect_hardware
 from ..protocols import Compiler
 from ..rehearsal_driver import current_rehearsal
@@ -225,6 +226,8 @@ class TritonCall:
             try:
                 theirs.pre_hook(dict(copies))  # what it puts in place of an argument, the launch does not see either
             except SystemExit as err:
+                if ends_the_program(err):
+                    raise
                 raise RuntimeError(f"its pre_hook ends the program: SystemExit: {err}") from err
             if any(isinstance(v, torch.Tensor) and v._version for v in copies.values()):
                 self.hooked.add(config)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInputError
 from .cells import chunks
+from .surroundings import ends_the_program
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +56,8 @@ def disagreement(check: Check, got: Sequence[torch.Tensor], expected: Sequence[t
             verdict = check(list(got), list(expected))
             no = verdict is False or (_is_truth(verdict) and not bool(verdict.all()))  # type: ignore[attr-defined]
         except (Exception, SystemExit) as err:
+            if ends_the_program(err):
+                raise
             return f"the check said: {type(err).__name__}: {err}"
         return "the check said no" if no else None
     if len(got) != len(expected):

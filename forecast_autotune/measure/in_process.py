@@ -199,9 +199,10 @@ class InProcess(Measuring):
                 yield Trial(Launch(call=lambda: function(*values)), arguments, clock)
             if arguments.overrun() is not None:
                 self._copies = None  # what else it wrote, the copy that is put back included, nobody knows
-        except Exception as err:
+        except BaseException as err:
             self._copies = None
-            raise_if_lost(clock, err)
+            if isinstance(err, Exception):
+                raise_if_lost(clock, err)
             raise
 
 

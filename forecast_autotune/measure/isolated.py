@@ -154,7 +154,7 @@ class Isolated(Measuring):
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                return worker.receive(max(0.0, min(WATCH_S, deadline - time.monotonic())))
+                return worker.receive(max(0.01, min(WATCH_S, deadline - time.monotonic())))
             except WorkerTimeoutError:
                 if time.monotonic() >= deadline:
                     raise WorkerTimeoutError(f"no answer within {timeout_s:.0f} s") from None

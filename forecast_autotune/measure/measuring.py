@@ -17,6 +17,7 @@ from ..errors import AutotuneError, InvalidInputError
 from ..workers import WorkerDiedError, WorkerKilledError, WorkerRaisedError, WorkerTimeoutError, WorkshopError
 from .arguments import UnportableError
 from .checks import Check, check_name, disagreement
+from .surroundings import ends_the_program
 
 if TYPE_CHECKING:
     import torch
@@ -201,6 +202,8 @@ class Measuring(ABC):
         except AutotuneError as err:
             return failure("compile", str(err), transient=True)
         except (Exception, SystemExit) as err:  # a driver, a hook, a kernel: whatever it is, another config may run
+            if ends_the_program(err):
+                raise
             if look and of_memory(err):
                 return self._without_look(config, hopeless_us, err, timed=timed)
             return self._raised(stage, raised(err), is_default, began)

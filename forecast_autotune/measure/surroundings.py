@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import random
+import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,20 @@ def surroundings_kept() -> Iterator[None]:
             with contextlib.suppress(Exception):  # such as a folder that was removed: there is no way back to it
                 way_out.callback(_put_back, put, read())
         yield
+
+
+def ends_the_program(err: BaseException) -> bool:
+    """Whether an exit is the program's own, from its handler of a signal, and not that of the code it came in the midst of."""
+    if not isinstance(err, SystemExit):
+        return False
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(err.__traceback__))
+
+
+def _code_of(handler: Any) -> Any:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler, "__code__", None) or getattr(getattr(handler, "__call__", None), "__code__", None)  # noqa: B004
 
 
 def _put_back(put: Put, before: Any) -> None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -735,3 +737,31 @@ def test_a_language_model_elsewhere_is_refused_where_the_code_names_it(monkeypat
         fa.variants([lazy, quick], surrogate="http://10.0.0.7:8000")
     monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE", "1")
     fa.variants([lazy, quick], surrogate="http://10.0.0.7:8000")
+
+
+def leave(*_: object) -> None:
+    sys.exit(3)
+
+
+@pytest.mark.parametrize("handler", [leave, lambda *_: sys.exit(3), functools.partial(leave, 1)], ids=str)
+def test_a_program_that_is_told_to_end_while_it_tunes_ends_and_blames_no_config(handler: Callable[..., None]) -> None:
+    """What a supervisor's SIGTERM means to a program that has a handler for it."""
+    told_to_end = False
+
+    def in_time(x: Any, factor: float = 2.0) -> Any:
+        nonlocal told_to_end
+        if not told_to_end:
+            told_to_end = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        return x * factor
+
+    function = fa.variants([lazy, in_time], name="told_to_end", key="x", budget="all")
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        with pytest.raises(SystemExit, match="3"):
+            function(X)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told_to_end
+    assert torch.equal(function(X), 2 * X)
+    assert only_decision(function).config["variant"] == "in_time"
