@@ -22,6 +22,9 @@ MIGRATION_S = 120.0
 """How long to wait for another process that brings an older file to this version's schema. A million outcomes took 9 s
 (ext4, two cores)."""
 
+SNAPSHOT_S = 1.0
+"""How long to wait for a file that is only to be copied, by a process that cannot use it."""
+
 JOURNAL_S = 2.0
 """How long to ask for another journal mode while others have the file open."""
 
@@ -63,8 +66,10 @@ def open_file(path: Path, journal: str) -> sqlite3.Connection:
 
 
 @contextmanager
-def read_only(path: Path) -> Iterator[sqlite3.Connection]:
+def read_only(path: Path, *, wait_s: float | None = None) -> Iterator[sqlite3.Connection]:
     """Open a store's file without ever writing to it.
+
+    `wait_s`, else `BUSY_S`, is for another process that is just writing; then what is there is read as it stands.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
@@ -78,7 +83,7 @@ def read_only(path: Path) -> Iterator[sqlite3.Connection]:
         filesystem.refuse_special(path)
     except OSError as err:
         raise schema.NotAStoreError(str(err)) from None
-    connection = connect(uri, uri=True)
+    connection = connect(uri, uri=True, wait_s=wait_s)
     try:
         try:
             filesystem.refuse_without_locks(path.parent)
@@ -118,11 +123,12 @@ def is_broken(err: Exception) -> bool:
     return isinstance(err, sqlite3.OperationalError) and ("no such table" in text or "no such column" in text)
 
 
-def connect(target: str, *, uri: bool = False) -> sqlite3.Connection:
+def connect(target: str, *, uri: bool = False, wait_s: float | None = None) -> sqlite3.Connection:
     """A connection for any thread (the store's lock takes turns), with transactions begun by hand."""
     import sqlite3
 
-    connection = sqlite3.connect(target, timeout=BUSY_S, isolation_level=None, check_same_thread=False, uri=uri)
+    timeout = BUSY_S if wait_s is None else wait_s
+    connection = sqlite3.connect(target, timeout=timeout, isolation_level=None, check_same_thread=False, uri=uri)
     # A flipped bit in a text must not cost all that stands beside it: what is left of the text tells that it is damaged.
     connection.text_factory = lambda data: data.decode(errors="replace")
     connection.execute("PRAGMA trusted_schema = OFF")

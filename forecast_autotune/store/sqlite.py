@@ -27,7 +27,7 @@ from ..settings import Settings
 from ..skills import MOST, fitting, skills_of
 from . import answers, filesystem, rows, schema
 from .lock import WAIT_S, SingleFlight
-from .opening import BUSY_S, connect, is_broken, open_file, read_only, transaction
+from .opening import BUSY_S, SNAPSHOT_S, connect, is_broken, open_file, read_only, transaction
 from .pairs import Pair, newest_pairs
 from .recordings import newest_for
 from .rows import Place, StoredOutcome
@@ -355,7 +355,7 @@ class SqliteStore:
         lock may be held by a thread that does not exist here, so it is replaced. That thread may be opening the file,
         which `_connection` does not tell yet.
         """
-        inherited = not (self._ready_for_fork or self._in_memory)
+        inherited = self._inherited or not (self._ready_for_fork or self._in_memory)
         _PARENTS.extend(c for c in (self._connection, self._pack_connection) if c is not None)
         self._begin()
         self._flight.begin()
@@ -451,7 +451,7 @@ class SqliteStore:
         connection = connect(":memory:")
         if snapshot_of is not None and filesystem.identity_of(snapshot_of) is not None:
             try:
-                with read_only(snapshot_of) as source:
+                with read_only(snapshot_of, wait_s=SNAPSHOT_S) as source:
                     source.backup(connection)
             except (sqlite3.Error, schema.NewerSchemaError, schema.NotAStoreError):
                 connection.close()

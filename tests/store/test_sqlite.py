@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 from contracts.store_contract import SPACE, StoreContract, a_decision, a_job, a_measurement
+from faults.stores import in_child, told_by
 
 from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.errors import InvalidInputError, StoreWarning
 from forecast_autotune.settings import Settings
-from forecast_autotune.store import filesystem, lock, rows, schema, sqlite, textfile
+from forecast_autotune.store import filesystem, lock, opening, rows, schema, sqlite, textfile
 from forecast_autotune.store.manage import StoreFile
 from forecast_autotune.store.opening import connect
 from forecast_autotune.store.sqlite import SqliteStore, open_store
@@ -264,6 +265,57 @@ def test_an_interrupt_while_a_fork_waits_leaves_no_store_held(tmp_path: Path, mo
         with ThreadPoolExecutor(1) as another:
             assert another.submit(store._lock.acquire, blocking=False).result()
             another.submit(store._lock.release).result()
+
+
+@pytest.fixture
+def busy_thread(tmp_path: Path) -> Iterator[SqliteStore]:
+    """A store that another thread is inside of: who is forked now has inherited an open file."""
+    inside, leave = threading.Event(), threading.Event()
+    with SqliteStore(tmp_path, journal="rollback") as store:
+        store.decide(a_job(), a_decision(a_job()))
+
+        def stay() -> None:
+            with store._lock:
+                inside.set()
+                leave.wait()
+
+        thread = threading.Thread(target=stay)
+        thread.start()
+        inside.wait()
+        yield store
+        leave.set()
+        thread.join()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 warns of forks beside threads: the point
+@pytest.mark.parametrize("used", [False, True])
+def test_a_childs_child_uses_the_inherited_file_as_little(busy_thread: SqliteStore, used: bool) -> None:
+    def use() -> bool:
+        told_by(lambda: busy_thread.decision(a_job()))
+        return busy_thread._in_memory
+
+    def child() -> tuple[bool, bool]:
+        return not used or use(), in_child(use)
+
+    assert in_child(child) == (True, True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_that_inherited_a_file_does_not_wait_for_the_one_who_writes_it(
+    busy_thread: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "SNAPSHOT_S", 0.1)
+    other = sqlite3.connect(busy_thread.path or "", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+
+    def child() -> float:
+        began = time.monotonic()
+        told_by(lambda: busy_thread.decision(a_job()))
+        return time.monotonic() - began
+
+    assert in_child(child) < opening.BUSY_S / 2
+    other.execute("ROLLBACK")
+    other.close()
 
 
 def test_stores_are_listed_while_another_thread_makes_some(tmp_path: Path) -> None:
