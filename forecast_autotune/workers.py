@@ -31,7 +31,7 @@ from typing import Any
 
 from .errors import AutotuneError
 
-_OWN_SIGNALS = "ABRT BUS FPE ILL SEGV SYS TRAP ALRM VTALRM PROF PIPE USR1 USR2".split()
+_OWN_SIGNALS = ["ABRT", "BUS", "FPE", "ILL", "SEGV", "SYS", "TRAP", "ALRM", "VTALRM", "PROF", "PIPE", "USR1", "USR2"]
 OWN_SIGNALS = frozenset(getattr(signal, f"SIG{name}") for name in _OWN_SIGNALS if hasattr(signal, f"SIG{name}"))
 """What a process brings upon itself, as by its timers. All others come from outside: no memory, an operator, a limit."""
 

@@ -8,6 +8,8 @@ import shutil
 import time
 from pathlib import Path
 
+from ..file_lock import file_lock
+
 
 def mark_used(folder: Path) -> None:
     """Note that a build, or a slot it was built in, is in use."""
@@ -23,8 +25,6 @@ def remove_unused(root: Path, *, days: float) -> tuple[int, int]:
     Args:
         root: the folder `builds` of a store's folder; there may be none.
     """
-    import filelock
-
     before = time.time() - days * 86400
     count = size = 0
     for folder in sorted(root.glob("*/*")) if root.is_dir() else ():
@@ -32,10 +32,10 @@ def remove_unused(root: Path, *, days: float) -> tuple[int, int]:
             if folder.is_symlink() or not folder.is_dir() or folder.stat().st_mtime > before:
                 continue
             name = "slot.lock" if folder.name.startswith("slot-") else "build.lock"
-            with filelock.FileLock(folder / name, timeout=0, mode=0o600):
+            with file_lock(folder / name, timeout=0):
                 size += sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
                 shutil.rmtree(folder)
                 count += 1
-        except (OSError, filelock.Timeout):
+        except OSError:
             continue
     return count, size

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..file_lock import file_lock
 from ..workers import Channel, redirect_output
 
 BEGUN = "begun.json"  # in a slot while something is built there: what it held before
@@ -26,7 +27,6 @@ def build(channel: Channel, request: dict[str, Any]) -> None:
 
     Tells when it waits for the slot and when it has it, since waiting for another build is not building.
     """
-    os.umask(0o077)  # a library that others may write to would not be loaded
     folder = Path(request["folder"])
     plan = json.loads((folder / "request.json").read_text())
     redirect_output(str(folder / "build.log"))
@@ -74,7 +74,6 @@ def _unique_flags(compiler: str) -> list[str]:
 
 def _build_with_torch(channel: Channel, plan: dict[str, Any], slot: Path, folder: Path, objects: list[Path]) -> Path:
     """Have torch build the extension in the slot, and move it to the variant's own folder."""
-    import filelock
     import torch.utils.cpp_extension as cpp_extension
 
     arguments = dict(plan["arguments"])
@@ -90,7 +89,7 @@ def _build_with_torch(channel: Channel, plan: dict[str, Any], slot: Path, folder
     arguments["extra_ldflags"] = [*map(str, objects), *(arguments.get("extra_ldflags") or [])]
     slot.mkdir(parents=True, exist_ok=True)
     channel.send({"waiting": True})
-    with filelock.FileLock(slot / "slot.lock", mode=0o600):
+    with file_lock(slot / "slot.lock"):
         channel.send({"waiting": False})
         # torch's own lock is a file that a killed build leaves behind, and that later builds wait for without end.
         # Ours is held here, so whoever made that one is gone.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -27,6 +28,7 @@ from ..core.hardware import Hardware, Toolchain
 from ..core.outcome import Evidence, Failure
 from ..errors import AutotuneError
 from ..extension import Extension
+from ..file_lock import file_lock
 from ..workers import (
     Worker,
     WorkerDiedError,
@@ -46,6 +48,7 @@ from .cuda_report import kernel_report
 log = logging.getLogger(__name__)
 
 BUILD_TIMEOUT_S = 300.0  # a build with all of torch's headers takes 30 s on two busy cores, with nvcc 100 s
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _ERROR = re.compile(r"\b(fatal )?error\b\s*:|undefined reference|ld: ")
 _OF_THE_SOURCE = re.compile(r"[:(]\d+\)?: (?:fatal )?error: ")  # a front end's, with the line that it is about
 _QUOTED_LINE = re.compile(r"^\s*\d*\s*\| ")  # source, as GCC and Clang show it below an error
@@ -196,8 +199,6 @@ class CppCompiler:
         return result
 
     def _build_once(self, config: Config, slot: Path, abandoned: threading.Event | None) -> Evidence | Failure:
-        import filelock
-
         variant = self._variant(config)
         folder = self._folder(variant)
         began = time.perf_counter()
@@ -211,10 +212,11 @@ class CppCompiler:
             if folder.stat().st_mode & stat.S_IWGRP:
                 _take_from_group(folder)
                 (folder / "built.json").unlink(missing_ok=True)  # it, and what it names, may be another's
-            for place in (self.root, folder):
+            _make_slot(slot)
+            for place in (self.root, folder, slot):
                 if not _is_ours(place.stat()):
-                    raise OSError("others may write to it, and what is built is loaded: remove it")
-            with filelock.FileLock(folder / "build.lock", mode=0o600, timeout=2 * self.timeout_s):
+                    raise OSError(f"others may write to {place}, and what is built is loaded: remove it")
+            with file_lock(folder / "build.lock", timeout=2 * self.timeout_s):
                 if ready := self._built(variant):
                     return ready
                 report = self.report(config)
@@ -225,7 +227,9 @@ class CppCompiler:
                     answer = self._wait(worker, abandoned)
                     worker.finish(30.0)
         except _UnloadableError as err:
-            return failure("load", f"it is built, and loading it fails: {err}", crashed=err.crashed)
+            transient = not err.crashed and blames_the_machine(str(err))
+            told = f"it is built, and loading it fails: {err}"
+            return failure("load", told, crashed=err.crashed, transient=transient)
         except WorkerTimeoutError:
             return failure(
                 "timeout", f"the build took more than {self.timeout_s:.0f} s; its log is {folder / 'build.log'}"
@@ -235,7 +239,7 @@ class CppCompiler:
             return failure("compile", told, transient=not its_own)
         except WorkerDiedError as err:
             return failure("compile", _reason(folder / "build.log", str(err))[0], transient=True)
-        except filelock.Timeout as err:
+        except TimeoutError as err:
             return failure("timeout", f"{folder}: {err}", transient=True)
         except OSError as err:
             return failure("compile", f"{folder}: {err}", transient=True)
@@ -360,21 +364,40 @@ def _take_from_group(folder: Path) -> None:
 
 def _own_root(root: Path, named_by: str) -> Path:
     """The folder to build in; where others may write to it, one that is this process's alone."""
-    if not root.exists():
-        return root
-    _take_from_group(root)  # what others have put there is theirs, and not loaded
-    if _is_ours(root.stat()):
-        return root
+    try:
+        _make_private(root)
+        _take_from_group(root)  # what others have put there is theirs, and not loaded
+        trouble = "" if _is_ours(root.stat()) else "others may write to it, and what is built there is loaded"
+        if not trouble:
+            with file_lock(root / "root.lock", timeout=0):
+                return root
+    except TimeoutError:
+        return root  # another process asks just now
+    except OSError as err:
+        if err.errno not in _NO_LOCKS:
+            return root  # building there says what is wrong with it
+        trouble = f"it locks no files ({err.strerror}), and processes that build there would meet"
     instead = Path(tempfile.mkdtemp(prefix="forecast_autotune-builds-"))
-    atexit.register(shutil.rmtree, instead, ignore_errors=True)
+    atexit.register(_remove_own, instead, os.getpid())
     log.warning(
-        "others may write to %s, and what is built there is loaded: this process builds in %s instead. Remove the first, or "
-        "let %s name another folder",
-        root,
-        instead,
-        named_by,
+        "%s: %s: this process builds in %s instead; let %s name another folder", root, trouble, instead, named_by
     )
     return instead
+
+
+def _remove_own(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # else this is a fork, and its parent goes on
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_slot(slot: Path) -> None:
+    """The slot's folder; what the group may have put into one is thrown away."""
+    _make_private(slot)
+    if slot.stat().st_mode & stat.S_IWGRP:
+        _take_from_group(slot)
+        for path in slot.iterdir():
+            if path.name != "slot.lock":
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _make_private(folder: Path) -> None:

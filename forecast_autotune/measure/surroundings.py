@@ -41,7 +41,7 @@ def surroundings_kept() -> Iterator[None]:
 
 
 def ends_the_program(err: BaseException) -> bool:
-    """Whether an exit is the program's own, from its handler of a signal, and not that of the code it came in the midst of."""
+    """Whether an exit is the program's own, from its handler of a signal, not that of the code which the signal met."""
     if not isinstance(err, SystemExit):
         return False
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import filelock
+from ..file_lock import file_lock
 
 FILE_NAME = "store.sqlite3"
 COMPANIONS = ("-wal", "-shm", "-journal")
@@ -75,22 +72,10 @@ def refuse_special(path: Path) -> None:
             raise OSError(f"{found} is no plain file: move it away")
 
 
-def kernel_lock(path: Path, *, timeout: float = -1) -> filelock.FileLock:
-    """A lock on a file that Linux keeps, or none: an OSError or NotImplementedError where the filesystem has no such locks.
-
-    Newer filelocks would fall back on the file's existence, which an empty file, left from where locks worked, has for ever.
-    """
-    import filelock
-
-    lock = {"timeout": timeout, "mode": 0o600, "thread_local": False}
-    try:
-        return filelock.FileLock(str(path), fallback_to_soft=False, **lock)  # type: ignore[arg-type]
-    except TypeError:
-        return filelock.FileLock(str(path), **lock)  # type: ignore[arg-type]
-
-
 def refuse_without_locks(folder: Path) -> None:
     """Raises OSError where files in a folder cannot be locked in the way SQLite does, which would ask again for 20 s."""
+    import fcntl
+
     try:
         probe = os.open(folder / "locks" / "open.lock", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -110,7 +95,7 @@ def refuse_without_locks(folder: Path) -> None:
 def folder_lock(folder: Path) -> Iterator[None]:
     """Hold off every other process that would create a store here or set one aside."""
     make_folder(folder / "locks")
-    with kernel_lock(folder / "locks" / "open.lock", timeout=10):
+    with file_lock(folder / "locks" / "open.lock", timeout=10):
         yield
 
 

@@ -6,8 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from ..file_lock import file_lock
 
 log = logging.getLogger(__name__)
 
@@ -93,20 +95,18 @@ class SingleFlight:
         """Take the lock file and return what gives it back; None while it stays taken."""
         if self.folder is None:
             return lambda: None
-        import filelock
+        from .filesystem import make_folder
 
-        from .filesystem import kernel_lock, make_folder
-
+        held = ExitStack()
         try:
             make_folder(self.folder)
-            lock = kernel_lock(self.folder / f"{slot}.lock")
-            lock.acquire(timeout=waiting.pause_s, poll_interval=POLL_S)
-        except filelock.Timeout:
+            held.enter_context(file_lock(self.folder / f"{slot}.lock", timeout=waiting.pause_s))
+        except TimeoutError:
             return None
-        except (OSError, RuntimeError, NotImplementedError) as err:
+        except (OSError, RuntimeError) as err:
             self._complain(f"no lock can be had in {self.folder} ({err}): two processes may tune the same key at once")
             return lambda: None
-        return lock.release
+        return held.close
 
 
 class _Waiting:

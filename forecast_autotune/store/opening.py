@@ -37,16 +37,14 @@ def open_file(path: Path, journal: str) -> sqlite3.Connection:
         sqlite3.Error: SQLite cannot use the file.
         schema.NewerSchemaError, schema.NotAStoreError: it is not for this version, or no store.
     """
-    import filelock
-
     filesystem.make_folder(path.parent)
     try:
         if filesystem.identity_of(path) is None:
             with filesystem.folder_lock(path.parent):
                 filesystem.make_file(path)
-    except filelock.Timeout as err:
+    except TimeoutError as err:
         raise OSError(f"{err}: another process holds it") from None
-    except (OSError, NotImplementedError):
+    except OSError:
         pass  # no lock can be had here; what it guards against is rare, and no reason to keep nothing
     filesystem.make_file(path)  # refuses a link
     filesystem.refuse_without_locks(path.parent)

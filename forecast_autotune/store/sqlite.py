@@ -411,8 +411,6 @@ class SqliteStore:
 
     def _set_aside(self, reason: Exception, seen: filesystem.Identity | None) -> bool:
         """Rename the broken store away; False where that cannot be done."""
-        import filelock
-
         if self.quiet:
             return False
         if self._connection is not None:
@@ -421,7 +419,7 @@ class SqliteStore:
         self._connection = None
         try:
             aside = filesystem.set_aside(self._path, seen)
-        except (OSError, filelock.Timeout):
+        except OSError:
             return False
         if aside is not None:
             self._tell(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -168,6 +171,50 @@ def test_a_folder_of_builds_made_with_umask_002_is_taken_from_the_group_and_used
     assert ("let build_directory name another folder" in caplog.text) != used
 
 
+def test_where_files_cannot_be_locked_it_is_built_elsewhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network filesystem mounted without locks: there is no telling who else builds there."""
+    lock, refused = fcntl.flock, tmp_path / "builds"
+
+    def flock(file: int, operation: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{file}")).is_relative_to(refused):
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    root = _own_root(refused / "toy", "FORECAST_AUTOTUNE_DIR")
+    assert not root.is_relative_to(refused)
+    assert root.stat().st_mode & 0o777 == 0o700
+    assert "locks no files (Function not implemented)" in caplog.text
+    shutil.rmtree(root)
+
+
+def test_what_the_group_may_have_put_into_a_slot_is_not_built_with(toy: Toy) -> None:
+    compiler = toy.compiler()
+    list(compiler.compile([toy.config("plain")]))
+    slot = compiler._slot(0)
+    (slot / "planted.so").write_bytes(b"theirs")
+    slot.chmod(0o775)
+    built = Path(compiler.extension(Config({"MODE": "plain", "NUMBER": time.time_ns()})).path)
+    assert built.name == "toy.so"
+    assert not (slot / "planted.so").exists()
+    assert slot.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="files of two users can be made by root alone")
+def test_nothing_is_built_in_somebody_elses_slot(toy: Toy, tmp_path: Path) -> None:
+    compiler = toy.compiler()
+    compiler.root = tmp_path / "builds"
+    compiler._slot(0).mkdir(parents=True)
+    os.chown(compiler._slot(0), 65534, -1)
+    ((_, found),) = compiler.compile([toy.config("plain")])
+    assert isinstance(found, Failure)
+    assert found.transient
+    assert f"others may write to {compiler._slot(0)}" in found.message
+    assert list(compiler._slot(0).iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("told", "its_own"),
     [
@@ -281,6 +328,8 @@ def test_waiting_for_another_build_is_not_building(toy: Toy) -> None:
     assert isinstance(built, Evidence), built
 
 
-def test_builds_share_the_machine_with_the_other_ranks(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builds_share_the_machine_with_the_other_ranks(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
-    assert CppCompiler(toy.compiler().recipe, toy.compiler().toolchain, detect_hardware(), Path()).workers == 1
+    assert CppCompiler(toy.compiler().recipe, toy.compiler().toolchain, detect_hardware(), tmp_path).workers == 1
