@@ -469,8 +469,7 @@ class _Run:
         elif basis == "measured":
             reason = f"{reason}; {stop.reason}"
         elif not ran and self.outcomes:
-            self.refuse_if_nothing_runs()
-            reason = f"{self.nothing_ran()}; {reason}"
+            reason = f"{self.say_nothing_ran()}; {reason}"
         measured_us = {c: m.median_us for c, m in ran.items()}
         return Decision(
             config=config,
@@ -536,23 +535,27 @@ class _Run:
                 chosen, expected = (config, forecast), forecast.mean
         return chosen
 
-    def nothing_ran(self) -> str:
-        """That every config tried has failed, said to whoever must act on it, and where they did, in words."""
-        failures = [o for o in self.outcomes.values() if isinstance(o, Failure)]
-        stages = ", ".join(f"{count} at {stage}" for stage, count in Counter(f.stage for f in failures).items())
-        told = f"none of {len(failures)} configs tried runs here ({stages})"
-        log.warning("%s: %s, so the first is launched; it failed: %s", self.job.workload, told, failures[0].message)
-        return told
+    def say_nothing_ran(self) -> str:
+        """That every config tried has failed, said to whoever must act on it, and where they did, in words.
 
-    def refuse_if_nothing_runs(self) -> None:
-        default = self.outcomes.get(self.space.default)
-        if isinstance(default, Failure) and default.crashed:
-            failures = [(c, o) for c, o in self.outcomes.items() if isinstance(o, Failure)]
-            told = "; ".join(f"{c}: {o.stage}: {o.message}" for c, o in failures[:3])
+        Raises:
+            NoWorkingConfigError: the default, launched all the same, would bring its process down or never end.
+        """
+        failures = {c: o for c, o in self.outcomes.items() if isinstance(o, Failure)}
+        stages = ", ".join(
+            f"{count} at {stage}" for stage, count in Counter(f.stage for f in failures.values()).items()
+        )
+        told = f"none of {len(failures)} configs tried runs here ({stages})"
+        default = failures.get(self.space.default)
+        if default is not None and default.crashed:
+            examples = "; ".join(f"{c}: {o.stage}: {o.message}" for c, o in list(failures.items())[:3])
             raise NoWorkingConfigError(
-                f"{self.job.workload}: none of {len(failures)} configs tried can be run here, the default included "
-                f"({told}). Run it under a debugger, or set FORECAST_AUTOTUNE_MODE=first to launch the default anyway."
+                f"{self.job.workload}: {told}, the default included: {examples}. Run it under a debugger, or set "
+                "FORECAST_AUTOTUNE_MODE=first to launch the default anyway."
             )
+        why = "" if default is None else f"; it failed: {default.message}"
+        log.warning("%s: %s, so the first is launched%s", self.job.workload, told, why)
+        return told
 
     def tell(self, doing: str) -> None:
         if self.listener is None:

@@ -220,6 +220,7 @@ class WorkerPool:
     def _start(self, setup: Setup) -> _Worker:
         """A new worker that is ready; one that is killed before it is, is started once more."""
         for last in (False, True):
+            self._may_run.wait()  # importing Triton beside what is timed would be told from it
             worker = _Worker(setup)
             try:
                 with self._lock:

@@ -77,7 +77,7 @@ def main(connected: str, held: str, folder: str) -> None:
 
 
 def _leave_with_caller(held: int, folder: str) -> None:
-    """Leave when the pipe ends, in the middle of a compile too, and though this process may be stopped just then.
+    """Leave when the pipe ends, as soon as Python's next step comes, and though this process may be stopped just then.
 
     While something is timed, this group is stopped. If the caller is killed meanwhile, nobody would ever let it go on
     (Linux does so only where whoever inherits this process is of another session, and in a container it is not).

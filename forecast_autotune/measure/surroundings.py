@@ -26,7 +26,7 @@ Put = Callable[[Any], object]
 
 @contextlib.contextmanager
 def surroundings_kept() -> Iterator[None]:
-    """Leave behind what was there before: random numbers, torch's modes, rounding, the current folder, the environment.
+    """Leave behind what was there before: random numbers, gradient mode, dtype, precision, rounding, folder, environment.
 
     So a tuned program draws the numbers that it would draw untuned, and each candidate starts from the same. What the
     whole process shares beside random numbers is left alone while a thread of the program is alive that might have

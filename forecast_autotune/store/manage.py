@@ -232,11 +232,12 @@ class StoreFile:
                     program = encoding.decode_program(encoding.from_text(value, what), what)
                     decoded = encoding.decode_config(encoding.from_text(config, what), what)
                     failure = encoding.decode_outcome(encoding.from_text(outcome, what), what)
+                    when = encoding.number_field({"recorded_at": recorded_at}, "recorded_at", what)
                 except InvalidInputError as err:
                     self.unreadable.append(f"{name}: {err}")
                     continue
                 if isinstance(failure, Failure):
-                    found.append((program, decoded, failure, float(recorded_at)))
+                    found.append((program, decoded, failure, when))
         return found
 
     def stats(self) -> StoreStats:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -322,6 +323,17 @@ def test_doctor_checks_everything_and_prints_json(store: Path, capsys: pytest.Ca
     assert all(f.advice for f in findings if f.status == "problem")
     assert code == (1 if any(f.status == "problem" for f in findings) else 0)
     assert all(isinstance(v, str) for f in findings for v in asdict(f).values())
+
+
+def test_doctor_goes_on_where_a_lock_is_a_pipe_and_a_date_is_none(store: Path, tmp_path: Path) -> None:
+    os.mkfifo(store / "locks" / "123.lock")  # opening it would wait for somebody who writes
+    assert list(doctor.check_locks(tmp_path / "store")) == []
+    connection = sqlite3.connect(store / "store.sqlite3")
+    connection.execute("UPDATE outcome SET recorded_at = 'soon' WHERE id = (SELECT max(id) FROM outcome)")
+    connection.commit()
+    connection.close()
+    (found,) = [f for f in doctor.check_store(tmp_path / "store") if f.check == "failures"]
+    assert found.found.startswith("2 at launch")
 
 
 def test_doctor_finds_a_misspelt_setting_and_says_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
