@@ -20,33 +20,36 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailuresAlike:
-    """How many configs failed at a stage in one way, the first words of one of them, and what follows and can be done."""
+    """How many configs failed at a stage in one way, whose, what was said of the first, and what follows and can be done."""
 
     stage: str
     crashed: bool
     transient: bool
     count: int
+    of: tuple[str, ...]  # each once, in order
     message: str
     follows: str
     advice: str
 
 
-def failures_alike(failures: Iterable[Failure]) -> list[FailuresAlike]:
-    """Failures by stage and by what follows from them, the most frequent first."""
-    groups: dict[tuple[str, bool, bool], list[Failure]] = {}
-    for failure in failures:
-        groups.setdefault((failure.stage, failure.crashed, failure.transient), []).append(failure)
+def failures_alike(failures: Iterable[tuple[str, Failure]]) -> list[FailuresAlike]:
+    """Failures, each with whose it is, by stage and by what follows from them, the most frequent first."""
+    groups: dict[tuple[str, bool, bool], list[tuple[str, Failure]]] = {}
+    for whose, failure in failures:
+        groups.setdefault((failure.stage, failure.crashed, failure.transient), []).append((whose, failure))
     found = [
         FailuresAlike(
             stage=stage,
             crashed=crashed,
             transient=transient,
             count=len(group),
-            message=group[0].message,
-            follows=group[0].follows,
-            advice=advice(group[0]),
+            of=tuple(dict.fromkeys(whose for whose, _ in group)),
+            message=first.message,
+            follows=first.follows,
+            advice=advice(first),
         )
         for (stage, crashed, transient), group in groups.items()
+        for _, first in group[:1]
     ]
     return sorted(found, key=lambda alike: -alike.count)
 

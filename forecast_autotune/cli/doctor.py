@@ -319,13 +319,8 @@ def _check_failures(store: StoreFile, stats: StoreStats) -> Iterator[Finding]:
         advice = "'forecast-autotune pending' names them, 'forecast-autotune tune-pending SCRIPT' measures them"
         yield Finding(check="pending", status="note", found=f"{stats.pending} keys wait to be measured", advice=advice)
     recent = store.failures(limit=RECENT_FAILURES)
-    for alike in failures_alike(failure for _, _, failure, _ in recent):
-        names = dict.fromkeys(
-            program.name
-            for program, _, f, _ in recent
-            if (f.stage, f.crashed, f.transient) == (alike.stage, alike.crashed, alike.transient)
-        )
-        found = f"{alike.count} at {alike.stage}, of {', '.join(list(names)[:3])}, last: {alike.message[:200]}"
+    for alike in failures_alike((program.name, failure) for program, _, failure, _ in recent):
+        found = f"{alike.count} at {alike.stage}, of {', '.join(alike.of[:3])}, last: {alike.message[:200]}"
         yield Finding(check="failures", status="note", found=found, advice=f"{alike.follows}; {alike.advice}")
     with closing(store.each_decision()) as decisions:
         nothing_ran = [*islice((s for s in decisions if _nothing_ran(s.decision)), MOST_TOLD)]

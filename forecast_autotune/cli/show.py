@@ -147,7 +147,7 @@ def _print(detail: DecisionDetail) -> None:
 def _failures(detail: DecisionDetail) -> list[FailuresAlike]:
     from ..core.outcome import Failure
 
-    return failures_alike(t.outcome for t in detail.touched if isinstance(t.outcome, Failure))
+    return failures_alike((str(t.config), t.outcome) for t in detail.touched if isinstance(t.outcome, Failure))
 
 
 def _print_failures(detail: DecisionDetail) -> None:
