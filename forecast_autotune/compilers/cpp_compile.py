@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import functools
 import json
 import logging
 import math
@@ -84,13 +85,18 @@ class CppCompiler:
         self.recipe = recipe
         self.toolchain = toolchain
         self.hardware = hardware
-        named_by = "build_directory" if recipe.arguments.get("build_directory") else "FORECAST_AUTOTUNE_DIR"
-        self.root = _own_root(Path(build_root(folder, recipe)) / recipe.name, named_by)
+        self._folder_of_builds = folder
         self.nvcc = nvcc
         self.timeout_s = timeout_s
         # Variants that only link anew share one slot: two would each compile the binding, which takes longer than all else.
         self.slots = 1 if recipe.kernel_sources and not recipe.is_cuda else self._parallel()
         self.workers = self._parallel()
+
+    @functools.cached_property
+    def root(self) -> Path:
+        """The folder to build in, made at its first use."""
+        named_by = "build_directory" if self.recipe.arguments.get("build_directory") else "FORECAST_AUTOTUNE_DIR"
+        return _own_root(Path(build_root(self._folder_of_builds, self.recipe)) / self.recipe.name, named_by)
 
     @staticmethod
     def _parallel() -> int:
