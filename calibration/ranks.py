@@ -44,9 +44,11 @@ LIMIT_S = 60.0
 
 SPACE = Space.grid({"tile": [16, 32, 64, 128], "warps": [1, 2, 4, 8]})
 BUDGET = 6
-HURRIED = Patience(grace_s=0.1, beat_s=0.1, silent_s=1.0, wait_s=10.0, poll_s=0.05)
+HURRIED = Patience(grace_s=0.1, beat_s=0.1, silent_s=5.0, wait_s=10.0, poll_s=0.05)
+WARY = replace(HURRIED, silent_s=1.0)  # where one dies or stands still: on a busy machine others are silent as long
 DEAF = replace(HURRIED, call_s=0.7)
-IMPATIENT = replace(HURRIED, silent_s=5.0, wait_s=0.3)
+IMPATIENT = replace(HURRIED, wait_s=0.3)
+SHARED_S = 0.3  # for a config: a rank that helps must have met the key before the leader is through with them all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +87,16 @@ SCENARIOS = {
     "one warm": Scenario(warm=[5]),
     "one never calls": Scenario(absent=[3]),
     "rank 0 never calls": Scenario(absent=[0]),
-    "the one that tunes dies": Scenario(dies="leader", measure_s=0.02),
+    "the one that tunes dies": Scenario(dies="leader", measure_s=0.02, patience=WARY),
     "one has another GPU": Scenario(other_gpu=[6]),
     "one has another space": Scenario(other_space=[2]),
     "one has another key": Scenario(other_key=[0]),
-    "one is killed at any moment": Scenario(killed_within_s=0.6, measure_s=0.04),
-    "one is stopped for seconds": Scenario(stopped_s=2.0, measure_s=0.04, patience=replace(HURRIED, wait_s=20.0)),
+    "one is killed at any moment": Scenario(killed_within_s=0.6, measure_s=0.04, patience=WARY),
+    "one is stopped for seconds": Scenario(stopped_s=2.0, measure_s=0.04, patience=replace(WARY, wait_s=20.0)),
     "all start again": Scenario(restarts=True),
-    "all are killed at any moment and start again": Scenario(restarts=True, killed_within_s=0.6, measure_s=0.04),
+    "all are killed at any moment and start again": Scenario(
+        restarts=True, killed_within_s=0.6, measure_s=0.04, patience=WARY
+    ),
     "rank 0 is late": Scenario(late_s={0: 0.5}),
     "one is late": Scenario(late_s={4: 1.0}),
     "tuning outlasts patience": Scenario(measure_s=0.2, patience=IMPATIENT),
@@ -101,10 +105,10 @@ SCENARIOS = {
     "the key-value store dies": Scenario(harm=signal.SIGKILL, local=True, warnings=1, patience=DEAF),
     "the key-value store stands still": Scenario(harm=signal.SIGSTOP, local=True, warnings=1, patience=DEAF),
     "each for itself": Scenario(sync="none", local=True),
-    "shared, a device each": Scenario(devices=8, measure_s=0.1),
-    "shared, two on each device": Scenario(devices=4, measure_s=0.1),
-    "shared, the one that leads dies": Scenario(devices=8, dies="leader", measure_s=0.1),
-    "shared, one that helps dies": Scenario(devices=8, dies="helper", measure_s=0.1),
+    "shared, a device each": Scenario(devices=8, measure_s=SHARED_S),
+    "shared, two on each device": Scenario(devices=4, measure_s=SHARED_S),
+    "shared, the one that leads dies": Scenario(devices=8, dies="leader", measure_s=SHARED_S, patience=WARY),
+    "shared, one that helps dies": Scenario(devices=8, dies="helper", measure_s=SHARED_S, patience=WARY),
 }
 
 

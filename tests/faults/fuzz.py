@@ -6,8 +6,10 @@ import os
 import random
 import signal
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,13 @@ SEED = os.environ.get("FAULT_SEED")
 
 
 def fuzz(case: Case, attack: Callable[..., None], *values: st.SearchStrategy[Any], short: int, whole: int) -> None:
-    """Attack with values drawn at random, each an attempt of the case; the seed that is printed draws the same ones again.
+    """Attack with values drawn at random, each an attempt of the case; where CI runs it, always from the same seed.
 
-    Where CI runs it, always the same.
+    The seed that is printed draws the same values again with the same version of hypothesis and the same sources, from which
+    it takes constants: what was drawn where an attempt fails is told with its error.
     """
     seed = int(SEED) if SEED else random.randrange(2**32) if case.whole else 8
-    print(f"FAULT_SEED={seed}")
+    print(f"FAULT_SEED={seed} hypothesis {hypothesis.__version__}")
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
@@ -51,12 +54,15 @@ def in_time(seconds: int = AT_MOST_S) -> Iterator[None]:
         raise TimeoutError(f"more than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    left_s, every_s = signal.setitimer(signal.ITIMER_REAL, seconds)  # of the timer that pytest-timeout has set
+    began = time.monotonic()
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if left_s:
+            signal.setitimer(signal.ITIMER_REAL, max(0.01, left_s - (time.monotonic() - began)), every_s)
 
 
 @contextmanager
@@ -124,24 +130,26 @@ def _damaged(draw: st.DrawFn, value: Any) -> Any:
 PAGE = 4096
 
 
-@st.composite
-def harms(draw: st.DrawFn) -> Callable[[bytes], bytes]:
-    """What a disk, a crash or a copy that was cut off makes of a file: of its bytes, other ones."""
-    kind = draw(st.sampled_from(["flip", "flip", "cut", "zero", "swap", "noise", "double"]))
-    at, also = draw(st.floats(0, 1, exclude_max=True)), draw(st.floats(0, 1, exclude_max=True))
-    flips = draw(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=30))
-    noise = draw(st.binary(min_size=1, max_size=64))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harm:
+    """What a disk, a crash or a copy that was cut off makes of a file; its repr says which, where a test fails on it."""
 
-    def harm(data: bytes) -> bytes:
+    kind: str
+    at: float  # a share of the file, as `also` is
+    also: float
+    flips: Sequence[tuple[float, int]]
+    noise: bytes
+
+    def __call__(self, data: bytes) -> bytes:
         found = bytearray(data)
         pages = max(1, len(found) // PAGE)
-        here, there = (int(share * pages) * PAGE for share in (at, also))
-        match kind:
+        here, there = (int(share * pages) * PAGE for share in (self.at, self.also))
+        match self.kind:
             case "flip":
-                for share, bits in flips if found else ():
+                for share, bits in self.flips if found else ():
                     found[int(share * len(found))] ^= bits
             case "cut":
-                del found[int(at * len(found)) :]
+                del found[int(self.at * len(found)) :]
             case "zero":
                 found[here : here + PAGE] = bytes(len(found[here : here + PAGE]))
             case "swap":
@@ -150,14 +158,21 @@ def harms(draw: st.DrawFn) -> Callable[[bytes], bytes]:
                     found[here : here + PAGE],
                 )
             case "noise":
-                place = int(at * len(found))
-                found[place : place + len(noise)] = noise
+                place = int(self.at * len(found))
+                found[place : place + len(self.noise)] = self.noise
             case "double":
                 found += found[here:]
         return bytes(found)
 
-    harm.__name__ = kind
-    return harm
+
+@st.composite
+def harms(draw: st.DrawFn) -> Harm:
+    """What becomes of a file's bytes."""
+    kind = draw(st.sampled_from(["flip", "flip", "cut", "zero", "swap", "noise", "double"]))
+    at, also = draw(st.floats(0, 1, exclude_max=True)), draw(st.floats(0, 1, exclude_max=True))
+    flips = draw(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=30))
+    noise = draw(st.binary(min_size=1, max_size=64))
+    return Harm(kind=kind, at=at, also=also, flips=flips, noise=noise)
 
 
 def columns_of(path: Path) -> list[tuple[str, str]]:

@@ -136,17 +136,32 @@ def test_control_c_ends_a_command_with_one_line_and_a_store_that_is_whole(faults
         pack = case.folder / "pack.jsonl"
         took_s(case, "export", pack, "--dir", case.folder / "source")
         fill(case.store, "here", 20)
-        for words in (["import", pack], ["export", case.folder / "again.jsonl"], ["stats"]):
+        commands = (["import", pack], ["export", case.folder / "again.jsonl"], ["stats"])
+        codes: list[int] = []
+        for words in commands:
             whole_s = took_s(case, *words)
             for _ in range(case.many(short=2, whole=20)):
-                with case.attempt():
-                    process = start(case, *words)
-                    time.sleep(chance.uniform(0.5, 1.0) * whole_s)
-                    process.send_signal(signal.SIGINT)
-                    _, told = process.communicate(timeout=LIMIT_S)
-                assert process.returncode in (0, 130, -signal.SIGINT), told  # done before, or told, or not yet begun
-                assert process.returncode != 130 or told.strip().endswith("forecast-autotune: interrupted")
+                codes.append(interrupted(case, chance.uniform(0.5, 1.0) * whole_s, *words))
                 assert 20 <= len(runs_kept(case.store)) <= 20 + ROWS
+        while 130 not in codes and len(codes) < 100:  # all were done before, or had not begun
+            codes.append(interrupted(case, chance.uniform(0.3, 1.0) * whole_s, *words))
+        assert 130 in codes
+
+
+def interrupted(case: Case, after_s: float, *words: object) -> int:
+    """The exit code of a command that Ctrl-C came to: done before, or told, or not yet begun."""
+    with case.attempt():
+        process = start(case, *words)
+        time.sleep(after_s)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=LIMIT_S)
+    code = process.returncode
+    assert code in (0, 130, -signal.SIGINT) or (code == 1 and "Failed to import the site module" in told), told
+    if code == 130:
+        assert told.splitlines().count("forecast-autotune: interrupted") == 1, told
+        # Python tells of an interrupt that came to a destructor or a hook, and goes on.
+        assert "Traceback" not in told or "Exception ignored" in told, told
+    return code
 
 
 def test_a_replay_whose_worker_is_killed_finishes_all_its_runs(faults: Ledger, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -35,9 +34,15 @@ from forecast_autotune.tuner import tune
 WAYS = [(stage, crashed, transient) for stage in STAGES for crashed, transient in ((0, 0), (1, 0), (0, 1))]
 
 
+NODE = "quillback-17"  # invented: no other word holds it, as one may hold the name of the machine this runs on
+
+
 def command(case: Case, *arguments: str, store: Path | None = None, **environment: str) -> tuple[int, str, str]:
-    """What `forecast-autotune` ends with and prints, as a process of its own."""
-    program = "import sys; from forecast_autotune.cli import main; sys.exit(main())"
+    """What `forecast-autotune` ends with and prints, as a process of its own on a machine called `NODE`."""
+    program = (
+        f"import platform, sys; platform.node = lambda: {NODE!r};"
+        " from forecast_autotune.cli import main; sys.exit(main())"
+    )
     made = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         env={**case.environment, "FORECAST_AUTOTUNE_DIR": str(store or case.store), **environment},
@@ -226,7 +231,7 @@ MESSAGES = (  # each with what must not leave of it; where that is nothing, all 
     ("../../acme_secret/kernel.cu:12: error", ("acme", "kernel.cu")),
     ("cannot open /srv/Project Zeus/odin kernel.py", ("Zeus", "odin")),
     ("mail to alice@corp.example.com failed", ("alice", "corp")),
-    (f"server {platform.node()}.zeus.example.org is down", (platform.node(), "zeus")),
+    (f"server {NODE}.zeus.example.org is down", ("quillback", "zeus")),
     ("s3://a-bucket/y?X-Amz-Signature=abcdef said no", ("a-bucket", "abcdef")),
     ("RuntimeError: CUDA error: an illegal memory access was encountered", ()),
     ("OutOfResources: out of resource: shared memory, Required: 294912, Hardware limit: 232448", ()),

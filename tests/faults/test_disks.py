@@ -18,12 +18,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import filelock  # noqa: F401  # before privileges are dropped, after which this interpreter's folder may be closed
 import pytest
 from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
 from faults.ledger import Case, Ledger
 from faults.stores import (
     as_nobody,
+    become,
     filled,
     filled_somehow,
     in_child,
@@ -439,9 +439,7 @@ def test_a_user_whom_the_system_does_not_know_has_a_store_in_memory(
         pytest.skip("only root can become somebody else")
 
     def unknown() -> tuple[bool, list[str], list[str]]:
-        os.setgroups([])
-        os.setgid(54_321)
-        os.setuid(54_321)
+        become(54_321)
         os.chdir(open_folder)
         for name in ("HOME", "XDG_CACHE_HOME", "FORECAST_AUTOTUNE_DIR"):
             os.environ.pop(name, None)

@@ -20,17 +20,27 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Ledger:
 
 
 def test_a_process_that_is_left_is_counted_and_ended(own: Ledger, tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="left behind"), own.case("f", tmp_path, seen="s") as case:
-        left = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=case.environment)
+    with pytest.raises(AssertionError, match="left behind"), own.case("f", tmp_path, seen="s") as case:  # noqa: PT012
+        left = subprocess.Popen(
+            [sys.executable, "-c", "print('here', flush=True); input()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=case.environment,
+        )
+        assert left.stdin is not None
+        assert left.stdout is not None
+        assert left.stdout.readline() == b"here\n", "until it runs, its environment cannot be read"
     assert left.wait(timeout=10) == -9
-    assert left.stdin is not None
     left.stdin.close()
+    left.stdout.close()
     assert own.rows[0].left_behind == 1
 
 
 def test_a_lock_that_is_held_and_a_temporary_file_are_counted(own: Ledger, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="left behind"), own.case("f", tmp_path, seen="s") as case:  # noqa: PT012
         (case.temporary / "forgotten").touch()
+        (case.temporary / "tmp0a_b1c2d").mkdir()
+        (case.temporary / "tmp0a_b1c2d" / "probe-source").touch()  # of filelock's, killed while it was imported
         case.store.mkdir()
         lock = filelock.FileLock(case.store / "a.lock")
         lock.acquire()

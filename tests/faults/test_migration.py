@@ -24,9 +24,12 @@ LIMIT_S = 120.0  # for a process that is to end
 ROWS = 20_000  # bringing them over takes half a second
 
 OPENS = """
-import sys
+import sys, warnings
 from contracts.store_contract import SPACE, a_job, a_measurement
+from forecast_autotune.errors import StoreWarning
 from forecast_autotune.store.sqlite import SqliteStore
+warnings.simplefilter("error", StoreWarning)
+warnings.filterwarnings("error", module="forecast_autotune|contracts|__main__")  # not those of other packages
 print("begins", flush=True)
 with SqliteStore(sys.argv[1]) as store:
     store.record(a_job(), sys.argv[2], SPACE[0], a_measurement(), None)
@@ -36,7 +39,7 @@ print("done", flush=True)
 
 def opener(directory: Path, run: str, environment: dict[str, str]) -> subprocess.Popen[str]:
     """A process that records one outcome, once it was told to have begun."""
-    command = [sys.executable, "-W", "error", "-c", OPENS, str(directory), run]
+    command = [sys.executable, "-c", OPENS, str(directory), run]
     started = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert started.stdout is not None
     assert started.stdout.readline() == "begins\n"
@@ -107,7 +110,7 @@ import sqlite3, sys, time
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
 connection.execute("BEGIN IMMEDIATE")
 print("holds", flush=True)
-time.sleep(1.5)
+time.sleep(3.0)
 connection.close()
 """
 
@@ -115,7 +118,7 @@ connection.close()
 def test_who_opens_an_older_store_waits_longer_for_it_than_for_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "BUSY_S", 0.05)
+    monkeypatch.setattr(opening, "BUSY_S", 0.5)  # what is read first has to wait as well
     path = of_schema_4(tmp_path, runs(1))
     other = subprocess.Popen([sys.executable, "-c", HOLDS, str(path)], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None

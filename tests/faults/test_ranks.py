@@ -19,6 +19,8 @@ from calibration.ranks import BUDGET, SCENARIOS
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 280  # for the runs of one row
 
+pytestmark = pytest.mark.timeout(1800)  # for those of all rows, which whichever test is first waits for
+
 AGREE = "one decision, the same on every rank"
 ALONE = "one warning per rank; each decides by its own store"
 FAULTS = {
@@ -75,7 +77,11 @@ def runs(faults: Ledger, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
             chosen = [word for name in names for word in ("--scenario", name)]
             command = [sys.executable, "-m", "calibration.ranks", "--each", "--runs", str(count), *chosen]
             environment = {**case.environment, "PYTHONPATH": str(ROOT)}
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+            with case.attempt():
+                done = subprocess.run(
+                    command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+                )
+            case.row.attempts -= 1  # each run of it is one
             printed = done.stdout.splitlines()
             assert len(printed) == count + 1, done.stderr
             for line in map(json.loads, printed[:-1]):

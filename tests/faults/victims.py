@@ -114,10 +114,12 @@ class Tuning:
     said: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     silent: bool = False
+    readers: list[threading.Thread] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for stream, take in ((self.process.stdout, self._take), (self.process.stderr, self.errors.append)):
-            threading.Thread(target=self._read, args=(stream, take), daemon=True).start()
+            self.readers.append(threading.Thread(target=self._read, args=(stream, take), daemon=True))
+            self.readers[-1].start()
 
     def _take(self, line: str) -> None:
         self.lines.put(line)
@@ -154,6 +156,10 @@ class Tuning:
         while self.hears(wait_s) is not None:
             pass
         code = self.process.wait(timeout=wait_s)
+        for reader in self.readers:  # until nobody is left to say anything
+            reader.join(wait_s)
+            if reader.is_alive():
+                raise TimeoutError(f"ended with {code}, and something that it left holds its output")
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 with suppress(OSError, ValueError):
@@ -190,11 +196,24 @@ def tuning(case: Case, builds: Path, numbers: Sequence[int], key: int, *, first:
     return begin(case, CPP, builds=str(builds), numbers=json.dumps(list(numbers)), key=key, first=first)
 
 
+def beneath(pid: int) -> dict[int, str]:
+    """The processes that one has begun, and these in turn, with their command lines; found without looking at all others."""
+    found = {}
+    with suppress(OSError):
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in map(int, children.read_text().split()):
+                with suppress(OSError):
+                    if command := Path(f"/proc/{child}/cmdline").read_bytes():  # none is left of who is dead
+                        found[child] = command.replace(b"\0", b" ").decode(errors="replace")[:200]
+                found.update(beneath(child))
+    return found
+
+
 def candidates(case: Case, tuning: Tuning, kind: str) -> list[int]:
     """Processes of a kind that are there now."""
     parent = tuning.process.pid
     found = []
-    for pid, command in marked_processes(case.mark).items():
+    for pid, command in (beneath(parent) or marked_processes(case.mark)).items():
         with suppress(OSError):
             above = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             role = (
@@ -206,20 +225,28 @@ def candidates(case: Case, tuning: Tuning, kind: str) -> list[int]:
                 if above == parent
                 else "worker"
             )
-            # Triton asks ptxas for its version in the caller, as it does without any tuning.
-            if role == kind and (role != "tool" or above != parent):
+            # Triton asks ptxas for its version in the caller, as it does without any tuning. It is of the caller's process
+            # group, and looks like a copy of the caller until it is ptxas; a workshop has a group of its own.
+            if role == kind and (above != parent or (role != "tool" and os.getpgid(pid) != os.getpgid(parent))):
                 found.append(pid)
     return sorted(found)
 
 
 def strike(case: Case, tuning: Tuning, kind: str, draw: random.Random, number: int = signal.SIGKILL) -> bool:
-    """Send a signal to one process of a kind as soon as there is one; False where the tuning ended before."""
+    """Send a signal to one process of a kind as soon as there is one; False where the tuning ended before.
+
+    The process that tunes stands still meanwhile, so that however long a look takes, nothing is over before it.
+    """
     deadline = time.monotonic() + WAIT_S
     while tuning.process.poll() is None:
-        if found := candidates(case, tuning, kind):
-            with suppress(ProcessLookupError):
-                os.kill(draw.choice(found), number)
-                return True
+        tuning.process.send_signal(signal.SIGSTOP)
+        try:
+            if found := candidates(case, tuning, kind):
+                with suppress(ProcessLookupError):
+                    os.kill(draw.choice(found), number)
+                    return True
+        finally:
+            tuning.process.send_signal(signal.SIGCONT)
         if time.monotonic() > deadline:
             raise TimeoutError(f"no {kind} for {WAIT_S:.0f} s, and the tuning does not end")
         time.sleep(0.002)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from faults.threads import alone
 
 from forecast_autotune.measure import surroundings
 from forecast_autotune.measure.surroundings import surroundings_kept
@@ -18,6 +19,7 @@ from forecast_autotune.measure.surroundings import surroundings_kept
 
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    alone()
     monkeypatch.chdir(tmp_path)  # which also brings back the folder
     monkeypatch.delenv("MEDDLED", raising=False)
     umask, dtype = surroundings._umask(), torch.get_default_dtype()
