@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -327,7 +328,7 @@ def test_a_bundle_holds_no_secret(faults: Ledger, tmp_path: Path, planted: tuple
         for word in (*always, *planted_words):
             assert word not in text, (word, text[max(0, text.find(word) - 300) :][:400])
         assert "read it before you send it" in told["contents"]
-        assert told["versions"]["torch"] == torch.__version__
+        assert told["versions"]["torch"] == version("torch")  # as it is installed: a build may add to it
         assert told["settings"]["surrogate"] == "http://127.0.0.1:9"
         assert told["unknown_settings"] == ["FORECAST_AUTOTUNE_BUGDET"]
         assert told["store"]["path"] == "~/…"

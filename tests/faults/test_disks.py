@@ -157,6 +157,7 @@ def test_a_read_only_mount_is_read_and_goes_on_in_memory(tmp_path: Path) -> None
         assert len([t for t in told if "kept in memory alone" in t]) == 1
 
 
+@pytest.mark.filterwarnings("error")
 def test_warnings_made_errors_leave_the_store_whole(tmp_path: Path) -> None:
     filled(tmp_path)
     (tmp_path / "store.sqlite3").write_bytes(b"no database, but long enough to look at" * 100)
