@@ -136,6 +136,7 @@ class Ledger:
         self.whole = whole
         self.rows: list[Row] = []
         self.skipped: dict[str, str] = {}  # faults, or tests, that could not be tried here, and why
+        self.figures: list[str] = []  # what was measured meanwhile, a sentence each
 
     @contextmanager
     def case(self, fault: str, folder: Path, *, seen: str) -> Iterator[Case]:
@@ -151,10 +152,12 @@ class Ledger:
             case.finish()
 
     def table(self) -> str:
-        """A Markdown table, a row for each fault."""
+        """A Markdown table, a row for each fault; below it what was measured, and what could not be tried."""
         lines = [COLUMNS, ("---",) * len(COLUMNS), *(row.cells() for row in self.rows)]
         table = [f"| {' | '.join(line)} |" for line in lines]
-        return "\n".join([*table, *(f"not run here: {what} ({why})" for what, why in self.skipped.items())])
+        return "\n".join(
+            [*table, *self.figures, *(f"not run here: {what} ({why})" for what, why in self.skipped.items())]
+        )
 
     def summary(self) -> str:
         """One line of JSON: sums over all cases."""

@@ -34,6 +34,7 @@ from forecast_autotune.store import opening, schema, sqlite
 from forecast_autotune.store.manage import StoreFile
 from forecast_autotune.store.opening import open_file
 from forecast_autotune.store.sqlite import SqliteStore
+from forecast_autotune.workers import usable_cores
 
 SEED = 20261122
 LIMIT_S = 120.0  # for a process that is to end
@@ -164,8 +165,9 @@ def test_in_a_crowd_one_tunes_each_key_and_nothing_is_lost(faults: Ledger, tmp_p
         assert not any(line["heavy"] for line in ends)
         hits = sum(line["hits"] for line in ends)
         assert hits
-        print(
-            f"{journal}: {len(crowd)} processes tuned {len(found)} keys and found {hits / seconds:.0f} decisions a second"
+        faults.figures.append(
+            f"{journal} journal: {len(crowd)} processes tuned {len(found)} keys and found {hits / seconds:.0f} decisions a "
+            f"second, for {seconds} s on {usable_cores()} cores"
         )
 
 
