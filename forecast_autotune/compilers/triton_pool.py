@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 WORKER_BYTES = 1 << 30  # 0.17 GiB seen for matmuls (Triton 3.9, sm_90); larger kernels, and ptxas beside, take more
 MOST_WORKERS = 16  # a short list is no longer
 START_S = 60.0  # importing Triton takes 0.3 s, from a cold network file system far longer
+LEAVE_S = 5.0  # for a thread to let go of a worker that was killed
 IDLE_S = 120.0  # then a worker gives its memory back; the next compile starts one in 0.5 s
 RANKS_ON_NODE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 
@@ -153,10 +154,14 @@ class WorkerPool:
         return self._unavailable == _CLOSED
 
     def close(self) -> None:
-        """Kill the workers; what waits is cancelled."""
+        """Kill the workers, and wait a moment for their threads; what waits is cancelled.
+
+        A worker's connection and log are closed by its thread alone: closed twice, their numbers may be somebody else's.
+        """
         with self._lock:
             self._unavailable = _CLOSED
             live = list(self._live)
+            self._may_run.set()
         with contextlib.suppress(queue.Empty):
             while True:
                 if (job := self._jobs.get_nowait()) is not None:
@@ -164,7 +169,11 @@ class WorkerPool:
         for _ in self._threads:
             self._jobs.put(None)
         for worker in live:
-            worker.close()
+            worker.remove_folder()  # now as well: this process may be killed after the worker
+            worker.kill()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(LEAVE_S)
 
     def _serve(self) -> None:
         """One thread: take jobs, keep a worker of the right setup for them."""
@@ -221,6 +230,8 @@ class WorkerPool:
         """A new worker that is ready; one that is killed before it is, is started once more."""
         for last in (False, True):
             self._may_run.wait()  # importing Triton beside what is timed would be told from it
+            if self.closed:
+                raise WorkersUnavailableError(_CLOSED)
             worker = _Worker(setup)
             try:
                 with self._lock:
@@ -363,10 +374,13 @@ class _Worker:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self.connection.close()
-        shutil.rmtree(self.folder, ignore_errors=True)  # now as well: this process may be killed after the worker
+        self.remove_folder()  # now as well: this process may be killed after the worker
         self.kill()
         self._lifeline.close()
         self.log.close()
+        self.remove_folder()
+
+    def remove_folder(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

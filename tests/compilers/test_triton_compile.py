@@ -503,6 +503,30 @@ def test_workers_can_be_had_ready_before_the_first_config() -> None:
     pool.close()
 
 
+def test_what_a_worker_holds_is_closed_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By two at once, the second would close what a third has just opened."""
+    closed = []
+    close = triton_pool._Worker.close
+
+    def told(worker: triton_pool._Worker) -> None:
+        closed.append((worker, threading.current_thread()))
+        close(worker)
+
+    monkeypatch.setattr(triton_pool._Worker, "close", told)
+    pool = triton_pool.WorkerPool(2)
+    compiler(scale, (half(300), 300), pool=pool).warm()
+    deadline = time.monotonic() + 60
+    while len(pool.processes()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    threads = list(pool._threads)
+    pool.close()
+    assert len({worker for worker, _ in closed}) == 2
+    assert all(closing in threads for _, closing in closed)
+    assert not any(thread.is_alive() for thread in threads)
+    assert pool.processes() == ()
+    assert not any(os.path.exists(worker.folder) for worker, _ in closed)
+
+
 def test_a_forked_child_gets_a_pool_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = triton_pool.shared_pool()
     monkeypatch.setattr(os, "getpid", lambda: -1)
