@@ -19,7 +19,7 @@ def file_lock(path: Path, *, timeout: float = -1) -> Iterator[None]:
         path: the file, made with mode 0600 if there is none, and left.
         timeout: seconds to wait; below zero without end.
     Raises:
-        TimeoutError: it is held.
+        filelock.Timeout: a TimeoutError: it is held.
         OSError: it cannot be opened, or the filesystem locks no files.
     """
     import filelock
@@ -31,6 +31,10 @@ def file_lock(path: Path, *, timeout: float = -1) -> Iterator[None]:
         lock = filelock.FileLock(str(path), **given)  # type: ignore[arg-type]
     try:
         lock.acquire()
+    except filelock.Timeout:
+        raise
+    except TimeoutError as err:  # a network filesystem's, which says nothing of who holds it
+        raise OSError(errno.EIO, str(err), str(path)) from None
     except NotImplementedError as err:
         raise OSError(errno.ENOLCK, f"{err}: the filesystem locks no files", str(path)) from None
     try:

@@ -351,7 +351,7 @@ def serve(descriptor: int) -> None:
     for pid in children:
         end_session(pid)
         os.waitpid(pid, 0)
-    while orphans := _orphans(()) - left:
+    while orphans := (_orphans(()) or set()) - left:
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -389,12 +389,12 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
-def _orphans(workers: Iterable[int]) -> set[int]:
-    """The children of this process that are no workers: what ended ones have left."""
+def _orphans(workers: Iterable[int]) -> set[int] | None:
+    """The children of this process that are no workers: what ended ones have left. None where Linux does not tell."""
     try:
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     except OSError:
-        return set()
+        return None
     return set(map(int, children)).difference(workers)
 
 
@@ -406,18 +406,18 @@ def _report_ended(children: dict[int, socket.socket], leaving: set[int], left: s
             ended[found[0]] = found[1]
     if not ended:
         return
-    orphans = _orphans(children) - left
+    orphans = _orphans(children)
     workers = ended.keys() & children.keys()
     if all(ended[pid] == 0 and pid in leaving for pid in workers) if workers else left.issuperset(ended):
-        left |= orphans
+        left |= orphans or set()
+    elif orphans is None:
+        for pid in workers:
+            end_session(pid)
     else:
-        for orphan in orphans:  # theirs become ours as they end, which is told like this one's end
+        for orphan in orphans - left:  # theirs become ours as they end, which is told like this one's end
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(orphan, signal.SIGKILL)
     for pid, status in ended.items():
-        if status != 0:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # all there is to do where orphans are not adopted
         leaving.discard(pid)
         left.discard(pid)
         if (end := children.pop(pid, None)) is not None:

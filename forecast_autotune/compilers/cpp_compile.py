@@ -17,6 +17,7 @@ import stat
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -397,13 +398,13 @@ def _remove_own(folder: Path, owner: int) -> None:
 
 
 def _make_slot(slot: Path) -> None:
-    """The slot's folder; what the group may have put into one is thrown away."""
+    """The slot's folder; one that the group may have put something into is thrown away."""
+    with contextlib.suppress(FileNotFoundError):  # another thread or process was faster
+        found = slot.stat()
+        if found.st_uid == os.getuid() and found.st_mode & stat.S_IWGRP:
+            tainted = slot.rename(slot.with_name(f"{slot.name}-{uuid.uuid4().hex}"))
+            shutil.rmtree(tainted, ignore_errors=True)
     _make_private(slot)
-    if slot.stat().st_mode & stat.S_IWGRP:
-        _take_from_group(slot)
-        for path in slot.iterdir():
-            if path.name != "slot.lock":
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _make_private(folder: Path) -> None:

@@ -237,6 +237,8 @@ class WorkerPool:
                 with self._lock:
                     self.started += 1
                     self._live.add(worker)
+                    if self._pauses:
+                        worker.signal(signal.SIGSTOP)
                 worker.wait_until_ready()
                 return worker
             except BaseException as err:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
+import inspect
 import logging
 import os
 import random
-import signal
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,16 +42,19 @@ def surroundings_kept() -> Iterator[None]:
 
 def ends_the_program(err: BaseException) -> bool:
     """Whether an exit is the program's own, from its handler of a signal, not that of the code which the signal met."""
-    if not isinstance(err, SystemExit):
-        return False
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(err.__traceback__))
+    return isinstance(err, SystemExit) and any(
+        _is_a_handlers(frame) for frame, _ in traceback.walk_tb(err.__traceback__)
+    )
 
 
-def _code_of(handler: Any) -> Any:
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    return getattr(handler, "__code__", None) or getattr(getattr(handler, "__call__", None), "__code__", None)  # noqa: B004
+def _is_a_handlers(frame: types.FrameType) -> bool:
+    """Whether it was called with the frame that calls it, as a handler of a signal is, and next to nothing else."""
+    names, varargs, _, values = inspect.getargvalues(frame)
+    given = [values.get(name) for name in names]
+    rest = values.get(varargs) if varargs else None
+    if type(rest) is tuple:
+        given.extend(rest)
+    return frame.f_back is not None and any(value is frame.f_back for value in given)
 
 
 def _put_back(put: Put, before: Any) -> None:

@@ -67,7 +67,7 @@ def open_file(path: Path, journal: str) -> sqlite3.Connection:
 def read_only(path: Path, *, wait_s: float | None = None) -> Iterator[sqlite3.Connection]:
     """Open a store's file without ever writing to it.
 
-    `wait_s`, else `BUSY_S`, is for another process that is just writing; then what is there is read as it stands.
+    `wait_s`, else `BUSY_S`, is how long to wait for another process that is just writing.
 
     Raises:
         sqlite3.Error: SQLite cannot read it.
@@ -86,7 +86,9 @@ def read_only(path: Path, *, wait_s: float | None = None) -> Iterator[sqlite3.Co
         try:
             filesystem.refuse_without_locks(path.parent)
             schema.version_of(connection)
-        except (sqlite3.OperationalError, OSError):
+        except (sqlite3.OperationalError, OSError) as err:
+            if "locked" in str(err):
+                raise
             # A WAL database in a folder that cannot be written to has no place for its index. Nobody else can be
             # writing there either, which is what `immutable` asks to be promised.
             connection.close()

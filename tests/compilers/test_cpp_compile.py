@@ -199,7 +199,7 @@ def test_what_the_group_may_have_put_into_a_slot_is_not_built_with(toy: Toy) -> 
     built = Path(compiler.extension(Config({"MODE": "plain", "NUMBER": time.time_ns()})).path)
     assert built.name == "toy.so"
     assert not (slot / "planted.so").exists()
-    assert slot.stat().st_mode & 0o777 == 0o755
+    assert slot.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="files of two users can be made by root alone")

@@ -743,7 +743,12 @@ def leave(*_: object) -> None:
     sys.exit(3)
 
 
-@pytest.mark.parametrize("handler", [leave, lambda *_: sys.exit(3), functools.partial(leave, 1)], ids=str)
+def leave_once(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(3)
+
+
+@pytest.mark.parametrize("handler", [leave, lambda *_: sys.exit(3), functools.partial(leave, 1), leave_once], ids=str)
 def test_a_program_that_is_told_to_end_while_it_tunes_ends_and_blames_no_config(handler: Callable[..., None]) -> None:
     """What a supervisor's SIGTERM means to a program that has a handler for it."""
     told_to_end = False
