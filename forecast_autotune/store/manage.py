@@ -24,7 +24,7 @@ from ..errors import InvalidInputError, StoreError
 from ..skills import skills_of
 from . import encoding, filesystem, rows, schema
 from .lines import Parameters, bring, export_lines, stored_decisions, stream_entries
-from .opening import connect, open_file, read_only, transaction
+from .opening import connect, damage, open_file, read_only, refuse_damaged, transaction
 from .pairs import Pair, kinds_of, newest_pairs
 from .recordings import newest_recordings
 from .rows import Pending, Place, StoredDecision, StoredOutcome
@@ -343,8 +343,7 @@ class StoreFile:
     def check(self) -> list[str]:
         """What SQLite's own check finds wrong with the file; empty when it is whole."""
         with self._reading() as connection:
-            found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(5)")]
-        return [] if found == ["ok"] else found
+            return damage(connection)
 
     # Changing -------------------------------------------------------------------------------------------------------
 
@@ -459,6 +458,7 @@ class StoreFile:
         with self._explaining():
             connection = open_file(self.path, "auto")
             try:
+                refuse_damaged(connection)
                 yield connection
             finally:
                 connection.close()

@@ -25,6 +25,9 @@ MIGRATION_S = 120.0
 SNAPSHOT_S = 1.0
 """How long to wait for a file that is only to be copied, by a process that cannot use it."""
 
+CHECKED_BYTES = 32 * 2**20
+"""The largest file that is read in whole before a process first adds to it: 2 ms for each MiB that Linux has in memory."""
+
 JOURNAL_S = 2.0
 """How long to ask for another journal mode while others have the file open."""
 
@@ -113,14 +116,53 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def is_broken(err: Exception) -> bool:
-    """Whether an error says that the file's content is at fault, not the disk or another process."""
+def is_broken(err: Exception, connection: sqlite3.Connection | None = None) -> bool:
+    """Whether an error says that the file's content is at fault, not the disk or another process.
+
+    A constraint also fails where a newer version has changed the tables meanwhile: the file is asked what is wrong with it.
+    """
     import sqlite3
 
     if isinstance(err, schema.NotAStoreError) or type(err) is sqlite3.DatabaseError:
         return True  # "file is not a database", "database disk image is malformed"
+    if isinstance(err, sqlite3.IntegrityError) and connection is not None:
+        checks = ("integrity_check", "foreign_key_check")
+        try:
+            found = [row for check in checks for row in connection.execute(f"PRAGMA {check}")]
+        except sqlite3.Error as other:
+            return is_broken(other)
+        return found != [("ok",)]
     text = str(err)
     return isinstance(err, sqlite3.OperationalError) and ("no such table" in text or "no such column" in text)
+
+
+def damage(connection: sqlite3.Connection) -> list[str]:
+    """What is wrong with a file's pages and indexes. Odd values are no damage: who reads them passes over them."""
+    found = (line.splitlines()[-1] for (line,) in connection.execute("PRAGMA integrity_check"))
+    return [line for line in found if line != "ok" and " value in " not in line]
+
+
+def refuse_damaged(connection: sqlite3.Connection) -> bool:
+    """Read a file in whole, if it is not large, before anything is added: on a damaged page that may be lost unseen.
+
+    Indexes that disagree with their rows are made anew, so that a flipped bit costs its row alone.
+
+    Returns:
+        whether indexes were made anew.
+    Raises:
+        sqlite3.DatabaseError: more than indexes is damaged.
+    """
+    import sqlite3
+
+    pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    if pages * size > CHECKED_BYTES or not damage(connection):
+        return False
+    with suppress(sqlite3.IntegrityError):  # rows that stand there twice
+        connection.execute("REINDEX")
+    found = damage(connection)
+    if found:
+        raise sqlite3.DatabaseError(found[0])
+    return True
 
 
 def connect(target: str, *, uri: bool = False, wait_s: float | None = None) -> sqlite3.Connection:
@@ -131,7 +173,9 @@ def connect(target: str, *, uri: bool = False, wait_s: float | None = None) -> s
     connection = sqlite3.connect(target, timeout=timeout, isolation_level=None, check_same_thread=False, uri=uri)
     # A flipped bit in a text must not cost all that stands beside it: what is left of the text tells that it is damaged.
     connection.text_factory = lambda data: data.decode(errors="replace")
+    # What sqlite.org/security.html advises for files that somebody may have made or a disk may have changed.
     connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
     # Pages that come free need not be overwritten, as some builds of SQLite do: a million outcomes took 1.4 GB of log more.
     connection.execute("PRAGMA secure_delete = FAST")
     return connection

@@ -27,7 +27,7 @@ from ..settings import Settings
 from ..skills import MOST, fitting, skills_of
 from . import answers, filesystem, rows, schema
 from .lock import WAIT_S, SingleFlight
-from .opening import BUSY_S, SNAPSHOT_S, connect, is_broken, open_file, read_only, transaction
+from .opening import BUSY_S, SNAPSHOT_S, connect, is_broken, open_file, read_only, refuse_damaged, transaction
 from .pairs import Pair, newest_pairs
 from .recordings import newest_for
 from .rows import Place, StoredOutcome
@@ -110,6 +110,7 @@ class SqliteStore:
         self._connection: sqlite3.Connection | None = None
         self._pack_connection: sqlite3.Connection | None = None
         self._identity: filesystem.Identity | None = None  # of the open file; None in memory
+        self._checked: filesystem.Identity | None = None  # of the file that was whole before this process added to it
         self._gave_way = False  # in memory although a file was asked for
         self._inherited = False  # the file may have been open when this process was forked: it cannot be used here
         self._ready_for_fork = False  # the file is closed, and a thread that forks holds the store
@@ -479,7 +480,7 @@ class SqliteStore:
                         return otherwise
                     if filesystem.identity_of(self._path) != self._identity:
                         continue  # removed under our hands: `_open` begins another
-                    if not (is_broken(err) and self._set_aside(err, self._identity)):
+                    if not (is_broken(err, connection) and self._set_aside(err, self._identity)):
                         self._give_way(str(err))
                 except (TypeError, ValueError) as err:  # a value that JSON or UTF-8 cannot hold
                     self._complain(str(err))
@@ -488,6 +489,10 @@ class SqliteStore:
 
     def _write(self, write: Callable[[sqlite3.Connection], None]) -> None:
         def operation(connection: sqlite3.Connection) -> None:
+            if not self._in_memory and self._checked != self._identity:
+                if refuse_damaged(connection):
+                    self._complain("indexes that disagreed with its rows and were made anew")
+                self._checked = self._identity
             with transaction(connection):
                 write(connection)
                 self._keep_leftovers(connection)
