@@ -376,7 +376,10 @@ def _decide(scenario: Scenario, folder: Path, rank: int) -> Told:
 
     def die_once(measured: int) -> None:
         helps = limit > BUDGET  # the budget is the leader's affair
-        if scenario.dies == ("helper" if helps else "leader") and measured == (0 if helps else 1):
+        # Others may take all configs but the one that a leader begins with: it may come to no second.
+        if scenario.dies == ("helper" if helps else "leader") and measured == (0 if shared else 1):
+            if not helps:
+                time.sleep(scenario.measure_s / 2)  # in which others take some
             with contextlib.suppress(FileExistsError):
                 (folder / "died").mkdir()
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -24,7 +24,7 @@ from ..errors import InvalidInputError, StoreError
 from ..skills import skills_of
 from . import encoding, filesystem, rows, schema
 from .lines import Parameters, bring, export_lines, stored_decisions, stream_entries
-from .opening import connect, damage, open_file, read_only, refuse_damaged, transaction
+from .opening import connect, damage, is_broken, open_file, read_only, refuse_damaged, transaction
 from .pairs import Pair, kinds_of, newest_pairs
 from .recordings import newest_recordings
 from .rows import Pending, Place, StoredDecision, StoredOutcome
@@ -341,9 +341,22 @@ class StoreFile:
         return sum(os.path.getsize(n) for n in names if n.exists())
 
     def check(self) -> list[str]:
-        """What SQLite's own check finds wrong with the file; empty when it is whole."""
+        """What SQLite's own checks find wrong with the file; empty when it is whole."""
         with self._reading() as connection:
-            return damage(connection)
+            found = damage(connection)
+        if os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK) and self._is_marked_read_only():
+            found.append("its header forbids writing to it")
+        return found
+
+    def _is_marked_read_only(self) -> bool:
+        import sqlite3
+
+        with closing(connect(f"{self.path.absolute().as_uri()}?mode=rw", uri=True, wait_s=0.0)) as connection:
+            try:
+                with transaction(connection):
+                    return False
+            except sqlite3.OperationalError as err:
+                return "readonly" in str(err)
 
     # Changing -------------------------------------------------------------------------------------------------------
 
@@ -482,9 +495,10 @@ class StoreFile:
             raise StoreError(f"{self.path} is no store of this package: move it away, or name another folder") from None
         except sqlite3.DatabaseError as err:
             hint = (
-                "the next tuning run sets it aside and begins a fresh one" if type(err) is sqlite3.DatabaseError else ""
+                "the next tuning run sets it aside and begins a fresh one"
+                if is_broken(err)
+                else "check the folder's permissions, the disk's space, and what else has it open"
             )
-            hint = hint or "check the folder's permissions, the disk's space, and what else has it open"
             raise StoreError(f"store {self.path} cannot be used ({err}): {hint}") from None
 
 

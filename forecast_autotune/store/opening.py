@@ -132,8 +132,8 @@ def is_broken(err: Exception, connection: sqlite3.Connection | None = None) -> b
         except sqlite3.Error as other:
             return is_broken(other)
         return found != [("ok",)]
-    text = str(err)
-    return isinstance(err, sqlite3.OperationalError) and ("no such table" in text or "no such column" in text)
+    damaged = ("no such table", "no such column", "unsupported file format")
+    return isinstance(err, sqlite3.OperationalError) and any(words in str(err) for words in damaged)
 
 
 def damage(connection: sqlite3.Connection) -> list[str]:

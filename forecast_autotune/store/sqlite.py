@@ -457,6 +457,8 @@ class SqliteStore:
                 connection = connect(":memory:")
         try:
             schema.migrate(connection)
+            # Refused where the file's header forbids writing, which was copied with all else.
+            connection.execute(f"PRAGMA user_version = {schema.VERSION}")
         except (sqlite3.Error, schema.NewerSchemaError, schema.NotAStoreError):
             connection.close()
             connection = connect(":memory:")
