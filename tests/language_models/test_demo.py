@@ -118,6 +118,7 @@ def test_a_demo_that_is_ended_leaves_no_server(tmp_path: Path, signal_sent: sign
         (server,) = psutil.Process(demo.pid).children()
         demo.send_signal(signal_sent)
         _, said = demo.communicate(timeout=200)
-    assert demo.returncode == 130
+    # Python ends itself by the signal, a shell's 130 too, where the interrupt met a text that was executed.
+    assert demo.returncode in (130, -signal.SIGINT)
     assert said.strip() == "Ended before its time; the server is stopped."
     assert not server.is_running()
