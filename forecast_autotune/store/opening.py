@@ -26,7 +26,7 @@ SNAPSHOT_S = 1.0
 """How long to wait for a file that is only to be copied, by a process that cannot use it."""
 
 CHECKED_BYTES = 32 * 2**20
-"""The largest file that is read in whole before a process first adds to it: 2 ms for each MiB that Linux has in memory."""
+"""The largest file that is read in whole before a process first adds to it: 2 to 3 ms for each MiB in Linux's cache."""
 
 JOURNAL_S = 2.0
 """How long to ask for another journal mode while others have the file open."""
