@@ -351,7 +351,8 @@ class StoreFile:
     def _is_marked_read_only(self) -> bool:
         import sqlite3
 
-        with closing(connect(f"{self.path.absolute().as_uri()}?mode=rw", uri=True, wait_s=0.0)) as connection:
+        uri = f"{self.path.absolute().as_uri()}?mode=rw"  # or one that is removed just now would be made anew
+        with self._explaining(), closing(connect(uri, uri=True, wait_s=0.0)) as connection:
             try:
                 with transaction(connection):
                     return False

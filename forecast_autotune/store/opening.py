@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -77,9 +76,8 @@ def read_only(path: Path, *, wait_s: float | None = None) -> Iterator[sqlite3.Co
         schema.NewerSchemaError, schema.NotAStoreError: it is not for this version, or no store.
     """
     import sqlite3
-    from urllib.parse import quote
 
-    uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
+    uri = f"{path.absolute().as_uri()}?mode=ro"
     try:
         filesystem.refuse_special(path)
     except OSError as err:
