@@ -93,6 +93,7 @@ define beside
 endef
 
 test-faults: setup  ## attacks on real processes, disks and files at full length, and a table of what was lost: an hour
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[fuzz]'
 	$(BIN)/python -m pytest --whole-faults --timeout 1800 tests/faults
 
 test-suite: setup  ## every kernel of the suite, many configs at every corner and compiled for every target: an hour
