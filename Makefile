@@ -11,7 +11,7 @@ ifeq ($(filter-out 0,$(HAS_GPU)),)
 CONSTRAINTS := --constraint .ci/constraints-cpu.txt
 endif
 
-.PHONY: help setup demo lm-demo test lint test-triton-all test-triton-oldest test-third-party test-lm test-faults test-suite test-slow gpu record evidence fit baselines report spaces ranks bench bench-store bench-call bench-tuning budgets replay clean
+.PHONY: help setup demo lm-demo test test-all lint test-triton-all test-triton-oldest test-third-party test-lm test-faults test-suite test-slow gpu record evidence fit baselines report spaces ranks bench bench-store bench-call bench-keys bench-tuning budgets replay clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,8 +32,14 @@ LM_DEMO ?=
 lm-demo: .venv-lm/.ready  ## serve a language model here and tune a real kernel by it: make lm-demo LM_DEMO='--model FOLDER'
 	@PYTHONPATH=kernels .venv-lm/bin/python -m kernel_suite.lm_demo $(LM_DEMO)
 
-test: lint  ## everything CI runs: lint, types, layers, tests
-	$(BIN)/python -m pytest --benchmark-disable
+# As many processes as cores, up to eight: each takes a gigabyte. Tests that share a group run in one of them.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadgroup
+
+test: lint  ## lint, types, layers, and the tests that protect a change; six minutes on two cores
+	$(BIN)/python -m pytest --benchmark-disable $(PARALLEL)
+
+test-all: test  ## test, then the tests marked `thorough`, which prove the same at length; CI runs both
+	$(BIN)/python -m pytest --benchmark-disable $(PARALLEL) -m thorough
 
 lint: setup
 	$(BIN)/ruff format --check --quiet .
@@ -94,7 +100,7 @@ endef
 
 test-faults: setup  ## attacks on real processes, disks and files at full length, and a table of what was lost: an hour
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[fuzz]'
-	$(BIN)/python -m pytest --whole-faults --timeout 1800 tests/faults
+	$(BIN)/python -m pytest -m 'not slow' --whole-faults --timeout 1800 tests/faults
 
 test-suite: setup  ## every kernel of the suite, many configs at every corner and compiled for every target: an hour
 	$(BIN)/python -m pytest --benchmark-disable -m 'slow or not slow' tests/kernel_suite
@@ -107,8 +113,8 @@ test-slow: setup  ## the tests that take minutes: every kernel of the suite thro
 GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
 GPU_TESTS  ?= tests/gpu tests/frontends/test_load_inline_cuda.py
 GPU_JSON   ?= build/gpu_report.json
-# Further words for the report: GPU_REPORT='--kernels softmax --sizes 3'.
-GPU_REPORT ?=
+# Words for the report. Beside the tests there is time for one size of each kernel; alone, for two.
+GPU_REPORT ?= --sizes 1
 # Seconds for the tests and the report; what is left of eight minutes is for the kernel in place.
 GPU_LIMIT_S ?= 430
 GPU_PATH   := $(CURDIR):$(CURDIR)/kernels:$(CURDIR)/tests$(if $(PYTHONPATH),:$(PYTHONPATH))
@@ -150,14 +156,17 @@ ranks: setup  ## eight ranks of one job, a thousand times: do they come to one d
 	@$(BIN)/python -m calibration.ranks --runs $(RUNS)
 
 bench: setup  ## speed: forecasting, the cached call, the store
-	$(BIN)/python -m pytest tests/benchmarks --benchmark-only --benchmark-columns=min,median,rounds
+	$(BIN)/python -m pytest -m 'not slow' tests/benchmarks --benchmark-only --benchmark-columns=min,median,rounds
 
 bench-store: setup  ## speed and room of a store of a million outcomes: ten minutes
-	LARGE_STORE=1000000 $(BIN)/python -m pytest tests/benchmarks/test_large_store.py --timeout 1800 --benchmark-only \
+	LARGE_STORE=1000000 $(BIN)/python -m pytest -m 'not slow' tests/benchmarks/test_large_store.py --timeout 1800 --benchmark-only \
 	    --benchmark-columns=min,median,rounds
 
 bench-call: setup  ## what a cached call costs, Triton's own tuner beside ours
 	@$(BIN)/python tests/benchmarks/test_cached_call.py
+
+bench-keys: setup  ## whether memory is flat in a program that meets 100,000 keys, rehearsed: ten minutes; on a GPU see the README
+	@$(BIN)/python -m calibration.key_loop --rehearse --minutes 15
 
 bench-tuning: setup  ## how long tuning 434 configs takes, Triton's own tuner (a sample of 40) beside ours
 	@$(BIN)/python -m calibration.tuning_speed --stock-sample 40

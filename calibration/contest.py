@@ -20,7 +20,6 @@ import numpy as np
 
 import forecast_autotune
 from forecast_autotune.arrays import columns_of, expected_gain
-from forecast_autotune.cli._processes import side_by_side
 from forecast_autotune.cli.replay_runs import Given, histories
 from forecast_autotune.core.budget import Budget
 from forecast_autotune.core.decision import Decision
@@ -30,9 +29,10 @@ from forecast_autotune.errors import InvalidInputError, NoWorkingConfigError
 from forecast_autotune.frontends.engine import make_surrogate
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.policies import Selective
+from forecast_autotune.processes.side_by_side import side_by_side
 from forecast_autotune.protocols import Policy, Surrogate
 from forecast_autotune.store.trace import read_trace
-from forecast_autotune.tuner import tune
+from forecast_autotune.tuner import failures_untold, tune
 
 from .fit import prior_without
 from .searches import METHODS
@@ -131,7 +131,7 @@ def limit_of(budget: str, size: int) -> int:
     """
     read = Budget(budget)
     read.start(size)
-    if read.limit is None or read.seconds is not None:
+    if read.limit is None or read.limits.seconds is not None or read.limits.total_seconds is not None:
         raise InvalidInputError(f"budget {budget!r}: give a count (10) or a share of the space (1%)")
     return min(read.limit, size)
 
@@ -207,8 +207,8 @@ def tuned(found: Case, budget: str, seed: int, method: str) -> Row:
     spent = Budget(budget, clock=replay.clock)
     policy: Policy = Selective(seed)
     decision: Decision | None = None
-    with contextlib.suppress(NoWorkingConfigError):
-        decision = tune(
+    with contextlib.suppress(NoWorkingConfigError), failures_untold():
+        resolution = tune(
             found.job,
             compiler=replay,
             surrogate=found.surrogate(),
@@ -217,6 +217,7 @@ def tuned(found: Case, budget: str, seed: int, method: str) -> Row:
             store=Given(recordings=found.recordings),
             budget=spent,
         )
+        decision = resolution.decision
     slowdown = found.slowdown(found.space.index(decision.config)) if decision else math.inf
     if decision and not spent.measures and math.isinf(slowdown):
         slowdown = found.default_slowdown  # a launch of an unmeasured choice that is refused falls back to it

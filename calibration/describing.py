@@ -21,7 +21,7 @@ from forecast_autotune.store.encoding import from_text, to_text
 from forecast_autotune.store.textfile import read_text, write_lines
 
 from .evidence import fake_inputs
-from .recording import SEED, recordable, variant_place
+from .recording import SEED, has_code_of, recordable, variant_place
 
 FIELD = "described"
 
@@ -65,7 +65,7 @@ def describe_trace(path: Path) -> Described:
     if not isinstance(kernel, SuiteKernel):
         return Described(trace=path.name, left="it is of no Triton kernel of the suite")
     program = encoding.decode_program(header.get("program"), f"{what}: program")
-    if program.digest != kernel.tuned().tuned.program.digest:
+    if not has_code_of(program, kernel.tuned().tuned.program):
         return Described(trace=path.name, left="its kernels are no longer the suite's")
     hardware = encoding.decode_hardware(header.get("hardware"), f"{what}: hardware")
     values = [

@@ -53,10 +53,10 @@ from forecast_autotune.core.outcome import Evidence, Failure
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.hardware_sheets import device_properties, sheet_for
 from forecast_autotune.probe import compiler_version, nvcc_path
+from forecast_autotune.processes.machine import usable_cores, usable_memory_bytes
 from forecast_autotune.store import encoding
 from forecast_autotune.store.encoding import Json, from_text, to_text
 from forecast_autotune.store.textfile import read_text, write_lines
-from forecast_autotune.workers import usable_cores, usable_memory_bytes
 
 if TYPE_CHECKING:
     from forecast_autotune.compilers.triton_launches import Launched

@@ -32,7 +32,7 @@ from typing import IO, Any, cast
 from kernel_suite import Kernel
 
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.workers import usable_cores
+from forecast_autotune.processes.machine import usable_cores
 
 from .describing import Described, describe_traces
 from .recording import Task, Told, recordable

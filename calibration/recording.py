@@ -17,6 +17,7 @@ import math
 import os
 import platform
 import random
+import re
 import sys
 import time
 import warnings
@@ -36,9 +37,10 @@ from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.job import Question, Recording
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
-from forecast_autotune.core.workload import Work
+from forecast_autotune.core.workload import Program, Work
 from forecast_autotune.errors import InvalidInputError, TuningWarning
-from forecast_autotune.measure.measuring import Measuring
+from forecast_autotune.language.sources import sections_of
+from forecast_autotune.measure.measuring import BaseMeasurer
 from forecast_autotune.probe import detect_hardware, device_identity
 from forecast_autotune.store.trace import read_recorded, read_trace, write_trace
 
@@ -48,6 +50,9 @@ FIRST_ROUND = 32  # configs; each further round makes it twice as many
 AGAIN = 0.1  # share of the configs that ran which a second pass times once more
 LEAST_AGAIN = 3
 LEAST_S = 2.0  # with less time left than this, no round is begun
+
+_CODE = re.compile(r"def |@|\w+ = [-\d]")  # sections that every version wrote alike
+_REMARKS = re.compile(r"\A(?:#.*\n)+")  # above them
 
 LETHAL = Failure(stage="launch", message="it ended the process that measured it, more than once", crashed=True)
 
@@ -105,6 +110,18 @@ def recordable(kind: str) -> dict[str, Recordable]:
 
 
 # What is measured --------------------------------------------------------------------------------------------------------
+
+
+def has_code_of(recorded: Program, now: Program) -> bool:
+    """Whether a recorded program has every function and constant of today's as it is.
+
+    A program's text has told more or less of what surrounds its functions over time, so that digests of traces are not
+    to be compared.
+    """
+    there, needed = (
+        {_REMARKS.sub("", section.text) for section in sections_of(program, None)} for program in (recorded, now)
+    )
+    return all(part in there for part in needed if _CODE.match(part))
 
 
 def groups(kernel: Recordable) -> list[list[Config]]:
@@ -395,7 +412,7 @@ class Recorder:
             print(f"{err}; it is begun anew", file=sys.stderr)
             return None
         now = front_door(self.kernel, beginning(self.groups, 1), "0").tuned.program  # type: ignore[attr-defined]
-        if now.digest != found.workload.program.digest:
+        if not has_code_of(found.workload.program, now):
             return None
         self.kept = len(found.outcomes)
         if device in (None, self.machine) or self.kept < min(self.task.configs, self.whole):
@@ -435,11 +452,11 @@ def machine_of(device: str) -> str:
 @contextlib.contextmanager
 def noting_in(path: Path) -> Iterator[None]:
     """Have a file tell which config is being measured, so that it is known if the process ends with it."""
-    measure = Measuring.measure
+    measure = BaseMeasurer.measure
     left = path.read_text().splitlines() if path.exists() else []
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def noted(measurer: Measuring, config: Config, **given: Any) -> Outcome:
+    def noted(measurer: BaseMeasurer, config: Config, **given: Any) -> Outcome:
         line = json.dumps(dict(config.knobs))
         path.write_text("\n".join([*left, line]))
         try:
@@ -448,11 +465,11 @@ def noting_in(path: Path) -> Iterator[None]:
             left[:] = [other for other in left if other != line]
             path.write_text("\n".join(left))
 
-    Measuring.measure = noted  # type: ignore[method-assign,assignment]
+    BaseMeasurer.measure = noted  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
-        Measuring.measure = measure  # type: ignore[method-assign]
+        BaseMeasurer.measure = measure  # type: ignore[method-assign]
 
 
 def _rounded(outcome: Outcome) -> Outcome:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,10 +45,39 @@ def surroundings() -> dict[str, Any]:
 def rehearsing(kernels: Iterable[TritonKernel]) -> Iterator[None]:
     """Run what is within on the rehearsal driver, each config with a time that is made up, so that code can be tested."""
     times = {
-        k.name: {c: 20_000.0 * (1 + int(c.digest[:4], 16) / 0xFFFF) for c in k.space}  # so long that few launches do
+        k.function.__name__: {
+            c: 20_000.0 * (1 + int(c.digest[:4], 16) / 0xFFFF) for c in k.space
+        }  # so long that few launches do
         for k in kernels
     }
     with rehearsal("H200", times):
+        yield
+
+
+# Caches and settings of a report's own ------------------------------------------------------------------------------
+
+
+@contextmanager
+def own_environment(cache: Path) -> Iterator[None]:
+    """No settings of ours within, and a folder for what Triton compiles."""
+    before = dict(os.environ)
+    for name in list(os.environ):
+        if name.startswith("FORECAST_AUTOTUNE_"):
+            del os.environ[name]
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # 3.9 warns until somebody says which
+    os.environ["TRITON_CACHE_DIR"] = str(cache)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def own_store() -> Iterator[None]:
+    """A store that nothing has been put into, and that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="report_store_", ignore_cleanup_errors=True) as folder:
+        os.environ["FORECAST_AUTOTUNE_DIR"] = folder
         yield
 
 

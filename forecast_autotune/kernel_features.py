@@ -48,24 +48,35 @@ class Call:
 
 
 def describe_call(arguments: Mapping[str, Any]) -> Call:
-    """Sort a call's arguments by name into numbers and memory; anything that is neither is left out."""
+    """Sort a call's arguments by name into numbers and memory; anything that is neither is left out.
+
+    What a tuple holds has names of its own: `sizes__0` is the first of `sizes`.
+    """
     numbers: dict[str, Any] = {}
     sizes: dict[str, float] = {}
     for name, value in arguments.items():
-        plain = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
-        if plain is None or isinstance(plain, (bool, int, float, str)):
-            numbers[name] = plain
-            continue
-        memory = getattr(plain, "base", plain) if hasattr(plain, "block_shape") else plain  # a tensor descriptor
-        numbers[name] = True  # so that `if X is not None` holds
-        try:
-            numbers[f"{name}__bytes"] = int(memory.element_size())
-            sizes[name] = float(memory.numel())
-            for i, extent in enumerate(getattr(plain, "block_shape", ())):
-                numbers[f"{name}__block{i}"] = int(extent)
-        except Exception:  # noqa: S112  # no tensor, or one of a kind that does not say
-            continue
+        _describe_argument(name, value, numbers, sizes)
     return Call(numbers, sizes, arguments)
+
+
+def _describe_argument(name: str, value: Any, numbers: dict[str, Any], sizes: dict[str, float]) -> None:
+    plain = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
+    if plain is None or isinstance(plain, (bool, int, float, str)):
+        numbers[name] = plain
+        return
+    numbers[name] = True  # so that `if X is not None` holds
+    if isinstance(plain, tuple):
+        for i, item in enumerate(plain):
+            _describe_argument(f"{name}__{i}", item, numbers, sizes)
+        return
+    memory = getattr(plain, "base", plain) if hasattr(plain, "block_shape") else plain  # a tensor descriptor
+    try:
+        numbers[f"{name}__bytes"] = int(memory.element_size())
+        sizes[name] = float(memory.numel())
+        for i, extent in enumerate(getattr(plain, "block_shape", ())):
+            numbers[f"{name}__block{i}"] = int(extent)
+    except Exception:  # no tensor, or one of a kind that does not say
+        log.debug("argument %s, a %s, is not described", name, type(plain).__name__)
 
 
 def features(

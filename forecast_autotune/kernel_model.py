@@ -101,6 +101,11 @@ class Dot:
 _UNKNOWN = _Sym()
 
 
+def _argument(name: str) -> _Sym:
+    """An argument of the kernel, which may be a number or point to memory; `describe_call` knows it by this name."""
+    return _Sym(value=name, base=name, element=f"{name}__bytes")
+
+
 class _Walker:
     """Walks the statements of one kernel and of the helpers it calls."""
 
@@ -282,6 +287,8 @@ class _Walker:
             if isinstance(index, ast.Constant) and isinstance(index.value, int) and index.value < len(inner.items):
                 return inner.items[index.value]
             return _UNKNOWN
+        if inner.base and inner.base == inner.value and isinstance(index, ast.Constant) and type(index.value) is int:
+            return _argument(f"{inner.base}__{index.value}")  # of an argument that is a tuple
         shape, left = [], list(inner.shape)
         for part in index.elts if isinstance(index, ast.Tuple) else [index]:
             if isinstance(part, ast.Constant) and part.value is None:
@@ -631,7 +638,7 @@ def _describe(kernel: Any) -> KernelModel:
     walker = _Walker(_scope(kernel))
     parameters = [a.arg for a in (*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs)]
     for name in parameters:
-        walker.names[name] = _Sym(value=name, base=name, element=f"{name}__bytes")
+        walker.names[name] = _argument(name)
     _forget_pointers_that_are_numbers(walker, definition, parameters)
     walker.body(definition.body)
     merged: dict[tuple[str, str], int] = {}

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import platform
 import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from typing import Any
 
 from .core.hardware import Hardware, Toolchain
-from .workers import usable_cores
+from .processes.machine import usable_cores
+from .processes.tools import run_tool
+
+log = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -59,7 +64,7 @@ def _detect_gpu(device: str) -> Hardware:
         capability=getattr(props, "gcnArchName", "").partition(":")[0] if hip else f"{props.major}.{props.minor}",
         units=props.multi_processor_count,
         memory_gib=round(props.total_memory / 2**30),
-        power_limit_w=_power_limit_w(str(getattr(props, "uuid", ""))),
+        power_limit_w=_power_limit_w(props),
         partition=props.name[props.name.index("MIG") :] if "MIG" in props.name else "",
         warp_size=getattr(props, "warp_size", 64 if hip else 32),
         max_threads=1024,
@@ -82,19 +87,20 @@ def device_identity(device: str) -> str:
     return ""
 
 
-def _power_limit_w(uuid: str) -> int:
-    """The board's power limit from nvidia-smi, by its identity, for torch may number devices otherwise; 0 if unknown."""
-    if not uuid:
+def _power_limit_w(properties: Any) -> int:
+    """A board's power limit in watts, of a MIG partition its board's, as NVML tells it; 0 where it does not."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        # By its place, for torch may number devices otherwise.
+        bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus.encode())
+        limit_mw: int = pynvml.nvmlDeviceGetPowerManagementLimit(handle)
+        return round(limit_mw / 1000)
+    except Exception as err:  # no NVIDIA library, no such package, an AMD device, a board without limits
+        log.debug("no power limit: %r", err)
         return 0
-    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-        query = [
-            "nvidia-smi",
-            f"--id=GPU-{uuid.removeprefix('GPU-')}",
-            "--query-gpu=power.limit",
-            "--format=csv,noheader,nounits",
-        ]
-        return round(float(subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout))
-    return 0
 
 
 def _cpu_info() -> dict[str, str]:
@@ -145,8 +151,10 @@ def detect_cpp_toolchain(flags: Sequence[str] = (), *, cuda: bool = False) -> To
 def compiler_version(compiler: str) -> str:
     """The version line a compiler prints of itself; "not found" where it cannot be run."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        told = subprocess.run([*compiler.split(), "--version"], capture_output=True, text=True, timeout=30, check=True)
-        lines = [line for line in told.stdout.splitlines() if line.strip()]
+        code, written, _ = run_tool([*compiler.split(), "--version"], 30)
+        if code != 0:
+            return "not found"
+        lines = [line for line in written.splitlines() if line.strip()]
         release = next((line for line in lines if re.search(r"release \d", line)), None)  # nvcc prints it fourth
         return release or (lines[0] if lines else "unknown")
     return "not found"

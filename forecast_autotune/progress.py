@@ -18,7 +18,7 @@ QUIET_S = 2.0
 @contextlib.contextmanager
 def show_progress(listener: Listener | None = None) -> Iterator[Listener | None]:
     """A listener that draws a status line on a terminal's stderr; the one given, if one is; None where nobody looks."""
-    if listener is not None or not sys.stderr.isatty():
+    if listener is not None or not _is_watched():
         yield listener
         return
     from rich.console import Console
@@ -39,6 +39,13 @@ def show_progress(listener: Listener | None = None) -> Iterator[Listener | None]
         yield show
     finally:
         status.stop()
+
+
+def _is_watched() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # the program has none, or has closed it
+        return False
 
 
 def describe(progress: Progress) -> str:

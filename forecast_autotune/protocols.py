@@ -99,11 +99,8 @@ class Store(Protocol):
     def agree(self, job: Job, decision: Decision) -> Decision:
         """Give a decision to the other ranks; returns the one that all hold to, the first that any of them gave."""
 
-    def single_flight(self, job: Job, meanwhile: Callable[[], bool] | None = None) -> AbstractContextManager[bool]:
-        """Hold this job against every other process; False after waiting in vain: then go on without it.
-
-        `meanwhile` is called again and again while another process holds it; it says whether it found work to do.
-        """
+    def single_flight(self, job: Job) -> AbstractContextManager[bool]:
+        """Hold this job against every other process; False, at once, where another one holds it: that one tunes."""
 
 
 class Shares(Protocol):
@@ -116,7 +113,7 @@ class Shares(Protocol):
         """Let others help a run while this is held, until so many configs are taken; the first is taken at once."""
 
     def wanted(self) -> bool:
-        """Whether a run is led that has room for one more config."""
+        """Whether a run is led that has room for one more config, and this process may take it."""
 
     def take(self, config: Config) -> bool:
         """Take a config for oneself; False where another has it, it was tried, or there is room for no more."""
@@ -125,13 +122,13 @@ class Shares(Protocol):
         """Say that a config taken was tried."""
 
     def give_back(self, config: Config) -> None:
-        """Free a config taken for others."""
+        """Free a config taken for others, and let them do the rest: from then on, none is wanted of this process."""
 
     def taken(self) -> frozenset[Config]:
         """Configs that other processes have taken and not tried yet."""
 
-    def device(self, *, wait_s: float) -> AbstractContextManager[bool]:
-        """Hold the device against every process that shares work; False where another one times on it."""
+    def device(self) -> AbstractContextManager[bool]:
+        """Hold the device against every process that shares work; False, at once, where another one times on it."""
 
 
 Listener = Callable[[Progress], None]

@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
-from .core.budget import Budget
+from .core.budget import BudgetLimits
 from .core.model_names import FORMS, is_language_model, is_loopback
 from .errors import InvalidInputError
 
@@ -44,7 +45,7 @@ class Answer:
         """
         form, comma, limit = (part.strip() for part in text.partition(","))
         try:
-            seconds = Budget(limit).seconds if comma and "," not in limit else None
+            seconds = BudgetLimits.parse(limit).seconds if comma and "," not in limit else None
         except InvalidInputError:
             seconds = None
         if form not in ("logits", "reasoned") or (comma and not seconds):
@@ -63,7 +64,7 @@ class Settings:
     mode: str = "tune"
     dir: Path = field(default_factory=lambda: default_dir())
     packs: tuple[Path, ...] = ()
-    surrogate: str = "auto"
+    surrogate: str | None = None
     isolate: str = "auto"
     toolchain: str = "exact"
     sync: str = "store"
@@ -105,7 +106,7 @@ class Settings:
                 raise InvalidInputError(f"{PREFIX}ANSWER={err}") from None
         if text := env.get(PREFIX + "BUDGET", "").strip():
             try:
-                Budget(text)
+                BudgetLimits.parse(text)
             except InvalidInputError as err:
                 raise InvalidInputError(f"{PREFIX}BUDGET: {err}") from None
             values["budget"] = text
@@ -120,11 +121,17 @@ def _path(text: str, name: str, whole: str = "") -> Path:
     try:
         if "\0" in text:
             raise RuntimeError("it holds a NUL character")
-        return Path(text).expanduser()
+        return _anchored(Path(text).expanduser())
     except RuntimeError as err:  # ~ of a user who is not known here, say
         raise InvalidInputError(
             f"{PREFIX}{name}={whole or text!r}: {err}; accepted is a path, ~ being your home folder"
         ) from None
+
+
+@cache
+def _anchored(path: Path) -> Path:
+    """A relative path as it was meant when it was first read: a program may change its folder."""
+    return path.absolute()
 
 
 def check_surrogate(text: str, variable: str, *, remote: bool) -> None:

@@ -14,14 +14,17 @@ from dataclasses import replace
 
 from .core.budget import Budget
 from .core.config import Config
-from .core.decision import Decision
+from .core.decision import FIRST_RETRY_S, Decision, Resolution
 from .core.forecast import Abstention, Forecast
 from .core.job import Compile, Job, Progress, Question, Stop, View, log2_speedups, reference_us
 from .core.outcome import Evidence, Failure, Measurement, Outcome
+from .core.space import Space
+from .core.text import plain
 from .errors import NoWorkingConfigError
 from .protocols import Compiler, Listener, Measurer, Policy, Shares, Store, Surrogate
 
 log = logging.getLogger(__name__)
+failures_log = logging.getLogger(f"{__name__}.failures")
 
 SWITCH_MARGIN = 0.02  # the gain below which leaving the default is not worth it (Triton's own choice, triton#9153)
 TIE_MARGIN = 0.005  # two medians closer than this are a tie however small their spread
@@ -29,10 +32,12 @@ TRUST = 0.8  # an untried config is chosen only when its forecast beats what is 
 FINALISTS = 4  # the best so many are timed again, beside the default
 FINAL_ROUNDS, MOST_ROUNDS = 3, 8  # of these; more than the least only while it is open who is the fastest
 OTHERS_S = 0.05  # between two looks at what other processes have measured of a shared run
+LAST_OTHERS_S = 1.0  # for others to finish their configs of a shared run, beside twice what the longest has taken here
 ONE_RUN = 0.5  # octaves by which a single run may be off
 LEAST_DOUBT = 0.5  # octaves: no forecast is taken for surer than this where it could end a measurement
 SURE = 3.0  # standard deviations
-DEVICE_WAIT_S = 60.0  # for a process that helps another run on this device, to finish its config
+SHOWN_DIGITS = 10  # of a decision's digest; enough for `forecast-autotune show` to tell it from any other
+MOST_SHOWN = 300  # characters of what a config that failed has said
 FINALIST_WINDOW = 0.05  # and only those within so much of the best: campaigns differ by 3 % (FAIR benchmark hub, A4000)
 
 ELSEWHERE = Failure(stage="timeout", message="another process is trying it")
@@ -50,13 +55,19 @@ def tune(
     budget: Budget,
     listener: Listener | None = None,
     shares: Shares | None = None,
-) -> Decision:
+    meanwhile: Surrogate | None = None,
+    earlier: Decision | None = None,
+) -> Resolution:
     """Decide which config of the job's space to run, measuring no more than the budget allows.
 
     A stored decision is returned at once if it was measured, or if nothing may be measured now. Otherwise what is stored
-    seeds the run: a config already tried here is not tried again. Of several processes that miss the same key, one tunes
-    and the others return its decision; with `shares`, those on other devices measure some of its configs meanwhile.
+    seeds the run: a config already tried here is not tried again. Of several processes that miss the same key, one tunes.
+    The others wait for nothing: each gets the best that is known, to be asked for again. With `shares`, those on other
+    devices measure some of the configs first.
 
+    Args:
+        meanwhile: forecasts in place of `surrogate` while another process tunes the key.
+        earlier: what this process was given last time, while another one was tuning the key.
     Raises:
         NoWorkingConfigError: the default brings its process down or never ends, and nothing else was found to run.
     """
@@ -73,22 +84,39 @@ def tune(
             return None  # every config is to be tried, and not every one was
         return found if found.basis == "measured" else None
 
-    if found := recalled():
-        return store.agree(job, found)
+    if known := recalled():
+        return Resolution(store.agree(job, known))
     run = _Run(job, compiler, surrogate, policy, measurer, store, budget, listener, shares)
     if not budget.measures:
-        return store.agree(job, run.decide_unmeasured())
-    helper = _Helper(
-        job, compiler, surrogate, policy, measurer, store, Budget("all", clock=budget.clock), listener, shares
-    )
-    with store.single_flight(job, helper.help) as alone:
-        if found := recalled():
-            return store.agree(job, found)
-        if not alone:
-            log.warning("%s: another process has been tuning it for long; deciding without measuring", job.workload)
-            store.note_pending(job, "waited for another process in vain")
-            return store.agree(job, run.decide_unmeasured())
-        return run.tune()
+        return Resolution(store.agree(job, run.decide_unmeasured()))
+    with contextlib.ExitStack() as held:
+        if held.enter_context(store.single_flight(job)) and (shares is None or held.enter_context(shares.device())):
+            known = recalled()
+            return Resolution(store.agree(job, known) if known else run.tune())
+    if shares is not None:
+        unlimited = Budget("all", clock=budget.clock)  # the budget is the leader's affair
+        _Helper(job, compiler, surrogate, policy, measurer, store, unlimited, listener, shares).help()
+    if known := recalled():  # it has come to its end meanwhile
+        return Resolution(store.agree(job, known))
+    try:
+        known = earlier or stored(job, store) or _unmeasured(job, compiler, meanwhile or surrogate, measurer, store)
+    except NoWorkingConfigError:  # the default breaks, and the other has found nothing yet that could run
+        return Resolution(run.tune())
+    log.info("%s: another process is tuning it; %s is run meanwhile", job.workload, known.config)
+    return Resolution(known, FIRST_RETRY_S)
+
+
+def _unmeasured(job: Job, compiler: Compiler, surrogate: Surrogate, measurer: Measurer, store: Store) -> Decision:
+    """The best that is stored and forecast now, for as long as another process measures; of no run."""
+    run = _Run(job, compiler, surrogate, _AnotherTunes(), measurer, store, Budget("0"), None, None)
+    return replace(run.decide_unmeasured(), run="")
+
+
+class _AnotherTunes:
+    """A policy that leaves measuring to another process."""
+
+    def step(self, view: View) -> Stop:  # noqa: ARG002  # the protocol's
+        return Stop("another process is tuning it")
 
 
 def stored(job: Job, store: Store) -> Decision | None:
@@ -131,22 +159,29 @@ class _Run:
         self.forecasts: Sequence[Forecast | Abstention] = ()
         self.ahead: Sequence[Forecast | Abstention] = ()  # the first of these
         self.tried: set[Config] = set()  # by this run
+        self.earlier: dict[Config, Measurement] = {}  # stored times that are not brought to this run's scale yet
+        self.finals: dict[Config, Measurement] = {}  # configs timed in turns
         self.compiled = 0
 
     # The three acts -------------------------------------------------------------------------------------------------
 
     def tune(self) -> Decision:
-        with contextlib.ExitStack() as held:
-            if self.shares and not held.enter_context(self.shares.device(wait_s=DEVICE_WAIT_S)):
-                log.warning("%s: another process has been timing on this device for long", self.job.workload)
+        with self.budget.total.running():
             stop = self.search()
             if self.measurer.repeatable and self.held is None:
                 self.measure_finalists()
         if self.held is not None:
             log.info("%s: other ranks hold to %s, so tuning it ends", self.job.workload, self.held.config)
             return self.held
+        if self.budget.total_left_s <= 0 and set(self.outcomes) <= {self.space.default}:
+            # What is left to this key is what a budget of 0 is: its default's time alone decides nothing.
+            self.store.note_pending(self.job, f"the total of this process was spent (budget {self.budget})")
+            decision = self.decide(stop, by_forecast=True)
+            basis = "default" if decision.basis == "measured" else decision.basis
+            return self.store.agree(self.job, replace(decision, basis=basis, measured=0))
         decision = self.decide(stop)
         self.store.decide(self.job, decision)
+        self.tell_failures()
         held_to = self.store.agree(self.job, decision)
         if held_to != decision:
             log.info("%s: other ranks hold to %s already", self.job.workload, held_to.config)
@@ -159,7 +194,8 @@ class _Run:
         """Decide on what is stored and forecast. Not stored: measuring later must not find it in its way."""
         self.begin()
         step = self.policy.step(self.view())
-        return self.decide(step if isinstance(step, Stop) else Stop("nothing may be measured now"))
+        stop = step if isinstance(step, Stop) else Stop("nothing may be measured now")
+        return self.decide(stop, by_forecast=not self.budget.measures)
 
     def search(self) -> Stop:
         """Ask the policy and do what it says until it stops or the budget is gone."""
@@ -182,6 +218,7 @@ class _Run:
                 return step
             if self.over():
                 return Stop(f"the budget of {self.budget} is spent")
+            self.bring_earlier()
             tried = len(self.tried)
             evident = len(self.evidence)
             refused = len(self.refused)
@@ -212,6 +249,7 @@ class _Run:
     def begin(self) -> None:
         self.budget.start(len(self.space))
         self.outcomes.update((c, o) for c, o in self.store.outcomes(self.job).items() if c in self.space)
+        self.earlier = self.measured()
         default = self.outcomes.get(self.space.default)
         if isinstance(default, Failure) and default.crashed:
             self.measurer.spare_default()
@@ -279,11 +317,17 @@ class _Run:
         return changed
 
     def await_others(self) -> bool:
-        """Wait for what others are trying; whether any of it came or was given up."""
+        """Give others as long as a config takes to finish theirs; whether any of it came or was given up.
+
+        No longer: a helper may itself wait for what this process sends once it has launched.
+        """
         known = len(self.outcomes)
         awaited = self.taken
         self.learn_from_others()
-        while self.taken and len(self.outcomes) == known and awaited <= self.taken and self.budget.seconds_left > 0:
+        took_s = (o.cost_s for c, o in self.outcomes.items() if c in self.tried and isinstance(o, Measurement))
+        most_s = 2 * max(took_s, default=0.0) + LAST_OTHERS_S
+        until = time.monotonic() + min(most_s, self.budget.seconds_left)
+        while self.taken and len(self.outcomes) == known and awaited <= self.taken and time.monotonic() < until:
             awaited = self.taken
             time.sleep(OTHERS_S)
             self.learn_from_others()
@@ -393,18 +437,39 @@ class _Run:
     def measured(self) -> dict[Config, Measurement]:
         """Configs that ran, fastest first; equal times in the order of the space."""
         ran = {c: o for c, o in self.outcomes.items() if isinstance(o, Measurement)}
-        return dict(sorted(ran.items(), key=lambda item: (item[1].median_us, self.space.index(item[0]))))
+        return _fastest_first(ran, self.space)
+
+    def bring_earlier(self) -> None:
+        """Bring the times of earlier runs to the scale of this one: a device is warmer now, or its clock another.
+
+        Their default is timed once more for that; where they have none that ran, the fastest of theirs is.
+        """
+        if not (self.earlier and self.measurer.repeatable):
+            return
+        earlier, self.earlier = self.earlier, {}
+        anchor = self.space.default if self.space.default in earlier else next(iter(earlier))
+        self.compile_again([anchor])
+        if anchor not in self.evidence:
+            return
+        with self.compiler.paused():
+            outcome = self.measurer.measure(anchor)
+        if isinstance(outcome, Failure):
+            self.keep(anchor, outcome)
+            return
+        before = earlier.pop(anchor)
+        self.keep(anchor, replace(outcome, compile_s=before.compile_s))
+        for config, measurement in earlier.items():
+            self.outcomes[config] = measurement.scaled(outcome.median_us / before.median_us)
 
     def measure_finalists(self) -> None:
-        """Time the best few and the default again, in turns, so that all see the same state of the machine."""
+        """Time the best few and the default again, in turns, so that all see the same state of the machine.
+
+        Their new times are brought to the scale of the old ones, by which the default is as fast as it was.
+        """
         ran = self.measured()
-        if len(ran) < 2 or not self.tried:
+        if len(ran) < 2 or self.budget.seconds_left <= 0:
             return
-        best_us = next(iter(ran.values())).median_us
-        close = [c for c, m in ran.items() if m.median_us <= best_us * (1 + FINALIST_WINDOW)][:FINALISTS]
-        finalists = (
-            close if self.space.default in close or self.space.default not in ran else [*close, self.space.default]
-        )
+        finalists = self.finalists(ran)
         if len(finalists) < 2:
             return  # nothing comes near the best
         self.compile_again([c for c in finalists if c not in self.evidence])
@@ -413,11 +478,23 @@ class _Run:
             return
         with self.compiler.paused():
             again = self.measure_in_turns(finalists)
-        if len(again) < len(finalists):
+        if not again or len(again) < len(finalists):
             return  # out of time before each had its turn: what is known already is the fairer comparison
+        anchor = self.space.default if self.space.default in again else next(iter(again))
+        scale = ran[anchor].median_us / again[anchor].median_us
         for config, measurement in again.items():
-            first = ran[config]
-            self.keep(config, replace(measurement, compile_s=first.compile_s, run_s=first.run_s + measurement.run_s))
+            first, scaled = ran[config], measurement.scaled(scale)
+            self.finals[config] = replace(scaled, compile_s=first.compile_s, run_s=first.run_s + measurement.run_s)
+            self.keep(config, self.finals[config])
+
+    def finalists(self, ran: Mapping[Config, Measurement]) -> list[Config]:
+        """The best few and the default; of those as good as equal to the best, the first in the space come first."""
+        best_us = next(iter(ran.values())).median_us
+        tie_us = best_us * (1 + TIE_MARGIN)
+        close = [c for c, m in ran.items() if m.median_us * (1 - m.disturbance) <= best_us * (1 + FINALIST_WINDOW)]
+        close.sort(key=lambda c: (max(ran[c].median_us, tie_us), self.space.index(c)))
+        finalists, default = close[:FINALISTS], self.space.default
+        return finalists if default in finalists or default not in ran else [*finalists, default]
 
     def measure_in_turns(self, finalists: list[Config]) -> dict[Config, Measurement]:
         """Each finalist's samples of all rounds; one that fails leaves the list."""
@@ -446,9 +523,11 @@ class _Run:
             else:
                 self.evidence[config] = result
 
-    def decide(self, stop: Stop) -> Decision:
+    def decide(self, stop: Stop, *, by_forecast: bool = False) -> Decision:
+        """Decide on all that is known; `by_forecast`, where nothing may be measured, allows a config that was never run."""
         default = self.space.default
-        ran = self.measured()
+        # Who was not timed in turns may have been timed while the machine was quicker.
+        ran = _fastest_first(self.finals, self.space) or self.measured()
         config, basis, reason = default, "default", stop.reason
         equivalents: tuple[Config, ...] = ()
         if stop.config is not None:
@@ -456,9 +535,7 @@ class _Run:
         elif ran:
             config, reason, equivalents = self.winner(ran)
             basis = "measured"
-        # Where measuring is allowed, what was never run is never chosen.
-        unmeasured = stop.config is None and not self.budget.measures
-        trusted = self.trusted_forecast(ran.get(config)) if unmeasured else None
+        trusted = self.trusted_forecast(ran.get(config)) if by_forecast and stop.config is None else None
         if trusted is not None:
             config, forecast = trusted
             basis, equivalents = "forecast", ()
@@ -557,6 +634,31 @@ class _Run:
         log.warning("%s: %s, so the first is launched%s", self.job.workload, told, why)
         return told
 
+    def tell_failures(self) -> None:
+        """Say once how many configs failed and why most of them did; loudly, if any did for another reason than its size."""
+        failed = {c: o for c, o in self.outcomes.items() if c in self.tried and isinstance(o, Failure)}
+        if not failed or not self.measured():  # that none runs is said already
+            return
+        odd = {c: o for c, o in failed.items() if not o.refused}
+        among = odd or failed
+        kinds = {c: (o.stage, o.message.partition(":")[0]) for c, o in among.items()}
+        kind, count = Counter(kinds.values()).most_common(1)[0]
+        first = next(c for c in among if kinds[c] == kind)
+        # What the interpreter shows is kept in memory alone, where the command does not see it.
+        kept = self.job.hardware.kind != "interpreter"
+        failures_log.log(
+            logging.WARNING if odd else logging.INFO,
+            "%s: %d of %d configs tried failed, %d of them like %s at %s: %s%s",
+            self.job.workload,
+            len(failed),
+            len(self.tried),
+            count,
+            first,
+            failed[first].stage,
+            _in_one_line(failed[first].message),
+            f"; 'forecast-autotune show {self.job.digest[:SHOWN_DIGITS]}' lists all" if kept else "",
+        )
+
     def tell(self, doing: str) -> None:
         if self.listener is None:
             return
@@ -580,28 +682,25 @@ class _Run:
 class _Helper(_Run):
     """Measures for a run that another process leads, one config after the other, each by a policy's choice."""
 
-    begun = False
-    unwell = False
-
-    def help(self) -> bool:
-        """Try one config that nobody has taken; False where there is nothing to do now but to wait."""
-        self.tell("waiting for another process")
-        if self.shares is None or self.unwell or not self.shares.wanted():
-            return False
-        with self.shares.device(wait_s=0.0) as free:
+    def help(self) -> None:
+        """Try configs that nobody has taken, while there are any: it waits for none."""
+        if self.shares is None or not self.shares.wanted():
+            return
+        with self.shares.device() as free:
             if not free:
-                return False
-            if not self.begun:
-                self.begin()
-                self.begun = True
-            self.learn_from_others()
-            step = self.policy.step(self.view())
-            config = None if isinstance(step, Stop) else next(filter(self.take, step.configs), None)
-            if config is None:
-                return False
-            self.measure([config])
-            self.forecast()
-            return True
+                return
+            self.begin()
+            while self.shares.wanted():
+                self.learn_from_others()
+                step = self.policy.step(self.view())
+                if isinstance(step, Stop):
+                    return
+                refused = len(self.refused)
+                if config := next(filter(self.take, step.configs), None):
+                    self.measure([config])
+                    self.forecast()
+                elif len(self.refused) == refused:
+                    return
 
     def default_first(self, configs: Iterable[Config]) -> list[Config]:
         """The configs not tried yet; the default is the leader's."""
@@ -617,7 +716,6 @@ class _Helper(_Run):
         The next one would most likely fail too (this device's memory is full), and the whole budget be lost on it.
         """
         if doubtful:
-            self.unwell = True
             shares.give_back(config)
         else:
             shares.tried(config)
@@ -628,6 +726,29 @@ def _closable(
 ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
     """The same as a generator, closing which closes it: so building stops when the budget is gone."""
     yield from building
+
+
+@contextlib.contextmanager
+def failures_untold() -> Iterator[None]:
+    """Within this no failed configs are told of: those of a recording are nobody's to mend."""
+    level = failures_log.level
+    failures_log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        failures_log.setLevel(level)
+
+
+def _in_one_line(message: str) -> str:
+    """The first and the last line of a message: a compiler says where in the one and what in the other."""
+    lines = message.strip().splitlines() or [message]
+    text = " … ".join(dict.fromkeys(plain(line).strip() for line in (lines[0], lines[-1])))
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+def _fastest_first(ran: Mapping[Config, Measurement], space: Space) -> dict[Config, Measurement]:
+    """Measurements by their medians; equal ones in the order of the space."""
+    return dict(sorted(ran.items(), key=lambda item: (item[1].median_us, space.index(item[0]))))
 
 
 def _settled(timed: Mapping[Config, Measurement]) -> bool:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 from toy import Toy
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Tests that time run beside others: OpenMP's threads that spin while they wait stall a sample for milliseconds (7 us to
+    # 60 ms seen). Their number is left alone, for it is part of a variant's key.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,11 +27,20 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where tests run beside each other, keep in one process those that share a GPU or what is compiled once a session."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.xdist_group("gpu"))
+        elif "toy" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("toy"))
+
+
 @pytest.fixture(autouse=True)
 def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """No setting of the person running the tests reaches them, and each test has a store folder of its own."""
-    import os
-
     for name in list(os.environ):
         if name.startswith("FORECAST_AUTOTUNE_"):
             monkeypatch.delenv(name)

@@ -16,7 +16,7 @@ def test_without_variables_the_defaults_hold() -> None:
     assert (settings.budget, settings.mode, settings.surrogate, settings.isolate, settings.toolchain) == (
         None,
         "tune",
-        "auto",
+        None,
         "auto",
         "exact",
     )
@@ -134,3 +134,16 @@ def test_an_answer_that_does_not_parse_is_named_with_what_is_accepted(text: str)
 def test_new_variables_are_known_and_misspelt_ones_named() -> None:
     environment = {f"FORECAST_AUTOTUNE_{name}": "1" for name in ("REMOTE", "ANSWER", "ANSWERS")}
     assert unknown_variables(environment) == {"FORECAST_AUTOTUNE_ANSWERS": "FORECAST_AUTOTUNE_ANSWER"}
+
+
+def test_a_relative_folder_stays_where_it_was_when_it_was_first_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f".cache/{tmp_path.name}"  # no other test reads it
+    environment = {"FORECAST_AUTOTUNE_DIR": name, "FORECAST_AUTOTUNE_PACKS": f"{name}.jsonl"}
+    (tmp_path / "outputs").mkdir()
+    for folder in (tmp_path, tmp_path / "outputs"):  # as a program moves that Hydra runs
+        monkeypatch.chdir(folder)
+        settings = Settings.from_environment(environment)
+        assert settings.dir == tmp_path / name
+        assert settings.packs == (tmp_path / f"{name}.jsonl",)

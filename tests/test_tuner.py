@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from recorded import best_us, job_of, measurement, recording
 
 from forecast_autotune.core.budget import Budget
 from forecast_autotune.core.config import Config
-from forecast_autotune.core.decision import Decision
+from forecast_autotune.core.decision import Decision, Resolution
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.job import Compile, Job, Measure, Progress, Question, Recording, Stop, View
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
@@ -66,9 +67,7 @@ class Memory:
         self.given.append(decision)
         return self.held or decision
 
-    def single_flight(
-        self, job: Job, meanwhile: Callable[[], bool] | None = None
-    ) -> contextlib.AbstractContextManager[bool]:
+    def single_flight(self, job: Job) -> contextlib.AbstractContextManager[bool]:
         if self.held_later is not None:
             self.held = self.held_later
         return contextlib.nullcontext(self.alone)
@@ -92,7 +91,12 @@ def recorded_as(times_us: Sequence[float | Outcome]) -> Recording:
     return replace(recording(), default=Config({"i": 0}), outcomes=outcomes)
 
 
-def decide(
+def decide(of: Recording, budget: str | int = "all", **more: Any) -> Decision:
+    """What is run now, whether it holds or not."""
+    return resolve(of, budget, **more).decision
+
+
+def resolve(
     of: Recording,
     budget: str | int = "all",
     *,
@@ -100,7 +104,8 @@ def decide(
     surrogate: Surrogate | None = None,
     store: Memory | None = None,
     listener: list[Progress] | None = None,
-) -> Decision:
+    earlier: Decision | None = None,
+) -> Resolution:
     replay = Replay(of)
     return tune(
         job_of(of),
@@ -111,6 +116,7 @@ def decide(
         store=store if store is not None else Memory(),
         budget=Budget(budget, clock=replay.clock),
         listener=None if listener is None else listener.append,
+        earlier=earlier,
     )
 
 
@@ -192,6 +198,43 @@ def test_the_forecast_before_an_outcome_is_kept_with_it() -> None:
     store = Memory()
     decide(recorded_as([100, 60]), surrogate=Fixed({Config({"i": 1}): said}), store=store)
     assert {c: f for c, _, f in store.recorded}[Config({"i": 1})] == said
+
+
+WRONG = Failure(stage="check", message="out: 3 of 4096 elements differ", cost_s=0.1)
+TOO_LARGE = Failure(stage="launch", message="OutOfResources: shared memory, Required: 300000", cost_s=0.1)
+ODD = Failure(stage="compile", message="CompilationError: at 4:21:\ndef f(x):\n    ^\nNameError('y')", cost_s=0.1)
+
+
+def loud(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(("failure", "reason"), [(WRONG, "check: out: 3 of"), (ODD, "at 4:21: … NameError('y')")])
+def test_configs_that_fail_oddly_are_told_in_one_warning(
+    caplog: pytest.LogCaptureFixture, failure: Failure, reason: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    of = recorded_as([100, failure, TOO_LARGE, TOO_LARGE, 80, failure])
+    decide(of)
+    (told,) = loud(caplog)
+    assert "4 of 6 configs tried failed, 2 of them like i=1 at" in told
+    assert reason in told
+    assert "\n" not in told
+    assert f"forecast-autotune show {job_of(of).digest[:10]}" in told
+
+
+def test_configs_that_are_only_too_large_are_told_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assertion = Failure(stage="compile", message="CompileTimeAssertionFailure: at 2:4:\nno 128")
+    not_for_these = Failure(stage="launch", message="InvalidInputError: rows of at most 4096")
+    decide(recorded_as([100, TOO_LARGE, 80, TOO_LARGE, assertion, not_for_these]))
+    assert loud(caplog) == []
+    assert any("4 of 6 configs tried failed, 2 of them like i=1 at launch" in r.getMessage() for r in caplog.records)
+
+
+def test_failures_of_an_earlier_run_are_not_told_again(caplog: pytest.LogCaptureFixture) -> None:
+    decide(recorded_as([100, WRONG, 80]), store=Memory(known={Config({"i": 1}): WRONG}))
+    assert loud(caplog) == []
 
 
 def test_an_interrupted_run_goes_on_without_trying_again_what_it_knows() -> None:
@@ -331,11 +374,48 @@ def test_a_policy_that_asks_for_nothing_new_ends_the_run() -> None:
     assert "nothing new" in decision.reason
 
 
-def test_whoever_waited_in_vain_for_another_process_decides_unmeasured(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    decision = decide(recorded_as([100, 60]), store=Memory(alone=False))
-    assert decision.measured == 0
-    assert any("another process" in r.getMessage() for r in caplog.records)
+def test_while_another_process_tunes_the_best_known_is_run_at_once() -> None:
+    of = recorded_as([100, 60, 40])
+    sure = {Config({"i": 2}): Forecast.normal(1.0, 0.1, source="fixed")}
+    known = replace(decide(of), config=Config({"i": 1}), basis="forecast", measured=0)
+    for decided, surrogate, expected in (
+        (None, Fixed(), (0, "default")),
+        (None, Fixed(sure), (2, "forecast")),
+        (known, Fixed(sure), (1, "forecast")),
+    ):
+        store = Memory(alone=False, decided=decided)
+        found = resolve(of, store=store, surrogate=surrogate)
+        assert found.retry_after_s is not None
+        assert (found.decision.config["i"], found.decision.basis) == expected
+        assert not found.decision.run or found.decision == known
+        assert (store.recorded, store.given, store.pending) == ([], [], [])
+        assert store.decided == decided
+
+
+def test_a_later_look_forecasts_nothing_and_takes_the_decision_once_it_is_there() -> None:
+    class Counting(Fixed):
+        asked = 0
+
+        def forecast(self, asked: Question) -> Sequence[Forecast | Abstention]:
+            self.asked += 1
+            return super().forecast(asked)
+
+    of, store, surrogate = recorded_as([100, 60]), Memory(alone=False), Counting()
+    first = resolve(of, store=store, surrogate=surrogate)
+    for _ in range(3):
+        assert resolve(of, store=store, surrogate=surrogate, earlier=first.decision) == first
+    assert surrogate.asked == 1
+    store.decided = decide(of)
+    store.known = dict(of.outcomes)
+    assert resolve(of, store=store, earlier=first.decision) == Resolution(store.decided)
+
+
+def test_who_knows_nothing_that_is_safe_to_run_tunes_beside_the_other() -> None:
+    crash = Failure(stage="launch", message="illegal address", crashed=True)
+    store = Memory(alone=False, known={Config({"i": 0}): crash})
+    found = resolve(recorded_as([crash, 80]), store=store)
+    assert found == Resolution(found.decision)
+    assert found.decision.config == Config({"i": 1})
 
 
 def test_the_listener_hears_how_far_it_has_come() -> None:
@@ -367,7 +447,7 @@ def test_finalists_are_timed_again_in_turns() -> None:
         measurer=replay,
         store=store,
         budget=Budget(4, clock=replay.clock),
-    )
+    ).decision
     assert decision.config == Config({"i": 1})
     assert decision.measured == 4
     turns = [c["i"] for c in replay.asked[4:]]
@@ -395,16 +475,18 @@ class Noisy(Replay):
         return Measurement(samples_us=tuple(outcome.median_us * share for share in shares))
 
 
-def tuned_by(of: Recording, measurer: Noisy, surrogate: Surrogate | None = None) -> Decision:
+def tuned_by(
+    of: Recording, measurer: Noisy, surrogate: Surrogate | None = None, store: Memory | None = None
+) -> Decision:
     return tune(
         job_of(of),
         compiler=measurer,
         surrogate=surrogate or Fixed(),
         policy=Exhaustive(),
         measurer=measurer,
-        store=Memory(),
+        store=store or Memory(),
         budget=Budget("all", clock=measurer.clock),
-    )
+    ).decision
 
 
 @pytest.mark.parametrize(("spread", "rounds"), [(0.0001, 3), (0.2, 8)])
@@ -413,6 +495,89 @@ def test_finalists_are_timed_until_they_can_be_told_apart_or_so_often(spread: fl
     measurer = Noisy(of, spread)
     tuned_by(of, measurer)
     assert len(measurer.asked[4:]) == 3 * rounds
+
+
+class Warming(Noisy):
+    """Slows down by a factor from the timing of this number on."""
+
+    def __init__(self, of: Recording, *, factor: float, after: int) -> None:
+        super().__init__(of, spread=0.0001)
+        self.factor = factor
+        self.after = after
+
+    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
+        outcome = super().measure(config, hopeless_us=hopeless_us)
+        assert isinstance(outcome, Measurement)
+        slow = self.factor if len(self.asked) > self.after else 1.0
+        return replace(outcome, samples_us=tuple(t * slow for t in outcome.samples_us))
+
+
+@pytest.mark.parametrize("factor", [0.8, 0.97, 1.03, 1.14, 1.3])
+def test_a_drift_before_the_finals_lets_none_win_that_was_not_in_them(factor: float) -> None:
+    of = recorded_as([150, 100, 100.7, 101.4, 102.1, 99])
+    decision = tuned_by(of, Warming(of, factor=factor, after=6))
+    assert decision.config == Config({"i": 5})
+    assert decision.speedup == pytest.approx(150 / 99, rel=1e-3)
+    assert decision.config_us == pytest.approx(99, rel=1e-3), "on one scale with what is stored of the others"
+
+
+def test_what_is_stored_of_a_run_is_on_one_scale_whatever_drifted() -> None:
+    of = recorded_as([150, 100, 120, 130])
+    store = Memory()
+    tuned_by(of, Warming(of, factor=1.2, after=4), store=store)
+    times = {c: o.median_us for c, o, _ in store.recorded if isinstance(o, Measurement)}
+    assert times == {
+        c: pytest.approx(o.median_us, rel=1e-3) for c, o in of.outcomes.items() if isinstance(o, Measurement)
+    }
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.8, 1.25, 2.0])
+def test_times_of_an_earlier_run_are_brought_to_this_one_by_its_default(factor: float) -> None:
+    of = recorded_as([150, 100, 90, 110, 95])
+    earlier = {Config({"i": i}): measurement(t * factor) for i, t in enumerate([150, 100, 90])}
+    measurer = Noisy(of, 0.0001)
+    decision = tuned_by(of, measurer, store=Memory(known=dict(earlier)))
+    assert decision.config == Config({"i": 2})
+    assert decision.measured == 2, "timing the default again takes none of the budget"
+    assert [c["i"] for c, _ in measurer.asked[:3]] == [0, 3, 4]
+
+
+def test_without_a_default_that_ran_the_fastest_brings_earlier_times_to_this_run() -> None:
+    of = recorded_as([150, 100, 90, 110, 95])
+    known: dict[Config, Outcome] = {Config({"i": 0}): FAILED}
+    known |= {Config({"i": i}): measurement(t * 2) for i, t in ((1, 100), (2, 90))}
+    assert tuned_by(of, Noisy(of, 0.0001), store=Memory(known=known)).config == Config({"i": 2})
+
+
+def test_a_run_that_finds_everything_timed_still_decides_by_turns() -> None:
+    of = recorded_as([150, 100, 90])
+    known: dict[Config, Outcome] = {Config({"i": 0}): measurement(150), Config({"i": 1}): measurement(89)}
+    decision = tuned_by(of, Noisy(of, 0.0001), store=Memory(known={**known, Config({"i": 2}): measurement(90)}))
+    assert (decision.config, decision.measured) == (Config({"i": 2}), 0)
+
+
+def test_of_many_equally_fast_the_first_in_the_space_is_among_the_finalists() -> None:
+    of = recorded_as([150, *(100 + 0.01 * i for i in range(9, 0, -1))])
+    assert tuned_by(of, Noisy(of, 0.0001)).config == Config({"i": 1})
+
+
+def test_a_win_that_a_neighbour_may_have_made_does_not_count() -> None:
+    disturbed = replace(measurement(90), disturbance=0.2)
+    assert decide(recorded_as([100, disturbed])).config == Config({"i": 0})
+    assert decide(recorded_as([disturbed, 80])).config == Config({"i": 0})
+    assert decide(recorded_as([100, 90])).config == Config({"i": 1})
+
+
+def test_who_looked_slow_beside_a_neighbour_is_timed_again_in_the_finals() -> None:
+    class Neighboured(Noisy):
+        def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
+            outcome = super().measure(config, hopeless_us=hopeless_us)
+            assert isinstance(outcome, Measurement)
+            beside = config == Config({"i": 2}) and len(self.asked) <= 4
+            return replace(outcome.scaled(1.5), disturbance=1 / 3) if beside else outcome
+
+    of = recorded_as([150, 100, 90, 110])
+    assert tuned_by(of, Neighboured(of, 0.0001)).config == Config({"i": 2})
 
 
 def test_a_run_is_hopeless_beyond_what_the_best_the_forecast_and_a_single_runs_error_allow() -> None:
@@ -472,15 +637,6 @@ def test_a_stored_decision_is_given_to_the_other_ranks() -> None:
     assert store.given == [first]
 
 
-def test_who_has_waited_in_vain_decides_without_measuring_and_gives_that() -> None:
-    store = Memory(alone=False)
-    decision = decide(recorded_as([100, 50, 70]), store=store)
-    assert decision.basis == "default"
-    assert store.given == [decision]
-    assert not store.recorded
-    assert len(store.pending) == 1
-
-
 @pytest.mark.parametrize("policy", [Exhaustive(), Selective()])
 def test_whoever_tunes_stops_as_soon_as_the_ranks_hold_to_a_decision(policy: Policy) -> None:
     held = replace(decide(recorded_as([100, 50, 70])), basis="default", measured=0)
@@ -506,13 +662,14 @@ class Together:
     def __init__(self, taken: dict[Config, str], name: str) -> None:
         self.all = taken  # by whom; "" once it was tried
         self.name = name
+        self.declined = False
 
     @contextlib.contextmanager
     def lead(self, run: str, most: float, first: Config | None) -> Iterator[None]:
         yield
 
     def wanted(self) -> bool:
-        return True
+        return not self.declined
 
     def take(self, config: Config) -> bool:
         return self.all.setdefault(config, self.name) == self.name
@@ -522,11 +679,12 @@ class Together:
 
     def give_back(self, config: Config) -> None:
         del self.all[config]
+        self.declined = True
 
     def taken(self) -> frozenset[Config]:
         return frozenset(c for c, by in self.all.items() if by not in ("", self.name))
 
-    def device(self, *, wait_s: float) -> contextlib.AbstractContextManager[bool]:
+    def device(self) -> contextlib.AbstractContextManager[bool]:
         return contextlib.nullcontext(True)
 
 
@@ -552,7 +710,7 @@ def tune_shared(of: Recording, taken: dict[Config, str], store: Memory) -> Decis
         store=store,
         budget=Budget("all", clock=replay.clock),
         shares=Together(taken, "this one"),
-    )
+    ).decision
 
 
 def test_a_config_that_another_process_tried_to_no_visible_end_is_passed_over_and_the_rest_is_tried() -> None:
@@ -564,37 +722,15 @@ def test_a_config_that_another_process_tried_to_no_visible_end_is_passed_over_an
 
 def test_a_helper_gives_back_what_failed_for_no_fault_of_its_own_and_helps_no_more() -> None:
     taken: dict[Config, str] = {Config({"i": 0}): "the leader"}
-
-    class Waiting(Memory):
-        def single_flight(
-            self, job: Job, meanwhile: Callable[[], bool] | None = None
-        ) -> contextlib.AbstractContextManager[bool]:
-            assert meanwhile is not None
-            self.helped = [meanwhile() for _ in range(4)]
-            return contextlib.nullcontext(False)
-
-    store = Waiting()
+    store = Memory(alone=False)
     tune_shared(recorded_as([100, 90, FULL, 50]), taken, store)
-    assert store.helped == [True, True, False, False]
+    assert [c["i"] for c, _, _ in store.recorded] == [1, 2]
     assert taken == {Config({"i": 0}): "the leader", Config({"i": 1}): ""}
 
 
 def test_a_helper_passes_over_what_the_leader_tried_to_no_visible_end() -> None:
     taken: dict[Config, str] = {Config({"i": 0}): "", Config({"i": 1}): ""}
-
-    class Waiting(Memory):
-        def single_flight(
-            self, job: Job, meanwhile: Callable[[], bool] | None = None
-        ) -> contextlib.AbstractContextManager[bool]:
-            assert meanwhile is not None
-            while len(self.recorded) < 2 and self.asked < 10:
-                self.asked += 1
-                meanwhile()
-            return contextlib.nullcontext(False)
-
-        asked = 0
-
-    store = Waiting()
+    store = Memory(alone=False)
     tune_shared(recorded_as([100, 90, 80, 50]), taken, store)
     assert [c["i"] for c, _, _ in store.recorded] == [2, 3]
 
@@ -622,5 +758,5 @@ def test_a_config_that_a_helper_gives_back_while_the_leader_waits_for_it_is_trie
         store=store,
         budget=Budget("all", clock=replay.clock),
         shares=GivenBack({late: "a helper"}, "the leader"),
-    )
+    ).decision
     assert decision.config == late

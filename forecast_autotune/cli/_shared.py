@@ -182,6 +182,7 @@ def summary_of(stored: StoredDecision) -> dict[str, object]:
         "kernel": stored.place.workload.program.name,
         "key": dict(stored.place.workload.key),
         "hardware": stored.place.hardware.name,
+        "power_limit_w": stored.place.hardware.power_limit_w,
         "config": dict(decision.config.knobs),
         "basis": decision.basis,
         "speedup": decision.speedup,

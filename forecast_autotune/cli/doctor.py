@@ -130,7 +130,7 @@ def check_language_model() -> Iterator[Finding]:
         settings = Settings.from_environment()
     except InvalidInputError:
         return  # the settings' own check tells of it
-    if not is_language_model(settings.surrogate):
+    if settings.surrogate is None or not is_language_model(settings.surrogate):
         return
     from ..language.model import ModelError
     from ..language.named import named

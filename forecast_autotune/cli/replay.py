@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..core.budget import Budget
+from ..core.budget import BudgetLimits
 from ..core.model_names import FORMS, is_language_model, parse_model_name
 from ..errors import WorkerError
 from ..frontends.engine import make_surrogate
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     """
     budgets = list(dict.fromkeys(args.budget or BUDGETS))
     for text in budgets:
-        Budget(text)
+        BudgetLimits.parse(text)
     settings = Settings.from_environment()
     check_surrogate(args.surrogate, "--surrogate", remote=settings.remote == "1")
     plan = ReplayPlan(
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     tasks: list[Task] = [
         Task(trace, text, seed)
         for seed in range(args.seeds)
-        for text in sorted(budgets, key=lambda text: Budget(text).share or 0.0, reverse=True)
+        for text in sorted(budgets, key=lambda text: BudgetLimits.parse(text).share or 0.0, reverse=True)
         for trace in range(len(args.traces))
     ]
     draws = min(DRAWS, args.seeds)

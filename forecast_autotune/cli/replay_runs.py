@@ -26,13 +26,13 @@ from ..frontends.engine import make_surrogate
 from ..hardware_sheets import same_product
 from ..measure.replay import Replay
 from ..policies import Exhaustive, First, Selective, StoredOnly
+from ..processes.side_by_side import side_by_side
 from ..protocols import Policy
 from ..scores import against_median, score_forecasts, score_trust
 from ..settings import Answer
 from ..store.trace import read_trace
 from ..store.trace_t4 import UNKNOWN
-from ..tuner import tune
-from ._processes import side_by_side
+from ..tuner import failures_untold, tune
 
 QUIET_S = 2.0  # no progress is shown for less
 
@@ -85,8 +85,8 @@ class ReplayPlan:
         replay = Replay(recording)
         spent = Budget(budget, clock=replay.clock)
         decision: Decision | None = None
-        with contextlib.suppress(NoWorkingConfigError):
-            decision = tune(
+        with contextlib.suppress(NoWorkingConfigError), failures_untold():
+            resolution = tune(
                 job,
                 compiler=replay,
                 surrogate=make_surrogate(self.surrogate, answer=self.answer),
@@ -95,6 +95,7 @@ class ReplayPlan:
                 store=Given(recordings=recordings),
                 budget=spent,
             )
+            decision = resolution.decision
         chosen = recording.outcomes.get(decision.config) if decision else None
         best_us = min(o.median_us for o in recording.outcomes.values() if isinstance(o, Measurement))
         slowdown = chosen.median_us / best_us if isinstance(chosen, Measurement) else None
@@ -174,9 +175,7 @@ class Given:
     def agree(self, _job: Job, decision: Decision) -> Decision:
         return decision
 
-    def single_flight(
-        self, _job: Job, _meanwhile: Callable[[], bool] | None = None
-    ) -> contextlib.AbstractContextManager[bool]:
+    def single_flight(self, _job: Job) -> contextlib.AbstractContextManager[bool]:
         return contextlib.nullcontext(True)
 
 

@@ -59,7 +59,9 @@ def command_of(arguments: argparse.Namespace) -> list[str]:
     if arguments.module:
         return [sys.executable, "-m", name, *rest]
     path = Path(name)
-    if path.is_dir() or (path.is_file() and (path.suffix in (".py", ".pyz", ".zip") or not os.access(path, os.X_OK))):
+    if (path / "__main__.py").is_file() or (
+        path.is_file() and (path.suffix in (".py", ".pyz", ".zip") or not os.access(path, os.X_OK))
+    ):
         return [sys.executable, name, *rest]
     found = shutil.which(name)
     if found is None:
@@ -73,5 +75,7 @@ def environment_with(changes: Mapping[str, str | None]) -> dict[str, str]:
 
     environment = child_environment(changes)
     boot = str(Path(__file__).parents[1] / "boot")
-    others = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder not in ("", boot)]
+    # An empty entry is the current folder; a path that is empty in whole is none.
+    path = environment.get("PYTHONPATH", "")
+    others = [folder for folder in path.split(os.pathsep) if folder != boot] if path else []
     return {**environment, "PYTHONPATH": os.pathsep.join([boot, *others])}

@@ -30,6 +30,7 @@ from ._shared import (
 
 if TYPE_CHECKING:
     from ..core.forecast import Abstention, Forecast
+    from ..core.hardware import Hardware
     from ..store.manage import DecisionDetail
     from ..store.rows import StoredOutcome
 
@@ -38,7 +39,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = new_parser(
         subparsers,
         "show",
-        "One decision: what was chosen, why, what it beat, and what forecasts had said of each config.",
+        "One decision: what was chosen, why, what it beat, and what forecasts had said of each config. Of a key that is "
+        "decided under several power limits, all of them; with --json, as a list.",
     )
     parser.add_argument(
         "key", metavar="KEY", help="the start of a decision's digest as `list` prints it, or a kernel's name"
@@ -59,18 +61,22 @@ def run(arguments: argparse.Namespace) -> int:
             f"no decision starts with {arguments.key!r} and no kernel has that name; 'forecast-autotune list' names them"
         )
         return NOTHING
-    if len(found) > 1:
+    # One key decided under power limits that do not compare: its decisions have one digest.
+    if len({stored.digest for stored in found}) > 1:
         say(f"{arguments.key!r} stands for {len(found)} decisions; give the start of one's digest:")
         for stored in found[:20]:
             say(f"  {short(stored.digest)}  {stored.place.workload}  on {stored.place.hardware}")
         if len(found) > 20:
             say(f"  and {len(found) - 20} more")
         return BAD_INPUT
-    detail = store.detail(found[0])
+    details = [store.detail(stored) for stored in found]
     tell_unreadable(store)
     if arguments.json:
-        print_json(_as_json(detail))
-    else:
+        print_json(_as_json(details[0]) if len(details) == 1 else [_as_json(detail) for detail in details])
+        return OK
+    for number, detail in enumerate(details):
+        if number:
+            print()
         _print(detail)
     return OK
 
@@ -101,7 +107,7 @@ def _print(detail: DecisionDetail) -> None:
             ("cannot be told apart", "; ".join(map(str, decision.equivalents)) or "no other config"),
             ("cost", f"{as_duration(decision.spent_s)} of a budget of {decision.budget}"),
             ("decided", f"{as_date(decision.decided_at)}, run {short(decision.run) or 'unknown'}"),
-            ("hardware", f"{place.hardware} {place.hardware.capability}".strip()),
+            ("hardware", f"{place.hardware} {place.hardware.capability}".strip() + _power_limit(place.hardware)),
             ("toolchain", str(place.toolchain)),
             ("recalled", f"by {stored.hits} processes" + (f", last {as_date(stored.hit_at)}" if stored.hit_at else "")),
             ("superseded", f"{len(detail.earlier)} earlier decisions"),
@@ -142,6 +148,10 @@ def _print(detail: DecisionDetail) -> None:
         ],
         right=("time",),
     )
+
+
+def _power_limit(hardware: Hardware) -> str:
+    return f", power limit {hardware.power_limit_w} W" if hardware.power_limit_w else ""
 
 
 def _failures(detail: DecisionDetail) -> list[FailuresAlike]:

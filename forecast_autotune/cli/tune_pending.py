@@ -59,11 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _budget(given: str | None) -> str | None:
     """The budget for the program: the one given, else the environment's unless that measures nothing."""
-    from ..core.budget import Budget
+    from ..core.budget import BudgetLimits
     from ..settings import Settings
 
     text = given if given is not None else Settings.from_environment().budget
-    if text is None or Budget(text).measures:
+    if text is None or BudgetLimits.parse(text).measures:
         return text
     if given is not None:
         say(f"--budget {given} measures nothing: keys will stay pending")

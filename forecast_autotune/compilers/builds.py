@@ -8,7 +8,7 @@ import shutil
 import time
 from pathlib import Path
 
-from ..file_lock import file_lock
+from ..processes.file_lock import file_lock
 
 
 def mark_used(folder: Path) -> None:

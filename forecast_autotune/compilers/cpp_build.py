@@ -16,8 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..file_lock import file_lock
-from ..workers import Channel, redirect_output
+from ..processes.channel import Channel
+from ..processes.file_lock import file_lock
+from ..processes.serving import redirect_output
+from .cpp_headers import KEPT, drop_outdated_objects, header_digests, read_by_compiler, read_by_ninja
 
 BEGUN = "begun.json"  # in a slot while something is built there: what it held before
 
@@ -29,21 +31,27 @@ def build(channel: Channel, request: dict[str, Any]) -> None:
     """
     folder = Path(request["folder"])
     plan = json.loads((folder / "request.json").read_text())
+    os.umask(0o077)  # what is built will be loaded: it is this user's alone
     redirect_output(str(folder / "build.log"))
     temporary = folder / "tmp"
     # A compiler that is killed leaves its temporary files behind: here, where the next build of this variant removes them.
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     os.environ["TMPDIR"] = str(temporary)
-    began = time.perf_counter()
+    began, began_ns = time.perf_counter(), time.time_ns()
     objects = [_compile_kernel(plan, folder, i, text) for i, text in enumerate(plan["kernel"])]
-    library = _build_with_torch(channel, plan, Path(plan["slot"]), folder, objects)
+    alone = header_digests(
+        [name for o in objects for name in read_by_compiler(o.with_suffix(".d"))],
+        not_in=[folder], folders=plan["include_folders"], began_ns=began_ns,
+    )  # fmt: skip
+    library, headers = _build_with_torch(channel, plan, Path(plan["slot"]), folder, objects)
     shutil.rmtree(temporary, ignore_errors=True)
     channel.send(
         {
             "library": str(library),
             "compile_s": time.perf_counter() - began,
             "code_bytes": _code_bytes([str(o) for o in objects] or [str(library)]),
+            "headers": {**headers, **alone},
         }
     )
 
@@ -56,7 +64,8 @@ def _compile_kernel(plan: dict[str, Any], folder: Path, index: int, text: str) -
     includes = [f"-I{path}" for path in plan["arguments"].get("extra_include_paths") or []]
     torch_flags = plan["arguments"].get("extra_cflags") or []
     flags = ["-fPIC", *_unique_flags(plan["compiler"]), *torch_flags, *plan["defines"], *plan["flags"], *includes]
-    command = [*plan["compiler"].split(), "-c", str(source), "-o", str(target), *flags]
+    noted = ["-MMD", "-MF", str(source.with_suffix(".d"))]
+    command = [*plan["compiler"].split(), "-c", str(source), "-o", str(target), *flags, *noted]
     print(" ".join(command), flush=True)
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     return target
@@ -72,8 +81,10 @@ def _unique_flags(compiler: str) -> list[str]:
     return ["-fno-gnu-unique"] if "Free Software Foundation" in told else []
 
 
-def _build_with_torch(channel: Channel, plan: dict[str, Any], slot: Path, folder: Path, objects: list[Path]) -> Path:
-    """Have torch build the extension in the slot, and move it to the variant's own folder."""
+def _build_with_torch(
+    channel: Channel, plan: dict[str, Any], slot: Path, folder: Path, objects: list[Path]
+) -> tuple[Path, dict[str, str]]:
+    """Have torch build the extension in the slot, and move it to the variant's own folder; with the headers it has read."""
     import torch.utils.cpp_extension as cpp_extension
 
     arguments = dict(plan["arguments"])
@@ -95,6 +106,8 @@ def _build_with_torch(channel: Channel, plan: dict[str, Any], slot: Path, folder
         # Ours is held here, so whoever made that one is gone.
         (slot / "lock").unlink(missing_ok=True)
         _drop_what_was_cut_off(slot)
+        drop_outdated_objects(slot)
+        began_ns = time.time_ns()
         # torch loads what it has built, here for a look at whether it can be: it may crash or hang of that.
         # The function is torch's own affair: without it, the load counts as a part of the build.
         if load := getattr(cpp_extension, "_import_module_from_library", None):
@@ -114,9 +127,11 @@ def _build_with_torch(channel: Channel, plan: dict[str, Any], slot: Path, folder
             **arguments,
         )
         built = next(path for path in slot.iterdir() if path.suffix in (".so", ".pyd"))
+        headers = header_digests(read_by_ninja(slot), not_in=[slot], folders=plan["include_folders"], began_ns=began_ns)
+        (slot / KEPT).write_text(json.dumps(headers))
         os.replace(built, folder / built.name)  # under the lock: the next build of this slot writes to the same name
         (slot / BEGUN).unlink()
-    return folder / built.name
+    return folder / built.name, headers
 
 
 def _drop_what_was_cut_off(slot: Path) -> None:

@@ -30,20 +30,20 @@ from ..core.hardware import Hardware, Toolchain
 from ..core.outcome import Evidence, Failure
 from ..errors import AutotuneError
 from ..extension import Extension
-from ..file_lock import file_lock
-from ..workers import (
-    Worker,
+from ..processes.endings import (
     WorkerDiedError,
     WorkerKilledError,
     WorkerRaisedError,
     WorkerTimeoutError,
     blames_the_machine,
-    usable_cores,
-    usable_memory_bytes,
-    workshop,
 )
+from ..processes.file_lock import file_lock
+from ..processes.fork_server import fork_server
+from ..processes.machine import workers_that_fit
+from ..processes.worker import Worker
 from .builds import mark_used
 from .cpp_build import build
+from .cpp_headers import changed
 from .cpp_recipe import Recipe, Variant, build_root
 from .cuda_report import kernel_report
 
@@ -90,20 +90,14 @@ class CppCompiler:
         self.nvcc = nvcc
         self.timeout_s = timeout_s
         # Variants that only link anew share one slot: two would each compile the binding, which takes longer than all else.
-        self.slots = 1 if recipe.kernel_sources and not recipe.is_cuda else self._parallel()
-        self.workers = self._parallel()
+        self.workers = workers_that_fit(BUILD_MEMORY_BYTES)
+        self.slots = 1 if recipe.kernel_sources and not recipe.is_cuda else self.workers
 
     @functools.cached_property
     def root(self) -> Path:
         """The folder to build in, made at its first use."""
         named_by = "build_directory" if self.recipe.arguments.get("build_directory") else "FORECAST_AUTOTUNE_DIR"
         return _own_root(Path(build_root(self._folder_of_builds, self.recipe)) / self.recipe.name, named_by)
-
-    @staticmethod
-    def _parallel() -> int:
-        """Builds that run side by side: within cores and memory, shared with the other ranks of this machine."""
-        fits = min(usable_cores(), usable_memory_bytes() // BUILD_MEMORY_BYTES)
-        return max(1, fits // int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
 
     def extension(self, config: Config) -> Extension:
         """The built extension of a config, built now if it is not there.
@@ -117,6 +111,10 @@ class CppCompiler:
             raise AutotuneError(f"{self.recipe.name} does not build with {config}: {result.message}")
         mark_used(self._folder(variant))
         return Extension(path=str(self._library(variant)), name=self.recipe.name, namespace=variant.namespace)
+
+    def is_built(self, config: Config) -> bool:
+        """Whether `extension` has nothing to build for a config."""
+        return self._built(self._variant(config)) is not None
 
     def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
         waiting: list[Config] = []
@@ -176,7 +174,7 @@ class CppCompiler:
     def _shared_digest(self) -> str:
         # Builds by another toolchain or of other sources have slots of their own: ninja would rebuild all of it anyway,
         # and two processes with different ones would do so in turns.
-        parts = (self.recipe.name, self.recipe.text, *self.recipe.flags, self.toolchain.digest)
+        parts = (self.recipe.name, self.recipe.sources_text, *self.recipe.flags, self.toolchain.digest)
         return digest(*parts, self.hardware.capability if self.recipe.is_cuda else "")[:12]
 
     def _record(self, variant: Variant) -> dict[str, Any]:
@@ -190,6 +188,9 @@ class CppCompiler:
             found = library.stat()
             if not (_is_ours(found) and _is_ours(self._folder(variant).lstat()) and _is_ours(self.root.stat())):
                 log.warning("%s is not this user's alone: it is not loaded but built again", library)
+                return None
+            if edited := changed(record.get("headers", {})):
+                log.info("%s is built again: %s has changed", library, edited)
                 return None
             return Evidence(**record["evidence"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -257,7 +258,10 @@ class CppCompiler:
         )
         evidence = {"compile_s": answer["compile_s"], "code_bytes": answer["code_bytes"], **resources}
         record = folder / "built.json.partial"
-        _write_private(record, json.dumps({"library": Path(answer["library"]).name, "evidence": evidence}))
+        _write_private(
+            record,
+            json.dumps({"library": Path(answer["library"]).name, "evidence": evidence, "headers": answer["headers"]}),
+        )
         os.replace(record, folder / "built.json")  # last: what has this file is whole
         return Evidence(**evidence)
 
@@ -299,35 +303,43 @@ class CppCompiler:
             "arguments": {k: v for k, v in recipe.arguments.items() if k != "build_directory"},
             "defines": variant.defines,
             "flags": variant.flags,
+            "include_folders": recipe.include_folders,
             "binding_has_knobs": any(re.search(rf"\b{name}\b", text) for name in macros for text in variant.cpp),
         }
         _write_private(folder / "request.json", json.dumps(plan))
         (folder / "build.log").unlink(missing_ok=True)
-        return workshop().start(build, {"folder": str(folder)}, may_leave=True)
+        # In the environment of now: the toolchain was asked for in it, and the server may have been started in another.
+        return fork_server().start(build, {"folder": str(folder)}, environment=os.environ, may_leave=True)
 
     def _wait(self, worker: Worker, abandoned: threading.Event | None) -> dict[str, Any]:
         """The worker's answer; the time it waits for its slot, which others are building in, does not count."""
-        deadline = time.perf_counter() + self.timeout_s
-        loading = False
+        timeout_s, loading = self.timeout_s, False
+
+        def watch() -> None:
+            if abandoned is not None and abandoned.is_set():
+                raise _AbandonedError
+
         while True:
             try:
-                message = worker.receive(max(0.01, min(deadline - time.perf_counter(), 0.5)))
-            except WorkerTimeoutError:
-                if loading and time.perf_counter() > deadline:
-                    raise _UnloadableError(f"it does not end within {LOAD_TIMEOUT_S:.0f} s", crashed=True) from None
-                if time.perf_counter() > deadline or (abandoned is not None and abandoned.is_set()):
-                    raise
-                continue
+                message = worker.receive(timeout_s, watch)
+            except WorkerTimeoutError as err:
+                if loading and not isinstance(err, _AbandonedError):
+                    raise _UnloadableError(str(err), crashed=True) from None
+                raise
             except (WorkerDiedError, WorkerRaisedError) as err:
                 if not loading or isinstance(err, WorkerKilledError):
                     raise
                 raise _UnloadableError(str(err), crashed=isinstance(err, WorkerDiedError)) from None
             if "loading" in message:
-                loading, deadline = True, time.perf_counter() + LOAD_TIMEOUT_S
-                continue
-            if "waiting" not in message:
+                loading, timeout_s = True, LOAD_TIMEOUT_S
+            elif "waiting" in message:
+                timeout_s = math.inf if message["waiting"] else self.timeout_s
+            else:
                 return message
-            deadline = math.inf if message["waiting"] else time.perf_counter() + self.timeout_s
+
+
+class _AbandonedError(WorkerTimeoutError):
+    """Nobody waits for the build any more."""
 
 
 class _UnloadableError(Exception):

@@ -23,7 +23,9 @@ SOURCE_KNOB = "source"
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _MACRO_VALUE = re.compile(r"[\w.,:+\-*/%=]*\Z", re.ASCII)
-_INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"]+)[>\"]", re.MULTILINE)
+# A header may be named by a macro, so what a macro names counts as included.
+_INCLUDE = re.compile(r"^\s*#\s*(?:include|include_next|embed|define\s+\w+)\s*[<\"]([^>\"]+)[>\"]", re.MULTILINE)
+_SEARCHED = re.compile(r"-(?:I|isystem|iquote|idirafter)\s*(.+)")
 _LIBRARY = re.compile(r"\b(TORCH_LIBRARY(?:_FRAGMENT|_IMPL)?\s*\(\s*)([A-Za-z_]\w*)")
 
 
@@ -49,7 +51,12 @@ class Recipe:
 
     @cached_property
     def text(self) -> str:
-        """All source text, alternatives included: what a reader of the program reads."""
+        """All source text, alternatives included, with a digest of the headers: what a reader of the program reads."""
+        return "\n\n".join([self.sources_text, *([f"// headers: {self.headers}"] if self.headers else [])])
+
+    @cached_property
+    def sources_text(self) -> str:
+        """All source text, without the headers, of which ninja keeps account itself."""
         parts = []
         for sources in (self.kernel_sources, self.cuda_sources, self.cpp_sources):
             texts = sources.items() if isinstance(sources, Mapping) else ((None, text) for text in sources)
@@ -57,16 +64,30 @@ class Recipe:
         return "\n\n".join(parts)
 
     @cached_property
-    def flags(self) -> tuple[str, ...]:
-        """Every flag and build argument that may change the code, but for those that knobs set.
+    def headers(self) -> str:
+        """A digest of the headers that the sources reach in the caller's include folders; empty where there are none.
 
-        Of include folders that is what is read there, not where they are: a checkout elsewhere is no other toolchain.
+        It is read off the texts, whatever their conditions say, so that it is known before anything is compiled. Which
+        headers a build did read, its compiler says (see `CppCompiler`).
         """
+        headers = included_headers(self.sources_text, self.include_folders)
+        return f"{len(headers)}, {digest(*headers)}" if headers else ""
+
+    @cached_property
+    def include_folders(self) -> tuple[str, ...]:
+        """Folders that the caller names for headers, in its include paths and in its flags."""
+        flags = [f for name in ("extra_cflags", "extra_cuda_cflags") for f in self.arguments.get(name) or ()]
+        words = " ".join(map(str, flags)).replace('"', "").split()
+        joined = re.sub(r"(?:^|(?<= ))(-(?:I|isystem|iquote|idirafter)) ", r"\1", " ".join(words)).split()
+        named = [match[1] for word in joined if (match := _SEARCHED.match(word))]
+        return (*map(str, self.arguments.get("extra_include_paths") or ()), *named)
+
+    @cached_property
+    def flags(self) -> tuple[str, ...]:
+        """Every flag and build argument that may change the code, but for those that knobs set and for where headers are."""
         places = ("build_directory", "extra_include_paths", "verbose")
         told = {k: v for k, v in self.arguments.items() if v and k not in places}
-        flags = [f"{name}={canonical_json(value)}" for name, value in sorted(told.items())]
-        headers = included_headers(self.text, self.arguments.get("extra_include_paths") or ())
-        return (*flags, *([f"headers={digest(*headers)}"] if headers else []))
+        return tuple(f"{name}={canonical_json(value)}" for name, value in sorted(told.items()))
 
     def validate(self, space: Space) -> None:
         """Raises:
@@ -122,6 +143,7 @@ class Recipe:
             # Code built for this very device must not be run on another that shares the folder.
             hardware.digest if "native" in " ".join([*self.flags, *flags]) else "",
             hardware.capability if self.is_cuda else "",
+            *([self.headers] if self.headers else []),
         )
         namespaces = {m[2] for text in (*cpp, *cuda) for m in _LIBRARY.finditer(text)}
         renamed = {n: f"{n}_{name[:8]}" for n in namespaces if n != "TORCH_EXTENSION_NAME"}
@@ -175,18 +197,26 @@ def as_sources(value: object, argument: str) -> Sources:
 
 
 def included_headers(text: str, folders: Sequence[str]) -> list[str]:
-    """Texts of the headers that a source reaches in its include folders, each with its name: they are part of the code."""
-    found: dict[tuple[str, int], str] = {}  # by name and by which folder
-    waiting = [text]
+    """Texts of the headers that a source reaches in its include folders, each with its name: they are part of the code.
+
+    A header that another includes is looked for beside that one too. They are named by their place in a folder, not by
+    where the folder is: a checkout elsewhere is the same code.
+    """
+    found: dict[tuple[int, str], str] = {}  # by which folder, and by the path in it
+    waiting: list[tuple[int, str, str]] = [(-1, "", text)]
     while waiting:
-        for name in _INCLUDE.findall(waiting.pop()):
-            for place, folder in enumerate(folders):
-                path = os.path.join(folder, name)
-                if (name, place) not in found and os.path.isfile(path):
-                    with open(path, errors="replace") as file:
-                        found[name, place] = file.read()
-                    waiting.append(found[name, place])
-    return [f"{name} {place}\n{content}" for (name, place), content in sorted(found.items())]
+        beside, within, text = waiting.pop()
+        for name in _INCLUDE.findall(text):
+            places = [(place, name) for place in range(len(folders))]
+            if beside >= 0:
+                places.append((beside, os.path.normpath(os.path.join(within, name))))
+            for place, path in places:
+                file = os.path.join(folders[place], path)
+                if (place, path) not in found and os.path.isfile(file):
+                    with open(file, errors="replace") as opened:
+                        found[place, path] = opened.read()
+                    waiting.append((place, os.path.dirname(path), found[place, path]))
+    return [f"{path} {place}\n{content}" for (place, path), content in sorted(found.items())]
 
 
 def _pick(sources: Sources, chosen: Value) -> tuple[str, ...]:

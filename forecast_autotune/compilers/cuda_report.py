@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..core.hardware import Hardware
 from ..core.outcome import Evidence, Failure
+from ..processes.tools import run_tool
 
 log = logging.getLogger(__name__)
 
@@ -116,26 +117,26 @@ def kernel_report(
     command = [nvcc, "-cubin", f"-arch={arch}", "-O3", *standard, "-Xptxas", "-v", *defines, *flags]
     command += [str(source), "-o", str(folder / "kernel_part.cubin")]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=REPORT_TIMEOUT_S, check=False)
+        code, written, errors = run_tool(command, REPORT_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as err:
         log.info("no kernel report for %s: %s", folder.name, err)
         return None
     seconds = time.perf_counter() - began
-    (folder / "kernel_report.log").write_text(f"{' '.join(command)}\n{told.stdout}{told.stderr}")
-    if refused := _REFUSED.search(told.stderr):
-        line = next(li for li in told.stderr.splitlines() if refused[0] in li)
+    (folder / "kernel_report.log").write_text(f"{' '.join(command)}\n{written}{errors}")
+    if refused := _REFUSED.search(errors):
+        line = next(li for li in errors.splitlines() if refused[0] in li)
         return Failure(stage="resources", message=f"nvcc: {line.strip()}", cost_s=seconds)
-    registers = [int(n) for n in _USED.findall(told.stderr)]
-    if told.returncode != 0 or not registers:
-        log.info("no kernel report for %s: nvcc ended with %d; see kernel_report.log", folder.name, told.returncode)
+    registers = [int(n) for n in _USED.findall(errors)]
+    if code != 0 or not registers:
+        log.info("no kernel report for %s: nvcc ended with %d; see kernel_report.log", folder.name, code)
         return None
-    stacks = [(int(a), int(b)) for a, b in _STACK.findall(told.stderr)] or [(0, 0)]
+    stacks = [(int(a), int(b)) for a, b in _STACK.findall(errors)] or [(0, 0)]
     evidence = Evidence(
         compile_s=seconds,
         registers=max(registers),
         stack_bytes=max(stack for stack, _ in stacks),
         spill_bytes=max(spill for _, spill in stacks),
-        shared_bytes=max((int(n) for n in _SHARED.findall(told.stderr)), default=0),
+        shared_bytes=max((int(n) for n in _SHARED.findall(errors)), default=0),
         code_bytes=None,
     )
     # Of several kernels, knobs do not tell which runs with how many threads.

@@ -13,9 +13,11 @@ from typing import Any
 
 from ..core.config import Config
 from ..core.outcome import Evidence, Failure
+from ..processes.endings import WorkersUnavailableError
 from .triton_evidence import evidence, out_of_resources
-from .triton_pool import Ended, WorkerPool, WorkersUnavailableError, current_setup, shared_pool
+from .triton_pool import WorkerPool, current_setup, shared_pool
 from .triton_source import (
+    NotAheadError,
     Source,
     compile_here,
     first_ir,
@@ -93,8 +95,8 @@ class SourceCompiler:
         Workers go on with what they have been given while the caller does something else between two results. Closing
         the iterator abandons what has not begun; what has begun still reaches the cache.
         """
-        compiling: dict[Future[Built | Ended], list[tuple[Config, Source, float]]] = {}
-        by_hash: dict[str, Future[Built | Ended]] = {}
+        compiling: dict[Future[Built], list[tuple[Config, Source, float]]] = {}
+        by_hash: dict[str, Future[Built]] = {}
         ready: list[tuple[Config, Result]] = []
         waiting = iter(configs)
         more = True
@@ -125,9 +127,7 @@ class SourceCompiler:
             for future in compiling:
                 future.cancel()
 
-    def _begin(
-        self, config: Config, by_hash: Mapping[str, Future[Built | Ended]]
-    ) -> Result | tuple[Source, Future[Built | Ended]]:
+    def _begin(self, config: Config, by_hash: Mapping[str, Future[Built]]) -> Result | tuple[Source, Future[Built]]:
         """Bind, look the config up in Triton's cache, else lower it and hand it to a worker."""
         began = time.perf_counter()
         try:
@@ -135,7 +135,9 @@ class SourceCompiler:
             if made.hash in by_hash:  # another config that means the same
                 return made, by_hash[made.hash]
             if (kernel := found_in_cache(made)) is not None:
-                return self._judge(kernel.metadata._asdict(), _evidence_of(kernel, time.perf_counter() - began))
+                return self._judge(
+                    kernel.metadata, evidence(kernel.metadata, kernel.asm, compile_s=time.perf_counter() - began)
+                )
             setup = current_setup()
             if setup is None:
                 return self._compile_here(made)
@@ -152,6 +154,9 @@ class SourceCompiler:
                 environment=made.environment,
                 key=made.key,
             )
+        except NotAheadError as err:
+            log.info("%s: it is compiled by its first launch: %s", config, err)
+            return Evidence(compile_s=0.0)
         except Exception as err:  # a config's own fault: Triton's front end, a heuristic or a hook refused it
             return _failure(err, time.perf_counter() - began)
         try:
@@ -159,7 +164,7 @@ class SourceCompiler:
         except WorkersUnavailableError as err:
             return self._without_workers(made, err)
 
-    def _result(self, made: Source, future: Future[Built | Ended], here_s: float) -> Result:
+    def _result(self, made: Source, future: Future[Built], here_s: float) -> Result:
         try:
             built = future.result()
         except WorkersUnavailableError as err:
@@ -167,14 +172,10 @@ class SourceCompiler:
         except Exception as err:  # the pool itself broke, by an answer that cannot be read for one
             return _failure(err, here_s)
         cost_s = here_s + built.cost_s
-        if isinstance(built, Ended):
-            stage = "timeout" if built.timed_out else "compile"
-            by_itself = not built.transient
-            return Failure(
-                stage=stage, message=built.message, cost_s=cost_s, crashed=by_itself, transient=built.transient
-            )
         if built.evidence is None:
-            return Failure(stage="compile", message=built.error, cost_s=cost_s, transient=built.transient)
+            return Failure(
+                stage=built.stage, message=built.error, cost_s=cost_s, crashed=built.crashed, transient=built.transient
+            )
         if built.hash != made.hash:  # another Triton in the worker: right, but of no use to the launch
             log.warning("%s was compiled under %s, its launch looks for %s", made.source.name, built.hash, made.hash)
         return self._judge(built.metadata, replace(built.evidence, compile_s=cost_s))
@@ -195,7 +196,8 @@ class SourceCompiler:
             kernel = compile_here(made)
         except Exception as err:
             return _failure(err, time.perf_counter() - began)
-        return self._judge(limiting(kernel.metadata._asdict()), _evidence_of(kernel, time.perf_counter() - began))
+        metadata = kernel.metadata._asdict()
+        return self._judge(limiting(metadata), evidence(metadata, kernel.asm, compile_s=time.perf_counter() - began))
 
 
 _warned = False
@@ -241,7 +243,3 @@ def binding(
 
 def _failure(err: Exception, seconds: float) -> Failure:
     return Failure(stage="compile", message=told(err), cost_s=seconds, transient=is_the_machines(err))
-
-
-def _evidence_of(kernel: Any, seconds: float) -> Evidence:
-    return evidence(kernel.metadata._asdict(), kernel.asm, compile_s=seconds)

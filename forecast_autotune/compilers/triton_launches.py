@@ -15,6 +15,7 @@ from ..core.config import Config
 from ..core.hardware import Hardware
 from ..core.outcome import Evidence, Failure
 from ..errors import InvalidInputError
+from .triton_binding import bind_call, defaults_of
 from .triton_compile import SourceCompiler
 from .triton_source import Source, gpu_target, make_source
 
@@ -123,12 +124,9 @@ def described(launched: Sequence[Launched], hardware: Hardware) -> dict[str, flo
 
 def _described(launched: Launched, hardware: Hardware) -> dict[str, float]:
     kernel = launched.kernel
-    parameters = kernel.signature.parameters
-    named = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
-    named.update(zip(kernel.arg_names, launched.args, strict=False))
-    named.update(launched.kwargs)
-    call = kernel_features.describe_call({name: value for name, value in named.items() if name in parameters})
-    options = {name: named[name] for name in ("num_warps", "num_stages") if name in named}
+    bound = bind_call(kernel.arg_names, defaults_of(kernel), launched.args, launched.kwargs)
+    call = kernel_features.describe_call(bound.arguments)
+    options = {name: value for name, value in bound.options.items() if name in ("num_warps", "num_stages")}
     return kernel_features.features(kernel, call, [options], grid=launched.grid, hardware=hardware)[0]
 
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidInputError
+from ..errors import AutotuneError, InvalidInputError
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 """What a Triton config sets beside the kernel's own parameters; None in one of them means that it is not set."""
 
+MOST_PACKED = 1024  # specializations that are kept of a kernel, at some 2 KB each
+
 Bind = Callable[[Any], tuple[Sequence[Any], Mapping[str, Any]]]
 """Config to the positional and keyword arguments the kernel would be called with under it."""
+
+
+class NotAheadError(AutotuneError):
+    """A config cannot be compiled before its launch, which compiles it; the message says why."""
 
 
 def gpu_target(target: object) -> Any:
@@ -104,12 +112,11 @@ def make_source(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tar
             given[name] = getattr(knobs.compilation, name)
     backend, binder = _binder(kernel, target)
     bound, specialization, rest = binder(*args, **given)
-    if hasattr(kernel, "_pack_args"):
-        options, signature, constexprs, attributes = kernel._pack_args(backend, given, bound, specialization, rest)
-    else:
-        options, signature, constexprs, attributes = _pack_args_of_34(kernel, backend, given, bound, specialization)
-    source = _source_class(kernel)(kernel, signature, constexprs, attributes)
     environment = get_cache_invalidating_env_vars()
+    options, signature, constexprs, attributes = _packed(
+        kernel, target, backend, given, bound, specialization, rest, environment
+    )
+    source = _source_class(kernel)(kernel, signature, constexprs, attributes)
     key = _cache_key(source, backend, options, environment)
     if (hook := getattr(knobs.runtime, "add_stages_inspection_hook", None)) is not None:
         key += hook()[0]
@@ -147,18 +154,42 @@ def first_ir(made: Source) -> str:
     return str(made.source.make_ir(*given))
 
 
-def found_in_cache(made: Source) -> Any:
-    """The kernel Triton's cache already holds, as a `CompiledKernel`; None if it has to be compiled."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedKernel:
+    """A kernel as Triton's cache holds it."""
+
+    hash: str
+    metadata: dict[str, Any]
+    asm: dict[str, str | bytes]  # stage to text, or to the binary
+
+
+def found_in_cache(made: Source) -> CachedKernel | None:
+    """The kernel Triton's cache already holds; None if it has to be compiled.
+
+    Not as a `CompiledKernel`: each of those makes a class of its own, a cycle that only a full collection frees.
+    """
     from triton import knobs
-    from triton.compiler.compiler import CompiledKernel
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
 
     if knobs.compilation.always_compile:
         return None
     try:
-        files = files_in_cache(made)
-        return None if files is None else CompiledKernel(made.source, files, made.hash)
-    except (OSError, ValueError, KeyError):  # swept away or half written by another process: compile it again
+        if (files := files_in_cache(made)) is None:
+            return None
+        paths = {Path(path).suffix[1:]: Path(path) for path in files.values()}
+        metadata = json.loads(paths.pop("json").read_text())
+        metadata["target"] = GPUTarget(**metadata["target"])
+        binary = make_backend(metadata["target"]).binary_ext
+        asm = {stage: path.read_bytes() if stage == binary else path.read_text() for stage, path in paths.items()}
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # swept away or half written by another process: compile it again
         return None
+    return CachedKernel(hash=made.hash, metadata=metadata, asm=asm)
 
 
 def files_in_cache(made: Source) -> dict[str, str] | None:
@@ -196,6 +227,39 @@ def _binder(kernel: Any, target: Any) -> tuple[Any, Any]:
         backend = make_backend(target)
         kept[target] = backend, create_function_from_signature(kernel.signature, kernel.params, backend)
     return kept[target]  # type: ignore[no-any-return]
+
+
+def _packed(
+    kernel: Any,
+    target: Any,
+    backend: Any,
+    given: dict[str, Any],
+    bound: Any,
+    specialization: Any,
+    rest: Any,
+    environment: Mapping[str, str],
+) -> Any:
+    """Options, signature, constants and attributes, as Triton packs them; kept by what Triton keeps compiled kernels by.
+
+    Each packing leaves cycles behind, which only a full collection frees (19 objects, Triton 3.9).
+    """
+    kept = kernel.__dict__.setdefault("_forecast_autotune_packed", {})
+    # Its text too: True and 1 are equal in Python.
+    key: Any = target, tuple(specialization), str(specialization), str(rest), tuple(sorted(environment.items()))
+    try:
+        if key in kept:
+            return kept[key]
+    except TypeError:  # a constant that has no hash
+        key = None
+    if hasattr(kernel, "_pack_args"):
+        packed = kernel._pack_args(backend, given, bound, specialization, rest)
+    else:
+        packed = _pack_args_of_34(kernel, backend, given, bound, specialization)
+    if key is not None:
+        if len(kept) >= MOST_PACKED:
+            kept.clear()
+        kept[key] = packed
+    return packed
 
 
 def _source_class(kernel: Any) -> Any:

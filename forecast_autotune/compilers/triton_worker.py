@@ -1,31 +1,24 @@
 """The worker process: takes first IR, compiles it into Triton's cache, answers with evidence. It runs no code of the user's.
 
-It is started clean, with the caller's environment, module path and knobs, never by forking the caller: a fork copies the
-page tables of all that is mapped (gigabytes, pinned for a network card perhaps), inherits whatever lock another thread
-held at that moment, and from Python 3.12 on warns when the caller has threads, which a caller with a GPU always has.
-(24 of 24 forked compiles did succeed beside a busy compiling thread, so it is the caller that is spared, not the worker.)
+It has the caller's environment, module path and knobs, and is forked from a clean interpreter, never from the caller.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import ast
 import io
 import os
-import shutil
-import signal
 import tempfile
 import time
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ..core.outcome import Evidence
-from ..workers import blames_the_machine
-
-PARENT_CHECK_S = 5.0  # how often an idle worker looks whether its caller still lives
+from ..processes.channel import Channel, Message
+from ..processes.endings import blames_the_machine
+from ..processes.serving import redirect_output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,82 +36,62 @@ class Task:
     environment: dict[str, str]
     key: str
 
+    def as_json(self) -> Message:
+        """What a worker reads it from, tuples and all.
+
+        Raises:
+            ValueError, SyntaxError: an option is no plain value, so only the caller can compile it.
+        """
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        typed = repr((self.signature, self.options))
+        ast.literal_eval(typed)
+        target = [self.target.backend, self.target.arch, self.target.warp_size]
+        return {**plain, "language": self.language.value, "target": target, "signature": typed, "options": None}
+
+    @classmethod
+    def from_json(cls, value: Message) -> Task:
+        from triton.backends.compiler import GPUTarget, Language
+
+        signature, options = ast.literal_eval(value["signature"])
+        target, language = GPUTarget(*value["target"]), Language(value["language"])
+        return cls(**{**value, "language": language, "target": target, "signature": signature, "options": options})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What a worker answers: the evidence and the metadata that limits are checked against, or what went wrong."""
+    """What comes of a task: the evidence and the metadata that limits are checked against, or what went wrong.
+
+    `stage` is `timeout` for a worker that took too long; `crashed`: the compiler brought its worker down.
+    """
 
     cost_s: float
     hash: str = ""
     evidence: Evidence | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     error: str = ""
-    transient: bool = False  # the error is a full disk's, or a killed tool's
+    transient: bool = False  # the error is a full disk's, or of who killed a tool or the worker
+    stage: str = "compile"
+    crashed: bool = False
+
+    def as_json(self) -> Message:
+        return {**asdict(self), "metadata": {k: v for k, v in self.metadata.items() if k != "target"}}
+
+    @classmethod
+    def from_json(cls, value: Message, target: Any) -> Built:
+        evidence = None if value["evidence"] is None else Evidence(**value["evidence"])
+        return cls(**{**value, "evidence": evidence, "metadata": {**value["metadata"], "target": target}})
 
 
-def main(connected: str, held: str, folder: str) -> None:
-    """Serve tasks until the caller closes the connection or is gone; then take the temporary files along.
-
-    Args:
-        connected: descriptor of the connection.
-        held: descriptor of a pipe that ends with the caller.
-        folder: for temporary files, this worker's alone; made here.
-    """
-    # A group of its own, so that killing it takes ptxas along, and Ctrl-C in the caller does not reach it.
-    os.setpgid(0, 0)
-    for descriptor in (int(connected), int(held)):
-        os.set_inheritable(descriptor, False)  # Triton starts ptxas with every inheritable descriptor open
-    os.mkdir(folder, 0o700)
-    try:
-        _leave_with_caller(int(held), folder)
-        _serve(Connection(int(connected)))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _leave_with_caller(held: int, folder: str) -> None:
-    """Leave when the pipe ends, as soon as Python's next step comes, and though this process may be stopped just then.
-
-    While something is timed, this group is stopped. If the caller is killed meanwhile, nobody would ever let it go on
-    (Linux does so only where whoever inherits this process is of another session, and in a container it is not).
-    """
-
-    def look(*_: object) -> None:
-        with contextlib.suppress(BlockingIOError):
-            if not os.read(held, 1):
-                # No exception: this may be the middle of anything, of leaving included.
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                os.killpg(os.getpgrp(), signal.SIGTERM)  # ptxas
-                shutil.rmtree(folder, ignore_errors=True)
-                os._exit(0)
-
-    os.set_blocking(held, False)
-    signal.signal(signal.SIGCONT, look)
-    with contextlib.suppress(OSError, AttributeError):  # AttributeError: no Linux
-        fcntl.fcntl(held, fcntl.F_SETOWN, -os.getpgid(0))
-        fcntl.fcntl(held, fcntl.F_SETSIG, signal.SIGCONT)
-        fcntl.fcntl(held, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
-    look()  # it may have ended before Linux was asked to tell
-
-
-def _serve(connection: Connection) -> None:
-    caller = os.getppid()
-    try:
-        use_knobs(connection.recv())
-        import triton
-
-        connection.send(triton.__version__)
-        while True:
-            while not connection.poll(PARENT_CHECK_S):
-                # A process that the caller forked holds the other end too, so its death alone closes nothing.
-                if os.getppid() != caller:
-                    return
-            task = connection.recv()
-            os.ftruncate(2, 0)  # the log is told to the caller when this compile brings the process down
-            os.lseek(2, 0, os.SEEK_SET)
-            connection.send(build(task))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
+def serve_tasks(channel: Channel, request: Message) -> None:
+    """Serve tasks until the caller is gone. Runs in a worker."""
+    redirect_output(channel.files[0])
+    use_knobs(request["knobs"])
+    channel.send({"ready": True})
+    while True:
+        task = Task.from_json(channel.receive())
+        os.ftruncate(2, 0)  # the caller reads the log when this compile brings the process down
+        os.lseek(2, 0, os.SEEK_SET)
+        channel.send(build(task).as_json())
 
 
 def use_knobs(overrides: dict[str, dict[str, Any]]) -> None:

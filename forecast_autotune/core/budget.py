@@ -1,15 +1,139 @@
-"""Budget: how much may still be spent on one key."""
+"""Budget: how much may still be spent on one key, and by the whole process."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from ..errors import InvalidInputError
 
-ACCEPTED = "a count (16), a share (10%), a time (2s, 500ms), 0, all, or two with a comma (16,30s)"
+ACCEPTED = (
+    "a count (16), a share (10%), a time (2s, 500ms, 1min), 0, all, or several with commas (16,30s); and a time for all "
+    "keys of the process (total=120s), alone or with the others (16,30s,total=120s)"
+)
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetLimits:
+    """What a budget's text says: limits for each key, and one for all keys of a process; None where it sets none."""
+
+    text: str
+    configs: int | None = None
+    share: float | None = None
+    seconds: float | None = None
+    all: bool = False
+    total_seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str | int) -> BudgetLimits:
+        """Read a text as in `FORECAST_AUTOTUNE_BUDGET`; see `ACCEPTED`.
+
+        Raises:
+            InvalidInputError: it does not parse, or names a limit twice.
+        """
+        limits: dict[str, int | float | bool] = {}
+        plain = str(text).strip().lower()
+        for part in plain.split(","):
+            name, value = _read(part.strip())
+            if not name or name in limits:
+                raise InvalidInputError(f"budget {text!r} does not parse: accepted are {ACCEPTED}")
+            limits[name] = value
+        return cls(text=plain, **limits)  # type: ignore[arg-type]
+
+    @property
+    def measures(self) -> bool:
+        """Whether anything may be measured at all."""
+        return self.configs != 0 and self.share != 0 and self.seconds != 0 and self.total_seconds != 0
+
+    def with_key_limits_of(self, other: BudgetLimits) -> BudgetLimits:
+        """These limits; where they are for the whole process alone, with the other's for each key."""
+        if self.total_seconds is None or "," in self.text:
+            return self
+        return BudgetLimits.parse(",".join([*other._parts_for_a_key(), self.text]))
+
+    def without_total(self) -> BudgetLimits:
+        """The limits for each key alone; no limit, where there is none but the one for the whole process."""
+        return (
+            BudgetLimits.parse(",".join(self._parts_for_a_key()) or "all") if self.total_seconds is not None else self
+        )
+
+    def _parts_for_a_key(self) -> list[str]:
+        return [part for part in self.text.split(",") if not part.strip().startswith("total")]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _read(part: str) -> tuple[str, int | float | bool]:
+    """Which limit a part of a budget's text sets, and to what; an empty name where it is none."""
+    if part == "all":
+        return "all", True
+    # No more digits: of nothing is there so much to be spent.
+    match = re.fullmatch(r"(total\s*=\s*)?(\d{1,15}(?:\.\d{1,15})?)\s*(%|ms|s|min)?", part)
+    if match is None:
+        return "", 0
+    total, number, unit = match[1], float(match[2]), match[3]
+    if unit in _UNITS_S:
+        return "total_seconds" if total else "seconds", number * _UNITS_S[unit]
+    if not total and unit == "%" and number <= 100:
+        return "share", number / 100
+    if not total and unit is None and number == int(number):
+        return "configs", int(number)
+    return "", 0
+
+
+class TotalSpent:
+    """The wall time in which any tuning run was under way, of all threads that share this account.
+
+    Runs at the same time, or one inside another, count once.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Start at nothing: in a new account, and in the child of a fork, whose parent's runs are not its own."""
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._since = self._before_s = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A tuning run is under way while this is held."""
+        lock = self._lock  # in the child of a fork that leaves this block too, another one
+        with lock:
+            if self._under_way == 0:
+                self._since = self._clock()
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with lock:
+                if lock is self._lock:
+                    self._under_way -= 1
+                    if self._under_way == 0:
+                        self._before_s += self._clock() - self._since
+
+    @property
+    def seconds(self) -> float:
+        with self._lock:
+            return self._before_s + (self._clock() - self._since if self._under_way else 0.0)
+
+
+PROCESS_TOTAL = TotalSpent()
+"""What this process has spent on tuning."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=PROCESS_TOTAL.begin)
 
 
 class Budget:
@@ -18,53 +142,44 @@ class Budget:
     A config that fails to compile or to run counts like one that was timed. Repeats of finalists count in time alone.
 
     Args:
-        text: as in `FORECAST_AUTOTUNE_BUDGET`; see `ACCEPTED`.
+        limits: or a text that says them; see `BudgetLimits.parse`.
         clock: seconds since any moment; a recorded run brings its own.
+        total: what the limit for the whole process is compared with; without it, what this run spends.
     Raises:
         InvalidInputError: the text does not parse.
     """
 
-    def __init__(self, text: str | int, *, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.text = str(text).strip().lower()
+    def __init__(
+        self,
+        limits: BudgetLimits | str | int,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        total: TotalSpent | None = None,
+    ) -> None:
+        self.limits = limits if isinstance(limits, BudgetLimits) else BudgetLimits.parse(limits)
         self.clock = clock
-        self.configs: int | None = None
-        self.share: float | None = None
-        self.seconds: float | None = None
-        self.all = False
+        self.total = TotalSpent(clock) if total is None else total
         self.tried = 0
+        self.limit: int | None = self.limits.configs
         self._began: float | None = None
-        for part in self.text.split(","):
-            self._read(part.strip(), text)
-        self.limit: int | None = self.configs
-
-    def _read(self, part: str, whole: object) -> None:
-        match = re.fullmatch(
-            r"(\d{1,15}(?:\.\d{1,15})?)\s*(%|ms|s|min)?", part
-        )  # no more of anything is there to be spent
-        number = float(match[1]) if match else math.nan
-        unit = match[2] if match else None
-        if part == "all" and not self.all:
-            self.all = True
-        elif match and unit is None and number == int(number) and self.configs is None:
-            self.configs = int(number)
-        elif unit == "%" and 0 <= number <= 100 and self.share is None:
-            self.share = number / 100
-        elif unit in ("ms", "s", "min") and self.seconds is None:
-            self.seconds = number * {"ms": 0.001, "s": 1.0, "min": 60.0}[unit]
-        else:
-            raise InvalidInputError(f"budget {whole!r} does not parse: accepted are {ACCEPTED}")
 
     def start(self, space_size: int) -> None:
         """Begin the run: the clock starts, and a share becomes a count (at least one config unless it is 0 %)."""
         self._began = self.clock()
-        if self.share is not None:
-            by_share = max(1, round(self.share * space_size)) if self.share > 0 else 0
-            self.limit = by_share if self.configs is None else min(self.configs, by_share)
+        configs, share = self.limits.configs, self.limits.share
+        if share is not None:
+            by_share = max(1, round(share * space_size)) if share > 0 else 0
+            self.limit = by_share if configs is None else min(configs, by_share)
 
     @property
     def measures(self) -> bool:
         """Whether anything may be measured at all."""
-        return self.configs != 0 and self.share != 0 and self.seconds != 0
+        return self.limits.measures
+
+    @property
+    def all(self) -> bool:
+        """Whether every config is to be tried."""
+        return self.limits.all
 
     @property
     def configs_left(self) -> float:
@@ -76,12 +191,20 @@ class Budget:
         return 0.0 if self._began is None else self.clock() - self._began
 
     @property
+    def total_left_s(self) -> float:
+        """What the whole process may still spend; infinite where that has no limit."""
+        limit = self.limits.total_seconds
+        return math.inf if limit is None else max(0.0, limit - self.total.seconds)
+
+    @property
     def seconds_left(self) -> float:
-        return math.inf if self.seconds is None else max(0.0, self.seconds - self.spent_s)
+        """Of the key's seconds and the process's, whichever end first."""
+        seconds = self.limits.seconds
+        return min(self.total_left_s, math.inf if seconds is None else max(0.0, seconds - self.spent_s))
 
     @property
     def exhausted(self) -> bool:
         return not self.measures or self.configs_left <= 0 or self.seconds_left <= 0
 
     def __str__(self) -> str:
-        return self.text
+        return self.limits.text

@@ -9,6 +9,9 @@ from .config import Config
 
 BASES = ("measured", "forecast", "default")
 
+FIRST_RETRY_S = 0.05
+"""How soon to look again for a decision that another process is coming to; the pauses may grow from there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
@@ -50,3 +53,15 @@ class Decision:
         if self.config_us is None or self.default_us is None:
             return None
         return self.default_us / self.config_us
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What a call runs now, and whether to ask again at a later call of its key.
+
+    `retry_after_s` is None where the decision holds. Otherwise another process is tuning the key, and the decision is the
+    best that is known meanwhile: run it, wait for nobody, and ask again so many seconds later at the earliest.
+    """
+
+    decision: Decision
+    retry_after_s: float | None = None

@@ -14,7 +14,7 @@ REHEARSAL_KINDS = ("stub", "interpreter", "replay")
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """One product, as a decision depends on it, with its roofline sheet (which is no part of its identity).
+    """One product, as a decision depends on it; beside it its power limit and its roofline sheet, no part of its identity.
 
     `units` are streaming multiprocessors, compute units or CPU cores. The sheet's rates are peaks; 0 where unknown.
     """
@@ -24,8 +24,8 @@ class Hardware:
     capability: str = ""  # "9.0", "gfx942", or the vector extensions of a CPU
     units: int = 0
     memory_gib: int = 0
-    power_limit_w: int = 0
     partition: str = ""  # MIG profile
+    power_limit_w: int = field(default=0, compare=False)  # 0: unknown; an administrator may change it
     warp_size: int = field(default=1, compare=False)
     max_threads: int = field(default=0, compare=False)
     shared_bytes: int = field(default=0, compare=False)
@@ -42,7 +42,6 @@ class Hardware:
             "capability": self.capability,
             "units": self.units,
             "memory_gib": self.memory_gib,
-            "power_limit_w": self.power_limit_w,
             "partition": self.partition,
         }
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .config import Config
+from .digest import digest
 from .forecast import Abstention, Forecast
 from .hardware import Hardware, Toolchain
 from .outcome import Evidence, Measurement, Outcome
@@ -28,6 +29,11 @@ class Job:
     toolchain: Toolchain
     work: Work | None = None
     described: Sequence[Mapping[str, float]] = ()
+
+    @property
+    def digest(self) -> str:
+        """By what a store and `forecast-autotune show` find its decision."""
+        return digest(self.workload.digest, self.hardware.digest, self.toolchain.digest, self.space.digest)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..errors import InvalidInputError
 
 STAGES = ("compile", "resources", "load", "launch", "check", "timeout")
 """Where a config can fail. `resources`: the compiler's report alone shows that the device cannot run it."""
+
+MOST_DRIFT = 100.0
+
+_REFUSALS = ("OutOfResources", "PTXASError", "CompileTimeAssertionFailure", "InvalidInputError")
+"""Triton's own tuner passes over configs that raise the first three, and raises whatever else one raises to the caller.
+The last is ours: by it a variant says that it is not made for such arguments."""
+
+_REFUSED_BY = ("static assertion failed", "too much shared", "too many resources requested")
+"""In the words of C++ compilers, ptxas and CUDA's launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +39,8 @@ class Evidence:
 class Measurement:
     """Times of one config, in microseconds, one sample per timed repeat, and what getting them cost, in seconds.
 
-    The device's clock (MHz) and temperature (degrees Celsius) while it was timed, where somebody told them.
+    The device's clock (MHz) and temperature (degrees Celsius) while it was timed, where somebody told them. `disturbance`
+    is the share by which the median may be too long where a neighbour kept the device busy whenever this was timed.
 
     Raises:
         InvalidInputError: no samples, or one that is not a positive finite number.
@@ -41,6 +51,7 @@ class Measurement:
     run_s: float = 0.0
     clock_mhz: float | None = None
     temperature_c: float | None = None
+    disturbance: float = 0.0
     median_us: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -50,28 +61,45 @@ class Measurement:
 
     @property
     def relative_error(self) -> float:
-        """Standard error of the median as a share of it, from the spread of the samples around it.
+        """Standard error of the median as a share of it, from the spread of the samples; at least the disturbance.
 
         1.48 x the median absolute deviation estimates the standard deviation, 1.25 / sqrt(n) of that the median's error.
         """
         n = len(self.samples_us)
         if n == 1:
-            return 0.01  # one sample says nothing of its spread; it is most often a benchmark's median already
+            return max(
+                0.01, self.disturbance
+            )  # one sample says nothing of its spread; it is most often a benchmark's median already
         deviation = statistics.median(abs(s - self.median_us) for s in self.samples_us)
-        return 1.4826 * 1.2533 * deviation / self.median_us / math.sqrt(n)
+        return max(1.4826 * 1.2533 * deviation / self.median_us / math.sqrt(n), self.disturbance)
 
     @property
     def cost_s(self) -> float:
         return self.compile_s + self.run_s
 
+    def scaled(self, factor: float) -> Measurement:
+        """The same on a scale of so many times its own, as where the device's clock was another.
+
+        No device is so many times slower from one day to the next: beyond `MOST_DRIFT` a record is wrong and is left.
+        """
+        if not 1 / MOST_DRIFT <= factor <= MOST_DRIFT:
+            return self
+        return replace(self, samples_us=tuple(sample * factor for sample in self.samples_us))
+
     def with_more(self, again: Measurement) -> Measurement:
-        """This measurement with another one's samples and running cost added; it was compiled once."""
+        """This measurement with another one's samples and running cost added; it was compiled once.
+
+        Of one that was disturbed and one that was not, the samples of the latter are kept alone.
+        """
+        both = [self, again]
+        kept = [m for m in both if not m.disturbance] or both
         return Measurement(
-            samples_us=self.samples_us + again.samples_us,
+            samples_us=tuple(sample for m in kept for sample in m.samples_us),
             compile_s=self.compile_s,
             run_s=self.run_s + again.run_s,
             clock_mhz=again.clock_mhz or self.clock_mhz,
             temperature_c=again.temperature_c or self.temperature_c,
+            disturbance=max(m.disturbance for m in kept),
         )
 
 
@@ -93,6 +121,12 @@ class Failure:
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
             raise InvalidInputError(f"stage {self.stage!r}: accepted are {', '.join(STAGES)}")
+
+    @property
+    def refused(self) -> bool:
+        """Whether the config is only too large for the device, or rules itself out, as many of a wide space do."""
+        kind = self.message.partition(":")[0]
+        return self.stage == "resources" or kind in _REFUSALS or any(words in self.message for words in _REFUSED_BY)
 
     @property
     def follows(self) -> str:

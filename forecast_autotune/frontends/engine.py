@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,9 +11,9 @@ from functools import cache, partial
 from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
-from ..core.budget import Budget
+from ..core.budget import PROCESS_TOTAL, Budget, BudgetLimits
 from ..core.correction import Correction
-from ..core.decision import Decision
+from ..core.decision import Decision, Resolution
 from ..core.job import Job
 from ..core.model_names import is_language_model
 from ..errors import CacheMissError
@@ -60,6 +61,8 @@ _T = TypeVar("_T")
 class Request:
     """How a decision is to be made: what the code says, overridden by the environment.
 
+    Once the process has spent its total, the budget is 0, and `unmeasured` says so. It still comes to one decision with
+    the ranks that have some left.
     With `shard`, processes on different devices of equal hardware share the measurements of one key.
     """
 
@@ -69,6 +72,7 @@ class Request:
     shard: bool = False
     patience: Patience = field(default_factory=Patience)
     unmeasured: str = ""  # why the caller may not measure, whatever the settings say
+    total_spent: bool = False
 
 
 def request(
@@ -87,15 +91,30 @@ def request(
     """
     name = surrogate if isinstance(surrogate, str) else None
     settings = Settings.from_environment(environment, mode=mode, surrogate=name)
-    text = settings.budget or (default_budget if budget is None else str(budget))
+    limits = BudgetLimits.parse(default_budget)
+    for text in (budget, settings.budget):
+        if text is not None:
+            limits = BudgetLimits.parse(text).with_key_limits_of(limits)
     if measuring_is_wanted() and environment is None:
         settings = replace(settings, mode="tune")
-        text = text if Budget(text).measures else default_budget
+        limits = limits.without_total()
+        limits = limits if limits.measures else BudgetLimits.parse(default_budget)
+    chosen_budget, unmeasured, total_spent = str(limits), "", False
     if settings.mode in ("cached", "forecast", "first"):
-        text = "0"
-    given = surrogate is not None and name is None and settings.surrogate == "auto"
-    chosen = surrogate if given else make_surrogate(settings.surrogate, answer=settings.answer)
-    return Request(settings=settings, budget=text, surrogate=chosen, shard=shard)  # type: ignore[arg-type]
+        chosen_budget = "0"
+    elif limits.measures and limits.total_seconds is not None and PROCESS_TOTAL.seconds >= limits.total_seconds:
+        chosen_budget, total_spent = "0", True
+        unmeasured = f"the total of {limits.total_seconds:g} s for this process is spent"
+    if surrogate is None or isinstance(surrogate, str) or settings.surrogate is not None:
+        surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer)
+    return Request(
+        settings=settings,
+        budget=chosen_budget,
+        surrogate=surrogate,
+        shard=shard,
+        unmeasured=unmeasured,
+        total_spent=total_spent,
+    )
 
 
 def make_surrogate(name: str, *, prior: Prior | None = None, answer: Answer | None = None) -> Surrogate:
@@ -146,37 +165,40 @@ def decide(
     store: Store,
     listener: Listener | None = None,
     device: str = "",
-) -> Decision:
-    """The decision for a job: stored, or tuned now; by the ranks of one job alike.
+    earlier: Decision | None = None,
+) -> Resolution:
+    """The decision for a job: stored, or tuned now; by the ranks of one job alike. It waits for no other process.
 
-    `device` identifies the physical device, as `probe.device_identity` tells it; where it is unknown, nothing is shared.
-
+    Args:
+        device: identifies the physical device, as `probe.device_identity` tells it; where it is unknown, nothing is shared.
+        earlier: the decision that this process was given last time, to be asked for again.
     Raises:
         CacheMissError: mode is `strict` and there is no decision for this key.
         NoWorkingConfigError: nothing can be run.
     """
-    budget = Budget(how.budget)
+    budget = Budget(how.budget, total=PROCESS_TOTAL)
     shares = None
     if how.shard and device and how.settings.sync == "store" and isinstance(store, SqliteStore):
         shares = store.shares(job, device)
     surrogate = how.surrogate
     if how.unmeasured:  # a graph is being captured or code compiled: nothing may be loaded, asked or waited for
         surrogate = _without_model(surrogate)
-    if budget.seconds:
-        most_s = budget.seconds * MODEL_SHARE
+    meanwhile = _without_model(surrogate)
+    if 0 < budget.seconds_left < math.inf:
+        most_s = budget.seconds_left * MODEL_SHARE
         surrogate = _with_model(surrogate, lambda model: model.within(most_s))
     if how.settings.mode != "forecast" and isinstance(store, SqliteStore):
         # Who leads a shared run asks before it lets others help; these would ask while it times, so they do not.
         surrogate = remembering(surrogate, store, busy=shares.wanted if shares else None)
-        surrogate = _recalibrated(surrogate, store, job.hardware.kind)
+        surrogate, meanwhile = (_recalibrated(s, store, job.hardware.kind) for s in (surrogate, meanwhile))
     store = _with_ranks(store, how)
     if how.settings.mode == "strict":
         if found := _recalled(job, store):
-            return store.agree(job, found)
+            return Resolution(store.agree(job, found))
         note_if_pending(store, job, None, how.settings, budget, how.unmeasured)
         raise CacheMissError(f"{_missed(job, store)}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
     with show_progress(listener) as told:
-        decision = untraced(tune)(
+        resolution = untraced(tune)(
             job,
             compiler=compiler,
             surrogate=surrogate,
@@ -186,9 +208,11 @@ def decide(
             budget=budget,
             listener=told,
             shares=shares,
+            meanwhile=meanwhile,
+            earlier=earlier,
         )
-    note_if_pending(store, job, decision, how.settings, budget, how.unmeasured)
-    return decision
+    note_if_pending(store, job, resolution.decision, how.settings, budget, how.unmeasured)
+    return resolution
 
 
 def remembering(surrogate: Surrogate, store: SqliteStore, *, busy: Callable[[], bool] | None = None) -> Surrogate:
@@ -229,7 +253,7 @@ def takes_time(how: Request) -> bool:
         return model
 
     _with_model(how.surrogate, note)
-    return bool(found) or Budget(how.budget).measures
+    return bool(found) or BudgetLimits.parse(how.budget).measures
 
 
 def _recalibrated(surrogate: Surrogate, store: SqliteStore, kind: str) -> Surrogate:
@@ -289,7 +313,9 @@ def _with_ranks(store: Store, how: Request) -> Store:
     channel = _channel(how)
     if channel is None:
         return store
-    return JobStore(store, channel, measures=Budget(how.budget).measures, patience=how.patience)
+    # The rank that tunes spends its total first: what it decides from then on is for those that have spent nothing too.
+    measures = how.total_spent or BudgetLimits.parse(how.budget).measures
+    return JobStore(store, channel, measures=measures, patience=how.patience)
 
 
 def _missed(job: Job, store: Store) -> str:

@@ -34,10 +34,11 @@ from ..errors import CacheMissError, TuningWarning
 from ..protocols import Store
 from ..store.manage import StoreFile
 from ..store.rows import Place
-from .engine import Request, decide, ranks_decide, recall, request
+from .engine import Request, decide, ranks_decide, recall
 from .pending import after_tuning, is_unmeasured
 from .triton_call import TritonCall
 from .triton_program import program_of
+from .triton_spec import KernelSpec
 
 if TYPE_CHECKING:
     from .triton_autotune import ForecastAutotuner
@@ -113,7 +114,7 @@ def _recompile_measured() -> None:
     for tuner, jobs in held:
         outdated: set[str] = set()
         for (epoch, config), (job, how) in jobs.items():
-            decision = recall(job, how, tuner._store(job.hardware, how))
+            decision = recall(job, how, tuner.dispatcher.store(job.hardware, how.settings))
             if decision is None or is_unmeasured(decision):
                 continue
             with _lock:
@@ -243,7 +244,8 @@ class _Call:
 
     def __init__(self, hopifier: Any, variable: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tx: Any) -> None:
         self.hopifier, self.variable, self.tx = hopifier, variable, tx
-        self.tuner: ForecastAutotuner = variable.kernel
+        self.tuner: ForecastAutotuner = variable.kernel  # whose attributes Dynamo guards
+        self.spec = self.tuner.spec
         self.given = args, {name: value for name, value in kwargs.items() if name not in AT_THE_CALL}
         self.options = {name: kwargs[name] for name in AT_THE_CALL if name in kwargs}
         self.epoch = ""  # an attribute of the tuner: while it stays, what is compiled of this call's key holds
@@ -255,8 +257,7 @@ class _Call:
             CacheMissError: mode is `strict` and there is no decision.
             InvalidInputError: a setting does not parse.
         """
-        tuner = self.tuner
-        how = request(tuner._budget, default_budget="0", mode=tuner._mode, surrogate=tuner._surrogate)
+        how = self.tuner.dispatcher.request(default_budget="0")
         how = replace(how, budget="0", unmeasured="torch.compile")
         try:
             with _no_modes():
@@ -279,13 +280,13 @@ class _Call:
 
     def _autotuner(self, configs: list[Any]) -> Autotuner:
         """The same object for the same config: torch's table of kernels only grows, and its index is in the graph."""
-        tuner = self.tuner
+        spec = self.spec
         with _lock:
-            made = _captured.setdefault(tuner, {})
+            made = _captured.setdefault(self.tuner, {})
             text = "\n".join(str(c) for c in configs)
-            if text not in made or made[text].fn is not tuner.fn:
+            if text not in made or made[text].fn is not spec.fn:
                 made[text] = Autotuner(
-                    tuner.fn, tuner.arg_names, configs, [], list(tuner.reset_to_zero), list(tuner.restore_value)
+                    spec.fn, list(spec.arg_names), configs, [], list(spec.reset_to_zero), list(spec.restore_value)
                 )
             return made[text]
 
@@ -293,21 +294,16 @@ class _Call:
 
     def _candidates(self) -> list[Any]:
         """The configs that the user's pruning leaves, asked with tensors of the hinted shapes that hold no data."""
-        configs = list(self.tuner.configs)
+        configs = list(self.spec.configs)
         if self.options:
             configs = [copy.copy(c) for c in configs]
             for config in configs:
                 vars(config).update({name: _hinted(value, _fake) for name, value in self.options.items()})
-        if len(configs) == 1 or not (self.tuner.early_config_prune or self.tuner.perf_model):
+        if len(configs) == 1 or not (self.spec.early_config_prune or self.spec.perf_model):
             return configs
-        pruning = copy.copy(self.tuner)  # other threads prune with theirs
-        pruning._configs = configs
         args, kwargs = self._arguments(_fake)
-        pruning.nargs = dict(zip(self.tuner.arg_names, args, strict=False))
-        try:
-            return pruning.prune_configs(kwargs)
-        finally:
-            pruning.nargs = None
+        spec: KernelSpec = replace(self.spec, configs=tuple(configs))
+        return spec.prune(spec.by_name(args), kwargs)
 
     def _arguments(self, build: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = self.given
@@ -316,7 +312,7 @@ class _Call:
     def _grids(self, candidates: Sequence[Any]) -> list[tuple[int, ...]] | None:
         """The grid under each config, which torch would ask for too, for it launches each to time it."""
         grid, (args, kwargs) = self.variable.grid, self.given
-        named = {**dict(zip(self.tuner.arg_names, args, strict=False)), **kwargs}
+        named = {**self.spec.by_name(args), **kwargs}
         found: list[tuple[int, ...]] = []
         try:
             for config in candidates:
@@ -326,17 +322,17 @@ class _Call:
                     sizes = self.hopifier.call_grid(grid, meta, self.tx)
                 found.append(tuple(int(_hinted(n, _meta)) for n in self.hopifier.check_grid(sizes)))
         except Exception as err:  # torch meets it again under the config it captures, and says so
-            log.debug("kernel %s: no grid: %s", self.tuner.name, err)
+            log.debug("kernel %s: no grid: %s", self.spec.name, err)
             return None
         return found
 
     def _computed(self, config: Any) -> dict[str, Any]:
         """What `@triton.heuristics` below the tuner sets, which the grid may read."""
-        if jit_function(self.tuner.fn) is self.tuner.fn:
+        if jit_function(self.spec.fn) is self.spec.fn:
             return {}
         with _no_modes():
             given = {**self.kwargs, **config.kwargs}
-            return {n: v for n, v in apply_heuristics(self.tuner.fn, self.args, given).items() if n not in given}
+            return {n: v for n, v in apply_heuristics(self.spec.fn, self.args, given).items() if n not in given}
 
     # The decision ---------------------------------------------------------------------------------------------------
 
@@ -350,9 +346,9 @@ class _Call:
                 return next(g for c, g in of if all(meta.get(n) == v for n, v in c.kwargs.items()))
 
             kwargs = {**kwargs, "grid": grid}
-        tuning = TritonCall(self.tuner, candidates, self.args, kwargs)
-        store = self.tuner._store(tuning.hardware, how)
-        decision = decide(tuning.job, how, compiler=tuning.compiler, measurer=_NoMeasurer(), store=store)
+        tuning = TritonCall(self.spec, candidates, self.args, kwargs)
+        store = self.tuner.dispatcher.store(tuning.hardware, how.settings)
+        decision = decide(tuning.job, how, compiler=tuning.compiler, measurer=_NoMeasurer(), store=store).decision
         config = self._compiled(dict.fromkeys((decision.config, tuning.job.space.default)), tuning, store)
         if is_unmeasured(decision) and self.tx is not None:
             self._hold_until_measured(config, tuning.job, how)
@@ -377,7 +373,7 @@ class _Call:
     def _complain(self, what: str, why: Exception | str) -> None:
         """Warn once of what tuning could not do for this kernel; torch traces a call several times over."""
         reason = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
-        text = f"kernel {self.tuner.name} {what}: {reason}"
+        text = f"kernel {self.spec.name} {what}: {reason}"
         log.debug("%s", text, exc_info=isinstance(why, Exception))
         if text not in _told:
             _told.add(text)
@@ -512,14 +508,14 @@ def _state(tuner: ForecastAutotuner) -> str:
     Raises:
         BypassAOTAutogradCache: the ranks of the job decide together. A hit would ask them nothing.
     """
-    how = request(tuner._budget, default_budget="0", mode=tuner._mode, surrogate=tuner._surrogate)
+    how = tuner.dispatcher.request(default_budget="0")
     if len(tuner.configs) > 1 and ranks_decide(how):
         raise sys.modules[CACHE_KEY].BypassAOTAutogradCache(f"the ranks of the job decide on kernel {tuner.name}")
     settings = how.settings
     parts = [settings.mode, how.surrogate.name, settings.toolchain, *(str(c) for c in tuner.configs)]
     try:
         if settings.mode not in ("first", "forecast"):
-            program = program_of(jit_function(tuner.fn) or tuner.base_fn)
+            program = program_of(tuner.spec)
             known = StoreFile(settings.dir)
             parts += sorted(
                 f"{d.digest} {d.decision.config.digest} {d.decision.decided_at}"

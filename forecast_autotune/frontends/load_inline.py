@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import re
 import threading
 import types
-import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..compilers.cpp_compile import CppCompiler
 from ..compilers.cpp_recipe import Recipe, as_sources
-from ..core.budget import Budget
 from ..core.config import Config
-from ..core.decision import Decision
 from ..core.digest import Value
 from ..core.hardware import Hardware
-from ..core.job import Job
-from ..core.outcome import Evidence, Failure, Outcome
+from ..core.outcome import Evidence, Failure
 from ..core.space import Space
-from ..core.workload import Program, Work, Workload
-from ..errors import AutotuneError, CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
+from ..errors import InvalidInputError
 from ..hardware_sheets import sheet_for
-from ..measure.checks import Check, check_name, validate
-from ..measure.in_process import InProcess
-from ..measure.isolated import Isolated, extension_trials
+from ..measure.checks import Check
 from ..probe import detect_cpp_toolchain, detect_hardware, nvcc_path
 from ..settings import Settings
-from .deciding import deciding
-from .engine import decide, make_store, request, takes_time
-from .joint import here, in_use
-from .keys import as_names, device_of, features_of, key_as_json, make_key_function, parse_signature
-from .pending import holds_unmeasured, is_unmeasured
+from .keys import device_of, parse_signature
+from .tuned_function import TunedFunction
 
-log = logging.getLogger(__name__)
-
-DEFAULT_BUDGET = "16"
 _EXTRAS = ("kernel_sources", "signature", "key", "work", "check", "budget")
 
 
@@ -168,7 +154,9 @@ class TunedModule(types.ModuleType):
 
         names = option("signature")
         tuned = TunedFunction(
-            self,
+            self._recipe,
+            self._space,
+            self._compiler,
             function,
             names=None if names is None else parse_signature(names, function),
             key=option("key"),
@@ -176,13 +164,8 @@ class TunedModule(types.ModuleType):
             check=option("check", "allclose"),
             budget=option("budget"),
         )
-        call = tuned.dispatcher()
-        call.__name__ = call.__qualname__ = function
-        call.__doc__ = (self._recipe.functions or {}).get(function)
-        call.decisions = tuned.decisions  # type: ignore[attr-defined]
-        call.tuned = tuned  # type: ignore[attr-defined]
-        setattr(self, function, call)
-        return call
+        setattr(self, function, tuned)
+        return tuned
 
     def _compiler(self, device: str) -> CppCompiler:
         """The compiler for a device, made at its first use."""
@@ -199,223 +182,6 @@ class TunedModule(types.ModuleType):
             return self._compilers[device]
 
 
-class TunedFunction:
-    """One function of a module: its decisions by key, and how a missing one is made."""
-
-    def __init__(
-        self,
-        module: TunedModule,
-        name: str,
-        *,
-        names: tuple[str, ...] | None,
-        key: Any,
-        work: Callable[..., Any] | None,
-        check: Check,
-        budget: str | int | None,
-    ) -> None:
-        validate(check)
-        if budget is not None:
-            Budget(budget)
-        self._module = module
-        self._recipe = module._recipe
-        self._space = module._space
-        self._name = name
-        self._names = names
-        self._key = make_key_function(key, names, name)
-        self._key_names: tuple[str, ...] | None = None if callable(key) else as_names(key)
-        self._work = work
-        self._check = check
-        self._budget = budget
-        self._table: dict[Hashable, Callable[..., Any]] = {}
-        self.decisions: dict[Hashable, Decision] = {}
-        self._unmeasured: set[Hashable] = set()
-        self._loaded: dict[tuple[str, Config], Callable[..., Any]] = {}
-        self._program = Program(
-            name=f"{self._recipe.name}.{name}",
-            language="cuda" if self._recipe.is_cuda else "c++",
-            source=self._recipe.text,
-        )
-
-    def dispatcher(self) -> Callable[..., Any]:
-        """The function that stands in the module. A hit makes the key, looks it up and calls: nothing else."""
-        found = self._table.get
-        key, miss, positional = self._key, self._miss, self._positional
-        tuned = self
-        if self._recipe.is_cuda:
-            base = key
-
-            def key(*args: Any) -> Hashable:  # each device of a process has decisions of its own
-                return (device_of(args), base(*args))
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if kwargs:
-                args = positional(args, kwargs)
-            if in_use and (joint := here.joint) is not None and joint.takes(tuned):
-                return joint.run(tuned, args, {})
-            wanted = key(*args)
-            try:
-                variant = found(wanted)
-            except TypeError:
-                raise InvalidInputError(
-                    f"the key of {self._name} is {wanted!r}, which cannot be looked up: return a tuple of numbers, text, "
-                    "dtypes and shapes"
-                ) from None
-            return miss(wanted, args)(*args) if variant is None else variant(*args)
-
-        return call
-
-    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The call's arguments in the signature's order."""
-        if self._names is None:
-            raise InvalidInputError(
-                f"{self._name} was called with {', '.join(kwargs)} by name: add signature= to load_inline, or give "
-                "arguments by position"
-            )
-        rest = self._names[len(args) :]
-        unknown = [n for n in kwargs if n not in rest]
-        if unknown or any(n not in kwargs for n in rest[: len(kwargs)]):
-            raise TypeError(
-                f"{self._name}({', '.join(self._names)}) was called with {len(args)} by position and {kwargs}"
-            )
-        return (*args, *(kwargs[n] for n in rest[: len(kwargs)]))
-
-    # Within a variant -----------------------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def program(self) -> Program:
-        return self._program
-
-    def candidates(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[Config, Any]:  # noqa: ARG002
-        """See `Nested`."""
-        return {config: config for config in self._space}
-
-    def run_under(self, chosen: Config, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002
-        """See `Nested`; what is not built yet is built now, in this thread."""
-        return self._load(chosen, device_of(args))(*args)
-
-    # A miss ---------------------------------------------------------------------------------------------------------
-
-    def _miss(self, wanted: Hashable, args: tuple[Any, ...]) -> Callable[..., Any]:
-        """Decide for a key that is met for the first time, and return the variant to call.
-
-        While another thread is busy measuring, that is the default, and the key stays open.
-        """
-        with deciding.unless_measuring() as our_turn:
-            if (found := self._table.get(wanted)) is None:
-                if not our_turn:
-                    return self._variant(self._space.default, device_of(args))
-                found = self._table[wanted] = self._variant(self._decide(wanted, args), device_of(args))
-                if is_unmeasured(self.decisions.get(wanted)):
-                    self._unmeasured.add(wanted)
-                    holds_unmeasured(self)
-            return found
-
-    def forget_unmeasured(self) -> None:
-        """Decide again, when they are next met, keys whose decision measuring had no say in."""
-        with deciding:
-            for wanted in self._unmeasured:
-                self.decisions.pop(wanted, None)
-                self._table.pop(wanted, None)
-            self._unmeasured.clear()
-
-    def _decide(self, wanted: Hashable, args: tuple[Any, ...]) -> Config:
-        how = request(self._budget, default_budget=DEFAULT_BUDGET)
-        if self._recipe.is_cuda and device_of(args) == "cpu":
-            raise NoWorkingConfigError(_no_gpu(self._recipe.name))
-        job = self.job(args)
-        compiler = self._module._compiler(device_of(args))
-        if how.settings.mode == "first":
-            return self._space.default
-        try:
-            with (
-                self._measurer(compiler, args, how.settings.isolate != "0") as measurer,
-                deciding.measuring(takes_time(how)),
-            ):
-                store = make_store(how.settings)
-                decision = decide(job, how, compiler=compiler, measurer=measurer, store=store)
-                self.decisions[wanted] = decision
-                return decision.config
-        except (CacheMissError, InvalidInputError, NoWorkingConfigError):
-            raise
-        except Exception as err:
-            log.debug("tuning failed", exc_info=True)
-            warnings.warn(
-                f"{job.workload} is not tuned, its default config is run: {type(err).__name__}: {err}",
-                TuningWarning,
-                stacklevel=4,
-            )
-            return self._space.default
-
-    def job(self, args: tuple[Any, ...]) -> Job:
-        """What there is to decide for a call: its workload and space, on the device its arguments are on."""
-        compiler = self._module._compiler(device_of(args))
-        return Job(
-            workload=Workload(
-                program=self._program,
-                key=key_as_json(self._key(*args), args, self._names, self._key_names),
-                features=features_of(args),
-                check=check_name(self._check),
-            ),
-            space=self._space,
-            hardware=compiler.hardware,
-            toolchain=compiler.toolchain,
-            work=self._work_of(args),
-        )
-
-    def outcomes(self, args: tuple[Any, ...]) -> Mapping[Config, Outcome]:
-        """What is known of each config for a call's key, from the store."""
-        return make_store(Settings.from_environment()).outcomes(self.job(args))
-
-    def _measurer(self, compiler: CppCompiler, args: tuple[Any, ...], isolate: bool) -> Isolated | InProcess:
-        common: dict[str, Any] = {
-            "name": self._program.name,
-            "default": self._space.default,
-            "check": self._check,
-            "arguments": args,
-        }
-        if not isolate:
-            return InProcess(function=lambda config: compiler.extension(config).function(self._name), **common)
-
-        def described(config: Config, _: object) -> dict[str, Any]:
-            return {"extension": compiler.extension(config).as_json(), "function": self._name}
-
-        return Isolated(
-            job=extension_trials, describe=described, log=compiler.root / "trials.log", one_each=True, **common
-        )
-
-    def _variant(self, config: Config, device: str) -> Callable[..., Any]:
-        """The function of a decided variant, loaded into this process; the default's where it cannot be had."""
-        try:
-            return self._load(config, device)
-        except InvalidInputError:
-            raise  # the module has no such function, whatever the variant
-        except (AutotuneError, ImportError, OSError) as err:
-            if config == self._space.default:
-                raise
-            warnings.warn(f"{self._program.name}: the default is run: {err}", TuningWarning, stacklevel=4)
-            return self._load(self._space.default, device)
-
-    def _load(self, config: Config, device: str) -> Callable[..., Any]:
-        if (device, config) not in self._loaded:
-            extension = self._module._compiler(device).extension(config)
-            self._loaded[device, config] = extension.function(self._name)
-        return self._loaded[device, config]
-
-    def _work_of(self, args: tuple[Any, ...]) -> Work | None:
-        if self._work is None:
-            return None
-        try:
-            told = self._work(*args)
-            return told if isinstance(told, Work) else Work(flops=float(told[0]), bytes=float(told[1]))
-        except Exception as err:
-            warnings.warn(f"work= of {self._name} failed ({err!r}): forecast without it", TuningWarning, stacklevel=5)
-            return None
-
-
 def _named_gpu() -> Hardware:
     """The GPU that a report is made for where none is meant by a tensor."""
     import torch
@@ -424,15 +190,3 @@ def _named_gpu() -> Hardware:
         return detect_hardware("cuda")
     named = re.search(r"\d+\.\d", os.environ.get("TORCH_CUDA_ARCH_LIST", ""))
     return sheet_for("cuda:" + (named[0] if named else "9.0").replace(".", ""))
-
-
-def _no_gpu(name: str) -> str:
-    import torch
-
-    if torch.cuda.is_available():
-        return f"{name} has cuda_sources, and no argument of this call is a CUDA tensor: move them with .cuda()"
-    built = "built without CUDA" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
-    return (
-        f"{name} has cuda_sources, and torch {torch.__version__} ({built}) finds no GPU here: nothing can be launched. "
-        "module.report(config) tells registers and shared memory without one; 'forecast-autotune doctor' tells more"
-    )

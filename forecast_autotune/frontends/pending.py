@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from ..core.budget import Budget
+from ..core.budget import Budget, BudgetLimits
 from ..core.decision import Decision
 from ..core.job import Job
 from ..errors import InvalidInputError
@@ -33,7 +32,7 @@ _eagerly = contextlib.ExitStack()  # holds torch to running eagerly while the de
 
 @contextlib.contextmanager
 def tune_pending() -> Iterator[None]:
-    """Within this, misses are tuned whatever FORECAST_AUTOTUNE_MODE and a budget of 0 say.
+    """Within this, misses are tuned whatever FORECAST_AUTOTUNE_MODE, a budget of 0 and the total of the process say.
 
     Keys that this process has decided without measuring are decided again when they are next met. What is decided within
     holds afterwards. All threads are meant. What torch has compiled runs eagerly, for compiled code measures nothing; and
@@ -73,11 +72,11 @@ def _wanted() -> Iterator[None]:
 
 
 def _nothing_compiled() -> contextlib.AbstractContextManager[object]:
-    """Have torch run eagerly what it has compiled, if it can have compiled anything yet."""
-    if "torch._dynamo" not in sys.modules:
+    """Have torch run eagerly what it has compiled, and what it is asked to compile meanwhile."""
+    try:
+        import torch
+    except ImportError:
         return contextlib.nullcontext()
-    import torch
-
     stance: contextlib.AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance
 
@@ -103,7 +102,7 @@ def is_unmeasured(decision: Decision | None) -> bool:
     if decision is None or not decision.tried:
         return True
     try:
-        return not Budget(decision.budget).measures
+        return not BudgetLimits.parse(decision.budget).measures
     except InvalidInputError:  # brought from elsewhere
         return False
 

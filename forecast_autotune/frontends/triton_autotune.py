@@ -3,45 +3,46 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import threading
-import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from sys import intern
 from typing import Any
 
 from triton import knobs
+from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.autotuner import Config as TritonConfig
 from triton.runtime.driver import driver
-from triton.runtime.errors import TritonError
-from triton.runtime.jit import JITFunction
+from triton.runtime.errors import OutOfResources, PTXASError
 
-from ..core.budget import Budget
+from ..compilers.triton_source import OPTIONS, jit_function
 from ..core.config import Config
 from ..core.decision import Decision
-from ..core.hardware import Hardware
+from ..core.job import Job
+from ..core.outcome import Failure
 from ..core.space import Space
-from ..errors import AutotuneError, CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
+from ..errors import InvalidInputError, TuningWarning
 from ..measure.checks import Check, validate
 from ..measure.measuring import is_of_the_config
 from ..probe import device_identity
-from ..protocols import Store, Surrogate
-from ..rehearsal_driver import current_rehearsal
-from ..store.sqlite import SqliteStore
+from ..protocols import Compiler, Store, Surrogate
 from . import inductor
-from .deciding import deciding
-from .engine import Request, decide, make_store, request, takes_time, untraced
+from .dispatch import Dispatcher
+from .engine import Request
 from .joint import here, in_use
-from .pending import holds_unmeasured, is_unmeasured
+from .key_table import Entry
 from .triton_call import TritonCall, knobs_of
-from .triton_dispatch import DecisionCache, Form, call_form, make_form, power_of_two
-
-log = logging.getLogger(__name__)
+from .triton_dispatch import DecisionCache, Form, Launch, call_form, current_device, make_form, power_of_two
+from .triton_spec import KernelSpec
+from .turn import turn
 
 DEFAULT_BUDGET = "16,30s"
 TIMINGS = ("eager", "graph")
+_REFUSALS = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
+"""Errors of a config for which Triton's own tuner takes another."""
 BUCKETS: dict[str, Callable[[Any], Any]] = {"pow2": power_of_two}
 
 
@@ -113,15 +114,19 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         shard: bool = False,
     ) -> None:
         self._local = threading.local()
-        self._forms_lock = threading.RLock()
-        self._generation = 0
         self.epoch = "0"  # compiled code holds as long as this stays
         self._forms: dict[tuple[Any, ...], Form | None] = {}
-        self._launches: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._launches: dict[tuple[Any, ...], Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
+        self._made: dict[int, Launch] = {}  # of the configs, by identity, as their calls last ran them
         self._configs: list[Any] = []
-        self.decisions: dict[Any, Decision] = {}
-        self._unmeasured: set[Any] = set()
-        self._defaults: dict[Any, tuple[Config, Any]] = {}  # where a forecast chose: the default, ours and theirs
+        self.dispatcher = Dispatcher(
+            _TritonDoor(self),
+            default_budget=DEFAULT_BUDGET,
+            budget=budget,
+            mode=mode,
+            surrogate=surrogate,
+            shard=shard,
+        )
         name = getattr(getattr(fn, "fn", fn), "__name__", repr(fn))
         if space is not None:
             if configs:
@@ -137,21 +142,16 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         if knobs.runtime.interpret:
             self.cache_results = False
         self._install_hooks()
-        if budget is not None:
-            Budget(budget)
         validate(check)
         if timing not in TIMINGS:
             raise InvalidInputError(f"timing={timing!r} of {name}: accepted are {', '.join(TIMINGS)}")
-        self._budget, self._mode, self._surrogate = budget, mode, surrogate
         # As in Triton, each of its three older arguments comes before do_bench.
         replaced = warmup is not None or rep is not None or use_cuda_graph
         self.user_do_bench = None if replaced else do_bench
         self.timing = "graph" if use_cuda_graph else timing
         self.check, self.space = check, space
-        self.isolate, self._shard = isolate, shard
-        self._memory: Store | None = None
+        self.isolate = isolate
         self.buckets = {n: _bucket(name, n, b, key) for n, b in (key_buckets or {}).items()}
-        request(budget, default_budget=DEFAULT_BUDGET, environment={}, mode=mode, surrogate=surrogate)  # does it parse?
 
     # What others read and assign ------------------------------------------------------------------------------------
 
@@ -164,29 +164,22 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
     def configs(self, configs: Sequence[Any]) -> None:
         self._configs = list(configs)
         inductor.recompile(self)
-        if "cache" in self.__dict__ or hasattr(self, "_cache"):
-            self.cache.clear()
+        self.dispatcher.table.clear()
 
     @property
     def cache(self) -> DecisionCache:
         """From tuning key to the config decided for it in this process."""
-        return self._cache
+        return DecisionCache(self.dispatcher.table)
 
     @cache.setter
     def cache(self, entries: Mapping[Any, Any]) -> None:
-        with self._forms_lock:
-            self._forget_calls()
-            self._cache = DecisionCache(self._forget_calls, entries, self._forms_lock)
+        self.dispatcher.table.clear()
+        self.cache.update(entries)
 
-    def _forget_calls(self) -> None:
-        """Let each next call look its decision up in `cache`, the one that is being decided now included.
-
-        Under the lock: else a call that has compared generations and is about to be remembered would outlive this.
-        """
-        with self._forms_lock:
-            self._generation += 1
-            self._launches.clear()
-            self._forms.clear()
+    @property
+    def decisions(self) -> dict[Any, Decision]:
+        """From tuning key to its decision: the last 64 that this process made or recalled."""
+        return self.dispatcher.decisions
 
     @property
     def do_bench(self) -> Any:
@@ -206,13 +199,42 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
     def nargs(self, named: dict[str, Any] | None) -> None:
         self._local.nargs = named
 
-    def forget_unmeasured(self) -> None:
-        """Decide again, when they are next met, keys whose decision measuring had no say in."""
-        with deciding:
-            for key in self._unmeasured:
-                self.decisions.pop(key, None)
-                self._cache.pop(key, None)
-            self._unmeasured.clear()
+    @property
+    def spec(self) -> KernelSpec:
+        """The kernel with its configs, hooks and options as they are now."""
+        return KernelSpec(
+            fn=self.fn,
+            base_fn=self.base_fn,
+            arg_names=tuple(self.arg_names),
+            configs=tuple(self._configs),
+            key=tuple(self.keys),
+            key_buckets=self.buckets,
+            reset_to_zero=tuple(self.reset_to_zero),
+            restore_value=tuple(self.restore_value),
+            pre_hook=self.pre_hook,
+            post_hook=self.post_hook,
+            user_defined_pre_hook=self.user_defined_pre_hook,
+            user_defined_post_hook=self.user_defined_post_hook,
+            early_config_prune=self.early_config_prune,
+            perf_model=self.perf_model,
+            top_k=self.configs_top_k,
+            own_do_bench=self.user_do_bench,
+            warmup_ms=self.num_warmups,
+            rep_ms=self.num_reps,
+            timing=self.timing,
+            check=self.check,
+            isolate=self.isolate,
+            roles=self.space.roles if self.space is not None else {},
+        )
+
+    def __copy__(self) -> ForecastAutotuner:
+        """A tuner that decides for itself, with the entries of this one."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(
+            self.__dict__, _local=threading.local(), _configs=[*self._configs], _forms={}, _launches={}, _made={}
+        )
+        made.dispatcher = self.dispatcher.copy(_TritonDoor(made))
+        return made
 
     def __hash__(self) -> int:
         """As any object's; and torch looks a kernel up in its table of kernels before it captures a call of it."""
@@ -257,78 +279,84 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             launch = self._launches[form]
         except KeyError:
             launch = self._miss
-        return launch(*args, **kwargs)
+        return launch(args, kwargs)
 
-    def _miss(self, *args: Any, **kwargs: Any) -> Any:
-        """A call whose key, or whose form, is met for the first time in this process."""
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that no launch was written out for: its key or its form is new, or its decision not the last word."""
         given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
         call = {n: v for n, v in given.items() if n in self.arg_names}
-        generation = self._generation
+        table = self.dispatcher.table
+        version = table.version
+        entry, key, config = None, None, self._configs[0]
         if len(self._configs) > 1:
             key = self._tuning_key(call)
-            config = self.cache.get(key)
-            if config is None:
-                with deciding.unless_measuring() as our_turn:
-                    config = self.cache.get(key)
-                    if config is None and not our_turn:
-                        config = untraced(self._default)(args, kwargs)
-                    elif config is None:
-                        config = untraced(self._decide)(key, args, kwargs)
-                        if is_unmeasured(self.decisions.get(key)):
-                            self._unmeasured.add(key)
-                            holds_unmeasured(self)
-                        # Else it was chosen among configs assigned away meanwhile, or unmeasured, to be decided again.
-                        capturing = _capturing()
-                        with self._forms_lock:
-                            if generation == self._generation and not capturing:
-                                self._cache.add(key, config)
-        else:
-            config, key = self._configs[0], None
+            if table.is_pinned(key[:-1]):  # put in by the program under Triton's own key, which knows no device
+                key = key[:-1]
+            entry = self.dispatcher.entry(key, (args, kwargs))
+            config = entry.launcher
         self.best_config = config
-        with self._forms_lock:  # another one than deciding holds: a call whose key is decided waits for no tuning
-            if generation == self._generation and (key is None or key in self._cache):
-                self._remember(config, call, args, kwargs)
+        if entry is None or entry.provisional is None:
+            with table.lock:
+                current = entry is None or (table.get(key) is entry and entry.launcher is config)
+                if version == table.version and current:
+                    self._remember(config, call, args, kwargs)
         try:
-            return self._launch(config, given, args, kwargs)
+            result = self._launch(config, args, kwargs)
         except Exception as err:
-            if key not in self._defaults or not is_of_the_config(err):
+            if entry is None or entry.measured or not is_of_the_config(err):
                 raise
-            ours, default = self._defaults[key]
-            if default is config:
-                raise
-            self._fall_back(key, config, ours, default, err)
-        return self._launch(default, given, args, kwargs)
+            return self._launch_another(key, entry, config, err, args, kwargs)
+        if entry is not None:
+            entry.fallback = None
+        return result
 
-    def _launch(self, config: Any, given: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if config.pre_hook is not None:
-            config.pre_hook({**given, **config.all_kwargs()})
-        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+    def _launch_another(
+        self, key: Any, entry: Entry, refused: Any, err: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Launch what comes first of the default and the configs after it that the device takes.
 
-    def _fall_back(self, key: Any, config: Any, ours: Config, default: Any, err: Exception) -> None:
-        """Put the default in the place of a config that a forecast chose and that does not run; say so once for a key."""
-        with self._forms_lock:  # not one's turn to decide: another thread may be busy measuring
-            self.best_config = default
-            if self._cache.get(key) is config:
-                self._cache[key] = default
-            decision = self.decisions.get(key)
-            if decision is None or decision.basis != "forecast":
-                return
-            why = f"the config forecast does not run: {type(err).__name__}: {err}"
-            self.decisions[key] = replace(
-                decision, config=ours, config_us=decision.default_us, basis="default", reason=why
-            )
-        warnings.warn(
-            f"kernel {self.name} runs its first config, not {config}, which a forecast chose and which does not run: "
-            f"{type(err).__name__}: {err}",
-            TuningWarning,
-            stacklevel=4,
-        )
+        For a choice that nothing was measured for: a forecast one, or the default while another thread or process tunes.
+        """
+        if entry.launcher is refused and entry.fallback is not None:
+            self.dispatcher.fall_back(key, entry, err)
+        tried = [refused]
+        for config in (entry.launcher, *self._pruned(args, kwargs)):
+            if any(config is each for each in tried):
+                continue
+            tried.append(config)
+            self.best_config = config
+            try:
+                result = self._launch(config, args, kwargs)
+            except _REFUSALS:
+                continue
+            if entry.launcher is not config:
+                with self.dispatcher.table.lock:
+                    entry.launcher = config
+                    self.forget_shortcuts()
+                warnings.warn(
+                    f"kernel {self.name} runs {config}, for its first config does not run: {type(err).__name__}: {err}",
+                    TuningWarning,
+                    stacklevel=4,
+                )
+            return result
+        raise err
+
+    def _launch(self, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Launch under a config, its hook before; the hook may read `nargs`, as with Triton's own tuner."""
+        if config.pre_hook is None:
+            return self.fn.run(*args, **kwargs, **config.all_kwargs())
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        try:
+            config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
+            return self.fn.run(*args, **kwargs, **config.all_kwargs())
+        finally:
+            self.nargs = None
 
     def _tuning_key(self, call: Mapping[str, Any]) -> tuple[Any, ...]:
         """Triton's own rule, values of `key` and then the dtype of each argument that has one; and the device."""
         key = [self.buckets[n](call[n]) if n in self.buckets else call[n] for n in self.keys if n in call]
-        key += [str(value.dtype) for value in call.values() if hasattr(value, "dtype")]
-        device = _current_device()
+        key += [intern(str(value.dtype)) for value in call.values() if hasattr(value, "dtype")]
+        device = current_device()
         return tuple(key) if device is None else (*key, device)
 
     def _remember(self, config: Any, call: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -346,11 +374,28 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
                 mixed=form.mixed | strange if form and strange else frozenset(),
                 key_names=frozenset(self.keys),
                 buckets=self.buckets,
-                on_device=_current_device() is not None,
+                on_device=current_device() is not None,
             )
         if form is not None:
-            form.table[form.key(*args, **kwargs)] = (config, config.all_kwargs(), config.pre_hook)
+            form.table[form.key(args, kwargs)] = self._as_launched(config)
             self._launches[name] = form.launch
+
+    def _as_launched(self, config: Any) -> Launch:
+        """A config as calls run it, one for all the keys that it was decided for."""
+        made = self._made.get(id(config))
+        if made is None or vars(config) != made.state:
+            made = Launch.of(config)
+            if any(config is each for each in self._configs):
+                self._made[id(config)] = made
+        return made
+
+    def forget_shortcuts(self) -> None:
+        """Let each next call look its decision up in the table; called under its lock."""
+        self._launches.clear()
+        for form in filter(None, self._forms.values()):
+            form.table.clear()  # its functions refer to each other: their entries would stay until a full collection
+        self._forms.clear()
+        self._made.clear()
 
     # Within a variant -----------------------------------------------------------------------------------------------
 
@@ -366,14 +411,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
     def run_under(self, chosen: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Nested`."""
         self.best_config = chosen
-        given = {} if chosen.pre_hook is None else {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
-        return self._launch(chosen, given, tuple(args), dict(kwargs))
-
-    # A decision -----------------------------------------------------------------------------------------------------
-
-    def _default(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a call runs whose key cannot be decided now: the first config that the user's pruning leaves."""
-        return self._pruned(args, kwargs)[0]
+        return self._launch(chosen, tuple(args), dict(kwargs))
 
     def _pruned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The configs that the user's pruning leaves for a call."""
@@ -383,134 +421,119 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         finally:
             self.nargs = None
 
-    def _decide(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The config for a key that is met for the first time in this process."""
-        self.nargs = dict(zip(self.arg_names, args, strict=False))
-        try:
-            candidates = self.prune_configs(kwargs)
-            if len(candidates) == 1:
-                return candidates[0]
-            began = time.perf_counter()
-            how = request(
-                self._budget,
-                default_budget=DEFAULT_BUDGET,
-                mode=self._mode,
-                surrogate=self._surrogate,
-                shard=self._shard,
-            )
-            if how.settings.mode == "first":
-                return candidates[0]
-            if _capturing():
-                how = replace(how, budget="0", unmeasured="a CUDA graph was being captured")
-            try:
-                tuning = TritonCall(self, candidates, args, kwargs)
-            except InvalidInputError:  # configs that conflict with the call or with each other: the caller's mistake
-                raise
-            except Exception as err:
-                return self._untuned(candidates[0], err)
-            config = self._tune(tuning, key, how)
-            self.bench_time = time.perf_counter() - began
-            self._tell(key, config, tuning)
-            return config
-        finally:
-            self.nargs = None
-
-    def _tune(self, tuning: TritonCall, key: tuple[Any, ...], how: Request) -> Any:
-        try:
-            store = self._store(tuning.hardware, how)
-            with tuning.measurer as measurer, deciding.measuring(takes_time(how)):
-                decision = decide(
-                    tuning.job,
-                    how,
-                    compiler=tuning.compiler,
-                    measurer=measurer,
-                    store=store,
-                    device=_device_identity() if how.shard else "",
-                )
-            config, default = tuning.theirs(decision.config), tuning.job.space.default
-            self.configs_timings = tuning.timings_ms(store.outcomes(tuning.job))
-        except (CacheMissError, InvalidInputError, NoWorkingConfigError):
-            raise
-        except Exception as err:
-            return self._untuned(tuning.theirs(tuning.job.space.default), err)
-        self.decisions[key] = decision
-        if decision.basis == "forecast":
-            self._defaults[key] = default, tuning.theirs(default)
-        else:
-            self._defaults.pop(key, None)
-        return config
-
-    def _untuned(self, config: Any, err: Exception) -> Any:
-        """Say that tuning failed, and go on with the first config: a launch does not depend on tuning."""
-        log.debug("tuning failed", exc_info=True)
-        warnings.warn(
-            f"kernel {self.name} is not tuned, its first config is run: {type(err).__name__}: {err}",
-            TuningWarning,
-            stacklevel=6,
-        )
-        return config
-
-    def _store(self, hardware: Hardware, how: Request) -> Store:
-        """The user's store; one of this kernel's own in memory where times mean nothing to anybody later."""
-        if hardware.kind not in ("interpreter", "stub") or current_rehearsal() is not None:
-            return make_store(how.settings)
-        if self._memory is None:
-            self._memory = SqliteStore.in_memory()
-        return self._memory
-
-    def _tell(self, key: tuple[Any, ...], config: Any, tuning: TritonCall) -> None:
-        """What Triton does after tuning: timings kept, arguments reset, the listener told, the user shown."""
-        fresh = tuning.measured > 0
-        if fresh:  # where the default ran, or by hooks of the user's: what is to start from zeros starts from them
-            self.pre_hook({**tuning.named, **config.all_kwargs()}, reset_only=True)
-        listener = getattr(knobs.autotuning, "listener", None)
-        kernel = self.fn
-        while kernel is not None and not isinstance(kernel, JITFunction):
-            kernel = getattr(kernel, "fn", None)
-        if listener is not None and kernel is not None:
-            listener(
-                fn=kernel,
-                key=key,
-                best_config=config,
-                configs_timings=getattr(self, "configs_timings", {}),
-                duration=self.bench_time if fresh else None,
-                cache_hit=not fresh,
-            )
-        if knobs.autotuning.print and fresh:
-            print(
-                f"Triton autotuning for function {self.name},\nwith key as {key},\n"
-                f"finished after {self.bench_time:.2f}s,\nbest config selected: {config};"
-            )
-
     def prune_configs(self, kwargs: dict[str, Any]) -> list[Any]:
-        """The user's pruning, as the newest Triton does it: early pruning first, then the model's best `top_k` of those."""
-        pruned = list(self._configs)
-        if self.early_config_prune:
-            pruned = self.early_config_prune(self._configs, self.nargs, **kwargs)
-            if not pruned:
-                raise _autotuner_error(
-                    "No valid autotuner configs after pruning. `early_config_prune` should return at least one config."
+        """The user's pruning of the configs for the call that `nargs` tells of."""
+        return self.spec.prune(self.nargs or {}, kwargs)
+
+
+class _TritonDoor:
+    """The front door of Triton kernels: how a tuner's calls are decided. A call is its arguments and keywords."""
+
+    def __init__(self, tuner: ForecastAutotuner) -> None:
+        self._tuner = tuner
+
+    @property
+    def name(self) -> str:
+        return f"kernel {self._tuner.name}"
+
+    def why_unmeasured(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> str:
+        if call[1].get("warmup"):
+            return "the call only compiles"
+        return "a CUDA graph was being captured" if _capturing() else ""
+
+    def default(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+        return self._tuner._pruned(*call)[0]
+
+    def tuning(self, call: tuple[tuple[Any, ...], dict[str, Any]], how: Request) -> _KernelTuning:
+        tuner = self._tuner
+        # The user's pruning may take its time, and have other threads launch kernels, for which it waits.
+        with turn.taking_time(tuner.early_config_prune is not None or tuner.perf_model is not None):
+            candidates = tuner._pruned(*call)
+        return _KernelTuning(tuner, candidates, *call, shard=how.shard)
+
+    def forget_shortcuts(self) -> None:
+        self._tuner.forget_shortcuts()
+
+
+class _KernelTuning:
+    """What there is to decide for a call of a kernel; see `Tuning`. A launcher is a `triton.Config`."""
+
+    def __init__(
+        self,
+        tuner: ForecastAutotuner,
+        candidates: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        shard: bool,
+    ) -> None:
+        self._tuner, self._candidates = tuner, candidates
+        self._args, self._kwargs = args, kwargs
+        self.default = candidates[0]
+        self.device = device_identity(f"cuda:{current_device()}") if shard else ""
+
+    @cached_property
+    def _call(self) -> TritonCall:
+        return TritonCall(self._tuner.spec, self._candidates, self._args, self._kwargs)
+
+    @property
+    def job(self) -> Job | None:
+        return self._call.job if len(self._candidates) > 1 else None
+
+    @property
+    def compiler(self) -> Compiler:
+        return self._call.compiler
+
+    @contextmanager
+    def measurer(self) -> Iterator[Any]:
+        self._tuner.nargs = dict(zip(self._tuner.arg_names, self._args, strict=False))  # for a benchmark of the user's
+        try:
+            with self._call.measurer() as measurer:
+                yield measurer
+        finally:
+            self._tuner.nargs = None
+
+    def launcher(self, config: Config) -> Any:
+        return self._call.theirs(config)
+
+    def refused(self, config: Config, measurer: Any) -> Failure | None:  # noqa: ARG002
+        """Nothing is compared: what a config of a kernel computes is in its digest."""
+        return None
+
+    def fallback(self, decision: Decision, *, measured_here: bool) -> tuple[Any, Config] | None:  # noqa: ARG002
+        default = self._call.job.space.default
+        return (self.default, default) if decision.basis == "forecast" and decision.config != default else None
+
+    def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
+        """Do what Triton does after tuning: keep timings, reset arguments, tell the listener, show the user."""
+        tuner, call, config = self._tuner, self._call, self._call.theirs(decision.config)
+        tuner.configs_timings = call.timings_ms(store.outcomes(call.job))
+        tuner.bench_time = seconds
+        if measured:  # where the default ran, or by hooks of the user's: what is to start from zeros starts from them
+            tuner.pre_hook({**call.named, **config.all_kwargs()}, reset_only=True)
+        key = tuner._tuning_key({n: v for n, v in call.named.items() if n in tuner.arg_names})
+        kernel = jit_function(tuner.fn)
+        if (listener := getattr(knobs.autotuning, "listener", None)) is not None and kernel is not None:
+            try:
+                listener(
+                    fn=kernel,
+                    key=key,
+                    best_config=config,
+                    configs_timings=tuner.configs_timings,
+                    duration=seconds if measured else None,
+                    cache_hit=not measured,
                 )
-        if self.perf_model:
-            top_k = self.configs_top_k
-            if isinstance(top_k, float) and top_k <= 1.0:
-                top_k = max(1, int(len(pruned) * top_k))
-            elif not isinstance(top_k, int):
-                raise TypeError(
-                    f"top_k={top_k!r} in prune_configs_by of {self.name}: give a share up to 1.0, or a whole number"
+            except Exception as err:  # the decision stands: else each call of the key would make it again
+                warnings.warn(
+                    f"the listener of autotuning failed on kernel {tuner.name}: {type(err).__name__}: {err}",
+                    TuningWarning,
+                    stacklevel=7,
                 )
-            if len(pruned) > top_k:
-                named = self.nargs or {}
-                expected = {c: self.perf_model(**named, **kwargs, **c.all_kwargs()) for c in pruned}
-                pruned = sorted(expected, key=expected.__getitem__)[:top_k]
-        pruned = list(pruned)
-        for config in pruned:
-            if not isinstance(config, TritonConfig):
-                raise InvalidInputError(
-                    f"prune_configs_by of kernel {self.name} left {config!r}, which is no triton.Config: hand on configs "
-                    "out of the list it is given"
-                )
-        return pruned
+        if knobs.autotuning.print and measured:
+            print(
+                f"Triton autotuning for function {tuner.name},\nwith key as {key},\n"
+                f"finished after {seconds:.2f}s,\nbest config selected: {config};"
+            )
 
 
 def autotune(
@@ -579,25 +602,8 @@ def _bucket(kernel: str, name: str, bucket: str | Callable[[Any], Any], key: Seq
 
 def _triton_config(config: Config) -> Any:
     """A config of ours as Triton's own."""
-    options = {
-        n: v for n, v in config.knobs.items() if n in ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
-    }
+    options = {n: v for n, v in config.knobs.items() if n in OPTIONS}
     return TritonConfig({n: v for n, v in config.knobs.items() if n not in options}, **options)
-
-
-def _current_device() -> Any:
-    """The device a launch would run on; None in the interpreter and where no driver is active."""
-    if knobs.runtime.interpret:
-        return None
-    try:
-        return driver.active.get_current_device()
-    except Exception:  # no driver: Triton says so itself when something is launched
-        return None
-
-
-def _device_identity() -> str:
-    """The physical device a launch would run on, told apart from every other of the machine."""
-    return device_identity(f"cuda:{_current_device()}")
 
 
 def _capturing() -> bool:
@@ -605,15 +611,3 @@ def _capturing() -> bool:
     import torch
 
     return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
-
-
-class _OlderAutotunerError(TritonError, AutotuneError):  # type: ignore[misc]
-    """What Triton raises since 3.6, with the words it uses."""
-
-
-def _autotuner_error(message: str) -> Exception:
-    try:
-        from triton.runtime.errors import AutotunerError
-    except ImportError:
-        return _OlderAutotunerError(f"Autotuner error: {message}")
-    return AutotunerError(message)  # type: ignore[no-any-return]

@@ -1,87 +1,120 @@
 """The cached call: what stands between `kernel[grid](…)` and the launch once a key is decided.
 
 A call of a given form (so many positional arguments, these keywords) gets a function of its own, written out once: it
-makes the key from the arguments themselves, looks the decision up and launches with the config's keywords. No text is
-made, no dictionary merged, nothing but `best_config` is kept between calls, so that threads cannot mix.
+makes the key from the arguments themselves, looks the config up and launches with its keywords. No text is made, no
+dictionary merged, nothing but `best_config` is kept between calls, so that threads cannot mix.
 """
 
 from __future__ import annotations
 
 import keyword
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from triton import knobs
 from triton.runtime.driver import driver
 
+from .key_table import Entry, KeyTable
+
 _FILE = f"{__file__}:dispatch"  # a file of this package, as far as Dynamo can tell, which leaves those alone
-Entry = tuple[Any, dict[str, Any], Callable[[dict[str, Any]], Any] | None]
-"""The config that calls of one key run, the keywords that it adds to the launch, and its hook."""
+
+
+class Launch(NamedTuple):
+    """A config as calls run it: the keywords that it adds to a launch, and its attributes when these were made.
+
+    Triton lets programs change a config that was decided; one whose attributes are no longer these is read once more.
+    """
+
+    config: Any
+    keywords: dict[str, Any]
+    state: dict[str, Any]
+    hooked: bool
+
+    @classmethod
+    def of(cls, config: Any) -> Launch:
+        return cls(
+            config, config.all_kwargs(), {**vars(config), "kwargs": dict(config.kwargs)}, config.pre_hook is not None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """Calls of one form: so many positional arguments, and these keywords in this order."""
 
-    launch: Callable[..., Any]
-    key: Callable[..., Hashable]
-    table: dict[Hashable, Entry]  # its own: the same values under other names are another key
+    launch: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    key: Callable[[tuple[Any, ...], dict[str, Any]], Hashable]
+    table: dict[Hashable, Launch]  # its own: the same values under other names are another key
     tensors: frozenset[str]  # arguments that had a dtype when it was made
     mixed: frozenset[str]  # and those that have one in some calls only
 
 
-class DecisionCache(dict[Any, Any]):
-    """The autotuner's `cache`, from tuning key to config; who changes it from outside makes the next calls look again."""
+class DecisionCache(MutableMapping[Any, Any]):
+    """The autotuner's `cache`, a view of its table: from tuning key to config. What a program puts in stays.
 
-    def __init__(
-        self,
-        forget: Callable[[], None],
-        entries: Mapping[Any, Any] | None = None,
-        lock: AbstractContextManager[object] | None = None,
-    ) -> None:
-        super().__init__(entries or {})
-        self._forget = forget
-        self._lock = lock or nullcontext()  # held over forgetting and changing, so that no call falls in between
+    A key may be given as Triton has it, without the device: that is the current one. Copied, pickled or merged with
+    another it is a plain dictionary.
+    """
 
-    def add(self, key: Any, config: Any) -> None:
-        """Add a decision for a key that no call has been sent past this cache with."""
-        super().__setitem__(key, config)
+    def __init__(self, table: KeyTable) -> None:
+        self._table = table
+
+    def __getitem__(self, key: Any) -> Any:
+        entry = self._table.peek(self._as_filed(key))
+        if entry is None or entry.provisional is not None:
+            raise KeyError(key)
+        return entry.launcher
 
     def __setitem__(self, key: Any, config: Any) -> None:
-        with self._lock:
-            self._forget()
-            super().__setitem__(key, config)
+        self._table.pin(key, Entry(launcher=config, measured=True))
 
     def __delitem__(self, key: Any) -> None:
-        with self._lock:
-            self._forget()
-            super().__delitem__(key)
+        if self._table.pop(self._as_filed(key)) is None:
+            raise KeyError(key)
+
+    def _as_filed(self, key: Any) -> Any:
+        if isinstance(key, tuple) and self._table.peek(key) is None:
+            return (*key, current_device())
+        return key
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([key for key, entry in self._table.items() if entry.provisional is None])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
     def clear(self) -> None:
-        with self._lock:
-            self._forget()
-            super().clear()
+        self._table.clear()
 
-    def pop(self, *args: Any) -> Any:
-        with self._lock:
-            self._forget()
-            return super().pop(*args)
+    def copy(self) -> dict[Any, Any]:
+        return dict(self)
 
-    def popitem(self) -> Any:
-        with self._lock:
-            self._forget()
-            return super().popitem()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self.copy(),)
 
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        with self._lock:
-            self._forget()
-            super().update(*args, **kwargs)
+    def __or__(self, entries: Any) -> dict[Any, Any]:
+        return self.copy() | dict(entries)
 
-    def __ior__(self, entries: Any) -> DecisionCache:  # type: ignore[misc]
+    def __ror__(self, entries: Any) -> dict[Any, Any]:
+        return dict(entries) | self.copy()
+
+    def __ior__(self, entries: Any) -> DecisionCache:
         self.update(entries)
         return self
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def current_device() -> Any:
+    """The device a launch would run on; None in the interpreter and where no driver is active."""
+    if knobs.runtime.interpret:
+        return None
+    try:
+        return driver.active.get_current_device()
+    except Exception:  # no driver: Triton says so itself when something is launched
+        return None
 
 
 def call_form(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -107,7 +140,7 @@ def make_form(
     A tuner with one config has nothing to look up, and its calls no key.
 
     Args:
-        tuner: read for `fn`, `_configs` and `_miss`, written to at `best_config`.
+        tuner: read for `fn`, `_configs`, `_miss` and `_launch`, written to at `best_config`.
         on_device: whether the current device is part of the key.
     """
     count, keywords = form[0], form[1:]
@@ -133,27 +166,33 @@ def make_form(
                 parts.append(f"{name}.__class__")
     single = len(tuner._configs) == 1
     key = f"({''.join(f'{part}, ' for part in parts if not single)})"
-    # Positional parameters may also be given by name, which is another form; keywords are taken as such.
-    parameters = ", ".join([*positional, *(["*", *keywords] if keywords else [])])
-    passed = ", ".join([*positional, *(f"{n}={n}" for n in keywords)])
-    named = ", ".join([*(f"{n!r}: {n}" for n in names), "**__found[1]"])
+    # Of a call's arguments, those that its key is made of; all are handed on as they came.
+    lines = [f"{''.join(f'{n}, ' for n in positional)}= __args"] if positional and not single else []
+    lines += [f"{n} = __kwargs[{n!r}]" for n in keywords if n in arg_names and not single]
+    unpacked = "\n    ".join(lines)
+    more_configs = " or len(__tuner._configs) != 1" if single else ""
     text = f"""
-def key({parameters}):
+def key(__args, __kwargs):
+    {unpacked}
     return {key}
 
-def launch({parameters}):
+def launch(__args, __kwargs):
+    {unpacked}
     try:
-        __found = __get({key})
+        __launch = __get({key})
     except (AttributeError, TypeError):
-        __found = None
-    if __found is None{" or len(__tuner._configs) != 1" if single else ""}:
-        return __tuner._miss({passed})
-    __tuner.best_config = __found[0]
-    if __found[2] is not None:
-        __found[2]({{{named}}})
-    return __tuner.fn.run({", ".join([*filter(None, [passed]), "**__found[1]"])})
+        __launch = None
+    if __launch is None:
+        return __tuner._miss(__args, __kwargs)
+    __config, __keywords, __state, __hooked = __launch
+    if __config.__dict__ != __state{more_configs}:
+        return __tuner._miss(__args, __kwargs)
+    __tuner.best_config = __config
+    if __hooked:
+        return __tuner._launch(__config, __args, __kwargs)
+    return __tuner.fn.run(*__args, **__kwargs, **__keywords)
 """
-    table: dict[Hashable, Entry] = {}
+    table: dict[Hashable, Launch] = {}
     scope: dict[str, Any] = {f"__bucket_{name}": bucket for name, bucket in buckets.items()}
     scope.update(__tuner=tuner, __get=table.get, __driver=driver)
     # The text above holds nothing but identifiers checked here.

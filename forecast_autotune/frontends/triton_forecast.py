@@ -53,7 +53,7 @@ class NamedCall:
             kwargs["grid"] = grid
         self.note = ""
         """What a person should know of the ranking beside it."""
-        self.call = TritonCall(tuner, self._candidates(tuner, args, kwargs), args, kwargs, hardware=hardware)
+        self.call = TritonCall(tuner.spec, self._candidates(tuner, args, kwargs), args, kwargs, hardware=hardware)
         self.job = self.call.job
 
     def ranked(self, surrogate: Surrogate, store: Store) -> list[tuple[Config, Forecast | Abstention]]:
@@ -73,16 +73,13 @@ class NamedCall:
 
     def _candidates(self, tuner: ForecastAutotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The configs that the kernel's own pruning leaves; all of them where it does not run without a device."""
-        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
         try:
-            return tuner.prune_configs(kwargs)
+            return tuner._pruned(args, kwargs)
         except Exception as err:
             self.note = (
                 f"the kernel's own pruning does not run here ({type(err).__name__}: {err}): no config is left out"
             )
             return tuner.configs
-        finally:
-            tuner.nargs = None
 
 
 def as_forecast_autotuner(kernel: Any) -> ForecastAutotuner:

@@ -15,11 +15,12 @@ from ..core.outcome import Failure, Measurement
 from ..errors import AutotuneError
 from ..measure.arguments import Arguments, Snapshot
 from ..measure.clocks import Clock, EventClock, Launch, cuda_clock
-from ..measure.isolated import Message, serve_trials
+from ..measure.isolated import serve_trials
+from ..processes.channel import Channel, Message
+from ..processes.serving import redirect_output
 from ..rehearsal_driver import current_rehearsal, rehearsal
 from ..store.encoding import decode_hardware, decode_outcome, encode_hardware, encode_outcome
 from ..triton_binary import TritonBinary
-from ..workers import Channel, redirect_output
 
 
 def describe_trial(made: Source, grid: Any, copy: Snapshot, zeroed: Sequence[Any]) -> Message:

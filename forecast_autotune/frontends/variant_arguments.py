@@ -136,7 +136,7 @@ def as_variants(listed: Sequence[Any]) -> list[Variant]:
 
 def _check_knobs(variant: Variant, space: Space) -> None:
     try:
-        parameters = inspect.signature(variant.function).parameters
+        parameters = inspect.signature(_called(variant.function)).parameters
     except (TypeError, ValueError):
         return
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -150,11 +150,18 @@ def _check_knobs(variant: Variant, space: Space) -> None:
 def _signature(variant: Variant) -> inspect.Signature | None:
     """The arguments a variant is called with, its knobs left out; None for what does not tell, as many torch functions."""
     try:
-        told = inspect.signature(variant.function)
+        told = inspect.signature(_called(variant.function))
     except (TypeError, ValueError):
         return None
     knobs = variant.space.knobs if variant.space else ()
     return told.replace(parameters=[p for p in told.parameters.values() if p.name not in knobs])
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a call of it comes to: of a module its `forward`, which alone tells the names of its arguments."""
+    import torch
+
+    return function.forward if isinstance(function, torch.nn.Module) else function
 
 
 def _least(variant: Variant) -> int:

@@ -1,7 +1,6 @@
-"""The arguments of a call: copied once, described in JSON, laid out again where a candidate is run.
+"""The arguments of a call for another process: copied once, described in JSON, laid out again where a candidate is run.
 
-Every tensor storage is laid out between two guard zones of known bytes, so that a candidate which writes past an argument
-is found out. Tensors that share a storage share it again; offsets, strides and alignment are kept.
+Tensors that share a storage share it again; offsets, strides and alignment are kept.
 """
 
 from __future__ import annotations
@@ -10,25 +9,19 @@ import dataclasses
 import mmap
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AutotuneError
-from ..workers import memory_file, usable_memory_bytes
-from .cells import Cell, differ, takes_nan
+from ..processes.channel import memory_file
+from ..processes.machine import usable_memory_bytes
+from .buffers import ALIGNMENT, Buffers, guarded_copy, view_of
+from .copies import UnportableError
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
-GUARD_BYTES = 4096
-_GUARD = 0xA5
 _DESCRIPTORS = "triton.tools.tensor_descriptor"
-_ALIGNMENT = 64  # of torch's CPU allocator; offsets within it are kept, for vector loads depend on them
-
-
-class UnportableError(AutotuneError):
-    """An argument cannot be copied for a trial; the message names it and says what can be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +78,7 @@ def snapshot(values: Sequence[Any]) -> Snapshot:
                 del target
             offset += size
     layout["storages"] = [
-        {"bytes": size, "device": str(s.device), "misalignment": s.data_ptr() % _ALIGNMENT if size else 0}
+        {"bytes": size, "device": str(s.device), "misalignment": s.data_ptr() % ALIGNMENT if size else 0}
         for s, size in zip(storages, sizes, strict=True)
     ]
     return Snapshot(layout=layout, file=file, size=total, _index=index)
@@ -132,40 +125,45 @@ def _describe(value: Any, where: str, storages: list[Any] | None, index: dict[in
     )
 
 
-class Arguments:
-    """The values of a snapshot, laid out afresh in this process, restorable, between guard zones."""
+class Arguments(Buffers):
+    """The values of a snapshot, laid out afresh in this process.
+
+    A worker knows only what its own candidate wrote, so all of that is put back before every run.
+    """
+
+    restores_all = True
 
     def __init__(self, layout: dict[str, Any], file: int, size: int, names: Sequence[str] = ()) -> None:
         import torch
 
-        self._names = dict(enumerate(names))  # of the storages, for messages
-
+        self._layout = layout
         self._memory = mmap.mmap(file, max(1, size), access=mmap.ACCESS_COPY)  # private: the file is never written
-        self._pristine: list[torch.Tensor] = []
-        self._buffers: list[torch.Tensor] = []
-        self._inner: list[torch.Tensor] = []
-        self._written: list[int] | None = None
-        self._noted: set[int] = set()  # outputs, whether or not a difference shows
-        self._dtypes: dict[int, Any] = {}  # of the first tensor that lies in a storage
-        self._tensors: Counter[int] = Counter()  # how many lie in it
-        offset = 0
-        for storage in layout["storages"]:
-            count = storage["bytes"]
-            device = torch.device(storage["device"])
-            start = GUARD_BYTES + storage["misalignment"]
-            buffer = torch.full((start + count + GUARD_BYTES,), _GUARD, dtype=torch.uint8, device=device)
-            inner = buffer[start : start + count]
+        tensors: list[dict[str, Any]] = []
+        _note_tensors(layout["values"], tensors)
+        alone = Counter(t["storage"] for t in tensors)
+        first = {t["storage"]: t for t in reversed(tensors)}
+        buffers, offset = [], 0
+        for i, storage in enumerate(layout["storages"]):
+            count, device = storage["bytes"], torch.device(storage["device"])
+            content = torch.empty(0, dtype=torch.uint8)
             if count:
-                pristine = torch.frombuffer(self._memory, dtype=torch.uint8, count=count, offset=offset).to(device)
-                inner.copy_(pristine)
-            else:
-                pristine = inner
-            self._pristine.append(pristine)
-            self._buffers.append(buffer)
-            self._inner.append(inner)
+                content = torch.frombuffer(self._memory, dtype=torch.uint8, count=count, offset=offset)
+            tensor = first.get(i, {"dtype": "uint8", "shape": None, "stride": None})
+            buffers.append(
+                guarded_copy(
+                    content.to(device),
+                    name=dict(enumerate(names)).get(i, f"tensor argument {i}"),
+                    misalignment=storage["misalignment"],
+                    dtype=_dtype(tensor["dtype"]),
+                    shape=_contiguous(tensor["shape"], tensor["stride"]),
+                    alone=alone[i] == 1,
+                )
+            )
             offset += count
-        self.values = self.build(layout["values"])
-        self._alone = {storage for storage, count in self._tensors.items() if count == 1}
+        super().__init__(buffers)
+
+    def values(self) -> tuple[Any, ...]:
+        return self.build(self._layout["values"])
 
     def build(self, described: Sequence[Any]) -> tuple[Any, ...]:
         """Values that a snapshot has described, over these storages."""
@@ -191,118 +189,29 @@ class Arguments:
         dtype = _dtype(described["dtype"])
         if "storage" not in described:
             return dtype
-        self._dtypes.setdefault(described["storage"], dtype)
-        self._tensors[described["storage"]] += 1
-        inner = self._inner[described["storage"]]
-        # The guard's size and the misalignment are whole elements: a tensor's own data pointer always is aligned to its
-        # element size, so the offset in elements is exact.
-        base = inner.storage_offset()
-        typed = torch.empty(0, dtype=dtype, device=inner.device)
-        return typed.set_(
-            inner.untyped_storage(),
-            base // dtype.itemsize + described["offset"],
-            described["shape"],
-            described["stride"],
-        )
+        buffer = self.buffers[described["storage"]]
+        return view_of(buffer, dtype, described["shape"], described["stride"], described["offset"])
 
-    def overrun(self) -> str | None:
-        """What was written outside the arguments, in words; None if nothing was."""
-        for i, (buffer, inner) in enumerate(zip(self._buffers, self._inner, strict=True)):
-            start, end = inner.storage_offset(), inner.storage_offset() + inner.numel()
-            for zone, where in ((buffer[:start], "before"), (buffer[end:], "past the end of")):
-                wrong = int((zone != _GUARD).sum())
-                if wrong:
-                    return f"wrote {wrong} bytes {where} {self._name(i)}"
+
+def _note_tensors(described: Any, found: list[dict[str, Any]]) -> None:
+    """The tensors in what a snapshot has described, in their order."""
+    if isinstance(described, dict) and "storage" in described:
+        found.append(described)
+    elif isinstance(described, (dict, list)):
+        for part in described.values() if isinstance(described, dict) else described:
+            _note_tensors(part, found)
+
+
+def _contiguous(shape: Sequence[int] | None, stride: Sequence[int] | None) -> tuple[int, ...] | None:
+    """A shape, if the strides are those of a contiguous tensor."""
+    if shape is None or stride is None:
         return None
-
-    def _name(self, storage: int) -> str:
-        return self._names.get(storage, f"tensor argument {storage}")
-
-    @property
-    def changed(self) -> bool:
-        """Whether the last look, by `written` or `outputs`, found a storage that a run had written to."""
-        return bool(self._written)
-
-    def written(self) -> list[int]:
-        """Indices of the storages whose bytes differ from the snapshot now; remembered for `restore`."""
-        pairs = enumerate(zip(self._inner, self._pristine, strict=True))
-        self._written = [i for i, (inner, pristine) in pairs if differ(inner, pristine)]
-        return self._written
-
-    def restore(self) -> None:
-        """Put back what a run has written (everything, until `written` has found out what that is)."""
-        for i in range(len(self._inner)) if self._written is None else self._written:
-            self._inner[i].copy_(self._pristine[i])
-
-    def look_anew(self) -> None:
-        """Put everything back before the next run, which may write elsewhere than the last, and let none hide a guard."""
-        self._written = None
-        self._noted.clear()
-        for buffer, inner in zip(self._buffers, self._inner, strict=True):
-            start, end = inner.storage_offset(), inner.storage_offset() + inner.numel()
-            buffer[:start].fill_(_GUARD)
-            buffer[end:].fill_(_GUARD)
-
-    def cells(self) -> list[Cell]:
-        """The storages that the last run wrote to, and those known to be outputs."""
-        found = []
-        for i in sorted({*(self._written or ()), *self._noted}):
-            if i in self._dtypes:
-                now, pristine = self._typed(self._inner, i), self._typed(self._pristine, i)
-                found.append(Cell(index=i, name=self._name(i), memory=now, before=pristine, alone=i in self._alone))
-        return found
-
-    def _typed(self, storages: Sequence[torch.Tensor], i: int) -> torch.Tensor:
-        """A storage as elements of the first tensor that lies there."""
-        dtype = self._dtypes[i]
-        size = storages[i].numel() // dtype.itemsize * dtype.itemsize
-        return storages[i][:size].view(dtype)
-
-    def blank(self, which: Sequence[int]) -> None:
-        """Fill these storages with NaN, so that what a candidate leaves unwritten shows."""
-        self.note_written(which)
-        for i in which:
-            self._typed(self._inner, i).fill_(float("nan"))
-
-    def could_be_blank(self) -> list[int]:
-        return [i for i in sorted(self._alone) if takes_nan(self._dtypes[i])]
-
-    def was_filled(self, index: int) -> bool:
-        return not bool(self._typed(self._inner, index).isnan().all())
-
-    def note_written(self, which: Sequence[int]) -> None:
-        self._noted.update(which)
-
-    def pristine(self) -> None:
-        """Put back what was found written."""
-        self.restore()
-
-    def put_back(self) -> None:
-        self._noted.clear()
-        for inner, pristine in zip(self._inner, self._pristine, strict=True):
-            inner.copy_(pristine)
-
-    def keep(self, which: Sequence[int]) -> None:
-        """What a run has written is put back in any case."""
-
-    def outputs(self, returned: Any) -> list[torch.Tensor]:
-        """What a run produced: what it returned, then each storage it wrote to, whole, as elements of its tensor."""
-        found = list(tensors_in(returned))
-        self.written()
-        return [*found, *(cell.now for cell in self.cells())]
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a nested value, numbers as tensors of one element."""
-    import torch
-
-    if isinstance(value, (list, tuple, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item)
-    elif isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (bool, int, float)):
-        yield torch.tensor(value)
+    wanted = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != wanted:
+            return None
+        wanted *= size
+    return tuple(shape)
 
 
 def _dtype(name: str) -> Any:

@@ -11,9 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
+from ..core.digest import digest
 from ..core.outcome import Measurement
+from ..processes.file_lock import file_lock
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +28,13 @@ LEAST_SPIN_S, MOST_SPIN_S = 2e-4, 0.02  # the first launch after a wait takes Py
 HOPELESS_AFTER = 3  # samples, where they are so short that a stumble of the host may be all that one shows
 SHORT_US = 1000.0
 GRAPH_LAUNCHES = 20
+
+# Samples hold a neighbour's work where the quickest fifth ends so much below the median; or, with enough of them, where it
+# does by less, but by several times what lies between that fifth's end and the quickest: then there are two kinds.
+DISTURBED, BIMODAL, BIMODAL_TIMES, BIMODAL_FROM = 0.15, 0.03, 3.0, 20
+MOST_BURSTS = 3  # of samples, if none is free of neighbours
+AGAIN_TIMES = 10  # no further burst once all have taken so many times what one of a fast candidate takes
+CLAIM_WAIT_S = 0.5  # for another process that times on this device
 QUANTILES = (0.5, 0.2, 0.8)
 DIGITS = 4  # of a sample in microseconds behind the point: no clock tells 0.1 ns, and what lies beyond fills stores
 
@@ -72,8 +82,8 @@ class CpuClock:
         self._timed_s = timed_s
 
     def measure(self, launch: Launch, *, first_us: float, hopeless_us: float = math.inf) -> Measurement:
-        alone = launch.before is not None or launch.after is not None
-        calls = 1 if alone else max(1, min(1000, math.ceil(SAMPLE_US / max(first_us, 0.1))))
+        hooked = launch.before is not None or launch.after is not None
+        calls = 1 if hooked else max(1, min(1000, math.ceil(SAMPLE_US / max(first_us, 0.1))))
 
         def sample(_: int) -> list[float]:
             if launch.before is not None:
@@ -87,7 +97,8 @@ class CpuClock:
                 launch.after()
             return [took_us]
 
-        return Measurement(samples_us=_collect(sample, hopeless_us, self._timed_s))
+        samples_us, disturbance = collect(sample, hopeless_us, self._timed_s)
+        return Measurement(samples_us=samples_us, disturbance=disturbance)
 
     def synchronize(self) -> None:
         """What a call does here is done when it returns."""
@@ -108,6 +119,7 @@ class EventClock:
         timed_s: as for `CpuClock`.
         warmup_s: for how long the candidate is run before, untimed.
         on: makes the device the current one, for events and launches of torch's.
+        claim: held while one config is timed, against other processes; yields whether none times on the device.
     """
 
     def __init__(
@@ -121,6 +133,7 @@ class EventClock:
         timed_s: float = TIMED_S,
         warmup_s: float = 0.0,
         on: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        claim: Claim | None = None,
     ) -> None:
         self._interface = interface
         self._flush = flush
@@ -131,19 +144,20 @@ class EventClock:
         self._timed_s = timed_s
         self._warmup_s = warmup_s
         self._on = on
+        self._claim = claim or _unclaimed
         self._host_s = 1e-4  # what queueing one launch takes, as last seen
         self._seen: tuple[float | None, float | None] = (None, None)
 
     def measure(self, launch: Launch, *, first_us: float, hopeless_us: float = math.inf) -> Measurement:  # noqa: ARG002  # the clock's own contract
-        if self._overhead_us is None:
-            self._overhead_us = self._learn_overhead()
-        self._warm_up(launch)
-        taken_off = self._overhead_us
-
         def sample(count: int) -> list[float]:
             return [max(t - taken_off, 0.1 * t) for t in self._batch(launch, count)]
 
-        return self._measurement(_collect(sample, hopeless_us, self._timed_s))
+        with self._claim() as alone:
+            if self._overhead_us is None:
+                self._overhead_us = self._learn_overhead()
+            self._warm_up(launch)
+            taken_off = self._overhead_us
+            return self._measurement(*collect(sample, hopeless_us, self._timed_s, alone=alone))
 
     def _learn_overhead(self) -> float:
         """What recording two events adds: of two launches of next to nothing between them, the second adds but itself.
@@ -163,9 +177,11 @@ class EventClock:
         while time.perf_counter() - began < self._warmup_s:
             self._batch(launch, 1)
 
-    def _measurement(self, samples_us: Sequence[float]) -> Measurement:
+    def _measurement(self, samples_us: Sequence[float], disturbance: float = 0.0) -> Measurement:
         clock_mhz, temperature_c = self._seen
-        return Measurement(samples_us=tuple(samples_us), clock_mhz=clock_mhz, temperature_c=temperature_c)
+        return Measurement(
+            samples_us=tuple(samples_us), clock_mhz=clock_mhz, temperature_c=temperature_c, disturbance=disturbance
+        )
 
     def synchronize(self) -> None:
         with self._on():
@@ -212,11 +228,12 @@ class GraphClock(EventClock):
             stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(current)
         try:
-            return self._on_stream(stream, launch, hopeless_us)
+            with self._claim() as alone:
+                return self._on_stream(stream, launch, hopeless_us, alone=alone)
         finally:  # whoever puts arguments back does so after what was launched here
             current.wait_stream(stream)
 
-    def _on_stream(self, stream: Any, launch: Launch, hopeless_us: float) -> Measurement:
+    def _on_stream(self, stream: Any, launch: Launch, hopeless_us: float, *, alone: bool) -> Measurement:
         import torch
 
         with torch.cuda.stream(stream):
@@ -236,8 +253,7 @@ class GraphClock(EventClock):
 
             for graph in graphs:
                 graph.replay()
-            samples = _collect(sample, math.inf, self._timed_s)
-        return self._measurement(samples)
+            return self._measurement(*collect(sample, math.inf, self._timed_s, alone=alone))
 
     def _captured(self, launch: Launch, count: int) -> Any:
         import torch
@@ -297,6 +313,7 @@ def cuda_clock(device: Any, *, graph: bool = False, timed_s: float = TIMED_S, wa
         timed_s=timed_s,
         warmup_s=warmup_s,
         on=lambda: torch.cuda.device(device),
+        claim=partial(claim_device, str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))),
     )
 
 
@@ -362,7 +379,71 @@ def _sensors(device: Any) -> Callable[[], tuple[float | None, float | None]] | N
     return read
 
 
-def _collect(sample: Callable[[int], list[float]], hopeless_us: float, timed_s: float) -> tuple[float, ...]:
+Claim = Callable[[], AbstractContextManager[bool]]
+
+
+def _unclaimed() -> AbstractContextManager[bool]:
+    return contextlib.nullcontext(True)
+
+
+@contextlib.contextmanager
+def claim_device(identity: str) -> Iterator[bool]:
+    """Keep other processes with this store from timing on a device; False where one goes on after a moment's wait.
+
+    It is held for one config, so that processes that tune at the same time take turns by the config.
+    """
+    from ..settings import Settings
+
+    folder = Settings.from_environment().dir / "locks"
+    with contextlib.ExitStack() as held:
+        alone = True
+        if identity and folder.is_dir():
+            try:
+                held.enter_context(file_lock(folder / f"timing-{digest(identity)}.lock", timeout=CLAIM_WAIT_S))
+            except TimeoutError:
+                alone = False
+            except (OSError, RuntimeError) as err:  # a filesystem without locks
+                log.debug("no claim on a device: %s", err)
+        yield alone
+
+
+def collect(
+    sample: Callable[[int], list[float]], hopeless_us: float, timed_s: float, *, alone: bool = True
+) -> tuple[tuple[float, ...], float]:
+    """Samples that hold no neighbour's work, if such are to be had in a few bursts; and by which share they may be too long.
+
+    Where somebody else is known to time on the device (not `alone`), one burst is not believed: a neighbour that is busy
+    all the time leaves no spread.
+    """
+    began = time.perf_counter()
+    bursts = [_burst(sample, hopeless_us, timed_s)]
+    if len(bursts[0]) < MIN_SAMPLES:
+        return bursts[0], 0.0  # hopeless
+    while len(bursts) < MOST_BURSTS and time.perf_counter() - began < AGAIN_TIMES * timed_s:
+        if _quietest(bursts)[1] == 0.0 and (alone or len(bursts) > 1):
+            break
+        bursts.append(_burst(sample, math.inf, timed_s))
+    return _quietest(bursts)
+
+
+def _quietest(bursts: Sequence[tuple[float, ...]]) -> tuple[tuple[float, ...], float]:
+    """The burst with the least median, and by which share of it that lies above the quickest seen; 0 where that is noise."""
+    best = min(bursts, key=statistics.median)
+    median_us = statistics.median(best)
+    quick_us = min(_quick_us(burst) for burst in bursts)
+    quickest_us, gap_us = min(best), median_us - quick_us
+    two_kinds = len(best) >= BIMODAL_FROM and gap_us > max(
+        BIMODAL * median_us, BIMODAL_TIMES * (_quick_us(best) - quickest_us)
+    )
+    return best, gap_us / median_us if two_kinds or gap_us > DISTURBED * quick_us else 0.0
+
+
+def _quick_us(samples_us: Sequence[float]) -> float:
+    """Where the quickest fifth ends: that quick it is without neighbours, if a fifth was taken without."""
+    return sorted(samples_us)[(len(samples_us) - 1) // 5]
+
+
+def _burst(sample: Callable[[int], list[float]], hopeless_us: float, timed_s: float) -> tuple[float, ...]:
     """Samples until there are enough of them for the time; of a hopeless candidate, only those that show it."""
     with _no_collection():
         began = time.perf_counter()

@@ -5,144 +5,148 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from ..core.config import Config
 from ..core.outcome import Measurement
-from .arguments import Arguments, Snapshot, snapshot
-from .cells import Cell, reads_itself
+from .buffers import Buffer, Buffers, equal, nudged, reads_itself, stand_in
 from .checks import close
 from .clocks import Clock, CpuClock, Launch, cuda_clock
-from .measuring import Attempt, DeviceLostError, Measuring, Ran
-from .surroundings import surroundings_kept
-
-if TYPE_CHECKING:
-    import torch
-
-
-class Lendable(Protocol):
-    """The arguments that candidates run on: copies of the caller's, or lent by the caller."""
-
-    @property
-    def changed(self) -> bool:
-        """Whether a run leaves them in a state that the next must not start from."""
-
-    def restore(self) -> None:
-        """Put back what a run must not find changed."""
-
-    def look_anew(self) -> None:
-        """Forget what earlier runs were found to write."""
-
-    def blank(self, which: Sequence[int]) -> None:
-        """Fill these with NaN, so that what a candidate leaves unwritten shows."""
-
-    def pristine(self) -> None:
-        """Put back all that a run was found to write, as far as a copy of it is held."""
-
-    def could_be_blank(self) -> list[int]:
-        """Those that could be blanked if they were outputs."""
-
-    def was_filled(self, index: int) -> bool:
-        """Whether anything was written to one that had been blanked."""
-
-    def put_back(self) -> None:
-        """Leave everything of which a copy is held as it was lent."""
-
-    def note_written(self, which: Sequence[int]) -> None:
-        """These are outputs, whether or not a difference shows."""
-
-    def outputs(self, returned: Any) -> list[torch.Tensor]:
-        """What a run produced."""
-
-    def cells(self) -> list[Cell]:
-        """What the last run was found to write."""
-
-    def overrun(self) -> str | None:
-        """What was written outside of them, in words; None if nothing was."""
-
-    def keep(self, which: Sequence[int]) -> None:
-        """These are read as well as written: they are to be put back before every run."""
+from .copies import BorrowedArguments, CopiedArguments, Values
+from .measuring import Attempt, BaseMeasurer, DeviceLostError, Ran, of_memory, raised
+from .outputs import Outputs, OutputsError, has_tensors, outputs_of
+from .process_state import ends_the_program, preserve_process_state
 
 
 class Trial:
-    """One candidate on arguments lent to it: run once and look, then time."""
+    """One candidate: run once and looked at, then timed.
 
-    def __init__(self, launch: Launch, arguments: Lendable, clock: Clock) -> None:
+    Args:
+        launch: makes a launch on the arguments as no candidate has seen them yet.
+    """
+
+    def __init__(self, launch: Callable[[], Launch], arguments: Buffers, clock: Clock) -> None:
         self._launch = launch
         self._arguments = arguments
         self._clock = clock
         self._last_us = math.nan
+        self._returns = False  # tensors, in the last run
 
-    def run(self, *, look: bool = False, blank: Sequence[int] = (), compared: bool = True) -> Ran:
-        """Run it once on pristine arguments; they are put back afterwards. See `Attempt.run`."""
+    def run(self, *, detect: bool = False, blank: Sequence[int] = (), compared: bool = True) -> Ran:
+        """Run it once on arguments that nobody has changed; they are put back afterwards. See `Attempt.run`."""
         arguments = self._arguments
-        arguments.look_anew()
-        arguments.restore()
-        outputs = self._once(blank, compared and not look)
+        arguments.reset()
+        for i in blank:
+            arguments.buffers[i].written = True
+            arguments.buffers[i].fill(math.nan)
+        outputs = self._once(compared=compared, detect=detect)
         first_us, overrun = self._last_us, arguments.overrun()
-        reads: list[Cell] = []
-        if look and overrun is None:
-            if not arguments.cells() and self._find_answered():
-                outputs = self._once((), compared=False)
-            cells = arguments.cells()
-            left = {cell.index: cell.now.clone() for cell in cells}
-            blank = tuple(cell.index for cell in cells if cell.can_be_blank)
-            outputs = self._once(blank, compared)  # what cannot be blank still holds what the first run left
-            reads = [c for c in cells if reads_itself(c, left[c.index], close, blanked=c.index in blank)]
-            if reads:
-                blank = tuple(i for i in blank if i not in {cell.index for cell in reads})
-                arguments.keep([cell.index for cell in reads])
-                arguments.restore()
-                outputs = self._once(blank, compared)
-                # What differs on equal arguments as well tells nothing about what it reads.
-                reads = [cell for cell in reads if close(cell.now, left[cell.index]) is None]
-        arguments.pristine()
-        return Ran(
-            outputs=outputs,
-            overrun=overrun,
-            first_us=first_us,
-            blank=tuple(blank),
-            reads=tuple(dict.fromkeys(cell.name for cell in reads)),
-        )
+        reads: list[str] = []
+        if detect and overrun is None:
+            written = [b for b in arguments.buffers if b.touched]
+            if not written and compared and not self._returns and (written := self._holding_the_answer()):
+                outputs = self._once(compared=True)
+            blank, reads = self._detect_reads(written)
+        arguments.put_back()
+        return Ran(outputs=outputs, overrun=overrun, first_us=first_us, blank=tuple(blank), reads=tuple(reads))
 
     def time(self, hopeless_us: float = math.inf) -> Measurement:
         """Time it, arguments put back before each sample, outside the timed region."""
-        before = self._launch.before
+        launch = self._launch()
+        before = launch.before
         if self._arguments.changed:
             before = _both(self._arguments.restore, before)
-        launch = Launch(call=self._launch.call, before=before, after=self._launch.after)
+        launch = Launch(call=launch.call, before=before, after=launch.after)
         return self._clock.measure(launch, first_us=self._last_us, hopeless_us=hopeless_us)
 
-    def _find_answered(self) -> bool:
-        """Look for outputs that held the very results before, which no difference shows; whether there are any."""
-        arguments = self._arguments
-        found = []
-        for index in arguments.could_be_blank():
-            arguments.blank((index,))
-            self._launch.once()
-            self._clock.synchronize()
-            if arguments.was_filled(index):
-                found.append(index)
-            arguments.put_back()
-        arguments.note_written(found)
-        return bool(found)
+    def _detect_reads(self, written: Sequence[Buffer]) -> tuple[list[int], list[str]]:
+        """What may be blanked before a run, and the names of what is read as well as written.
 
-    def _once(self, blank: Sequence[int], compared: bool) -> list[torch.Tensor]:
-        """Run it; copies of its outputs, taken before the hook that follows the launch may put something back."""
-        launch, arguments = self._launch, self._arguments
-        arguments.blank(blank)
+        A second run tells, which begins with other numbers in what the first has written. Where it raises, all that is
+        written may be read. Nothing is blanked where tensors are returned: those are compared.
+        """
+        arguments, asked = self._arguments, [b for b in written if b.restored]
+        for buffer in written:
+            buffer.written = buffer.restored = True
+            buffer.note_changed()
+        if not written:
+            return [], []
+        try:
+            left = {b: b.now.clone() for b in written}
+            others = {b: stand_in(left[b]) for b in written if b.can_be_blank}
+            for buffer, values in others.items():
+                buffer.fill(values)
+            self._once(compared=False)
+            learned = {b: reads_itself(b, left[b], others.get(b), close) for b in written}
+            reads = [b for b in written if learned[b].reads]
+            outputs = [b for b in others if learned[b].whole and not learned[b].reads and not self._returns]
+            if reads:
+                arguments.reset()
+                self._once(compared=False)
+                # What differs on equal arguments as well tells nothing about what it reads.
+                certain = [b.name for b in reads if close(b.now, left[b]) is None]
+        except (Exception, SystemExit) as err:
+            self._no_answer(err)
+            return [], []
+        for buffer in written:
+            buffer.restored = buffer in reads or buffer in asked
+        return [arguments.buffers.index(b) for b in outputs], list(dict.fromkeys(certain)) if reads else []
+
+    def _holding_the_answer(self) -> list[Buffer]:
+        """Outputs that held the very results before, which no difference shows: a number moved a little is moved back."""
+        arguments = self._arguments
+        held = []
+        try:
+            for buffer in arguments.buffers:
+                if buffer.can_be_blank:
+                    arguments.reset()
+                    buffer.fill(moved := nudged(buffer.now))
+                    self._once(compared=False)
+                    if not equal(buffer.now, moved.view(-1)):
+                        held.append(buffer)
+        except (Exception, SystemExit) as err:
+            self._no_answer(err)
+        for buffer in held:
+            buffer.written = True
+        arguments.reset()
+        return held
+
+    def _no_answer(self, err: BaseException) -> None:
+        """A run that only was to tell something raised: that is nobody's failure, unless it took the device with it."""
+        if ends_the_program(err):
+            raise err
+        if isinstance(err, Exception):
+            raise_if_lost(self._clock, err)
+
+    def _once(self, *, compared: bool, detect: bool = False) -> Outputs | None:
+        """Run it; what it produced is copied before the hook that follows the launch may put something back."""
+        launch = self._launch()
         if launch.before is not None:
             launch.before()
         began = time.perf_counter()
         returned = launch.call()
         self._clock.synchronize()
         self._last_us = (time.perf_counter() - began) * 1e6
-        outputs = arguments.outputs(returned)
-        found = [o.clone() for o in outputs] if compared else []
+        self._returns = has_tensors(returned)
+        outputs = self._outputs(returned) if compared else None
+        if detect or self._arguments.restores_all:
+            self._arguments.detect_writes()
         if launch.after is not None:
             launch.after()
-        return found
+        return outputs
+
+    def _outputs(self, returned: Any) -> Outputs:
+        """Raises:
+        OutputsError: they cannot be read, which is not the candidate's failure to run.
+        """
+        try:
+            return outputs_of(returned, self._arguments)
+        except Exception as err:
+            if of_memory(err):
+                raise
+            raise_if_lost(self._clock, err)
+            raise OutputsError(raised(err)) from err
 
 
 def _both(first: Callable[[], None], then: Callable[[], None] | None) -> Callable[[], None]:
@@ -157,53 +161,101 @@ def _both(first: Callable[[], None], then: Callable[[], None] | None) -> Callabl
 
 
 def clock_for(values: Sequence[Any]) -> Clock:
-    """The clock of the device that the tensors among some values are on."""
-    device = next((v.device for v in values if getattr(v, "is_cuda", False)), None)
+    """The clock of the device that the tensors among some values are on, those in lists, tuples and dicts included."""
+    device = next(_cuda_devices(values), None)
     return CpuClock() if device is None else cuda_clock(device)
 
 
-class InProcess(Measuring):
-    """Times candidates in the caller's own process, on copies of its arguments.
+def _cuda_devices(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, (list, tuple, dict)):
+            yield from _cuda_devices(value.values() if isinstance(value, dict) else value)
+        elif getattr(value, "is_cuda", False):
+            yield f"cuda:{value.get_device()}"
+
+
+class InProcess(BaseMeasurer):
+    """Times candidates in the caller's own process, on arguments that are copied or borrowed.
 
     Args:
-        function: a config to what is called.
-        arguments: what to call it with; copied at the first measurement.
-        others: see `Measuring`.
+        launch: a config, and what to call it with, to what launches it once, with the hooks that stand around a launch.
+        clock: a config to what it is timed by.
+        arguments: makes the arguments, at the first measurement.
+        draws: whether candidates may draw from the process's random number generators.
+        untried: that nothing but the clock may run a candidate, as where a user's benchmark counts the runs.
+        others: see `BaseMeasurer`.
     """
 
     def __init__(
-        self, *, function: Callable[[Config], Callable[..., Any]], arguments: Sequence[Any], **others: Any
+        self,
+        *,
+        launch: Callable[[Config, Values], Launch],
+        clock: Callable[[Config], Clock],
+        arguments: Callable[[], CopiedArguments | BorrowedArguments],
+        draws: bool = True,
+        untried: bool = False,
+        repeatable: bool = True,
+        **others: Any,
     ) -> None:
         super().__init__(**others)
-        self._function = function
-        self._given = arguments
-        self._snapshot: Snapshot | None = None
-        self._copies: Arguments | None = None  # laid out once: a trial finds them as if they were new
+        self.repeatable = repeatable
+        self._launch = launch
+        self._clock = clock
+        self._make_arguments = arguments
+        self._draws = draws
+        self._untried = untried
+        self._arguments: CopiedArguments | BorrowedArguments | None = None
+
+    @property
+    def detects(self) -> bool:
+        return isinstance(self._prepared(), CopiedArguments)
 
     def close(self) -> None:
-        self._copies = None
-        if self._snapshot is not None:
-            self._snapshot.close()
+        if self._arguments is not None and not self._lost:
+            self._arguments.release()
+        self._arguments = self._expected = None  # whoever holds the measurer holds no copies
 
     @contextlib.contextmanager
     def attempt(self, config: Config) -> Iterator[Attempt]:
-        if self._snapshot is None:
-            self._snapshot = snapshot(self._given)
-        if self._copies is None:
-            self._copies = Arguments(self._snapshot.layout, self._snapshot.file, self._snapshot.size)
-        arguments = self._copies
-        values = arguments.build(self._snapshot.layout["values"])  # the last candidate may have reshaped its own
-        function, clock = self._function(config), clock_for(values)
+        arguments, clock = self._prepared(), self._clock(config)
+
+        def launch() -> Launch:
+            return self._launch(config, arguments.values())
+
+        if self._untried:
+            yield _Untried(launch(), clock)
+            return
         try:
-            with surroundings_kept():
-                yield Trial(Launch(call=lambda: function(*values)), arguments, clock)
-            if arguments.overrun() is not None:
-                self._copies = None  # what else it wrote, the copy that is put back included, nobody knows
+            with preserve_process_state(draws=self._draws):
+                yield Trial(launch, arguments, clock)
+            spoiled = arguments.overrun() is not None
         except BaseException as err:
-            self._copies = None
             if isinstance(err, Exception):
                 raise_if_lost(clock, err)
+            arguments.put_back()
             raise
+        if spoiled:  # what else it wrote, the copy that is put back included, nobody knows
+            arguments.release()
+            self._arguments = None
+
+    def _prepared(self) -> CopiedArguments | BorrowedArguments:
+        if self._arguments is None:
+            self._arguments = self._make_arguments()
+        return self._arguments
+
+
+class _Untried:
+    """A candidate that nothing runs but its clock."""
+
+    def __init__(self, launch: Launch, clock: Clock) -> None:
+        self._launch = launch
+        self._clock = clock
+
+    def run(self, *, detect: bool, blank: Sequence[int], compared: bool) -> Ran:  # noqa: ARG002  # an attempt's own contract
+        return Ran(outputs=None)
+
+    def time(self, hopeless_us: float) -> Measurement:
+        return self._clock.measure(self._launch, first_us=math.nan, hopeless_us=hopeless_us)
 
 
 def raise_if_lost(clock: Clock, err: Exception) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,41 +14,34 @@ from typing import TYPE_CHECKING, Any
 from ..core.config import Config
 from ..core.outcome import Measurement
 from ..extension import Extension
-from ..workers import (
-    Channel,
-    Worker,
-    WorkerDiedError,
-    WorkerKilledError,
-    WorkerRaisedError,
-    WorkerTimeoutError,
-    WorkshopError,
-    redirect_output,
-    usable_memory_bytes,
-    workshop,
-)
+from ..processes.channel import Channel, Message
+from ..processes.endings import WorkerDiedError, WorkerRaisedError
+from ..processes.fork_server import fork_server
+from ..processes.machine import own_bytes, usable_memory_bytes
+from ..processes.serving import redirect_output
+from ..processes.worker import Worker
 from .arguments import Arguments, Snapshot, snapshot
 from .clocks import Clock, Launch
 from .in_process import Trial, clock_for, raise_if_lost
-from .measuring import Attempt, DeviceLostError, Measuring, MemoryShortError, Ran, raised
+from .measuring import Attempt, BaseMeasurer, DeviceLostError, Ran, raised
+from .outputs import Outputs
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 LOAD_TIMEOUT_S = 60.0
 DEFAULT_TIMEOUT_S = 60.0  # for a first run of the default, of which nothing is known
 TIMEOUT_FLOOR_S = 5.0
 TIMEOUT_RATIO = 20.0  # a candidate so many times slower than the default is not worth waiting for
-RUNS_OF_A_LOOK = 3
-WATCH_S = 0.1  # between two looks at what a candidate takes
+RUNS_TO_DETECT = 3
 MEMORY_SHARE = 0.9  # of what is free when a candidate begins: what it may take
 LOG_BYTES = 16 << 20  # of what candidates print: more is thrown away
 
-Message = dict[str, Any]
 Load = Callable[[Message, Arguments], tuple[Launch, Clock]]
 """What a child makes a candidate with: its description and the arguments to a launch, and what that is timed by."""
 
 
-class Isolated(Measuring):
+class Isolated(BaseMeasurer):
     """Times candidates in a worker process, on a copy of the call's arguments.
 
     Args:
@@ -59,7 +52,7 @@ class Isolated(Measuring):
         log: file that gets what candidates print.
         one_each: a worker of its own for each candidate. Else one serves until it is lost, where candidates that came to
             their end left nothing behind but memory.
-        others: see `Measuring`.
+        others: see `BaseMeasurer`.
     """
 
     def __init__(
@@ -83,7 +76,6 @@ class Isolated(Measuring):
         self._snapshot: Snapshot | None = None
         self._worker: Worker | None = None
         self._timeout_s: float | None = None  # for a run; known once one has ended
-        self._memory_bytes = 0  # what the worker may hold while it tries the candidate
 
     def close(self) -> None:
         self._let_go()
@@ -101,10 +93,10 @@ class Isolated(Measuring):
             self._worker = self._start(self._snapshot)
         worker = self._worker
         try:
-            # Beside what the worker holds already: pages it shares with the workshop, its copy of the arguments.
-            self._memory_bytes = own_bytes(worker.pid) + int(MEMORY_SHARE * usable_memory_bytes())
+            # Beside what the worker holds already: pages it shares with the fork server, its copy of the arguments.
+            worker.memory_bytes = own_bytes(worker.pid) + int(MEMORY_SHARE * usable_memory_bytes())
             worker.send({"candidate": candidate})
-            self.answer_of(worker, LOAD_TIMEOUT_S)
+            worker.receive(LOAD_TIMEOUT_S, self._bound_log)
             yield _Conversation(worker, self)
             if self._one_each:
                 worker.send({"end": True})
@@ -131,39 +123,7 @@ class Isolated(Measuring):
             "threads": torch.get_num_threads(),
             "log": str(self._log),
         }
-        worker = workshop().start(self._job, request, [copy.file])
-        try:
-            try:
-                worker.receive(LOAD_TIMEOUT_S + self.copying_s)
-            except WorkerKilledError:  # no word of what it was doing: once more
-                worker.__exit__()
-                worker = workshop().start(self._job, request, [copy.file])
-                worker.receive(LOAD_TIMEOUT_S + self.copying_s)
-        except (WorkerDiedError, WorkerRaisedError, WorkerTimeoutError) as err:  # before any candidate came into play
-            worker.__exit__()
-            raise WorkshopError(f"the worker process cannot be set up: {err}") from None
-        return worker
-
-    def answer_of(self, worker: Worker, timeout_s: float) -> Message:
-        """The worker's next message; until it comes, what the candidate takes is watched.
-
-        Raises:
-            MemoryShortError: it took more memory than there was.
-            WorkerTimeoutError, WorkerRaisedError: as `Worker.receive`.
-        """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                return worker.receive(max(0.01, min(WATCH_S, deadline - time.monotonic())))
-            except WorkerTimeoutError:
-                if time.monotonic() >= deadline:
-                    raise WorkerTimeoutError(f"no answer within {timeout_s:.0f} s") from None
-            self._bound_log()
-            # Rather than wait for Linux to choose whom to end, or for a machine that swaps. A limit on addresses would not
-            # do: CUDA reserves them by the terabyte.
-            if (taken := own_bytes(worker.pid)) > self._memory_bytes:
-                told = f"its process held {taken >> 20} MiB of memory, of {self._memory_bytes >> 20} MiB that it could have"
-                raise MemoryShortError(f"{told}, and was ended")
+        return fork_server().start(self._job, request, [copy.file], ready_s=LOAD_TIMEOUT_S + self.copying_s)
 
     def _bound_log(self) -> None:
         with contextlib.suppress(OSError):
@@ -183,7 +143,7 @@ class Isolated(Measuring):
 
     def _let_go(self) -> None:
         if self._worker is not None:
-            self._worker.__exit__()
+            self._worker.close()
             self._worker = None
 
 
@@ -194,13 +154,13 @@ class _Conversation:
         self._worker = worker
         self._measurer = measurer
 
-    def run(self, *, look: bool, blank: Sequence[int], compared: bool) -> Ran:
+    def run(self, *, detect: bool, blank: Sequence[int], compared: bool) -> Ran:
         known_s = self._measurer._timeout_s
         allowed_s = DEFAULT_TIMEOUT_S if known_s is None else known_s
-        self._worker.send({"look": look, "blank": list(blank), "compared": compared})
-        timeout_s = (RUNS_OF_A_LOOK * allowed_s if look else allowed_s) + self._measurer.copying_s
-        ran = self._measurer.answer_of(self._worker, timeout_s)
-        outputs = self._outputs(ran)
+        self._worker.send({"detect": detect, "blank": list(blank), "compared": compared})
+        timeout_s = (RUNS_TO_DETECT * allowed_s if detect else allowed_s) + self._measurer.copying_s
+        ran = self._worker.receive(timeout_s, self._measurer._bound_log)
+        outputs = self._outputs(ran) if compared else None
         if known_s is None:  # the default, or another that ran: in either case one to relate others to
             self._measurer._timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * float(ran["first_us"]) / 1e6)
         return Ran(
@@ -213,17 +173,19 @@ class _Conversation:
 
     def time(self, hopeless_us: float) -> Measurement:
         self._worker.send({"hopeless_us": hopeless_us if math.isfinite(hopeless_us) else None})
-        told = self._measurer.answer_of(self._worker, self._measurer.timing_s)
+        told = self._worker.receive(self._measurer.timing_s, self._measurer._bound_log)
         return Measurement(
             samples_us=tuple(float(s) for s in told["samples_us"]),
             clock_mhz=told["clock_mhz"],
             temperature_c=told["temperature_c"],
+            disturbance=told["disturbance"],
         )
 
-    def _outputs(self, ran: Message) -> list[torch.Tensor]:
+    def _outputs(self, ran: Message) -> Outputs:
         file = self._worker.files[0]
         try:
-            return list(Arguments(ran["outputs"], file, ran["bytes"]).values)
+            tensors = Arguments(ran["outputs"], file, ran["bytes"]).values()
+            return Outputs(form=ran["form"], tensors=tensors, written=ran["written"])
         finally:
             os.close(file)
 
@@ -233,7 +195,8 @@ def extension_trials(channel: Channel, request: Message) -> None:
 
     def load(candidate: Message, arguments: Arguments) -> tuple[Launch, Clock]:
         function = Extension.from_json(candidate["extension"]).function(candidate["function"])
-        return Launch(call=lambda: function(*arguments.values)), clock_for(arguments.values)
+        values = arguments.values()
+        return Launch(call=lambda: function(*values)), clock_for(values)
 
     redirect_output(request["log"])
     serve_trials(channel, request, load)
@@ -243,18 +206,19 @@ def serve_trials(channel: Channel, request: Message, load: Load) -> None:
     """Load, run and time the candidates that the caller names, until it has no more or the device is lost."""
     import torch
 
+    os.umask(0o077)  # what candidates write is this user's alone
     torch.set_num_threads(request["threads"])
     devices = (torch.device(storage["device"]) for storage in request["layout"]["storages"])
     if (device := next((d for d in devices if d.type == "cuda"), None)) is not None:
         torch.cuda.set_device(device)
     arguments = Arguments(request["layout"], channel.files[0], request["bytes"], request.get("names", ()))
-    clock = clock_for(arguments.values)
+    clock = clock_for(arguments.values())
     channel.send({"ready": True})
     command = channel.receive()
     while "end" not in command:
         try:
             launch, clock = load(command["candidate"], arguments)
-            trial = Trial(launch, arguments, clock)
+            trial = Trial(functools.partial(_same, launch), arguments, clock)
             channel.send({"loaded": True})
             command = _try(channel, trial)
         except Exception as err:
@@ -272,7 +236,7 @@ def _try(channel: Channel, trial: Trial) -> Message:
     """One candidate's conversation; the first message that is no longer about it."""
     while True:
         command = channel.receive()
-        if "look" in command:
+        if "detect" in command:
             _run(channel, trial, command)
         elif "hopeless_us" in command:
             _time(channel, trial, command["hopeless_us"])
@@ -280,34 +244,25 @@ def _try(channel: Channel, trial: Trial) -> Message:
             return command
 
 
+def _same(launch: Launch) -> Launch:
+    return launch
+
+
 def _run(channel: Channel, trial: Trial, command: Message) -> None:
-    ran = trial.run(look=command["look"], blank=command["blank"], compared=command["compared"])
-    copy = snapshot(ran.outputs)
+    ran = trial.run(detect=command["detect"], blank=command["blank"], compared=command["compared"])
+    message: Message = {"first_us": ran.first_us, "overrun": ran.overrun, "blank": ran.blank, "reads": ran.reads}
+    if ran.outputs is None:
+        channel.send(message)
+        return
+    copy = snapshot(ran.outputs.tensors)
     try:
-        channel.send(
-            {
-                "outputs": copy.layout,
-                "bytes": copy.size,
-                "first_us": ran.first_us,
-                "overrun": ran.overrun,
-                "blank": ran.blank,
-                "reads": ran.reads,
-            },
-            [copy.file],
-        )
+        message |= {"form": ran.outputs.form, "written": ran.outputs.written}
+        channel.send({**message, "outputs": copy.layout, "bytes": copy.size}, [copy.file])
     finally:
         copy.close()
 
 
 def _time(channel: Channel, trial: Trial, hopeless_us: float | None) -> None:
     timed = trial.time(math.inf if hopeless_us is None else hopeless_us)
-    channel.send({"samples_us": timed.samples_us, "clock_mhz": timed.clock_mhz, "temperature_c": timed.temperature_c})
-
-
-def own_bytes(pid: int) -> int:
-    """Memory that a process has taken for itself alone, swapped out or not; 0 where nobody says."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "VmSwap:")))
+    names = ("samples_us", "clock_mhz", "temperature_c", "disturbance")
+    channel.send({name: getattr(timed, name) for name in names})

@@ -9,18 +9,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, cast
 
 from ..core.config import Config
 from ..core.outcome import Failure, Measurement, Outcome
 from ..errors import AutotuneError, InvalidInputError
-from ..workers import WorkerDiedError, WorkerKilledError, WorkerRaisedError, WorkerTimeoutError, WorkshopError
-from .arguments import UnportableError
-from .checks import Check, check_name, disagreement
-from .surroundings import ends_the_program
-
-if TYPE_CHECKING:
-    import torch
+from ..processes.endings import (
+    WorkerDiedError,
+    WorkerKilledError,
+    WorkerMemoryError,
+    WorkerRaisedError,
+    WorkersUnavailableError,
+    WorkerTimeoutError,
+)
+from .checks import Check, check_name, compare
+from .copies import UnportableError
+from .outputs import NOTHING, Outputs, OutputsError, opaque_in
+from .process_state import ends_the_program
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +35,6 @@ _OF_THE_CONFIG = ("OutOfResources", "CompilationError", "PTXASError")
 
 class DeviceLostError(AutotuneError):
     """A candidate took the device's context with it: nothing can be launched in this process any more."""
-
-
-class MemoryShortError(AutotuneError):
-    """A candidate was ended before it took the last memory there was; how much that is, others have a part in."""
 
 
 class CheckError(AutotuneError):
@@ -47,13 +48,13 @@ def is_of_the_config(err: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What one run of a candidate showed.
+    """What one run of a candidate showed, with outputs where they are to be compared.
 
-    With a look (see `Attempt.run`): `reads` names arguments that the kernel both reads and writes, `blank` holds the
-    indices of those that can be blanked before a run.
+    Where writes were to be detected (see `Attempt.run`), `reads` names arguments that the kernel both reads and writes,
+    `blank` holds the indices of those that can be blanked before a run.
     """
 
-    outputs: Sequence[torch.Tensor]
+    outputs: Outputs | None
     overrun: str | None = None
     first_us: float = math.nan
     blank: tuple[int, ...] = ()
@@ -63,18 +64,19 @@ class Ran:
 class Attempt(Protocol):
     """A candidate that is loaded."""
 
-    def run(self, *, look: bool, blank: Sequence[int], compared: bool) -> Ran:
-        """Run it on pristine arguments and put them back.
+    def run(self, *, detect: bool, blank: Sequence[int], compared: bool) -> Ran:
+        """Run it on arguments that nobody has changed, and put them back.
 
-        With `look`, run it again to learn what it reads of what it writes. Else the arguments in `blank` are filled with
-        NaN first. Its outputs are copied where they are to be `compared`.
+        With `detect`, run it again to learn what it reads of what it writes. The arguments in `blank` are filled with NaN
+        first: outputs, of which whatever a candidate leaves unwritten then shows. Outputs are copied where they are to be
+        `compared`.
         """
 
     def time(self, hopeless_us: float) -> Measurement:
         """Time it; one sample only where that shows more than `hopeless_us`."""
 
 
-class Measuring(ABC):
+class BaseMeasurer(ABC):
     """A measurer; those for one process or another differ in how they load a candidate and run it.
 
     Args:
@@ -82,6 +84,7 @@ class Measuring(ABC):
         default: the config whose outputs are right; it is run before any other where outputs are compared.
         check: how they are.
         tell_reads: told once of the arguments that the kernel both reads and writes.
+        tell_error: told at the end of the first config that raised what no compiler or device says of a config.
     """
 
     repeatable = True
@@ -93,25 +96,32 @@ class Measuring(ABC):
         default: Config,
         check: Check,
         tell_reads: Callable[[Sequence[str]], None] | None = None,
+        tell_error: Callable[[Config, str], None] | None = None,
     ) -> None:
         self.name = name
         self.measured = 0  # how many configs were to be timed, whatever came of it
         self._default = default
         self._check = check
         self._tell_reads = tell_reads
-        self._expected: Sequence[torch.Tensor] | None = None
+        self._tell_error = tell_error
+        self._expected: Outputs | None = None
         self._blank: tuple[int, ...] = ()
         self._default_tried = self._default_ran = False
         self._default_raised = ""
+        self._ran = False  # any config
+        self._unexpected: tuple[Config, str] | None = None
         self._lost = ""
-        self._told = False  # that nothing can be compared
-        self._looked = False
+        self._warned = False  # that nothing can be compared
+        self._detected = False
 
-    def __enter__(self) -> Measuring:
+    def __enter__(self) -> BaseMeasurer:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
+        # Where no config ran, it is the call that is wrong, and its launch raises the same.
+        if kind is None and self._unexpected is not None and self._ran and self._tell_error is not None:
+            self._tell_error(*self._unexpected)
 
     @abstractmethod
     def close(self) -> None:
@@ -122,7 +132,7 @@ class Measuring(ABC):
         """Load a candidate."""
 
     @property
-    def looks(self) -> bool:
+    def detects(self) -> bool:
         """Whether the default is run twice to learn what the kernel writes, and reads of that."""
         return self._check is not None or self._tell_reads is not None
 
@@ -140,46 +150,64 @@ class Measuring(ABC):
         if self._lost:
             raise DeviceLostError(self._lost)
         self.measured += 1
-        if config != self._default and not self._default_tried and self.looks:
+        if config != self._default and not self._default_tried and self.detects:
             self._try(self._default, math.inf, timed=False)
-        if config != self._default and self._check is not None and self._expected is None and not self._told:
-            self._told = True
+        if config != self._default and self._check is not None and self._expected is None and not self._warned:
+            self._warned = True
             log.warning("%s: the default config does not run: nothing can be compared with it", self.name)
-        return self._try(config, hopeless_us, timed=True)
+        return cast("Outcome", self._try(config, hopeless_us, timed=True))
 
-    def _try(self, config: Config, hopeless_us: float, *, timed: bool, again: bool = False) -> Outcome:
+    def verify(self, config: Config) -> Failure | None:
+        """Run a config once beside the default, on arguments as when measuring: why it must not be used, None if it may.
+
+        None, too, where there is nothing to compare: without a check, or where the default does not run.
+        """
+        if self._check is None or isinstance(self._try(self._default, math.inf, timed=False), Failure):
+            return None
+        outcome = self._try(config, math.inf, timed=False)
+        return outcome if isinstance(outcome, Failure) else None
+
+    def _try(self, config: Config, hopeless_us: float, *, timed: bool, again: bool = False) -> Outcome | None:
+        """Run a config and time it; None where it runs, is right and was not to be `timed`."""
         is_default = config == self._default
         self._default_tried |= is_default
-        look = (
-            self.looks and not self._looked and self._default_tried
-        )  # at the first that runs, the default before others
         began = time.perf_counter()
-        stage = "load"
+        stage, detect = "load", False
 
         def failure(stage: str, message: str, *, crashed: bool = False, transient: bool = False) -> Failure:
             cost_s = time.perf_counter() - began
             return Failure(stage=stage, message=message, cost_s=cost_s, crashed=crashed, transient=transient)
 
         try:
+            # At the first that runs, the default before others.
+            detect = self.detects and not self._detected and self._default_tried
             with self.attempt(config) as attempt:
                 stage = "launch"
                 compared = self._check is not None and (is_default or self._expected is not None)
-                ran = attempt.run(look=look, blank=() if look else self._blank, compared=compared)
+                ran = attempt.run(detect=detect, blank=() if detect else self._blank, compared=compared)
                 if ran.overrun:
                     return failure("check", ran.overrun)
+                self._ran = True
                 self._default_ran |= is_default
-                if look:
+                if detect:
                     self._learn(ran, is_default)
-                elif not is_default and self._expected is not None:
-                    wrong = disagreement(self._check, ran.outputs, self._expected)
-                    if wrong:
-                        return failure("check", wrong)
+                elif not is_default and (wrong := self._wrong(ran)):
+                    return failure("check", wrong)
                 measurement = attempt.time(hopeless_us) if timed else None
-                compared = measurement is not None and not is_default and self._expected is not None
-                if compared and (found := self._spoilt(attempt)):
-                    return failure("check", f"right at first, but after it was timed: {found}")
-        except (UnportableError, WorkshopError, CheckError):
+                if measurement is not None and not is_default and self._expected is not None:
+                    ran = attempt.run(
+                        detect=False, blank=self._blank, compared=True
+                    )  # its counters may be zero no more
+                    if wrong := ran.overrun or self._wrong(ran):
+                        return failure("check", f"right at first, but after it was timed: {wrong}")
+        except (UnportableError, WorkersUnavailableError, CheckError):
             raise
+        except OutputsError as err:
+            if is_default:
+                raise CheckError(
+                    f"check={check_name(self._check)} of {self.name} cannot compare outputs: {err}"
+                ) from err
+            return failure("check", str(err))
         except WorkerTimeoutError as err:
             # A slow default is a call that takes long, not one that must not be made.
             return failure("timeout", str(err), crashed=not is_default)
@@ -190,52 +218,50 @@ class Measuring(ABC):
             return failure(stage, f"stopped from outside, twice: {err}", transient=True)
         except WorkerDiedError as err:
             return failure(stage, str(err), crashed=True)
-        except MemoryShortError as err:
+        except WorkerMemoryError as err:
             return failure(stage, str(err), transient=True)
         except DeviceLostError as err:
             self._lost = f"{config} took the device's context of this process with it: {err}"
             return failure(stage, str(err), crashed=True)
         except WorkerRaisedError as err:
-            return self._raised(stage, str(err), is_default, began)
+            return self._raised(config, stage, str(err), began)
         except InvalidInputError as err:  # a candidate's own words for what it does not take
-            return self._raised(stage, raised(err), is_default, began)
+            return self._raised(config, stage, raised(err), began)
         except AutotuneError as err:
             return failure("compile", str(err), transient=True)
         except (Exception, SystemExit) as err:  # a driver, a hook, a kernel: whatever it is, another config may run
             if ends_the_program(err):
                 raise
-            if look and of_memory(err):
-                return self._without_look(config, hopeless_us, err, timed=timed)
-            return self._raised(stage, raised(err), is_default, began)
+            if is_default and detect and of_memory(err):
+                raise CheckError(
+                    f"{self.name} is tried on copies of its arguments, and memory is short: {err}"
+                ) from err
+            return self._raised(config, stage, raised(err), began)
         if measurement is None:
-            return failure("check", "not timed", transient=True)
+            return None
         return replace(measurement, run_s=round(time.perf_counter() - began, 6))
 
-    def _spoilt(self, attempt: Attempt) -> str | None:
-        """What is wrong with a candidate that was right at first, such as one whose counters are zero only then."""
-        ran = attempt.run(look=False, blank=self._blank, compared=True)
-        return ran.overrun or disagreement(self._check, ran.outputs, self._expected or ())
-
-    def _without_look(self, config: Config, hopeless_us: float, err: BaseException, *, timed: bool) -> Outcome:
-        """Try a config again without the copies that a look takes, which memory was short for."""
-        if self._check is not None:
-            raise CheckError(
-                f"check= of {self.name} takes copies of its arguments, and memory is short: {err}"
-            ) from err
-        log.warning("%s: memory is short for a look at what it writes (%s)", self.name, err)
-        self._looked = True
-        return self._try(config, hopeless_us, timed=timed)
+    def _wrong(self, ran: Ran) -> str | None:
+        """How what a candidate produced differs from what the default did, where that is known."""
+        if self._expected is None or ran.outputs is None:
+            return None
+        return compare(self._check, ran.outputs, self._expected)
 
     def _learn(self, ran: Ran, is_default: bool) -> None:
         """Keep what the first run of a config that runs has shown."""
-        self._looked = True
-        if self._check is not None and is_default:
-            if not ran.outputs:
+        self._detected = True
+        if self._check is not None and is_default and ran.outputs is not None:
+            if not ran.outputs.tensors and not ran.outputs.gradients and ran.outputs.form == NOTHING:
                 raise CheckError(
                     f"check={check_name(self._check)} of {self.name} has nothing to compare: the default config was not "
                     "seen to write or return anything (of integers, results that were there before do not show)"
                 )
-            if wrong := disagreement(self._check, ran.outputs, ran.outputs):
+            if not callable(self._check) and (opaque := opaque_in(ran.outputs.form)):
+                raise CheckError(
+                    f"check={check_name(self._check)} of {self.name} cannot look into what the default config returns, a "
+                    f"{opaque}: return tensors, numbers and containers of them, or give check= as a callable"
+                )
+            if wrong := compare(self._check, ran.outputs, ran.outputs):
                 raise CheckError(
                     f"check={check_name(self._check)} of {self.name} fails on the default config's own outputs ({wrong}): "
                     "mend it, or leave it out"
@@ -245,27 +271,34 @@ class Measuring(ABC):
         if ran.reads and self._tell_reads is not None:
             self._tell_reads(ran.reads)
 
-    def _raised(self, stage: str, message: str, is_default: bool, began: float) -> Failure:
+    def _raised(self, config: Config, stage: str, message: str, began: float) -> Failure:
         """The failure of a candidate that raised.
 
         It is the config's own where the device refuses it, or where the default ran and this one does not. What the
-        default raises too, and what is raised before the default has run, may have another cause, memory for one.
+        default raises too, what is raised before the default has run, and a lack of memory may have another cause.
         """
         of_the_config = message.partition(":")[0] in _OF_THE_CONFIG
-        if is_default:
+        if config == self._default:
             self._default_raised = message
-        shared = is_default or message == self._default_raised or not self._default_ran
+        shared = message == self._default_raised or not self._default_ran
+        if not (of_the_config or says_of_memory(message)):
+            self._unexpected = self._unexpected or (config, message)
         return Failure(
             stage="resources" if message.startswith("OutOfResources") else stage,
             message=message,
             cost_s=time.perf_counter() - began,
-            transient=shared and not of_the_config,
+            transient=(shared or says_of_memory(message)) and not of_the_config,
         )
 
 
 def of_memory(err: BaseException) -> bool:
     """Whether memory ran out, of the host or of a device."""
-    return isinstance(err, MemoryError) or "out of memory" in str(err).lower()
+    return says_of_memory(raised(err))
+
+
+def says_of_memory(message: str) -> bool:
+    """Whether an exception in words is of memory that ran out."""
+    return message.startswith(("MemoryError", "OutOfMemoryError")) or "out of memory" in message.lower()
 
 
 def raised(err: BaseException) -> str:

@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -46,6 +47,15 @@ class KeyValue(Protocol):
 
 class UnreachableError(Exception):
     """The key-value store gives no answer; whoever asked goes on without it."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What this rank has seen of a key that it does not lead; times are this process's own."""
+
+    first: float
+    changed: float
+    sign: tuple[str, int] | None = None  # who leads, and how often that one has shown life
 
 
 class JobChannel:
@@ -85,6 +95,7 @@ class JobChannel:
         self._connection: KeyValue | None = None
         self._connecting = threading.Lock()
         self._failed = ""
+        self.seen: dict[str, Seen] = {}  # of keys that other ranks lead, until they are decided
 
     def __str__(self) -> str:
         return f"rank {'?' if self.rank is None else self.rank} of {self.ranks}"
@@ -264,8 +275,9 @@ def _of_environment(env: Mapping[str, str], call_s: float) -> JobChannel | None:
     except InvalidInputError as err:
         tell_once(f"FORECAST_AUTOTUNE_SYNC=rank0: {err}. Until then {_LOCALLY}")
         return None
-    # The agent outlives the ranks that it starts again: those must not wait for what a killed one had claimed.
-    attempt = f"{env.get('TORCHELASTIC_RUN_ID', '')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    # The agent outlives the ranks that it starts again: what a killed one had claimed is not to keep those from tuning.
+    # It does not count a rescale as a restart.
+    attempt = "/".join((env.get("TORCHELASTIC_RUN_ID", ""), env.get("TORCHELASTIC_RESTART_COUNT", "0"), str(ranks)))
     place = (host, port, rank, ranks, attempt)
     if _agent is None or _agent[0] != place:
 

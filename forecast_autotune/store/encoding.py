@@ -296,6 +296,11 @@ def decode_forecast(value: object, what: str = "forecast") -> Forecast | Abstent
     return Forecast(tuple(components), source, fail_probability, optional_number(found, "default_us", what), widened)
 
 
+def names_tensors(workload: Workload) -> bool:
+    """Whether the features of a call tell the sizes of tensors, as `x_0` does the first of x."""
+    return any(name.rpartition("_")[2].isdecimal() for name in workload.features)
+
+
 def encode_described(described: Mapping[str, float]) -> Json:
     """Numbers of a config to six digits, which say all that an estimate does; any that is not finite is left out."""
     return {name: float(f"{value:.6g}") for name, value in described.items() if math.isfinite(value)}
@@ -324,6 +329,7 @@ def encode_outcome(outcome: Outcome) -> Json:
         "run_s": outcome.run_s,
         "clock_mhz": outcome.clock_mhz,
         "temperature_c": outcome.temperature_c,
+        **({"disturbance": outcome.disturbance} if outcome.disturbance else {}),
     }
 
 
@@ -347,6 +353,7 @@ def decode_outcome(value: object, what: str = "outcome") -> Outcome:
     run_s = cost_field(found, "run_s", what)
     clock_mhz = optional_number(found, "clock_mhz", what)
     temperature_c = optional_number(found, "temperature_c", what)
+    disturbance = optional_number(found, "disturbance", what) or 0.0
     return _named(
         what,
         lambda: Measurement(
@@ -355,6 +362,7 @@ def decode_outcome(value: object, what: str = "outcome") -> Outcome:
             run_s=run_s,
             clock_mhz=clock_mhz,
             temperature_c=temperature_c,
+            disturbance=disturbance,
         ),
     )
 

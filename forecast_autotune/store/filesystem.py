@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..file_lock import file_lock
+from ..processes.file_lock import file_lock
 
 FILE_NAME = "store.sqlite3"
 COMPANIONS = ("-wal", "-shm", "-journal")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ..core.decision import Decision
 from ..core.outcome import Failure
+from ..core.workload import Workload
 from ..errors import InvalidInputError
 from . import encoding, rows
 from .encoding import Json, from_text, to_text
@@ -258,10 +259,17 @@ def _decode_run(found: Json, place: Place) -> Run:
                 default=default,
                 run=run,
                 recorded_at=encoding.number_field(given, "recorded_at", what),
-                described=encoding.decode_described(given.get("described", {}), f"{what}'s description"),
+                described=_description(given, what, place.workload),
             )
         )
     return Run(place=place, outcomes=tuple(outcomes))
+
+
+def _description(given: Mapping[str, object], what: str, workload: Workload) -> dict[str, float]:
+    """Earlier versions described a Triton call by position without its arguments: that is worse than nothing."""
+    described = encoding.decode_described(given.get("described", {}), f"{what}'s description")
+    blind = workload.program.language == "triton" and "unique_bytes" not in described
+    return {} if blind and encoding.names_tensors(workload) else described
 
 
 def _decode_decided(found: Json, place: Place) -> Decided:

@@ -296,7 +296,7 @@ class StoreFile:
                         if speedups and c != default and isinstance(s.forecast, Forecast)
                     ]
             counts = [
-                connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]  # noqa: S608  # names of our own
+                connection.execute(f"SELECT count(DISTINCT digest) FROM {table}").fetchone()[0]  # noqa: S608  # names of our own
                 for table in ("program", "workload", "hardware", "toolchain")
             ]
             journal = str(connection.execute("PRAGMA journal_mode").fetchone()[0])

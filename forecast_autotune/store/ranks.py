@@ -21,9 +21,8 @@ from ..core.job import Job, Recording
 from ..core.outcome import Outcome
 from ..errors import InvalidInputError
 from ..protocols import Store
-from .channel import CALL_S, JobChannel, UnreachableError, tell_once
+from .channel import CALL_S, JobChannel, Seen, UnreachableError, tell_once
 from .encoding import decode_decision, encode_decision, from_text, to_text
-from .lock import NESTED_WAIT_S, TELL_S
 from .rows import Place
 
 log = logging.getLogger(__name__)
@@ -36,14 +35,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long ranks wait for one another, seconds."""
+    """What ranks grant one another before they act themselves, seconds. No launch waits for any of it."""
 
     grace_s: float = 1.0  # for rank 0 to meet the key, before another rank tunes it
     beat_s: float = 1.0  # between two signs of life of the rank that tunes
     silent_s: float = 10.0  # without one, after which another takes its place
-    wait_s: float = 300.0  # for a decision, in all: half of what NCCL waits for a rank before it kills the job
     call_s: float = CALL_S  # for an answer of the key-value store
-    poll_s: float = 0.5  # between two looks, at most: 1024 ranks then ask their server 8,000 times a second
 
 
 class JobStore:
@@ -51,10 +48,9 @@ class JobStore:
 
     The first decision published for a job is everybody's: a rank that knows one publishes it, and one that comes to
     another adopts the first. One rank tunes, rank 0 if it meets the key at once, and shows that it lives; the others
-    look for its decision. Nobody waits longer than `patience` says, and who has waited in vain decides without measuring
-    and publishes that: it holds until the job ends, also for the rank that tunes, and within `tune_pending()`. Another
-    one in its place would reach those ranks alone that have yet to meet the key. A rank that never meets a key is missed
-    by nobody. Without the key-value store a rank goes on with its own store, with one warning.
+    wait for nothing, and adopt its decision when they ask again. Where measuring is not allowed, the first rank's forecast
+    is everybody's. A rank that never meets a key is missed by nobody. Without the key-value store a rank goes on with its
+    own store, with one warning.
 
     Args:
         own: this rank's store.
@@ -109,7 +105,10 @@ class JobStore:
                 return None
             self._looked_at[key] = now
         text = self._ask(job, lambda: self.channel.look(f"{key}/decision"))
-        return None if text is None else self._adopt(job, text)
+        if text is None:
+            return None
+        self.channel.seen.pop(key, None)
+        return self._adopt(job, text)
 
     def agree(self, job: Job, decision: Decision) -> Decision:
         """Publish a decision; returns the one that was first, which is this one where the ranks cannot be reached."""
@@ -120,23 +119,23 @@ class JobStore:
         return self._adopt(job, held) or decision
 
     @contextmanager
-    def single_flight(self, job: Job, meanwhile: Callable[[], bool] | None = None) -> Iterator[bool]:
-        """Lead the ranks at this job; False once there is a decision to adopt, and after waiting in vain."""
+    def single_flight(self, job: Job) -> Iterator[bool]:
+        """Lead the ranks at this job; False, at once, where another rank does, may yet, or has published a decision."""
         key = self._key(job)
         leading = _led_by_this_thread()
         mine = f"{self.channel} (process {os.getpid()} of {_host()}) {uuid.uuid4().hex}"
-        led = key not in leading and self._ask(job, lambda: self._lead(job, mine, meanwhile, nested=bool(leading)))
-        if led is False and key not in leading:
+        led = None if key in leading else self._ask(job, lambda: self._claim(job, mine))
+        if led is False:
             yield False
             return
-        if not led:  # this thread leads already, or the others cannot be reached
-            with self.own.single_flight(job, meanwhile) as alone:
+        if led is None:  # this thread leads already, or the others cannot be reached
+            with self.own.single_flight(job) as alone:
                 yield alone
             return
         leading.add(key)
         process = os.getpid()
         try:
-            with self._showing_life(key, mine), self.own.single_flight(job, meanwhile) as alone:
+            with self._showing_life(key, mine), self.own.single_flight(job) as alone:
                 yield alone
         finally:
             leading.discard(key)
@@ -146,41 +145,27 @@ class JobStore:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _lead(self, job: Job, mine: str, meanwhile: Callable[[], bool] | None, *, nested: bool) -> bool:
-        """Wait until this rank leads, which is True, or has nothing to wait for any more."""
-        key, patience = self._key(job), self.patience
-        wait_s = min(patience.wait_s, NESTED_WAIT_S) if nested else patience.wait_s
-        began = heard_at = time.monotonic()
-        heard: tuple[str, int] | None = None
-        told = False
-        pause_s = min(0.01, patience.poll_s)
-        while self.channel.look(f"{key}/decision") is None:
-            claim = self.channel.look(f"{key}/claim") or ""
-            now = time.monotonic()
-            silent = False
-            if claim not in ("", FREE):
-                sign = claim, self.channel.add(f"{key}/beat/{_token(claim)}", 0)
-                if sign != heard:
-                    heard, heard_at = sign, now
-                silent = now - heard_at > patience.silent_s
-                if silent:
-                    log.warning("%s: %s is silent for %.0f s", job.workload, _who(claim), now - heard_at)
-            for_rank_0 = not heard and self.channel.rank != 0 and now - began < patience.grace_s
-            if (silent or (claim in ("", FREE) and not for_rank_0)) and self._claim(key, claim, mine):
-                return True
-            if now - began > wait_s:
-                log.warning("%s: waited %.0f s for %s in vain", job.workload, now - began, _who(claim))
+    def _claim(self, job: Job, mine: str) -> bool:
+        """Claim the lead if nobody has it, or if who has it has shown no life for long, as far as this rank has looked."""
+        key, now = self._key(job), time.monotonic()
+        if self.channel.look(f"{key}/decision") is not None:
+            return False
+        claim = self.channel.look(f"{key}/claim") or ""
+        seen = self.channel.seen.setdefault(key, Seen(first=now, changed=now))
+        free = claim in ("", FREE)
+        if not free:
+            sign = claim, self.channel.add(f"{key}/beat/{_token(claim)}", 0)
+            if sign != seen.sign:
+                seen.sign, seen.changed = sign, now
+            if now - seen.changed <= self.patience.silent_s:
                 return False
-            if not told and now - began > TELL_S:
-                told = True
-                log.info("%s: waiting for %s, at most %.0f s", job.workload, _who(claim), wait_s)
-            if meanwhile is None or not meanwhile():
-                time.sleep(pause_s)
-                pause_s = min(patience.poll_s, 1.5 * pause_s)
-        return False
-
-    def _claim(self, key: str, claim: str, mine: str) -> bool:
-        return self.channel.swap(f"{key}/claim", claim, mine) == mine
+            log.warning("%s: %s is silent for %.0f s", job.workload, _who(claim), now - seen.changed)
+        elif seen.sign is None and self.channel.rank != 0 and now - seen.first < self.patience.grace_s:
+            return False  # rank 0 may come yet
+        if self.channel.swap(f"{key}/claim", claim, mine) != mine:
+            return False
+        self.channel.seen.pop(key, None)
+        return True
 
     @contextmanager
     def _showing_life(self, key: str, mine: str) -> Iterator[None]:
@@ -238,8 +223,6 @@ class JobStore:
             return None
         if decision.tried and self.own.decision(job) != decision:
             self.own.decide(job, decision)
-        if self.measures and not decision.tried:
-            self.own.note_pending(job, "another rank waited for this job to be tuned in vain")
         return decision
 
 

@@ -13,7 +13,7 @@ from ..errors import InvalidInputError
 from . import encoding
 from .encoding import from_text
 from .pairs import WINDOW
-from .rows import Complain, Place, PlaceReader, hardware_of, ids_of, text_of
+from .rows import Complain, Place, PlaceReader, alike, hardware_of, ids_of, marks, text_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -35,18 +35,19 @@ def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain, mos
     """
     program, kind = job.workload.program, job.hardware.kind
     hardware = [number for number, found in hardware_of(connection, complain).items() if found.kind == kind]
-    marks = ",".join("?" * len(hardware))
-    here = f"hardware IN ({marks}) AND NOT (workload IS ? AND hardware IS ?)"
+    place = Place.of(job)
+    like = alike(connection, place.hardware)
+    elsewhere = f"hardware IN ({marks(hardware)}) AND NOT (workload IS ? AND hardware IN ({marks(like)}))"
     named = "workload IN (SELECT workload.id FROM workload JOIN program ON program = program.digest WHERE name = ?)"
-    values = (*hardware, *ids_of(connection, Place.of(job))[:2], program.name)
+    values = (*hardware, ids_of(connection, place)[0], *like, program.name)
     newest = "ORDER BY outcome.id DESC LIMIT ?"
     # Its own are found in the index of places, ids first: rows are long. Others are looked for by walking back.
-    ids = f"SELECT outcome.id FROM outcome WHERE {here} AND {named} {newest}"  # noqa: S608  # our own names and marks
+    ids = f"SELECT outcome.id FROM outcome WHERE {elsewhere} AND {named} {newest}"  # noqa: S608  # our own names and marks
     own = connection.execute(f"{_ROWS} WHERE outcome.id IN ({ids}) {newest}", (*values, most, most)).fetchall()
     left = most - len(own)
     lately = f"outcome.id > (SELECT max(id) FROM outcome) - {WINDOW}"  # noqa: S608  # a number of our own
     others = connection.execute(
-        f"{_ROWS} WHERE {lately} AND {here} AND NOT {named} {newest}", (*values, left)
+        f"{_ROWS} WHERE {lately} AND {elsewhere} AND NOT {named} {newest}", (*values, left)
     ).fetchall()
     return _recordings(
         connection,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from ..core.digest import digest
 from ..core.forecast import Abstention, Forecast
 from ..core.hardware import REHEARSAL_KINDS, Hardware, Toolchain
 from ..core.job import Job, Recording
-from ..core.outcome import Failure, Outcome
+from ..core.outcome import Failure, Measurement, Outcome
 from ..core.workload import Program, Workload
 from ..errors import InvalidInputError
 from . import encoding
@@ -127,8 +128,9 @@ def keep_place(connection: sqlite3.Connection, place: Place, seen_at: float) -> 
     seen_at = max(seen_at, newest or 0.0)
     program = place.workload.program
     connection.execute(
-        "INSERT INTO hardware (digest, value) VALUES (?, ?) ON CONFLICT (digest) DO UPDATE SET value = excluded.value",
-        (hardware, to_text(encoding.encode_hardware(place.hardware))),
+        "INSERT INTO hardware (digest, power_limit_w, value) VALUES (?, ?, ?)"
+        " ON CONFLICT (digest, power_limit_w) DO UPDATE SET value = excluded.value",
+        (hardware, place.hardware.power_limit_w, to_text(encoding.encode_hardware(place.hardware))),
     )
     connection.execute(
         "INSERT INTO toolchain (digest, value, seen_at) VALUES (?, ?, ?)"
@@ -150,11 +152,38 @@ def keep_place(connection: sqlite3.Connection, place: Place, seen_at: float) -> 
 def ids_of(connection: sqlite3.Connection, place: Place) -> Ids:
     """By what the rows of other tables refer to a place."""
     found: Ids = connection.execute(
-        "SELECT (SELECT id FROM workload WHERE digest = ?), (SELECT id FROM hardware WHERE digest = ?),"
+        "SELECT (SELECT id FROM workload WHERE digest = ?),"
+        " (SELECT id FROM hardware WHERE digest = ? AND power_limit_w = ?),"
         " (SELECT id FROM toolchain WHERE digest = ?)",
-        place.digests,
+        (place.digests[0], place.digests[1], place.hardware.power_limit_w, place.digests[2]),
     ).fetchone()
     return found
+
+
+def alike(connection: sqlite3.Connection, hardware: Hardware) -> list[int]:
+    """The rows of a product under power limits within a tenth of this one, or unknown: times under them compare.
+
+    The nearest comes last.
+    """
+    limit_w = hardware.power_limit_w
+    matching = connection.execute(
+        "SELECT id FROM hardware WHERE digest = :digest AND (power_limit_w = 0 OR :limit_w = 0"
+        " OR 10 * min(power_limit_w, :limit_w) >= 9 * max(power_limit_w, :limit_w))"
+        " ORDER BY abs(power_limit_w - :limit_w) DESC, id",
+        {"digest": hardware.digest, "limit_w": limit_w},
+    )
+    return [number for (number,) in matching.fetchall()]
+
+
+def places_of(connection: sqlite3.Connection, place: Place) -> list[Ids]:
+    """A place, and the same under power limits alike; the nearest last."""
+    workload, _, toolchain = ids_of(connection, place)
+    return [(workload, hardware, toolchain) for hardware in alike(connection, place.hardware)]
+
+
+def marks(values: Sequence[object]) -> str:
+    """Question marks for a list in SQL."""
+    return ",".join("?" * len(values))
 
 
 def _text_id(connection: sqlite3.Connection, text: str) -> int | None:
@@ -231,10 +260,12 @@ def keep_decision(
 ) -> None:
     """Write a decision; without `superseded_at` it supersedes the one that holds. Its place is there already."""
     name = decision_digest(place, decision.space_digest)
+    hardware = alike(connection, place.hardware)
     if superseded_at is None:
         connection.execute(
-            "UPDATE decision SET superseded_at = ? WHERE digest = ? AND superseded_at IS NULL",
-            (decision.decided_at, name),
+            f"UPDATE decision SET superseded_at = ? WHERE digest = ? AND hardware IN ({marks(hardware)})"  # noqa: S608  # ours
+            " AND superseded_at IS NULL",
+            (decision.decided_at, name, *hardware),
         )
     connection.execute(
         "INSERT INTO decision (digest, workload, hardware, toolchain, space, value, decided_at, superseded_at)"
@@ -249,24 +280,24 @@ def keep_decision(
         ),
     )
     if decision.tried:
-        connection.execute("DELETE FROM pending WHERE digest = ?", (name,))
+        connection.execute(
+            f"DELETE FROM pending WHERE digest = ? AND hardware IN ({marks(hardware)})",  # noqa: S608  # ours
+            (name, *hardware),
+        )
 
 
 def keep_pending(connection: sqlite3.Connection, pending: Pending) -> None:
     """Note a key, or that one more process has met it; not if a decision that was measured has come in the meantime."""
     place = pending.place
-    held = connection.execute(
-        "SELECT value FROM decision WHERE digest = ? AND superseded_at IS NULL", (pending.digest,)
-    ).fetchone()
-    if held is not None:
+    for _, held, _ in _holding(connection, pending.digest, place.hardware):
         with suppress(InvalidInputError):
-            if encoding.decode_decision(from_text(held[0], "decision"), "decision").tried:
+            if encoding.decode_decision(from_text(held, "decision"), "decision").tried:
                 return
     keep_place(connection, place, pending.met_at)
     connection.execute(
         "INSERT INTO pending (digest, workload, hardware, toolchain, space, space_size, why, noted_at, met_at)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE SET"
-        " why = excluded.why, met_at = max(met_at, excluded.met_at), met = met + 1",
+        " hardware = excluded.hardware, why = excluded.why, met_at = max(met_at, excluded.met_at), met = met + 1",
         (
             pending.digest,
             *ids_of(connection, place),
@@ -293,11 +324,14 @@ def bring_decision(
     ).fetchall()
     if any(_says(value, encoding.decode_decision, decision) for (value,) in twins):
         return False
-    holding = connection.execute(
-        "SELECT CAST(decided_at AS REAL) FROM decision WHERE digest = ? AND superseded_at IS NULL", (name,)
+    hardware = alike(connection, place.hardware)
+    (newest,) = connection.execute(
+        f"SELECT max(CAST(decided_at AS REAL)) FROM decision WHERE digest = ? AND hardware IN ({marks(hardware)})"  # noqa: S608  # ours
+        " AND superseded_at IS NULL",
+        (name, *hardware),
     ).fetchone()
-    if superseded_at is None and holding is not None and holding[0] >= decision.decided_at:
-        superseded_at = holding[0]
+    if superseded_at is None and newest is not None and newest >= decision.decided_at:
+        superseded_at = newest
     keep_decision(connection, place, decision, superseded_at)
     return True
 
@@ -329,31 +363,38 @@ class Recall:
     noted_at: float  # when the store last heard that this decision is in use
 
 
-def recall(connection: sqlite3.Connection, job: Job, *, any_toolchain: bool, complain: Complain) -> Recall | None:
-    """The decision that holds for a job; with `any_toolchain`, one of another toolchain if this one has none."""
-    place = Place.of(job)
-    exact = connection.execute(
-        "SELECT id, value, max(decided_at, coalesce(hit_at, 0)) FROM decision"
-        " WHERE digest = ? AND superseded_at IS NULL",
-        (decision_digest(place, job.space.digest),),
+def _holding(connection: sqlite3.Connection, name: str, hardware: Hardware) -> list[tuple[int, str, float]]:
+    """Decisions of a digest that hold under like power limits, the newest first: id, value, when last known to be in use."""
+    under = alike(connection, hardware)
+    return connection.execute(
+        "SELECT id, value, max(decided_at, coalesce(hit_at, 0)) FROM decision"  # noqa: S608  # marks of our own
+        f" WHERE digest = ? AND hardware IN ({marks(under)}) AND superseded_at IS NULL ORDER BY decided_at DESC, id DESC",
+        (name, *under),
     ).fetchall()
-    others: list[tuple[int, str, float]] = []
+
+
+def recall(connection: sqlite3.Connection, job: Job, *, any_toolchain: bool, complain: Complain) -> Recall | None:
+    """The decision that holds for a job under its toolchain; with `any_toolchain`, the newest under any."""
+    place = Place.of(job)
     if any_toolchain:
-        others = connection.execute(
-            "SELECT id, value, max(decided_at, coalesce(hit_at, 0)) FROM decision"
-            " WHERE workload = ? AND hardware = ? AND space = ? AND superseded_at IS NULL"
+        under = alike(connection, place.hardware)
+        holding = connection.execute(
+            "SELECT id, value, max(decided_at, coalesce(hit_at, 0)) FROM decision"  # noqa: S608  # marks of our own
+            f" WHERE workload = ? AND hardware IN ({marks(under)}) AND space = ? AND superseded_at IS NULL"
             " ORDER BY decided_at DESC, id DESC",
-            (*ids_of(connection, place)[:2], job.space.digest),
+            (ids_of(connection, place)[0], *under, job.space.digest),
         ).fetchall()
-    for found, text, noted_at in (*exact, *others):
+    else:
+        holding = _holding(connection, decision_digest(place, job.space.digest), place.hardware)
+    for number, text, noted_at in holding:
         try:
-            what = f"decision {found}"
+            what = f"decision {number}"
             decision = encoding.decode_decision(from_text(text, what), what)
             noted_at = encoding.number_field({"noted_at": noted_at}, "noted_at", what)
         except InvalidInputError as err:
             complain(str(err))
             continue
-        return Recall(id=found, decision=decision, noted_at=noted_at)
+        return Recall(id=number, decision=decision, noted_at=noted_at)
     return None
 
 
@@ -401,18 +442,23 @@ def newest_outcomes(
     config that memory was short for is tried once more, and not for ever. The default is tried again by every run: without
     its time nobody can say what beats it.
 
+    Times are on the scale of the newest run that has timed the default: those of another run are multiplied by how
+    many times as long the default took there as in theirs. From run to run a device is warmer, or its clock another.
+
     A limit keeps the oldest rows: the default is measured first, and the others say little without it.
     """
     outcomes: dict[Config, Outcome] = {}
+    runs: dict[Config, object] = {}
+    default_us: dict[object, dict[object, float]] = {}  # of each default: its time in each run, the newest last
     told: dict[Config, tuple[str, str]] = {}
     transient: Counter[Config] = Counter()
     default = None
     rows = connection.execute(
-        f"SELECT id, {text_of('config')}, value, {text_of('default_config')}, described FROM outcome"  # noqa: S608  # ours
+        f"SELECT id, {text_of('config')}, value, {text_of('default_config')}, described, run FROM outcome"  # noqa: S608  # ours
         " WHERE workload = ? AND hardware = ? AND toolchain = ? ORDER BY recorded_at, id LIMIT ?",
         (*ids, limit),
     ).fetchall()
-    for number, config, value, default_text, description in rows:
+    for number, config, value, default_text, description, run in rows:
         what = f"outcome {number}"
         try:
             decoded = encoding.decode_config(from_text(config, what), what)
@@ -424,11 +470,21 @@ def newest_outcomes(
                 transient[decoded] += 1
                 if decoded in outcomes or config == default_text or transient[decoded] < TRANSIENT_RUNS:
                     continue
-            outcomes[decoded] = outcome
+            outcomes[decoded], runs[decoded] = outcome, run
+            if config == default_text and isinstance(outcome, Measurement):
+                in_runs = default_us.setdefault(config, {})
+                in_runs.pop(run, None)
+                in_runs[run] = outcome.median_us
         except InvalidInputError as err:
             complain(str(err))
     if default is None:
         return {}, None
+    in_runs = default_us.get(default, {})
+    newest_us = next(reversed(in_runs.values()), math.nan)
+    for decoded, outcome in outcomes.items():
+        drift = newest_us / in_runs.get(runs[decoded], newest_us)
+        if isinstance(outcome, Measurement) and drift != 1.0:
+            outcomes[decoded] = outcome.scaled(drift)
     if described is not None:
         for decoded in outcomes:
             if decoded in told:
@@ -476,21 +532,21 @@ def recollect(connection: sqlite3.Connection, job: Job, complain: Complain) -> l
 
     Rehearsals are left out: no time of theirs says anything of a device. A rehearsal sees its own kind alone.
     """
-    here = ids_of(connection, Place.of(job))
+    own = places_of(connection, Place.of(job))
     groups = connection.execute(
         # The newest by id, not by time: so the index of places alone is read, and no outcome's row.
         "SELECT workload.id, outcome.hardware, outcome.toolchain, count(*) FROM program"
         " JOIN workload ON workload.program = program.digest JOIN outcome ON outcome.workload = workload.id"
         " WHERE program.name = ? GROUP BY 1, 2, 3"
         " ORDER BY max(program.digest = ?) DESC, max(outcome.hardware IS ?) DESC, max(outcome.id) DESC",
-        (job.workload.program.name, job.workload.program.digest, here[1]),
+        (job.workload.program.name, job.workload.program.digest, own[-1][1] if own else None),
     )
     reader = PlaceReader(connection)
     found: list[Recording] = []
     rows_left = RECOLLECTED_OUTCOMES
     for workload, hardware, toolchain, rows in groups:
         ids = workload, hardware, toolchain
-        if ids == here or rows_left <= 0:
+        if ids in own or rows_left <= 0:
             continue
         try:
             place = reader.read(*ids)

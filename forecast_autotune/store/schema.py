@@ -8,6 +8,10 @@ from contextlib import closing, contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
+from ..core.digest import canonical_json, digest
+from ..errors import InvalidInputError
+from . import encoding
+
 if TYPE_CHECKING:
     import sqlite3
 
@@ -218,7 +222,38 @@ CREATE UNIQUE INDEX decision_that_holds ON decision (digest) WHERE superseded_at
 CREATE INDEX decision_by_workload ON decision (workload);
 """
 
-MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5)
+# The power limit leaves the hardware's digest, and so every decision's: a probe that gave no answer had made it another
+# product. A process of an older version finds nothing by its digests, and is refused its own hardware's row. Descriptions
+# of calls by position had been made without the arguments. Functions are ours, see `_functions`.
+_VERSION_6 = """
+CREATE TEMP TABLE hardware_5 AS SELECT id, product(digest, value) AS digest, value, power_limit_w(digest, value) AS limit_w
+    FROM hardware;
+DROP TABLE hardware;
+CREATE TABLE hardware (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    digest TEXT NOT NULL,  -- of the product
+    power_limit_w INTEGER NOT NULL,  -- 0: unknown
+    value TEXT NOT NULL,  -- JSON, the roofline sheet included
+    UNIQUE (digest, power_limit_w)
+);
+INSERT INTO hardware (id, digest, power_limit_w, value) SELECT id, digest, limit_w, value FROM hardware_5 ORDER BY id;
+DROP TABLE temp.hardware_5;
+DROP INDEX decision_that_holds;
+UPDATE decision SET digest = coalesce(decision_digest(
+    (SELECT digest FROM workload WHERE id = workload), (SELECT digest FROM hardware WHERE id = hardware),
+    (SELECT digest FROM toolchain WHERE id = toolchain), space), digest);
+CREATE UNIQUE INDEX decision_that_holds ON decision (digest, hardware) WHERE superseded_at IS NULL;
+UPDATE OR REPLACE pending SET digest = coalesce(decision_digest(
+    (SELECT digest FROM workload WHERE id = workload), (SELECT digest FROM hardware WHERE id = hardware),
+    (SELECT digest FROM toolchain WHERE id = toolchain), space), digest);
+DELETE FROM flight;
+DELETE FROM claim;
+UPDATE outcome SET described = NULL WHERE described IS NOT NULL AND described NOT LIKE '%"unique_bytes":%'
+    AND workload IN (SELECT workload.id FROM workload JOIN program ON program.digest = workload.program
+    WHERE names_tensors(workload.value, program.value));
+"""
+
+MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6)
 """Statement lists; the one at index n turns schema n into schema n + 1. Add to the end, change none."""
 
 VERSION = len(MIGRATIONS)
@@ -312,6 +347,7 @@ def _made_by(version: int) -> dict[str, str]:
     import sqlite3
 
     with closing(sqlite3.connect(":memory:")) as connection:
+        _functions(connection)
         for statements in MIGRATIONS[:version]:
             connection.executescript(statements)
         return _made(connection)
@@ -337,6 +373,7 @@ def migrate(connection: sqlite3.Connection) -> None:
     """Bring an open database to this version's schema, in one transaction; many processes may do it at once."""
     if version_of(connection) == VERSION:
         return
+    _functions(connection)
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Looked at again with the lock held: another process may have done it while this one waited.
@@ -351,6 +388,39 @@ def migrate(connection: sqlite3.Connection) -> None:
             with suppress(Exception):  # the error that led here is the one to tell
                 connection.execute("ROLLBACK")
         raise
+
+
+def _functions(connection: sqlite3.Connection) -> None:
+    """Give a connection what the migrations call; none raises, whatever stands in a row."""
+    connection.create_function("product", 2, lambda named, value: _product(named, value)[0])
+    connection.create_function("power_limit_w", 2, lambda named, value: _product(named, value)[1])
+    connection.create_function("decision_digest", 4, _decision_digest)
+    connection.create_function("names_tensors", 2, _names_tensors)
+
+
+def _product(named: str, value: object) -> tuple[str, int]:
+    """A hardware's digest without its power limit, and that limit; a row whose digest is not its value's stays apart."""
+    try:
+        hardware = encoding.decode_hardware(encoding.from_text(value, "hardware"))
+        limited = digest(canonical_json({**hardware.identity, "power_limit_w": hardware.power_limit_w}))
+    except (InvalidInputError, ValueError):
+        return named, 0
+    return (hardware.digest, hardware.power_limit_w) if limited == named else (named, 0)
+
+
+def _decision_digest(*parts: object) -> str | None:
+    return digest(*parts) if all(isinstance(part, str) for part in parts) else None  # type: ignore[arg-type]
+
+
+def _names_tensors(workload: object, program: object) -> bool:
+    """Whether a workload is a Triton kernel's, and its features tell sizes of tensors."""
+    try:
+        kernel = encoding.decode_program(encoding.from_text(program, "program"))
+        return kernel.language == "triton" and encoding.names_tensors(
+            encoding.decode_workload(encoding.from_text(workload, "workload"), kernel)
+        )
+    except InvalidInputError:
+        return False
 
 
 def _split(statements: str) -> list[str]:

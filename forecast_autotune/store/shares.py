@@ -67,6 +67,7 @@ class StoredShares:
         do: runs an operation on the store's connection; returns the second argument where that cannot be had.
         locks: whose files also stand for devices.
         device: identifies the physical device among all that share the store.
+        declined: jobs that this process helps with no more.
     """
 
     def __init__(
@@ -76,12 +77,14 @@ class StoredShares:
         do: Callable[[Callable[[sqlite3.Connection], Any], Any], Any],
         locks: SingleFlight,
         device: str,
+        declined: set[str],
     ) -> None:
         self._job = job
         self._do = do
         self._locks = locks
         self._device = digest(device)
         self.processes = _ranks_of_this_host()
+        self._declined = declined
         self._leads = False
         self._me = f"{this_process()}, {uuid.uuid4().hex}"  # containers may number processes and name hosts alike
 
@@ -115,8 +118,8 @@ class StoredShares:
                 self._do(end, None)
 
     def wanted(self) -> bool:
-        """Whether a run is led that has room for one more config."""
-        return bool(self._do(self._room, False))
+        """Whether a run is led that has room for one more config, and this process may take it."""
+        return (self._leads or self._job not in self._declined) and bool(self._do(self._room, False))
 
     def take(self, config: Config) -> bool:
         """Take a config for oneself; False where another has it, it was tried, or there is room for no more."""
@@ -140,7 +143,8 @@ class StoredShares:
         self._do(write, None)
 
     def give_back(self, config: Config) -> None:
-        """Free a config taken for others."""
+        """Free a config taken for others, and let them do the rest: from then on, none is wanted of this process."""
+        self._declined.add(self._job)
         self._give_back(config.text, self._me)
 
     def taken(self) -> frozenset[Config]:
@@ -165,15 +169,15 @@ class StoredShares:
                 found.add(encoding.decode_config(encoding.from_text(text, "claim"), "claim"))
         return frozenset(found)
 
-    def device(self, *, wait_s: float) -> AbstractContextManager[bool]:
-        """Hold the device against every process that shares work; False where another one times on it."""
-        return self._locks.hold(self._device, prefix="device-", wait_s=wait_s)
+    def device(self) -> AbstractContextManager[bool]:
+        """Hold the device against every process that shares work; False, at once, where another one times on it."""
+        return self._locks.hold(self._device, prefix="device-")
 
     # ----------------------------------------------------------------------------------------------------------------
 
     def _is_free(self, device: str) -> bool:
         """Whether nobody else works on a device: also where this thread does, for then whoever did before is gone."""
-        with self._locks.hold(device, prefix="device-", wait_s=0.0) as free:
+        with self._locks.hold(device, prefix="device-") as free:
             return free
 
     def _give_back(self, config: str, holder: str) -> None:

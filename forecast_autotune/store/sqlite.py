@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
@@ -18,7 +19,7 @@ from ..core.decision import Decision
 from ..core.digest import digest
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Recording
-from ..core.outcome import Outcome
+from ..core.outcome import Measurement, Outcome
 from ..core.skill import Skill
 from ..core.text import plain
 from ..errors import InvalidInputError, StoreWarning
@@ -26,7 +27,7 @@ from ..language.answers import Bins
 from ..settings import Settings
 from ..skills import MOST, fitting, skills_of
 from . import answers, filesystem, rows, schema
-from .lock import WAIT_S, SingleFlight
+from .lock import SingleFlight
 from .opening import BUSY_S, SNAPSHOT_S, connect, is_broken, open_file, read_only, refuse_damaged, transaction
 from .pairs import Pair, newest_pairs
 from .recordings import newest_for
@@ -47,6 +48,10 @@ MOST_TOLD = 2_000  # characters of a warning
 
 _T = TypeVar("_T")
 
+log = logging.getLogger(__name__)
+
+MOST_NOTED = 64  # pending keys that a process remembers having noted: programs meet ever new ones
+
 
 class SqliteStore:
     """Outcomes, forecasts and decisions in one file, shared by any number of threads and processes.
@@ -59,12 +64,11 @@ class SqliteStore:
         directory: the folder of `store.sqlite3`; None keeps everything in memory.
         packs: JSON-lines files, looked up after the store.
         toolchain: `exact`, or `any` to accept a decision made under another toolchain when this one has none.
-        wait_s: how long `single_flight` waits for another process.
         journal: `wal` or `rollback` for how SQLite makes writes atomic; `auto` is WAL, and rollback on a network
             filesystem or where WAL cannot work.
         quiet: say nothing of trouble, and leave a broken file as it is.
         notes: the store that keeps keys noted as pending, if not this one.
-        waits: whether `single_flight` waits at all; if not, every process flies at once.
+        alone: whether of all processes that miss a key one tunes it; if not, each does for itself.
     Raises:
         InvalidInputError: `toolchain` or `journal` is none of these.
     """
@@ -75,11 +79,10 @@ class SqliteStore:
         *,
         packs: Sequence[Path | str] = (),
         toolchain: str = "exact",
-        wait_s: float = WAIT_S,
         journal: str = "auto",
         quiet: bool = False,
         notes: SqliteStore | None = None,
-        waits: bool = True,
+        alone: bool = True,
     ) -> None:
         if toolchain not in ("exact", "any"):
             raise InvalidInputError(f"toolchain {toolchain!r}: accepted are exact, any")
@@ -92,10 +95,11 @@ class SqliteStore:
         self.journal = journal
         self.quiet = quiet
         self.notes = notes
-        self.waits = waits
+        self.alone = alone
         self._told: set[str] = set()
+        self._declined: set[str] = set()  # jobs that this process helps others with no more
         locks = None if self.directory is None else self.directory / "locks"
-        self._flight = SingleFlight(locks, wait_s=wait_s, complain=lambda text: self._tell("lock", text))
+        self._flight = SingleFlight(locks, complain=lambda text: self._tell("lock", text))
         self._begin()
         _STORES[id(self)] = self
 
@@ -117,32 +121,41 @@ class SqliteStore:
         self._fork_waits = True  # not after one that waited in vain, until the store has been free
         self._hits: dict[int, int] = {}  # recalls not written yet, by decision
         self._counted: set[int] = set()  # decisions that this process has recalled
-        self._noted: set[str] = set()  # keys that this process has noted as pending
+        self._noted: set[str] = set()  # keys that this process has noted as pending of late
         self._unwritten: list[rows.Pending] = []  # those of them that the file has still to hear of
 
     # The protocol ---------------------------------------------------------------------------------------------------
 
     def decision(self, job: Job) -> Decision | None:
-        """The decision that holds for this key, hardware, toolchain and space; else a pack's."""
+        """The decision that holds for this key, hardware, toolchain and space; else a pack's; else of another toolchain."""
+        for any_toolchain in (False, True) if self.any_toolchain else (False,):
 
-        def look(connection: sqlite3.Connection) -> rows.Recall | None:
-            return rows.recall(connection, job, any_toolchain=self.any_toolchain, complain=self._complain)
+            def look(connection: sqlite3.Connection, any_toolchain: bool = any_toolchain) -> rows.Recall | None:
+                return rows.recall(connection, job, any_toolchain=any_toolchain, complain=self._complain)
 
-        found = self._do(look, None)
-        if found is not None:
-            self._count(found)
-            return found.decision
-        from_pack = self._ask_packs(look, None)
-        return None if from_pack is None else from_pack.decision
+            if stored := self._do(look, None):
+                self._count(stored)
+                return stored.decision
+            if from_pack := self._ask_packs(look, None):
+                return from_pack.decision
+        return None
 
     def outcomes(self, job: Job) -> Mapping[Config, Outcome]:
-        """The newest outcome of each config of this job; the store's before a pack's."""
+        """The newest outcome of each config of this job; the store's before a pack's, brought to its scale."""
 
         def look(connection: sqlite3.Connection) -> dict[Config, Outcome]:
-            return rows.newest_outcomes(connection, rows.ids_of(connection, Place.of(job)), self._complain)[0]
+            newest: dict[Config, Outcome] = {}
+            for ids in rows.places_of(connection, Place.of(job)):
+                newest |= rows.newest_outcomes(connection, ids, self._complain)[0]
+            return newest
 
         nothing: dict[Config, Outcome] = {}
-        return {**self._ask_packs(look, nothing), **self._do(look, nothing)}
+        packed, own = self._ask_packs(look, nothing), self._do(look, nothing)
+        theirs, ours = (known.get(job.space.default) for known in (packed, own))
+        if isinstance(theirs, Measurement) and isinstance(ours, Measurement):
+            factor = ours.median_us / theirs.median_us
+            packed = {c: o.scaled(factor) if isinstance(o, Measurement) else o for c, o in packed.items()}
+        return {**packed, **own}
 
     def recollect(self, job: Job) -> Sequence[Recording]:
         """The same program at other keys, on other hardware, under other toolchains, or in older source."""
@@ -246,6 +259,8 @@ class SqliteStore:
         )
         with self._telling(), self._lock:
             if pending.digest not in self._noted:
+                if len(self._noted) >= MOST_NOTED:
+                    self._noted.clear()  # who meets one of them again writes it again
                 self._noted.add(pending.digest)
                 self._unwritten.append(pending)
                 self._open()
@@ -260,19 +275,16 @@ class SqliteStore:
         return decision
 
     @contextmanager
-    def single_flight(self, job: Job, meanwhile: Callable[[], bool] | None = None) -> Iterator[bool]:
-        """Hold this job against every other process and thread; False after waiting too long."""
-        if not self.waits:
+    def single_flight(self, job: Job) -> Iterator[bool]:
+        """Hold this job against every other process and thread; False, at once, where another one holds it."""
+        if not self.alone:
             yield True
             return
         name = rows.decision_digest(Place.of(job), job.space.digest)
-
-        def waits_for() -> str:
-            holder = self._do(lambda connection: holder_of(connection, name), None)
-            return f"{holder or 'another process'} to tune {job.workload}"
-
-        lock = digest(*Place.of(job).digests)
-        with self._flight.hold(lock, meanwhile=meanwhile, waits_for=waits_for) as alone:
+        with self._flight.hold(digest(*Place.of(job).digests)) as alone:
+            if not alone:
+                holder = self._do(lambda connection: holder_of(connection, name), None)
+                log.info("%s is being tuned by %s", job.workload, holder or "another process")
             # Who tunes has looked for a decision before, so the file is open; opening it for a name would not be worth it.
             if not alone or self._in_memory or self._connection is None:
                 yield alone
@@ -290,9 +302,8 @@ class SqliteStore:
 
         `device` identifies the physical device: two processes that share work never time on one at once.
         """
-        return StoredShares(
-            rows.decision_digest(Place.of(job), job.space.digest), do=self._do, locks=self._flight, device=device
-        )
+        name = rows.decision_digest(Place.of(job), job.space.digest)
+        return StoredShares(name, do=self._do, locks=self._flight, device=device, declined=self._declined)
 
     # Opening, closing, forking --------------------------------------------------------------------------------------
 
@@ -558,7 +569,7 @@ class SqliteStore:
         from .lines import bring, read_lines
 
         connection = self._memory(None)
-        for pack in reversed(self.packs):  # the first named is written last, so that at equal times it holds
+        for pack in self.packs:  # at equal times, what is written first holds
             try:
                 entries = read_lines(pack)
             except (OSError, InvalidInputError) as err:
@@ -622,11 +633,11 @@ def open_store(settings: Settings) -> SqliteStore:
             if key not in _OPENED:
                 _OPENED[key] = SqliteStore(settings.dir, quiet=True)
             return SqliteStore(None, notes=_OPENED[key])
-    waits = settings.sync != "none"
-    key = (str(settings.dir), tuple(str(p) for p in settings.packs), settings.toolchain, waits)
+    alone = settings.sync != "none"
+    key = (str(settings.dir), tuple(str(p) for p in settings.packs), settings.toolchain, alone)
     with _OPENING:
         if key not in _OPENED:
-            _OPENED[key] = SqliteStore(settings.dir, packs=settings.packs, toolchain=settings.toolchain, waits=waits)
+            _OPENED[key] = SqliteStore(settings.dir, packs=settings.packs, toolchain=settings.toolchain, alone=alone)
         return _OPENED[key]
 
 

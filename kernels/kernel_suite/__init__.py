@@ -54,9 +54,9 @@ def triton_kernels() -> Iterator[TritonKernel]:
 
     Where `suite_kernels` has one of the same name, this is a single kernel of it, for `fa.autotune`.
     """
-    from . import add_inplace, attention, layer_norm, matmul, softmax
+    from . import add_inplace, attention, layer_norm, matmul, softmax, swiglu
 
-    for folder in (matmul, softmax, layer_norm, attention, add_inplace):
+    for folder in (matmul, softmax, layer_norm, attention, add_inplace, swiglu):
         yield folder.KERNEL
 
 

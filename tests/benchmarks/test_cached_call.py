@@ -6,7 +6,9 @@ Three keys in two dtypes are primed. `python tests/benchmarks/test_cached_call.p
 
 from __future__ import annotations
 
+import gc
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -104,6 +106,32 @@ def ratio(way: str, rounds: int = 40) -> tuple[dict[str, float], float]:
     return found, (found["ours"] - found["launch"]) / (found["stock"] - found["launch"])
 
 
+def bytes_per_key(tuner: Any, keys: int = 600, settle: int = 40) -> float:
+    """Bytes that a tuner holds for each new key, in a process that meets ever more of them."""
+    kernel = tuner(Nothing(), tiled.arg_names, CONFIGS, ["M", "N", "K"], None, None, do_bench=bench)
+
+    def meet(first: int, last: int) -> int:
+        for m in range(first, last):
+            kernel[(1,)](*MEASUREMENTS[0][:3], m, *MEASUREMENTS[0][4:])
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    with rehearsal("cuda:90", 1.0), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORECAST_AUTOTUNE_MODE", "cached")
+        tracemalloc.start()
+        try:
+            before = meet(0, settle)
+            return (meet(settle, settle + keys) - before) / keys
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("contender", [Autotuner, ForecastAutotuner])
+def test_memory_of_a_key(benchmark: Any, contender: Any) -> None:
+    benchmark.group = "memory of a key"
+    benchmark.extra_info["bytes"] = benchmark.pedantic(bytes_per_key, (contender,), rounds=1)
+
+
 def main() -> None:
     print(f"Triton {triton.__version__}: microseconds of a cached call, the least of 40 rounds of 2000")
     for way in WAYS:
@@ -112,6 +140,8 @@ def main() -> None:
         print(
             f"  {'kernel.run(…)' if way == 'run' else 'kernel[grid](…)'}: {shown}; ours adds {share:.2f} of what stock adds"
         )
+    stock, ours = bytes_per_key(Autotuner), bytes_per_key(ForecastAutotuner)
+    print(f"  memory of a key: stock {stock:.0f} bytes, ours {ours:.0f}")
 
 
 if __name__ == "__main__":

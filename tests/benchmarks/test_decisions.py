@@ -22,6 +22,8 @@ from forecast_autotune.core.workload import Program, Workload
 from forecast_autotune.frontends.load_inline import TunedModule
 from forecast_autotune.store.sqlite import SqliteStore
 
+pytestmark = pytest.mark.thorough  # speed itself is for `make bench`
+
 SPACE = Space.grid({"BLOCK": [16, 32, 64, 128], "UNROLL": [1, 2, 4, 8], "STAGES": [1, 2, 3, 4, 5, 6]})
 
 

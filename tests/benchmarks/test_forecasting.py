@@ -30,6 +30,8 @@ from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.store.trace import read_trace
 from forecast_autotune.surrogates.history import History
 
+pytestmark = pytest.mark.thorough  # speed itself is for `make bench`
+
 CONFIGS = 10_000
 
 
@@ -194,7 +196,7 @@ def test_our_own_time_in_tuning(benchmark: Any, tmp_path: Path, by: str) -> None
 
     def tuned(job: Job, replay: Replay, folder: Path) -> int:
         with SqliteStore(folder) as store:
-            return decide(job, how, compiler=replay, measurer=replay, store=store).measured
+            return decide(job, how, compiler=replay, measurer=replay, store=store).decision.measured
 
     assert benchmark.pedantic(tuned, setup=setup, rounds=5, warmup_rounds=1) == 16
 

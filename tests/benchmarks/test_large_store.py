@@ -27,6 +27,8 @@ from forecast_autotune.store.opening import open_file, transaction
 from forecast_autotune.store.rows import Place, StoredOutcome, keep_decision, keep_outcome, keep_place
 from forecast_autotune.store.sqlite import SqliteStore
 
+pytestmark = pytest.mark.thorough  # speed itself is for `make bench`
+
 OUTCOMES = int(os.environ.get("LARGE_STORE", "10000"))
 PER_KEY = 10  # outcomes
 SAMPLES = 25  # of an outcome

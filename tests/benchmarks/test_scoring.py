@@ -14,6 +14,8 @@ from forecast_autotune.core.space import Space
 from forecast_autotune.scores import discovery, member_scores, recalibration, score_forecasts, score_trust
 from forecast_autotune.store.sqlite import SqliteStore
 
+pytestmark = pytest.mark.thorough  # speed itself is for `make bench`
+
 COUNT = 10_000
 
 

@@ -228,6 +228,7 @@ def test_a_policy_that_may_not_stop_takes_what_may_gain_most() -> None:
     assert Unstopped(Stops()).step(view(0)) == Stop("enough")
 
 
+@pytest.mark.thorough
 def test_what_is_beyond_a_method_is_said_and_not_searched(traces: list[Path]) -> None:
     entry = Entry(trace=SOFTMAX, setting="cold")
     rows = Search(entry=entry, method="gp-ei", seed=0, budgets=("6", "150")).do()

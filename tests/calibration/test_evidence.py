@@ -208,6 +208,7 @@ def command(folder: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "calibration.evidence", *arguments, "--to", str(folder), "--jobs", "1"]
 
 
+@pytest.mark.thorough
 def test_a_process_that_is_killed_half_way_goes_on_where_it_was(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "kernels"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "TRITON_CACHE_DIR": str(tmp_path / "triton-cache")}
@@ -233,6 +234,7 @@ def test_a_process_that_is_killed_half_way_goes_on_where_it_was(tmp_path: Path) 
     assert dict(list(after.items())[: len(before)]) == dict(before)
 
 
+@pytest.mark.thorough
 def test_several_processes_share_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "JOBS_OF_A_FEEDER", 1)
     arguments = ["fp8_quant", "--target", "cuda:90", "--sample", "0", "--to", str(tmp_path), "--jobs", "2"]

@@ -250,6 +250,7 @@ def test_the_command_writes_a_model_that_is_read_and_prints_its_card(
     assert "third" in out
 
 
+@pytest.mark.thorough
 def test_several_processes_write_the_same_model(traces: list[Path], tmp_path: Path) -> None:
     alone, together = tmp_path / "alone.json", tmp_path / "together.json"
     for target, jobs in ((alone, "1"), (together, "2")):

@@ -47,6 +47,7 @@ def test_each_choice_is_judged_by_what_it_truly_costs() -> None:
     assert "stock's choice is BLOCK=128: truly 1.50 us, 1.500 of the best" in shown(found)
 
 
+@pytest.mark.thorough
 def test_the_report_is_made_on_the_rehearsal_driver_where_all_three_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,9 +137,10 @@ def test_what_was_measured_before_is_not_measured_again(task: Task, monkeypatch:
     list(Recorder(task, "cpu").record())
     after = read_trace(trace_of(task)).outcomes
     assert len(after) == 15
-    ran = [c for c, o in before.items() if isinstance(o, Measurement)]
-    same = [c for c in ran if after[c].samples_us == before[c].samples_us]
-    assert len(same) >= len(ran) - 3  # the finalists of the second run are timed anew
+    ran = {c: o for c, o in before.items() if isinstance(o, Measurement)}
+    # What is known is brought to the second run's clock by one factor; its default and its finalists are timed anew.
+    factors = Counter(round(after[c].median_us / o.median_us, 3) for c, o in ran.items())
+    assert max(factors.values()) >= len(ran) - 4
 
 
 def test_a_longer_trace_is_not_replaced_before_there_is_as_much(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +183,7 @@ def test_a_process_that_is_killed_half_way_is_followed_by_one_that_goes_on(
     assert isinstance(parts[5], Measurement)
 
 
+@pytest.mark.thorough
 def test_a_config_that_ends_every_process_is_left_out_and_told_of(
     task: Task, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,6 +169,7 @@ def test_models_on_the_look_up_begin_with_it() -> None:
         assert searched(method, bowl(), 8).tried[:PROCESS_START] == begun
 
 
+@pytest.mark.thorough
 def test_models_find_the_bottom_of_a_bowl_sooner_than_chance() -> None:
     def mean(method: str) -> float:
         found = [searched(method, bowl(), 24, seed).slowdown(24) for seed in range(3)]

@@ -22,6 +22,7 @@ def test_the_recording_holds_the_whole_space() -> None:
     assert max(speedups.values()) - min(speedups.values()) > 1.58, "the worst takes three times the best, or more"
 
 
+@pytest.mark.thorough
 def test_a_larger_budget_loses_less(capsys: pytest.CaptureFixture[str]) -> None:
     budgets = ["4", "16", "64", "all"]
     arguments = [argument for budget in budgets for argument in ("--budget", budget)]

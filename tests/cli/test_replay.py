@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import logging
 import subprocess
 import sys
 from dataclasses import replace
@@ -136,6 +137,12 @@ def test_measuring_everything_finds_the_best(trace: Path, capsys: pytest.Capture
     (row,) = report(capsys, trace, "--budget", "all", "--policy", "exhaustive", "--seeds", "1")["runs"]
     assert row["slowdown"] == pytest.approx(1.0, abs=0.005)  # a tie goes to the config listed first
     assert row["measured"] == 84
+
+
+def test_what_failed_when_it_was_recorded_is_not_told_again(trace: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert main(["replay", str(trace), "--budget", "all", "--seeds", "1", "--jobs", "1", "--json"]) == 0
+    assert not [r for r in caplog.records if "configs tried failed" in r.getMessage()]
 
 
 def test_files_of_one_name_in_two_folders_are_two_spaces_of_the_summary(

@@ -50,6 +50,7 @@ def test_without_run_the_same_program_has_tritons() -> None:
     assert told.stdout == "rank -: Autotuner launched 6 configs\n"
 
 
+@pytest.mark.thorough
 def test_every_rank_of_torchrun_has_our_autotune() -> None:
     told = command("run", "-m", "torch.distributed.run", "--nproc-per-node", "2", PROGRAM)
     ranks = sorted(line for line in told.stdout.splitlines() if line.startswith("rank"))
@@ -78,6 +79,32 @@ def test_the_users_own_sitecustomize_and_path_still_hold(tmp_path: Path) -> None
     )
     told = command("run", str(tmp_path / "main.py"), PYTHONPATH=str(tmp_path))
     assert "stdout='True 5\\n', stderr=''" in told.stdout, told.stderr
+
+
+def test_an_empty_entry_of_the_path_is_the_current_folder_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "helper.py").write_text("")
+    (tmp_path / "scripts" / "main.py").write_text(
+        "import sys, helper\nprint([f for f in sys.path if 'lib' not in f])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for path in (":/somewhere", "/somewhere:", "/somewhere::/other"):
+        environment = {**os.environ, "PYTHONPATH": path}
+        plain = subprocess.run(
+            [sys.executable, "scripts/main.py"], capture_output=True, text=True, check=True, env=environment
+        )
+        ours = command("run", "scripts/main.py", PYTHONPATH=path)
+        assert (ours.stdout, ours.returncode) == (plain.stdout, 0), ours.stderr
+
+
+def test_a_folder_is_a_program_only_with_a_main_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sh").mkdir()
+    assert command("run", "sh", "-c", "echo trained").stdout == "trained\n"
+    (tmp_path / "sh" / "__main__.py").write_text("print('the folder')")
+    assert command("run", "sh").stdout == "the folder\n"
 
 
 def test_asking_whether_triton_is_there_does_not_lose_the_hook() -> None:
@@ -114,6 +141,7 @@ def pending(capsys: pytest.CaptureFixture[str], code: int = 0) -> list[dict[str,
     return found
 
 
+@pytest.mark.thorough
 def test_keys_met_without_measuring_are_listed_tuned_and_settled(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pending"]) == 1
     assert "there is no store at" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,12 @@ from toy import GOOD, Toy
 import forecast_autotune as fa
 from forecast_autotune.compilers.cpp_build import BEGUN, _drop_what_was_cut_off
 from forecast_autotune.compilers.cpp_compile import CppCompiler, _own_root, _reason
+from forecast_autotune.compilers.cpp_headers import changed, drop_outdated_objects, header_digests
 from forecast_autotune.compilers.cpp_recipe import Recipe
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.outcome import Evidence, Failure
+from forecast_autotune.extension import Extension
 from forecast_autotune.probe import detect_cpp_toolchain, detect_hardware
 
 CPU = Hardware(kind="cpu", name="x")
@@ -45,9 +49,8 @@ def test_variants_are_built_side_by_side_and_only_once(toy: Toy) -> None:
     first = dict(compiler.compile(configs))
     assert set(first) == set(configs)
     assert all(isinstance(e, Evidence) and e.code_bytes and e.compile_s > 0 for e in first.values())
-    began = time.perf_counter()
-    assert dict(toy.compiler().compile(configs)) == first, "a second compiler finds the builds of the first"
-    assert time.perf_counter() - began < 1
+    again = dict(toy.compiler().compile(configs))
+    assert again == first, "a second compiler finds the builds of the first, with the seconds that they took"
 
 
 def test_a_second_variant_compiles_its_kernel_alone(toy: Toy) -> None:
@@ -190,6 +193,7 @@ def test_where_files_cannot_be_locked_it_is_built_elsewhere(
     shutil.rmtree(root)
 
 
+@pytest.mark.thorough
 def test_what_the_group_may_have_put_into_a_slot_is_not_built_with(toy: Toy) -> None:
     compiler = toy.compiler()
     list(compiler.compile([toy.config("plain")]))
@@ -295,6 +299,72 @@ def test_an_edited_header_makes_another_variant(tmp_path: Path) -> None:
     assert variant_digest(arguments, source=source) == before
     (tmp_path / "inner.h").write_text("#define STEP 2")
     assert variant_digest(arguments, source=source) != before
+
+
+@pytest.mark.parametrize("how", ["extra_include_paths", "-I", "-I ", "-isystem "])
+@pytest.mark.parametrize("source", ['#include "sub/outer.h"', "#define OUTER <sub/outer.h>\n#include OUTER"])
+def test_an_edited_header_beside_its_includer_makes_another_variant(tmp_path: Path, how: str, source: str) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "outer.h").write_text('#include "inner.h"')
+    arguments: dict[str, object] = {"extra_cflags": ["-O2", f"{how}{tmp_path}"]}
+    if how == "extra_include_paths":
+        arguments = {how: [str(tmp_path)]}
+    recipes = []
+    for step in (1, 2):
+        (tmp_path / "sub" / "inner.h").write_text(f"#define STEP {step}")
+        recipes.append(Recipe(name="r", cpp_sources=(source,), arguments=arguments))
+        recipes[-1].text  # noqa: B018  # read now
+    assert recipes[0].text != recipes[1].text, "another program"
+    assert recipes[0].flags == recipes[1].flags
+    toolchain = detect_cpp_toolchain(recipes[0].flags)
+    assert len({r.variant(Config({}), toolchain, CPU).digest for r in recipes}) == 2
+
+
+def test_a_variant_is_built_again_when_a_header_that_its_compiler_has_read_changes(toy: Toy, tmp_path: Path) -> None:
+    header = tmp_path / "mode.h"
+    config = Config({"WITH": f"-include {header}"})
+
+    def built(mode: str) -> tuple[str, int]:
+        """Its number as a new process sees it, and the library's, of a header that looks as old as before."""
+        header.write_text(f"#define MODE {mode}\n")
+        os.utime(header, (1, 1))
+        compiler = toy.compiler()
+        compiler.recipe = replace(compiler.recipe, roles={"WITH": "flag"})
+        extension = compiler.extension(config)
+        shown = f"import torch; from {Extension.__module__} import Extension; print({extension!r}.function('mode')())"
+        run = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
+        return run.stdout, Path(extension.path).stat().st_ino
+
+    plain = built("plain")
+    assert built("plain") == plain, "not built again"
+    assert built("slow")[0] != plain[0]
+
+
+def test_objects_of_a_header_that_was_put_back_are_compiled_again(tmp_path: Path) -> None:
+    header = tmp_path / "a.h"
+    header.write_text("1")
+    headers = header_digests([str(header)], not_in=[], folders=[], began_ns=time.time_ns() + 10**9)
+    (tmp_path / "headers.json").write_text(json.dumps(headers))
+    (tmp_path / "main.o").touch()
+    drop_outdated_objects(tmp_path)
+    assert (tmp_path / "main.o").exists()
+    header.write_text("one")
+    os.utime(header, (1, 1))
+    drop_outdated_objects(tmp_path)
+    assert not (tmp_path / "main.o").exists()
+
+
+def test_a_header_that_is_edited_while_it_is_compiled_counts_as_changed(tmp_path: Path) -> None:
+    (tmp_path / "a.h").write_text("1")
+    headers = header_digests([str(tmp_path / "a.h")], not_in=[], folders=[], began_ns=0)
+    assert changed(headers) == str(tmp_path / "a.h")
+
+
+def test_the_toolchains_headers_are_not_looked_at_unless_they_are_named(tmp_path: Path) -> None:
+    read = ["/usr/include/stdio.h", str(tmp_path / "main.cpp")]
+    asked = {"not_in": [tmp_path], "began_ns": time.time_ns() + 10**9}
+    assert header_digests(read, folders=[], **asked) == {}  # type: ignore[arg-type]
+    assert list(header_digests(read, folders=["/usr/include"], **asked)) == read[:1]  # type: ignore[arg-type]
 
 
 def test_the_same_headers_elsewhere_make_the_same_variant(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import linecache
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -506,13 +507,13 @@ def test_workers_can_be_had_ready_before_the_first_config() -> None:
 def test_what_a_worker_holds_is_closed_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """By two at once, the second would close what a third has just opened."""
     closed = []
-    close = triton_pool._Worker.close
+    close = triton_pool._Compiler.close
 
-    def told(worker: triton_pool._Worker) -> None:
-        closed.append((worker, threading.current_thread()))
-        close(worker)
+    def noted(compiler: triton_pool._Compiler) -> None:
+        closed.append((compiler, threading.current_thread()))
+        close(compiler)
 
-    monkeypatch.setattr(triton_pool._Worker, "close", told)
+    monkeypatch.setattr(triton_pool._Compiler, "close", noted)
     pool = triton_pool.WorkerPool(2)
     compiler(scale, (half(300), 300), pool=pool).warm()
     deadline = time.monotonic() + 60
@@ -520,34 +521,32 @@ def test_what_a_worker_holds_is_closed_by_one_thread(monkeypatch: pytest.MonkeyP
         time.sleep(0.02)
     threads = list(pool._threads)
     pool.close()
-    assert len({worker for worker, _ in closed}) == 2
+    assert len({compiler for compiler, _ in closed}) == 2
     assert all(closing in threads for _, closing in closed)
     assert not any(thread.is_alive() for thread in threads)
     assert pool.processes() == ()
-    assert not any(os.path.exists(worker.folder) for worker, _ in closed)
 
 
-def test_a_forked_child_gets_a_pool_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_gets_a_pool_of_its_own_though_a_lock_was_held() -> None:
     ours = triton_pool.shared_pool()
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    theirs = triton_pool.shared_pool()
-    assert theirs is not ours
-    monkeypatch.undo()
-    assert triton_pool.shared_pool() is not theirs
-
-
-def test_the_ranks_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in triton_pool.RANKS_ON_NODE:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(triton_pool, "usable_cores", lambda: 12)
-    monkeypatch.setattr(triton_pool, "usable_memory_bytes", lambda: 64 << 30)
-    assert triton_pool.worker_count() == 12
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert triton_pool.worker_count() == 3
-    monkeypatch.setattr(triton_pool, "usable_memory_bytes", lambda: 4 << 30)
-    assert triton_pool.worker_count() == 1
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")
-    assert triton_pool.worker_count() == 1
+    only(compiler(scale, (half(310), 310)).compile([Config({"BLOCK": 64, "num_warps": 1})]))
+    with triton_pool._shared_lock, ours._lock:
+        pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            signal.alarm(60)
+            theirs = triton_pool.shared_pool()
+            config = Config({"BLOCK": 128, "num_warps": 1})
+            compiled = only(compiler(scale, (half(310), 310)).compile([config]))
+            status = 0 if theirs is not ours and theirs.started == 1 and isinstance(compiled, Evidence) else 2
+            theirs.close()
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert isinstance(
+        only(compiler(scale, (half(310), 310)).compile([Config({"BLOCK": 256, "num_warps": 1})])), Evidence
+    )
 
 
 # Targets --------------------------------------------------------------------------------------------------------------

@@ -124,6 +124,27 @@ class StoreContract:
         store.decide(a_job(), a_decision(a_job()))
         assert store.decision(a_job(**change)) is None
 
+    @pytest.mark.parametrize(
+        ("limit_w", "holds"),
+        [(700, True), (699, True), (630, True), (770, True), (0, True), (620, False), (800, False)],
+    )
+    def test_a_decision_under_a_power_limit_more_than_a_tenth_away_is_a_prior(
+        self, store: Store, limit_w: int, holds: bool
+    ) -> None:
+        store.record(a_job(), "run-1", SPACE[1], a_measurement(), None)
+        store.decide(a_job(), a_decision(a_job()))
+        here = a_job(hardware=replace(HARDWARE, power_limit_w=limit_w))
+        assert (store.decision(here) is not None) is holds
+        assert (SPACE[1] in store.outcomes(here)) is holds
+        assert [r.hardware.power_limit_w for r in store.recollect(here)] == ([] if holds else [700])
+
+    def test_decisions_under_far_power_limits_hold_beside_each_other(self, store: Store) -> None:
+        jobs = [a_job(hardware=replace(HARDWARE, power_limit_w=limit_w)) for limit_w in (700, 500, 690)]
+        for job, config in zip(jobs, SPACE[1:4], strict=True):
+            store.decide(job, a_decision(job, config))
+        found = [store.decision(job) for job in jobs]
+        assert [d.config for d in found if d] == [SPACE[3], SPACE[2], SPACE[3]]
+
     def test_features_and_the_roofline_sheet_are_no_part_of_the_key(self, store: Store) -> None:
         store.decide(a_job(), a_decision(a_job()))
         sheet = Hardware(**{**HARDWARE.identity, "bandwidth_gb_per_s": 4800.0})  # type: ignore[arg-type]
@@ -140,6 +161,14 @@ class StoreContract:
         for us in (20.0, 10.0):
             store.record(a_job(), "run-1", SPACE[0], a_measurement(us), None)
         assert store.outcomes(a_job()) == {SPACE[0]: a_measurement(10.0)}
+
+    def test_times_of_several_runs_come_back_on_the_scale_of_the_newest_default(self, store: Store) -> None:
+        job = a_job()
+        for run, slow in (("one", 1.0), ("two", 1.25)):
+            store.record(job, run, job.space.default, a_measurement(10.0 * slow), None)
+            store.record(job, run, job.space[1 if run == "one" else 2], a_measurement(8.0 * slow), None)
+        times = {c: o.median_us for c, o in store.outcomes(job).items() if isinstance(o, Measurement)}
+        assert times == {job.space.default: 12.5, job.space[1]: pytest.approx(10.0), job.space[2]: 10.0}
 
     def test_outcomes_survive_a_change_of_the_space(self, store: Store) -> None:
         store.record(a_job(), "run-1", SPACE[0], a_measurement(), None)
@@ -201,24 +230,23 @@ class StoreContract:
         store.record(a_job(), "run", SPACE[1], a_measurement(), None)
         assert store.outcomes(a_job()) == {SPACE[1]: a_measurement()}
 
-    def test_one_thread_at_a_time_flies(self, store: Store) -> None:
-        inside, most = 0, 0
+    def test_one_thread_flies_and_the_others_hear_so_at_once(self, store: Store) -> None:
+        heard: list[bool] = []
 
         def fly() -> None:
-            nonlocal inside, most
             with store.single_flight(a_job()) as alone:
-                assert alone
-                inside += 1
-                most = max(most, inside)
-                threading.Event().wait(0.01)
-                inside -= 1
+                heard.append(alone)
 
-        threads = [threading.Thread(target=fly) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert most == 1
+        with store.single_flight(a_job()) as alone:
+            assert alone
+            threads = [threading.Thread(target=fly) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert heard == [False] * 4
+        fly()
+        assert heard[-1]
 
     def test_a_flight_inside_a_flight_does_not_wait_for_itself(self, store: Store) -> None:
         with store.single_flight(a_job()) as outer, store.single_flight(a_job()) as inner:

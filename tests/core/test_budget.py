@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
 
 import pytest
 
-from forecast_autotune.core.budget import Budget
+from forecast_autotune.core.budget import PROCESS_TOTAL, Budget, BudgetLimits, TotalSpent
 from forecast_autotune.errors import InvalidInputError
 
 
@@ -43,7 +45,7 @@ def test_it_reads_counts_shares_and_times(
     budget = Budget(text)
     budget.start(space)
     assert budget.limit == limit
-    assert budget.seconds == seconds
+    assert budget.limits.seconds == seconds
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,13 @@ def test_it_reads_counts_shares_and_times(
         "1e3",
         ",",
         "16,",
+        "total",
+        "total=120",
+        "total=16,30s",
+        "total=10%",
+        "total=all",
+        "total=1s,total=2s",
+        "16 total=1s",
     ],
 )
 def test_what_does_not_parse_names_the_value_and_what_is_accepted(text: str) -> None:
@@ -72,9 +81,10 @@ def test_what_does_not_parse_names_the_value_and_what_is_accepted(text: str) -> 
         Budget(text)
     assert repr(text) in str(caught.value)
     assert "16,30s" in str(caught.value)
+    assert "total=120s" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["0", "0%", "0s", "0,30s"])
+@pytest.mark.parametrize("text", ["0", "0%", "0s", "0,30s", "total=0s", "16,30s,total=0s"])
 def test_nothing_may_be_measured_on_a_budget_of_nothing(text: str) -> None:
     budget = Budget(text)
     budget.start(100)
@@ -107,3 +117,82 @@ def test_without_a_count_configs_never_run_out() -> None:
 
 def test_it_prints_as_typed() -> None:
     assert str(Budget("16,30s")) == "16,30s"
+
+
+@pytest.mark.parametrize(
+    ("text", "total_s"),
+    [("total=120s", 120.0), ("16,30s,total=2min", 120.0), ("TOTAL = 500ms, all", 0.5), ("10%,total=0s", 0.0)],
+)
+def test_a_total_is_read_beside_the_limits_of_a_key(text: str, total_s: float) -> None:
+    assert BudgetLimits.parse(text).total_seconds == total_s
+
+
+def test_limits_are_read_once_into_a_value_that_nothing_changes() -> None:
+    limits = BudgetLimits.parse("16,30s,total=120s")
+    expected = BudgetLimits(text="16,30s,total=120s", configs=16, seconds=30.0, total_seconds=120.0)
+    assert limits == expected
+    with pytest.raises(AttributeError):
+        limits.configs = 3  # type: ignore[misc]
+    budget = Budget(limits)
+    budget.start(10)
+    assert (budget.limits, budget.configs_left) == (limits, 16)
+
+
+def test_a_total_alone_leaves_the_limits_of_a_key_as_they_are() -> None:
+    total = BudgetLimits.parse("total=120s")
+    assert str(total.with_key_limits_of(BudgetLimits.parse("16,30s"))) == "16,30s,total=120s"
+    assert str(total.with_key_limits_of(BudgetLimits.parse("8,total=60s"))) == "8,total=120s"
+    assert str(total.with_key_limits_of(BudgetLimits.parse("total=60s"))) == "total=120s"
+    assert str(BudgetLimits.parse("8").with_key_limits_of(BudgetLimits.parse("16,total=60s"))) == "8"
+
+
+def test_runs_share_a_total_and_each_has_its_own_seconds() -> None:
+    clock = Clock()
+    total = TotalSpent(clock)
+    first, second = (Budget("30s,total=40s", clock=clock, total=total) for _ in range(2))
+    first.start(10)
+    with total.running():
+        clock.now += 25
+        assert (first.seconds_left, first.total_left_s) == (5.0, 15.0)
+    clock.now += 100  # nothing is tuned meanwhile
+    second.start(10)
+    with total.running():
+        assert second.seconds_left == 15.0
+        clock.now += 15
+        assert second.exhausted
+    assert total.seconds == 40.0
+
+
+def test_runs_of_several_threads_and_one_inside_another_count_once() -> None:
+    clock = Clock()
+    total = TotalSpent(clock)
+    inside, leave = threading.Barrier(3), threading.Event()
+
+    def run() -> None:
+        with total.running(), total.running():
+            inside.wait(60)
+            assert leave.wait(60)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    inside.wait(60)
+    clock.now += 7
+    assert total.seconds == 7.0
+    leave.set()
+    for thread in threads:
+        thread.join(60)
+    clock.now += 7
+    assert total.seconds == 7.0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_has_spent_nothing_of_its_total() -> None:
+    with PROCESS_TOTAL.running():
+        threading.Event().wait(0.001)
+        assert PROCESS_TOTAL.seconds > 0
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if PROCESS_TOTAL.seconds == 0.0 else 1)
+        assert os.waitpid(child, 0)[1] == 0

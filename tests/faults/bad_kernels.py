@@ -126,10 +126,11 @@ PROGRAM = """
     from faults import bad_kernels
     from forecast_autotune.compilers import cpp_compile
     from forecast_autotune.measure import isolated
+    from forecast_autotune.processes import worker
 
     builds, modes, changes = sys.argv[1], sys.argv[2].split(","), json.loads(sys.argv[3])
     for name, value in changes.items():
-        for module in (isolated, cpp_compile):
+        for module in (isolated, cpp_compile, worker):
             if hasattr(module, name):
                 setattr(module, name, (lambda bytes=value: bytes) if name == "usable_memory_bytes" else value)
     tried = []

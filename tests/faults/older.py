@@ -6,12 +6,12 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
+from contracts.store_contract import HARDWARE, SPACE, TOOLCHAIN, a_decision, a_job, a_measurement
 
+from forecast_autotune.core.digest import canonical_json, digest
 from forecast_autotune.store import encoding, schema
 from forecast_autotune.store.encoding import to_text
 from forecast_autotune.store.filesystem import make_file
-from forecast_autotune.store.rows import Place, decision_digest
 
 ROWS = {
     "hardware": "(digest, value)",
@@ -23,6 +23,11 @@ ROWS = {
     "decision": "(digest, workload, hardware, toolchain, space, value, decided_at)",
 }
 """What schema 4 wrote to its tables."""
+
+HARDWARE_DIGEST = digest(canonical_json({**HARDWARE.identity, "power_limit_w": HARDWARE.power_limit_w}))
+"""Up to schema 5, the power limit was part of it."""
+
+PLACE = (a_job().workload.digest, HARDWARE_DIGEST, TOOLCHAIN.digest)
 
 
 def insert(connection: sqlite3.Connection, table: str, *values: object) -> None:
@@ -44,18 +49,18 @@ def of_schema_4(directory: Path, runs: Sequence[str]) -> Path:
     connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
     connection.execute("PRAGMA user_version = 4")
     job = a_job()
-    workload, program, place = job.workload, job.workload.program, Place.of(job)
-    insert(connection, "hardware", job.hardware.digest, to_text(encoding.encode_hardware(job.hardware)))
+    workload, program = job.workload, job.workload.program
+    insert(connection, "hardware", HARDWARE_DIGEST, to_text(encoding.encode_hardware(job.hardware)))
     insert(connection, "toolchain", job.toolchain.digest, to_text(encoding.encode_toolchain(job.toolchain)), 1.8e9)
     insert(connection, "program", program.digest, program.name, to_text(encoding.encode_program(program)), 1.8e9)
     insert(connection, "workload", workload.digest, program.digest, to_text(encoding.encode_workload(workload)))
     measured = to_text(encoding.encode_outcome(a_measurement()))
     for n, run in enumerate(runs):
         config = SPACE[n % len(SPACE)].text
-        insert(connection, "outcome", *place.digests, config, run, SPACE[0].text, measured, 1.8e9 + n)
+        insert(connection, "outcome", *PLACE, config, run, SPACE[0].text, measured, 1.8e9 + n)
     decided, value = a_decision(job), to_text(encoding.encode_decision(a_decision(job)))
-    name = decision_digest(place, job.space.digest)
-    insert(connection, "decision", name, *place.digests, job.space.digest, value, decided.decided_at)
+    name = digest(*PLACE, job.space.digest)
+    insert(connection, "decision", name, *PLACE, job.space.digest, value, decided.decided_at)
     connection.commit()
     connection.execute("PRAGMA journal_mode = WAL")
     connection.close()

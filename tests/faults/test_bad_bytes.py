@@ -309,6 +309,7 @@ def test_a_store_damaged_anywhere_is_set_aside_or_passed_over(tmp_path: Path, fa
         fuzz(case, attack, harms(), st.none() | harms(), st.just(b"") | st.binary(max_size=2_000), short=25, whole=600)
 
 
+@pytest.mark.thorough
 def test_one_bit_flipped_anywhere_is_set_aside_mended_or_passed_over(
     tmp_path: Path, faults: Ledger, good: Path
 ) -> None:
@@ -407,6 +408,7 @@ HOSTILE_VALUES: st.SearchStrategy[Any] = (
 )
 
 
+@pytest.mark.thorough
 def test_any_value_in_any_column_is_passed_over(tmp_path: Path, faults: Ledger, good: Path) -> None:
     with faults.case(
         "hostile values in each column of a healthy store",
@@ -466,6 +468,7 @@ SCHEMAS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("harm", SCHEMAS)
 def test_a_database_made_otherwise_is_set_aside_and_never_hangs(
     tmp_path: Path, faults: Ledger, good: Path, harm: str
@@ -659,6 +662,7 @@ ODD_FILES: dict[str, Callable[[Path], None]] = {
 MOST_MEMORY = 3 * 2**30
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("said", ODD_FILES)
 def test_a_file_that_never_ends_or_is_none_is_refused_in_bounded_time_and_memory(
     tmp_path: Path, faults: Ledger, said: str

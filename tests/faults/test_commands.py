@@ -164,6 +164,7 @@ def interrupted(case: Case, after_s: float, *words: object) -> int:
     return code
 
 
+@pytest.mark.thorough
 def test_a_replay_whose_worker_is_killed_finishes_all_its_runs(faults: Ledger, tmp_path: Path) -> None:
     with faults.case("kill -9 of a worker of `replay`", tmp_path, seen="its runs begin again; all are there") as case:
         write_trace(recording(), case.folder / "bowl.jsonl")
@@ -181,6 +182,7 @@ def test_a_replay_whose_worker_is_killed_finishes_all_its_runs(faults: Ledger, t
             assert len(json.loads(out)["runs"]) == 60 * 3
 
 
+@pytest.mark.thorough
 def test_a_command_beside_a_writer_that_holds_the_store_waits_and_then_says_so(faults: Ledger, tmp_path: Path) -> None:
     fault = "a process that holds the store's lock and stands still"
     with faults.case(

@@ -273,8 +273,9 @@ def test_where_nothing_can_be_locked_two_processes_at_worst_tune_twice(
         for _ in range(case.many(short=1, whole=5)):
             with case.attempt():
                 both = [user(case, name, **preloaded(shim, case, **options)) for name in "ab"]
-                for found in map(ended, both):
-                    assert found["alone"]
+                results = [ended(each) for each in both]
+                assert any(found["alone"] for found in results), "who finds it held goes on without the key"
+                for found in results:
                     assert right(found)
                     assert len(found["told"]) == bool(told)
                     assert all(told in text for text in found["told"])

@@ -314,7 +314,7 @@ def tuned(case: Case, job: Job, found: Any, packs: list[Path] | None = None) -> 
         decision = tune(
             job, compiler=replayed, surrogate=History(), policy=Selective(), measurer=replayed, store=store,
             budget=Budget("8", clock=replayed.clock),
-        )  # fmt: skip
+        ).decision  # fmt: skip
     return decision, replayed
 
 

@@ -24,13 +24,13 @@ from faults.ledger import Case, marked_processes
 
 WAIT_S = 90.0  # for anything that happens at all; these machines are busy
 
-KINDS = ("parent", "workshop", "worker", "tool")
+KINDS = ("parent", "fork server", "worker", "tool")
 """Who can be killed: the process that tunes, the one that forks its workers, a worker that builds or times, a compiler."""
 
 _TOOLS = re.compile(r"^(\S*/)?(c\+\+|g\+\+|cc1plus|as|ld|collect2|ninja|ptxas\S*|sh)( |$)")
 
 CPP = """
-    import json, sys
+    import json, sys, time
     import torch
     import forecast_autotune as fa
     from forecast_autotune import tuner
@@ -71,6 +71,9 @@ CPP = """
     x = torch.ones(2000)
     say("ready")
     right = torch.equal(module.scaled(x, 2.0), 2 * x)
+    while any(not d.run for d in module.scaled.decisions.values()):  # another process tunes the key
+        time.sleep(0.2)
+        module.scaled(x, 2.0)
     decision = next(iter(module.scaled.decisions.values()), None)
     decided = {{"config": dict(decision.config.knobs), "run": decision.run}} if decision else {{}}
     print(json.dumps({{"right": right, **decided}}), flush=True)
@@ -221,12 +224,12 @@ def candidates(case: Case, tuning: Tuning, kind: str) -> list[int]:
                 if pid == parent
                 else "tool"
                 if _TOOLS.match(command)
-                else "workshop"
+                else "fork server"
                 if above == parent
                 else "worker"
             )
             # Triton asks ptxas for its version in the caller, as it does without any tuning. It is of the caller's process
-            # group, and looks like a copy of the caller until it is ptxas; a workshop has a group of its own.
+            # group, and looks like a copy of the caller until it is ptxas; a fork server has a group of its own.
             if role == kind and (above != parent or (role != "tool" and os.getpgid(pid) != os.getpgid(parent))):
                 found.append(pid)
     return sorted(found)

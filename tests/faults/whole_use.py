@@ -51,7 +51,7 @@ def tune(directory: Path, *, any_toolchain: bool = False) -> list[str]:
     """
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        with SqliteStore(directory, toolchain="any" if any_toolchain else "exact", wait_s=1.0) as store:
+        with SqliteStore(directory, toolchain="any" if any_toolchain else "exact") as store:
             for key in (1, 2):
                 job = a_job(key={"n": key})
                 store.decision(job)

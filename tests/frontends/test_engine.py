@@ -8,13 +8,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
 from recorded import job_of, recording
 from talking import Talking, knob, named_by_settings, sure_of
 
+from forecast_autotune.core.budget import TotalSpent
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.forecast import Abstention, Forecast
@@ -22,16 +25,25 @@ from forecast_autotune.core.job import Question, Recording
 from forecast_autotune.core.skill import Skill
 from forecast_autotune.errors import CacheMissError
 from forecast_autotune.frontends import engine
-from forecast_autotune.frontends.engine import Request, decide, request
+from forecast_autotune.frontends.engine import Request, request
 from forecast_autotune.language.model import ModelError
 from forecast_autotune.language.prompt import Prompt
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.settings import Settings
+from forecast_autotune.store.channel import JobChannel
 from forecast_autotune.store.manage import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates import prior
 from forecast_autotune.surrogates.blend import Blend
 from forecast_autotune.surrogates.history import History
+
+
+def decide(*arguments: Any, **more: Any) -> Decision:
+    """A decision that holds."""
+    resolution = engine.decide(*arguments, **more)
+    assert resolution.retry_after_s is None
+    return resolution.decision
+
 
 STRICT = Request(settings=Settings(mode="strict"), budget="16", surrogate=History())
 
@@ -64,11 +76,17 @@ def test_where_the_shipped_model_is_broken_tuning_goes_on_without_it_and_says_so
                 assert decide(job, how, compiler=replay, measurer=replay, store=store).measured == 6
     finally:
         prior._shipped.cache_clear()
-    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert len(warnings) == 1
-    assert "surrogate learned" in warnings[0]
-    assert str(broken) in warnings[0]
-    assert "make fit" in warnings[0]
+    (warning,) = [text for text in warnings(caplog) if "surrogate learned" in text]
+    assert str(broken) in warning
+    assert "make fit" in warning
+
+
+@pytest.mark.parametrize(("value", "expected"), [("auto", "blend"), ("history", "history"), ("", "roofline")])
+def test_the_environment_overrides_a_surrogate_given_by_name_and_an_object_alike(value: str, expected: str) -> None:
+    for given in ("roofline", engine.make_surrogate("roofline")):
+        environment = {"FORECAST_AUTOTUNE_SURROGATE": value}
+        found = request(None, default_budget="16", surrogate=given, environment=environment)
+        assert found.surrogate.name == expected
 
 
 # Recalibration ----------------------------------------------------------------------------------------------------------
@@ -267,7 +285,7 @@ def test_whatever_a_model_does_tuning_ends_with_a_stored_decision_and_one_warnin
             assert not model.under_way
     assert time.monotonic() - began < 10.0
     assert len(StoreFile(tmp_path).decisions()) == 2
-    (warning,) = warnings(caplog)
+    (warning,) = [text for text in warnings(caplog) if "language model" in text]
     assert warning.startswith("language model a talking model: ")
 
 
@@ -351,3 +369,24 @@ def test_who_helps_another_process_does_not_ask_beside_its_timing(tmp_path: Path
         leading = engine.remembering(surrogate, store, busy=shares.wanted)
         leading.forecast(Question(job=job, configs=job.space))
         assert len(model.asked) == 83
+
+
+@pytest.mark.usefixtures("own_settings")
+def test_a_rank_that_has_spent_its_total_decides_with_those_that_have_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = torch.distributed.HashStore()
+    spent, unspent = TotalSpent(), TotalSpent()
+    monkeypatch.setattr(spent, "_before_s", 60.0)
+    job = a_job()
+    acting: Any = {"compiler": SimpleNamespace(workers=1), "measurer": object()}
+    decided = []
+    monkeypatch.setenv("FORECAST_AUTOTUNE_SYNC", "rank0")
+    for rank, total in enumerate((spent, unspent)):
+        line = JobChannel(lambda: shared, rank=rank, ranks=2)
+        monkeypatch.setattr(engine, "job_channel", lambda line=line, **_: line)
+        monkeypatch.setattr(engine, "PROCESS_TOTAL", total)
+        how = request("16,total=60s", default_budget="16", surrogate=History())
+        decided.append(decide(job, how, store=SqliteStore.in_memory(), **acting))
+    assert decided[0] == decided[1]
+    assert decided[0].measured == 0

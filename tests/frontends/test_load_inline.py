@@ -88,7 +88,10 @@ def test_bad_variants_are_survived_remembered_and_never_chosen(
     counting.built = counting.timed = 0
     again = load(toy, [*modes, "slower"])  # another space: no stored decision, but every outcome is known
     again.scale_into(out, X, 2.0)
-    assert counting.timed == 1 + 2 * 3, "only the new variant, then the best and the default in three rounds"
+    # Rounds go on while the machine is too busy to tell the two apart.
+    assert counting.timed in {2 + 2 * rounds for rounds in range(3, 9)}, (
+        "the default for its time of today, the new variant, then the best and the default in turns"
+    )
 
 
 def test_each_key_is_decided_by_itself(toy: Toy) -> None:
@@ -192,7 +195,7 @@ def test_a_call_that_is_wrong_itself_raises_what_the_extension_raises(toy: Toy) 
 def test_arguments_that_cannot_be_tried_run_the_default_with_a_warning(toy: Toy) -> None:
     module = load(toy, ["plain", "slow"], key={"same": lambda *_: 0})
     sparse = torch.ones(3).to_sparse()
-    with pytest.warns(fa.TuningWarning, match="argument 0 is a Tensor"):
+    with pytest.warns(fa.TuningWarning, match="toy.same runs its default .*: x is a tensor that is sparse_coo"):
         assert module.same(sparse) is not None
 
 
@@ -317,7 +320,7 @@ def test_a_budget_of_all_goes_on_where_a_smaller_one_stopped(toy: Toy, counting:
     load(toy, GOOD, budget=1).scaled(X, 2.0)
     assert counting.timed == 1, "a measured decision is a hit"
     load(toy, GOOD, budget="all").scaled(X, 2.0)
-    assert counting.timed == 3
+    assert counting.timed >= 4, "the default for its time of today, and the two others"
 
 
 def test_a_mistake_of_the_caller_is_not_kept_against_the_configs(toy: Toy) -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from toy import Toy
 
 import forecast_autotune as fa
+from forecast_autotune.core.budget import TotalSpent
 from forecast_autotune.frontends.pending import measuring_is_wanted
 from forecast_autotune.rehearsal_driver import current_rehearsal
 from forecast_autotune.store.manage import StoreFile
@@ -82,6 +85,81 @@ def test_a_key_that_may_not_be_measured_is_noted_once_in_a_process(
     assert sorted(noted(own_settings)) == [(1000, why, 1), (2000, why, 1)]
 
 
+@pytest.mark.parametrize("where", ["code", "environment"])
+def test_once_the_total_of_the_process_is_spent_keys_go_unmeasured_and_are_noted(
+    own_settings: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    spent = TotalSpent(lambda: clock)
+    monkeypatch.setattr("forecast_autotune.frontends.engine.PROCESS_TOTAL", spent)
+    clock = 0.0
+    kernel = tuned(budget="2,total=60s") if where == "code" else tuned(budget=2)
+    if where == "environment":
+        monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "total=60s")  # of a key, what the code says holds
+    assert call(kernel) == 2
+    assert noted(own_settings) == []
+    with spent.running():
+        clock += 60.0
+    assert call(kernel, 2000) == call(kernel, 2000) == 1
+    assert noted(own_settings) == [(2000, "the total of 60 s for this process is spent", 1)]
+    assert {d.budget for d in kernel.decisions.values() if d.measured == 0} == {"0"}
+    assert call(kernel) == 1, "what was measured before holds"
+
+
+def test_whoever_asks_for_pending_keys_to_be_tuned_goes_beyond_the_total(
+    own_settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent = TotalSpent(lambda: clock)
+    monkeypatch.setattr("forecast_autotune.frontends.engine.PROCESS_TOTAL", spent)
+    clock = 0.0
+    with spent.running():
+        clock += 60.0
+    kernel = tuned(budget="2,total=60s")
+    assert call(kernel) == 1
+    with fa.tune_pending():
+        assert call(kernel) == 2
+    assert noted(own_settings) == []
+
+
+def test_a_key_in_which_the_total_ends_before_anything_was_measured_is_noted(
+    own_settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr("forecast_autotune.frontends.engine.PROCESS_TOTAL", TotalSpent(lambda: float(next(ticks))))
+    kernel = tuned(budget="2,total=1s")
+    assert call(kernel) == 1
+    ((_, why, _),) = noted(own_settings)
+    assert why == "the total of this process was spent (budget 2,total=1s)"
+    assert [d.measured for d in kernel.decisions.values()] == [0]
+
+
+def test_a_key_whose_default_alone_was_timed_when_the_total_ended_stays_open(
+    own_settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 0.0
+
+    def bench(launch: Any, quantiles: Any) -> list[float]:
+        nonlocal clock
+        clock += 61.0
+        launch()
+        return [1.0, 1.0, 1.0]
+
+    monkeypatch.setattr("forecast_autotune.frontends.engine.PROCESS_TOTAL", TotalSpent(lambda: clock))
+    kernel = tuned(budget="4,total=60s", do_bench=bench)
+    call(kernel)
+    assert [d.tried for d in kernel.decisions.values()] == [False]
+    assert len(noted(own_settings)) == 1
+    assert not list(StoreFile(own_settings).decisions())
+
+
+def test_a_total_of_nothing_measures_nothing(own_settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "total=0s")
+    kernel = tuned()
+    assert call(kernel) == 1
+    assert noted(own_settings) == [(1000, "budget 2,total=0s", 1)]
+    with fa.tune_pending():
+        assert call(kernel) == 2, "of a key, what the code says holds"
+
+
 def test_mode_first_and_a_stored_decision_note_nothing(own_settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert call(tuned()) == 2
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "first")
@@ -111,6 +189,32 @@ def test_without_a_rehearsal_a_missing_driver_is_no_key_of_anybody(own_settings:
     with pytest.raises(RuntimeError, match="0 active drivers"):  # of the launch, after the decision
         kernel[(16,)](torch.empty(1000), 1000, 2.0)
     assert noted(own_settings) == []
+
+
+FIRST_COMPILE = """
+import sys
+import torch.utils._triton
+from rehearsed import call, launched, playing, tuned
+torch.utils._triton.has_triton = lambda: True  # Dynamo asks whether there is a GPU
+import forecast_autotune as fa
+assert "torch._dynamo" not in sys.modules
+kernel = tuned(budget="all")
+with playing() as on, fa.tune_pending():
+    torch.compile(lambda: call(kernel), backend="eager")()
+    print(len(launched(on)))
+"""
+
+
+def test_within_tune_pending_keys_are_measured_though_dynamo_comes_later() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FIRST_COMPILE],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+    )
+    assert done.stdout == "4\n", done.stderr
 
 
 @pytest.mark.parametrize("mode", ["cached", "forecast", "first", "strict", "tune"])

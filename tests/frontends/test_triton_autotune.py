@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.core.config import Config
-from forecast_autotune.core.decision import Decision
+from forecast_autotune.core.decision import Decision, Resolution
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import CacheMissError, InvalidInputError, TuningWarning
 
@@ -28,7 +30,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from rehearsed import BEST, call, configs, launched, own_triton_cache, playing, scale, tuned  # noqa: E402
 
-from forecast_autotune.frontends import triton_autotune  # noqa: E402
+from forecast_autotune.frontends import dispatch, triton_autotune  # noqa: E402
 from forecast_autotune.frontends.triton_autotune import ForecastAutotuner  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[2]
@@ -569,6 +571,21 @@ def test_the_listener_hears_of_each_decision_once() -> None:
         assert len(heard) == 2
 
 
+@pytest.mark.skipif(VERSION < (3, 8), reason="Triton has this listener since 3.8")
+def test_a_listener_that_raises_costs_a_warning_and_not_the_decision() -> None:
+    kernel = tuned()
+
+    def listener(**_: Any) -> None:
+        raise RuntimeError("nobody listens")
+
+    with playing(), triton.knobs.autotuning.scope():
+        triton.knobs.autotuning.listener = listener
+        with pytest.warns(TuningWarning, match="the listener of autotuning failed on kernel scale.*nobody listens"):
+            call(kernel)
+        assert len(kernel.cache) == 1
+        call(kernel)
+
+
 def test_assigning_configs_decides_anew() -> None:
     kernel = tuned()
     with playing():
@@ -611,6 +628,65 @@ def test_what_is_put_into_the_cache_is_run() -> None:
                 (ran,) = [c for (_, c), count in on.launches.items() if count != before.get(("scale", c), 0)]
                 assert ran["BLOCK"] == config.kwargs["BLOCK"]
                 assert kernel.best_config is config
+
+
+def test_the_cache_is_copied_pickled_and_merged_as_a_dictionary() -> None:
+    kernel = tuned()
+    with playing():
+        call(kernel)
+        kept = dict(kernel.cache)
+        read = pickle.loads(pickle.dumps(kernel.cache))  # noqa: S301  # our own bytes
+        assert {key: config.kwargs for key, config in read.items()} == {next(iter(kept)): {"BLOCK": BEST}}
+        assert kernel.cache.copy() == copy.copy(kernel.cache) == kernel.cache | {} == {} | kernel.cache == kept
+        assert list(copy.deepcopy(kernel.cache)) == list(kept)
+        call(other := tuned(configs=configs((32, 1024))), n=5)
+        other.cache.update(read)
+        call(other)
+        assert other.best_config.kwargs == {"BLOCK": BEST}
+
+
+def test_a_copied_tuner_chooses_among_its_own_configs() -> None:
+    kernel = tuned()
+    with playing() as on:
+        call(kernel)
+        copied = copy.copy(kernel)
+        launches = sum(on.launches.values())
+        call(copied)
+        assert sum(on.launches.values()) == launches + 1
+        assert copied.best_config is kernel.best_config
+        copied.configs = configs((32, 64))
+        assert len(kernel.cache) == 1
+        call(copied, n=5)
+        assert copied.best_config.kwargs == {"BLOCK": 64}
+        assert len(copied.cache) == 1
+        call(kernel, n=5)
+        assert kernel.best_config.kwargs == {"BLOCK": BEST}
+
+
+def test_the_cache_is_read_by_tritons_own_key() -> None:
+    kernel = tuned()
+    with playing():
+        call(kernel)
+        assert kernel.cache[1000, "torch.float32"] is kernel.best_config
+        assert (1000, "torch.float32") in kernel.cache
+        assert (1001, "torch.float32") not in kernel.cache
+        del kernel.cache[1000, "torch.float32"]
+        assert not kernel.cache
+
+
+def test_other_threads_launch_while_the_users_pruning_waits_for_them() -> None:
+    other = tuned()
+
+    def prune(all_configs: list[Any], *_: Any, **__: Any) -> list[Any]:
+        thread = threading.Thread(target=lambda: call(other), daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+        return all_configs
+
+    with playing():
+        call(kernel := tuned(prune_configs_by={"early_config_prune": prune}))
+    assert kernel.best_config.kwargs == {"BLOCK": BEST}
 
 
 def test_the_tuner_is_let_go_with_its_last_reference() -> None:
@@ -748,9 +824,9 @@ def test_tuning_that_fails_does_not_break_the_launch(monkeypatch: pytest.MonkeyP
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("no reason")
 
-    for name in ("decide", "TritonCall", "make_store"):
+    for module, name in ((dispatch, "decide"), (triton_autotune, "TritonCall"), (dispatch, "make_store")):
         with monkeypatch.context() as patch:
-            patch.setattr(triton_autotune, name, broken)
+            patch.setattr(module, name, broken)
             kernel = tuned()
             with playing() as on:
                 with pytest.warns(TuningWarning, match="kernel scale is not tuned.*ZeroDivisionError: no reason"):
@@ -945,7 +1021,10 @@ def test_a_default_that_does_not_run_leaves_nothing_to_compare_with_and_fails_al
         return [next(left)] * 3
 
     kernel = tuned(fill, configs=choices, check="allclose", do_bench=bench)
-    kernel[(1,)](torch.zeros(32), 32)
+    with pytest.warns(
+        TuningWarning, match="BLOCK: 4.* raised ZeroDivisionError: not this one. Tuning goes on without it"
+    ):
+        kernel[(1,)](torch.zeros(32), 32)
     assert kernel.configs_timings[kernel.best_config][0] == 2.0
     (decision,) = kernel.decisions.values()
     assert (decision.measured, decision.failed) == (4, 1)
@@ -962,16 +1041,24 @@ def test_a_decision_made_without_a_check_does_not_answer_for_one_with_it() -> No
 
 
 def test_a_forecast_config_that_does_not_fit_gives_way_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forecast(job: Any, *_: Any, **__: Any) -> Decision:
-        return Decision(
-            config=job.space[1], basis="forecast", reason="", space_digest=job.space.digest, space_size=2, budget="0"
+    def forecast(job: Any, *_: Any, **__: Any) -> Resolution:
+        return Resolution(
+            Decision(
+                config=job.space[1],
+                basis="forecast",
+                reason="",
+                space_digest=job.space.digest,
+                space_size=2,
+                budget="0",
+            )
         )
 
-    monkeypatch.setattr(triton_autotune, "decide", forecast)
+    monkeypatch.setattr(dispatch, "decide", forecast)
     kernel = tuned(hungry, configs=tiles((64, 64, 32), (128, 256, 128)), mode="forecast")
     with playing(times=20_000.0) as on:
         with pytest.warns(
-            TuningWarning, match="kernel hungry runs its first config, not BM: 128.*OutOfResources"
+            TuningWarning,
+            match="kernel hungry runs its first config, not BM=128.*which a forecast chose.*OutOfResources",
         ) as told:
             call_hungry(kernel)
         assert len(told) == 1
@@ -987,13 +1074,97 @@ def test_a_forecast_config_that_does_not_fit_gives_way_to_the_default(monkeypatc
     assert (decision.basis, decision.config["BM"]) == ("default", 64)
 
 
-def test_any_other_error_of_a_forecast_config_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forecast(job: Any, *_: Any, **__: Any) -> Decision:
-        return Decision(
-            config=job.space[1], basis="forecast", reason="", space_digest=job.space.digest, space_size=4, budget="0"
+def refuse(patch: pytest.MonkeyPatch, *blocks: int, launching: Callable[[int], object] = lambda _: None) -> None:
+    """Let the device refuse launches with some values of BLOCK; `launching` is called at the start of each."""
+    run = triton.runtime.jit.JITFunction.run
+
+    def refusing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        launching(kwargs["BLOCK"])
+        if kwargs["BLOCK"] in blocks:
+            raise triton.runtime.errors.OutOfResources(2, 1, "shared memory")
+        return run(self, *args, **kwargs)
+
+    patch.setattr(triton.runtime.jit.JITFunction, "run", refusing)
+
+
+def test_a_forecast_config_that_does_not_fit_gives_way_in_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forecast(job: Any, *_: Any, **__: Any) -> Resolution:
+        digest, size = job.space.digest, len(job.space)
+        return Resolution(
+            Decision(config=job.space[1], basis="forecast", reason="", space_digest=digest, space_size=size, budget="0")
         )
 
-    monkeypatch.setattr(triton_autotune, "decide", forecast)
+    both = threading.Barrier(2)
+    monkeypatch.setattr(dispatch, "decide", forecast)
+    refuse(monkeypatch, 128, launching=lambda block: both.wait(60) if block == 128 else None)
+    kernel = tuned(configs=configs((64, 128)), mode="forecast")
+    raised: list[BaseException] = []
+
+    def launch() -> None:
+        try:
+            call(kernel)
+        except BaseException as err:
+            raised.append(err)
+
+    with playing(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", TuningWarning)
+        threads = [threading.Thread(target=launch) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        call(kernel)
+    assert not raised
+    assert kernel.best_config.kwargs == {"BLOCK": 64}
+
+
+def test_a_default_that_does_not_fit_gives_way_while_another_thread_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
+    timing, launched_here = threading.Event(), threading.Event()
+
+    def launching(block: int) -> None:
+        if threading.current_thread() is tuning:
+            timing.set()
+            launched_here.wait(60)
+
+    refuse(monkeypatch, 64, launching=launching)
+    kernel = tuned()
+    tuning = threading.Thread(target=lambda: call(kernel))
+    with playing():
+        tuning.start()
+        assert timing.wait(60)
+        with pytest.warns(TuningWarning, match="runs BLOCK: 128.*its first config does not run: OutOfResources"):
+            call(kernel)
+        launched_here.set()
+        tuning.join()
+        call(kernel)
+    assert kernel.best_config.kwargs == {"BLOCK": BEST}
+
+
+def test_without_measuring_the_first_config_that_fits_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, 64, 128, 512)
+    kernel = tuned(mode="forecast")
+    with playing(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", TuningWarning)  # unless the forecast chooses what fits
+        call(kernel)
+        call(kernel)
+    assert kernel.best_config.kwargs == {"BLOCK": 256}
+    assert list(kernel.cache.values()) == [kernel.best_config]
+
+
+def test_any_other_error_of_a_forecast_config_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forecast(job: Any, *_: Any, **__: Any) -> Resolution:
+        return Resolution(
+            Decision(
+                config=job.space[1],
+                basis="forecast",
+                reason="",
+                space_digest=job.space.digest,
+                space_size=4,
+                budget="0",
+            )
+        )
+
+    monkeypatch.setattr(dispatch, "decide", forecast)
     with playing(), pytest.raises(KeyError, match="BLOK"):
         tuned(mode="forecast")[lambda meta: (meta["BLOK"],)](torch.empty(4096), 1000, 2.0)
 
@@ -1024,3 +1195,14 @@ def test_quantiles_of_the_users_own_benchmark_are_shown_as_told() -> None:
         own = tuned(do_bench=lambda launch, quantiles: launch() or [2.0, 1.0, 4.0])
         call(own)
     assert list(own.configs_timings.values()) == [[2.0, 1.0, 4.0]] * 4
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_program_that_has_closed_an_output_is_tuned(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = open(os.devnull, "w")  # noqa: SIM115
+    closed.close()
+    monkeypatch.setattr(sys, stream, closed)
+    kernel = tuned()
+    with playing():
+        call(kernel)
+    assert [decision.basis for decision in kernel.decisions.values()] == ["measured"]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -29,7 +29,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def bound(tuner: Any, *args: Any, **kwargs: Any) -> TritonCall:
     with playing():
-        return TritonCall(tuner, tuner.configs, args, {"grid": (4,), "warmup": False, **kwargs})
+        return TritonCall(tuner.spec, tuner.configs, args, {"grid": (4,), "warmup": False, **kwargs})
 
 
 def test_a_job_names_program_key_hardware_and_toolchain() -> None:
@@ -60,16 +60,15 @@ def test_equal_configs_count_once_and_those_that_differ_in_their_hook_are_two() 
     assert [call.theirs(c) for c in call.job.space] == [choices[0], choices[2]]
 
 
-def test_a_config_with_a_hook_is_the_same_wherever_it_stands_and_of_two_named_alike_the_first_counts() -> None:
-    def hook(named: dict[str, Any]) -> None:
-        pass
+def test_a_config_with_a_hook_is_the_same_wherever_it_stands_and_of_two_alike_the_first_counts() -> None:
+    def made(size: int) -> Callable[[dict[str, Any]], None]:
+        def hook(named: dict[str, Any]) -> None:
+            named["size"] = size
 
-    def other(named: dict[str, Any]) -> None:
-        pass
+        return hook
 
-    other.__qualname__ = hook.__qualname__
     plain = configs((64, 128))
-    hooked, alike = (triton.Config({"BLOCK": 64}, num_warps=4, pre_hook=h) for h in (hook, other))
+    hooked, alike = (triton.Config({"BLOCK": 64}, num_warps=4, pre_hook=made(1)) for _ in range(2))
     near = bound(tuned(configs=[plain[0], hooked, plain[1]]), torch.empty(64), 64, 2.0)
     far = bound(tuned(configs=[*plain, hooked, alike]), torch.empty(64), 64, 2.0)
     assert set(near.job.space) == set(far.job.space)
@@ -107,7 +106,7 @@ def test_a_hook_sees_copies_while_its_config_is_compiled_and_replaces_nothing() 
 
     x, box = torch.ones(64), Box()
     call = bound(tuned(configs=[triton.Config({"BLOCK": 64}, pre_hook=hook), *configs((128,))]), x, 64, box)
-    args, kwargs = call._bind(call.job.space[0])
+    args, kwargs = call.binder(call.job.space[0])
     assert args[0] is x
     assert args[1] == 64
     assert (args[2].block_shape, args[2].other) == ([64], 64)
@@ -131,6 +130,6 @@ def test_without_a_driver_a_call_is_a_job_still() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a driver here")
     tuner = tuned()
-    call = TritonCall(tuner, tuner.configs, (torch.empty(64), 64, 2.0), {"grid": (4,), "warmup": False})
+    call = TritonCall(tuner.spec, tuner.configs, (torch.empty(64), 64, 2.0), {"grid": (4,), "warmup": False})
     assert call.hardware.kind == "stub"
     assert [type(r).__name__ for _, r in call.compiler.compile(list(call.job.space))] == ["Evidence"] * 4

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
+from forecast_autotune.frontends.key_table import Entry, KeyTable  # noqa: E402
 from forecast_autotune.frontends.triton_dispatch import (  # noqa: E402
     DecisionCache,
     Form,
+    Launch,
     call_form,
     make_form,
     power_of_two,
@@ -28,7 +30,10 @@ class Tuner:
         self.missed: list[Any] = []
         self.fn = SimpleNamespace(run=lambda *args, **kwargs: (args, kwargs))
 
-    def _miss(self, *args: Any, **kwargs: Any) -> str:
+    def _launch(self, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return "hooked", config, args, kwargs
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         self.missed.append((args, kwargs))
         return "missed"
 
@@ -50,55 +55,80 @@ def form_of(
     return made
 
 
+def launch(form: Form, *args: Any, **kwargs: Any) -> Any:
+    return form.launch(args, kwargs)
+
+
+def key(form: Form, *args: Any, **kwargs: Any) -> Any:
+    return form.key(args, kwargs)
+
+
+PLAIN, BLOCK = triton.Config({}), triton.Config({"BLOCK": 64})
 X, Y = torch.empty(2), torch.empty(2, dtype=torch.float16)
 
 
 def test_a_known_key_is_launched_with_its_configs_keywords() -> None:
     tuner = Tuner()
     form = form_of(tuner, X, 5, grid=(1,))
-    seen: list[Any] = []
-    form.table[form.key(X, 5, grid=(1,))] = ("config", {"BLOCK": 64}, seen.append)
-    assert form.launch(X, 5, grid=(1,)) == ((X, 5), {"grid": (1,), "BLOCK": 64})
-    assert tuner.best_config == "config"
-    assert seen == [{"x": X, "n": 5, "grid": (1,), "BLOCK": 64}]
-    assert form.launch(X, 6, grid=(1,)) == "missed"
-    assert form.launch(Y, 5, grid=(1,)) == "missed"
+    config = triton.Config({"BLOCK": 64})
+    form.table[key(form, X, 5, grid=(1,))] = Launch.of(config)
+    assert launch(form, X, 5, grid=(1,)) == ((X, 5), {"grid": (1,), **config.all_kwargs()})
+    assert tuner.best_config is config
+    assert launch(form, X, 6, grid=(1,)) == "missed"
+    assert launch(form, Y, 5, grid=(1,)) == "missed"
     assert tuner.missed == [((X, 6), {"grid": (1,)}), ((Y, 5), {"grid": (1,)})]
+
+
+def test_a_config_that_was_changed_since_is_read_once_more() -> None:
+    for change in (lambda config: setattr(config, "num_warps", 8), lambda config: config.kwargs.update(BLOCK=32)):
+        form = form_of(Tuner(), X, 5)
+        config = triton.Config({"BLOCK": 64})
+        form.table[key(form, X, 5)] = Launch.of(config)
+        assert launch(form, X, 5) != "missed"
+        change(config)
+        assert launch(form, X, 5) == "missed"
+
+
+def test_a_config_with_a_hook_is_launched_by_the_tuner() -> None:
+    form = form_of(Tuner(), X, 5, grid=(1,))
+    config = triton.Config({"BLOCK": 64}, pre_hook=print)
+    form.table[key(form, X, 5, grid=(1,))] = Launch.of(config)
+    assert launch(form, X, 5, grid=(1,)) == ("hooked", config, (X, 5), {"grid": (1,)})
 
 
 def test_a_tensor_where_there_was_none_is_another_key() -> None:
     form = form_of(Tuner(), X, 5, None)
-    assert form.key(X, 5, None) != form.key(X, 5, X)
-    assert form.key(X, 5, None) != form.key(X, 5, 3)
-    assert form.key(X, 5, 3) == form.key(X, 5, 4), "no key names it"
-    assert form.launch(None, 5, None) == "missed", "no tensor where there was one"
+    assert key(form, X, 5, None) != key(form, X, 5, X)
+    assert key(form, X, 5, None) != key(form, X, 5, 3)
+    assert key(form, X, 5, 3) == key(form, X, 5, 4), "no key names it"
+    assert launch(form, None, 5, None) == "missed", "no tensor where there was one"
 
 
 def test_calls_of_two_forms_do_not_meet() -> None:
     tuner = Tuner()
     one, other = form_of(tuner, X, n=1, b=2, key=("n", "b")), form_of(tuner, X, b=1, n=2, key=("n", "b"))
-    one.table[one.key(X, n=1, b=2)] = ("config", {}, None)
-    assert one.launch(X, n=1, b=2) == ((X,), {"n": 1, "b": 2})
-    assert other.launch(X, b=1, n=2) == "missed"
+    one.table[key(one, X, n=1, b=2)] = Launch.of(PLAIN)
+    assert launch(one, X, n=1, b=2) == ((X,), {"n": 1, "b": 2, **PLAIN.all_kwargs()})
+    assert launch(other, X, b=1, n=2) == "missed"
 
 
 def test_a_tuner_with_one_config_has_nothing_to_look_up_until_it_has_more() -> None:
     tuner = Tuner(configs=1)
     form = form_of(tuner, X, 5)
-    form.table[form.key(X, 5)] = ("config", {"BLOCK": 64}, None)
-    assert form.launch(Y, 6) == ((Y, 6), {"BLOCK": 64})
+    form.table[key(form, X, 5)] = Launch.of(BLOCK)
+    assert launch(form, Y, 6) == ((Y, 6), BLOCK.all_kwargs())
     tuner._configs.append(1)
-    assert form.launch(Y, 6) == "missed"
+    assert launch(form, Y, 6) == "missed"
 
 
 def test_a_kernel_without_arguments_has_one_key() -> None:
     form = form_of(Tuner(), names=(), key=())
-    form.table[form.key()] = ("config", {"BLOCK": 64}, None)
-    assert form.launch() == ((), {"BLOCK": 64})
+    form.table[key(form)] = Launch.of(BLOCK)
+    assert launch(form) == ((), BLOCK.all_kwargs())
 
 
 def test_a_value_that_cannot_be_looked_up_is_a_miss() -> None:
-    assert form_of(Tuner(), X, 5).launch(X, [5]) == "missed"
+    assert launch(form_of(Tuner(), X, 5), X, [5]) == "missed"
 
 
 @pytest.mark.parametrize(
@@ -120,23 +150,29 @@ def test_names_that_cannot_be_written_out_are_left_to_the_long_way(form: tuple[A
 def test_arguments_may_have_the_names_of_builtins_and_of_what_is_written_around_them() -> None:
     names = ("dict", "getattr", "_found", "key", "launch")
     form = form_of(Tuner(), X, 1, 2, 3, 4, names=names, key=("key",))
-    form.table[form.key(X, 1, 2, 3, 4)] = ("config", {}, lambda named: None)
-    assert form.launch(X, 1, 2, 3, 4) == ((X, 1, 2, 3, 4), {})
+    form.table[key(form, X, 1, 2, 3, 4)] = Launch.of(PLAIN)
+    assert launch(form, X, 1, 2, 3, 4) == ((X, 1, 2, 3, 4), PLAIN.all_kwargs())
 
 
-def test_every_change_of_the_cache_from_outside_is_heard() -> None:
-    heard: list[int] = []
-    cache = DecisionCache(lambda: heard.append(1), {1: "a", 2: "b", 3: "c"})
-    cache.add(4, "d")
-    assert not heard
-    cache[1] = "e"
+def test_the_cache_is_a_view_of_the_table_and_what_a_program_puts_in_stays() -> None:
+    forgotten: list[int] = []
+    table = KeyTable(lambda: forgotten.append(1), max_keys=4)
+    cache = DecisionCache(table)
+    cache[1] = "a"
+    cache.update({2: "b"})
+    cache |= {3: "c"}
+    assert len(forgotten) == 3, "whoever holds an old answer is told of each change"
+    for key in range(10, 30):
+        table.add(key, Entry(launcher=key, measured=True), version=table.version)
+    assert [cache[1], cache[2], cache[3]] == ["a", "b", "c"]
+    assert len(cache) <= 3 + 4
+    assert 29 in cache
+    assert 10 not in cache
     del cache[1]
-    cache.pop(2)
-    cache.popitem()
-    cache.update({5: "f"})
-    cache |= {6: "g"}
+    assert cache.pop(2) == "b"
+    assert dict(cache)[3] == "c"
     cache.clear()
-    assert len(heard) == 7
+    assert not cache
 
 
 def test_pow2_rounds_up_and_leaves_alone_what_is_no_number() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 import warnings
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import TuningWarning
-from forecast_autotune.measure import lent
+from forecast_autotune.measure import copies
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -94,10 +95,73 @@ def test_a_name_to_put_back_that_is_no_tensor_is_said_and_the_first_config_launc
 
 
 def test_more_to_restore_than_memory_is_said_and_the_first_config_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lent, "usable_memory_bytes", lambda: 100)
+    monkeypatch.setattr(copies, "usable_memory_bytes", lambda: 100)
     kernel, x = kernel_in_place(restore_value=["x_ptr"]), torch.zeros(64)
     with pytest.warns(TuningWarning, match="a copy of x_ptr to restore takes 0 MiB, and 0 MiB are free"):
         kernel[(2,)](x, 64)
+    assert x.tolist() == [1.0] * 64
+
+
+def test_where_memory_is_short_for_copies_nothing_is_measured_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copies, "usable_memory_bytes", lambda: 1000)
+    kernel, x = kernel_in_place(), torch.zeros(64)
+    with pytest.warns(
+        TuningWarning, match="MiB are free. Nothing is measured, unless restore_value or reset_to_zero name"
+    ):
+        launch(kernel, x)
+    assert x.tolist() == [1.0] * 64
+    assert not kernel.decisions
+
+
+@pytest.mark.parametrize("parameter", ["restore_value", "reset_to_zero"])
+def test_where_it_is_said_what_is_written_configs_then_run_on_the_tensors_themselves(
+    monkeypatch: pytest.MonkeyPatch, parameter: str
+) -> None:
+    monkeypatch.setattr(copies, "usable_memory_bytes", lambda: 1000)
+    kernel, x = kernel_in_place(**{parameter: ["x_ptr"]}), torch.zeros(64)
+    launch(kernel, x)
+    assert x.tolist() == [1.0] * 64
+    (decision,) = kernel.decisions.values()
+    assert decision.measured == 2
+
+
+def test_an_unexpected_exception_ends_one_config_and_is_named_in_one_warning() -> None:
+    def broken(named: dict[str, Any]) -> None:
+        raise KeyError("a slip")
+
+    kernel, x = kernel_in_place(restore_value=["x_ptr"]), torch.zeros(64)
+    kernel.configs = [triton.Config({"BLOCK": b}, pre_hook=None if b == 32 else broken) for b in (32, 64, 128)]
+    with pytest.warns(TuningWarning, match=r"add_one: BLOCK: 64.* raised KeyError: 'a slip'. Tuning goes on") as warned:
+        launch(kernel, x)
+    assert x.tolist() == [1.0] * 64
+    assert len(warned) == 1
+    (decision,) = kernel.decisions.values()
+    assert (decision.basis, decision.measured, decision.failed) == ("measured", 3, 2)
+
+
+def test_random_numbers_are_left_alone_where_nothing_of_the_users_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rewound(_: object) -> None:
+        raise AssertionError("another thread would draw its numbers again")
+
+    for module, name in ((random, "setstate"), (torch, "set_rng_state")):
+        monkeypatch.setattr(module, name, rewound)
+    kernel, x = kernel_in_place(restore_value=["x_ptr"]), torch.zeros(64)
+    drawn = random.random()
+    launch(kernel, x)
+    assert random.random() != drawn
+
+
+def test_arguments_that_share_memory_are_tuned_on_as_they_are() -> None:
+    @triton.jit
+    def shift(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
+
+    kernel, x = tuned(shift, configs=configs((32, 64)), check="allclose"), torch.zeros(64)
+    with pytest.warns(TuningWarning, match="reads what it writes to x_ptr, y_ptr"):
+        kernel[lambda knobs: (triton.cdiv(64, knobs["BLOCK"]),)](x, x, 64)
     assert x.tolist() == [1.0] * 64
 
 

@@ -23,9 +23,9 @@ from forecast_autotune.core.forecast import Abstention  # noqa: E402
 from forecast_autotune.core.job import Question  # noqa: E402
 from forecast_autotune.core.workload import Work  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
-from forecast_autotune.frontends import variant_launches  # noqa: E402
-from forecast_autotune.frontends import variants as front_door  # noqa: E402
+from forecast_autotune.frontends import tuned_callable, variant_launches  # noqa: E402
 from forecast_autotune.frontends.variant_launches import Described  # noqa: E402
+from forecast_autotune.settings import Settings  # noqa: E402
 
 N = 4000
 
@@ -96,6 +96,17 @@ def test_a_config_is_described_by_what_its_variant_launches() -> None:
     assert job.work == Work(flops=min(once["elementwise"], twice["elementwise"]), bytes=4096 * 4)
 
 
+def test_a_call_of_variants_by_keyword_is_described_as_one_by_position() -> None:
+    x, found = torch.empty(4096), []
+    with playing(times=20.0):
+        for args, kwargs in (((x, N), {}), ((), {"n": N, "x": x}), ((x,), {"n": N})):
+            listening = Listening()
+            scaled(mode="forecast", surrogate=listening)(*args, **kwargs)
+            found.append(list(listening.asked[0].job.described))
+    assert found[0] == found[1] == found[2]
+    assert found[0][0]["unique_bytes"] == 4096 * 4
+
+
 def test_a_view_counts_as_the_part_that_it_is() -> None:
     with playing():
         first, *_ = scaled().tuned.job((torch.empty(3, 4096)[1], N)).described
@@ -117,7 +128,7 @@ def test_a_forecast_sees_it_and_the_store_keeps_it(mode: str) -> None:
         job = listening.asked[0].job
         assert [d.get("programs") for d in job.described] == [4, None, 16, None] or job.described[2]["launches"] == 2
         other = tuned.tuned.job((torch.empty(4096), 2 * N))
-        recordings = tuned.tuned._store(job.hardware, front_door.Settings.from_environment()).recollect(other)
+        recordings = tuned.dispatcher.store(job.hardware, Settings.from_environment()).recollect(other)
     if mode == "tune":
         (recording,) = recordings
         assert recording.described == {job.space.default: pytest.approx(job.described[0], rel=1e-5)}
@@ -129,7 +140,7 @@ def test_nothing_is_described_without_being_asked_for_nor_where_a_graph_is_captu
     listening = Listening()
     with playing():
         assert not scaled(compile_ahead=False).tuned.job((torch.empty(4096), N)).described
-        monkeypatch.setattr(front_door, "_why_unmeasured", lambda _: "a CUDA graph was being captured")
+        monkeypatch.setattr(tuned_callable, "why_unmeasured", lambda _: "a CUDA graph was being captured")
         scaled(surrogate=listening)(torch.empty(4096), N)
     assert not any(asked.job.described for asked in listening.asked)
 

@@ -110,6 +110,7 @@ def built(found: Mapping[str, Sequence[Evidence | Failure]]) -> set[str]:
     return {name for name, results in found.items() if any(isinstance(result, Evidence) for result in results)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:100", "hip:gfx942"])
 def test_a_config_of_each_kernel_compiles(target: str) -> None:
     """For sm_90 other tests compile each variant."""

@@ -43,23 +43,35 @@ from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Evidence  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.hardware_sheets import device_properties, sheet_for  # noqa: E402
+from forecast_autotune.processes.machine import usable_cores  # noqa: E402
 from forecast_autotune.rehearsal_driver import rehearsal  # noqa: E402
-from forecast_autotune.workers import usable_cores  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[2]
 SUITE = Path(kernel_suite.__file__).parent
 SEED = 5
 
+QUICK = "softmax"  # stands for all kernels in `make test` where each takes seconds
+
+
+def thorough_but_quick(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    return () if name == QUICK else (pytest.mark.thorough,)
+
+
 every_kernel = pytest.mark.parametrize("kernel", tuple(triton_kernels()), ids=lambda kernel: kernel.name)
+every_kernel_at_length = pytest.mark.parametrize(
+    "kernel",
+    [pytest.param(kernel, id=kernel.name, marks=thorough_but_quick(kernel.name)) for kernel in triton_kernels()],
+)
 every_suite_kernel = pytest.mark.parametrize("suite", tuple(suite_kernels()), ids=lambda suite: suite.name)
-every_variant = pytest.mark.parametrize(
+every_variant_at_length = pytest.mark.parametrize(
     ("suite", "variant"),
     [
-        pytest.param(suite, variant, id=f"{suite.name}-{variant.name}")
+        pytest.param(suite, variant, id=f"{suite.name}-{variant.name}", marks=thorough_but_quick(suite.name))
         for suite in suite_kernels()
         for variant in suite.variants
     ],
 )
+interpreted_once = pytest.mark.xdist_group("interpreter")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,12 +100,22 @@ def interpreted(configs: int | str, kernels: Sequence[str]) -> dict[str, dict[st
         return dict(ChainMap(*threads.map(some, [kernels[i::jobs] for i in range(jobs)])))
 
 
+def selected(request: pytest.FixtureRequest, argument: str) -> list[Any]:
+    """The values of an argument with which this run's tests ask for the fixture."""
+    return [
+        item.callspec.params[argument]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and request.fixturename in item.fixturenames
+    ]
+
+
 @pytest.fixture(scope="module")
-def in_the_interpreter() -> dict[str, dict[str, Any]]:
-    return interpreted(4, [f"{kernel.name}.KERNEL" for kernel in triton_kernels()])
+def in_the_interpreter(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    return interpreted(4, [f"{kernel.name}.KERNEL" for kernel in selected(request, "kernel")])
 
 
-@every_kernel
+@interpreted_once
+@every_kernel_at_length
 def test_the_default_sampled_configs_and_the_tuned_kernel_agree_with_the_reference(
     kernel: TritonKernel, in_the_interpreter: dict[str, dict[str, Any]]
 ) -> None:
@@ -200,28 +222,36 @@ MISTAKES = {
 
 
 @pytest.fixture(scope="module")
-def wrong_with_mistakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+def wrong_with_mistakes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, set[str]]:
     """The corners at which each mistake is caught, of the one at which it should be."""
     folder = tmp_path_factory.mktemp("mistaken")
     files = {}
-    for mistake, (kernel, written, mistaken, _) in MISTAKES.items():
+    mistakes = {mistake: MISTAKES[mistake] for mistake in selected(request, "mistake")}
+    for mistake, (kernel, written, mistaken, _) in mistakes.items():
         text = (SUITE / kernel / "__init__.py" if "/" not in kernel else SUITE / f"{kernel}.py").read_text()
         assert text.count(written) == 1, written
         files[mistake] = folder / f"{mistake}.py"
         files[mistake].write_text(text.replace(written, mistaken))
     folders = {
-        mistake: kernel.partition("/")[0] + ":" if "/" in kernel else "" for mistake, (kernel, *_) in MISTAKES.items()
+        mistake: kernel.partition("/")[0] + ":" if "/" in kernel else "" for mistake, (kernel, *_) in mistakes.items()
     }
-    asked = {mistake: f"{folders[mistake]}{file}@{MISTAKES[mistake][-1]}" for mistake, file in files.items()}
+    asked = {mistake: f"{folders[mistake]}{file}@{mistakes[mistake][-1]}" for mistake, file in files.items()}
     found = interpreted(0, list(asked.values()))
     return {m: {where.rpartition(" at ")[2] for where in found[word]["wrong"]} for m, word in asked.items()}
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@interpreted_once
+@pytest.mark.parametrize(
+    "mistake",
+    [pytest.param(name, marks=thorough_but_quick(kernel.partition("/")[0])) for name, (kernel, *_) in MISTAKES.items()],
+)
 def test_a_wrong_kernel_is_caught(mistake: str, wrong_with_mistakes: dict[str, set[str]]) -> None:
     assert MISTAKES[mistake][-1] in wrong_with_mistakes[mistake]
 
 
+@pytest.mark.thorough
 def test_a_config_that_is_wrong_is_caught_where_the_default_is_right(tmp_path: Path) -> None:
     written, mistaken = "lane_total * tl.exp(lane_high - higher) +", "lane_total +"
     text = (SUITE / "cross_entropy" / "__init__.py").read_text()
@@ -237,11 +267,11 @@ def compiled(kernel: TritonKernel, configs: Any, target: str = "cuda:90") -> dic
     """What the compiler says of configs, at the last corner."""
     args = kernel.make_call(kernel.corners[-1], 0, "cpu").args
     limits = device_properties(sheet_for(target))
-    compiler = TritonCompiler(kernel.function, binding(args, {}), target=target, properties=limits)
+    compiler = TritonCompiler(kernel.function, binding(args, {}), target=target, properties=limits, timeout_s=250.0)
     return {str(config): result for config, result in compiler.compile(list(configs))}
 
 
-@every_kernel
+@every_kernel_at_length
 def test_the_default_and_sampled_configs_compile_for_hopper(kernel: TritonKernel) -> None:
     sample = [kernel.space.default, *random.Random(SEED).sample(kernel.space[1:], 2)]
     told = compiled(kernel, sample)
@@ -295,8 +325,8 @@ def test_cases_are_named_once_and_make_the_same_call_each_time(kernel: TritonKer
 
 
 @pytest.fixture(scope="module")
-def variants_in_the_interpreter() -> dict[str, dict[str, Any]]:
-    return interpreted(2, [suite.name for suite in suite_kernels()])
+def variants_in_the_interpreter(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    return interpreted(2, list(dict.fromkeys(suite.name for suite in selected(request, "suite"))))
 
 
 def checked(variant: Variant, found: dict[str, Any]) -> list[str]:
@@ -304,7 +334,8 @@ def checked(variant: Variant, found: dict[str, Any]) -> list[str]:
     return [w for w in found["checked"] if w.startswith(f"{variant.name} ") and w not in found["refused"]]
 
 
-@every_variant
+@interpreted_once
+@every_variant_at_length
 def test_the_default_and_sampled_configs_of_each_variant_agree_with_the_reference(
     suite: SuiteKernel, variant: Variant, variants_in_the_interpreter: dict[str, dict[str, Any]]
 ) -> None:
@@ -342,7 +373,7 @@ def built(suite: SuiteKernel, variant: Variant, configs: Sequence[Config]) -> di
     return told
 
 
-@every_variant
+@every_variant_at_length
 def test_the_default_and_a_sampled_config_of_each_variant_compile_for_hopper(
     suite: SuiteKernel, variant: Variant
 ) -> None:
@@ -355,7 +386,7 @@ def test_the_default_and_a_sampled_config_of_each_variant_compile_for_hopper(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@every_variant
+@every_variant_at_length
 def test_of_many_configs_of_each_variant_nearly_all_compile_for_hopper_and_fit_it(
     suite: SuiteKernel, variant: Variant
 ) -> None:
@@ -400,6 +431,7 @@ def test_cases_of_variants_are_named_once_and_make_the_same_inputs_each_time(sui
         assert work.bytes >= sum(out.numel() * out.element_size() for out in suite.outs(args))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("suite", "case"),
     [

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from forecast_autotune.measure.arguments import Arguments, UnportableError, snapshot
+from forecast_autotune.measure.arguments import Arguments, snapshot
+from forecast_autotune.measure.copies import UnportableError
 
 
 def copy_of(*values: object) -> Arguments:
@@ -23,7 +24,7 @@ def copy_of(*values: object) -> Arguments:
 )
 def test_a_tensor_arrives_bit_for_bit(dtype: torch.dtype) -> None:
     x = (torch.randn(7, 5) * 3).to(dtype)
-    (got,) = copy_of(x).values
+    (got,) = copy_of(x).values()
     assert got.dtype == dtype
     assert torch.equal(got, x)
     assert got.data_ptr() != x.data_ptr()
@@ -32,7 +33,7 @@ def test_a_tensor_arrives_bit_for_bit(dtype: torch.dtype) -> None:
 def test_views_keep_strides_and_offset_and_share_their_storage() -> None:
     base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
     rows, columns = base[1:3], base.t()[2:, ::2]
-    got_rows, got_columns = copy_of(rows, columns).values
+    got_rows, got_columns = copy_of(rows, columns).values()
     assert (got_columns.stride(), got_columns.storage_offset() - got_rows.storage_offset()) == (
         columns.stride(),
         columns.storage_offset() - rows.storage_offset(),
@@ -46,20 +47,20 @@ def test_alignment_is_kept(shift: int) -> None:
     x = torch.arange(40, dtype=torch.float32)[shift:]
     owned = torch.frombuffer(bytearray(4 * 40 + 64), dtype=torch.float32, count=30)
     for tensor in (x, owned):
-        (got,) = copy_of(tensor).values
+        (got,) = copy_of(tensor).values()
         assert got.data_ptr() % 64 == tensor.data_ptr() % 64
 
 
 def test_other_values_arrive_as_they_are() -> None:
     values = (1, True, None, "text", math.inf, -0.0, [1, (2.5, None)], torch.float16, torch.device("cpu"))
-    got = copy_of(*values).values
+    got = copy_of(*values).values()
     assert got == values
     assert math.copysign(1, got[5]) == -1
-    assert math.isnan(copy_of(math.nan).values[0])
+    assert math.isnan(copy_of(math.nan).values()[0])
 
 
 def test_empty_and_zero_dimensional_tensors_arrive() -> None:
-    got = copy_of(torch.empty(0, 3), torch.tensor(4.5)).values
+    got = copy_of(torch.empty(0, 3), torch.tensor(4.5)).values()
     assert got[0].shape == (0, 3)
     assert got[1].item() == 4.5
 
@@ -67,23 +68,23 @@ def test_empty_and_zero_dimensional_tensors_arrive() -> None:
 def test_written_storages_are_found_and_put_back() -> None:
     x, y = torch.ones(10), torch.ones(10)
     arguments = copy_of(x, y)
-    arguments.values[1][3] = math.nan
-    assert arguments.written() == [1]
+    arguments.values()[1][3] = math.nan
+    assert [b.name for b in arguments.detect_writes()] == ["tensor argument 1"]
     arguments.restore()
-    assert torch.equal(arguments.values[1], y)
+    assert torch.equal(arguments.values()[1], y)
 
 
 @pytest.mark.parametrize(("offset", "says"), [(-1, "before"), (10, "past the end of")])
 def test_a_write_beside_an_argument_is_found(offset: int, says: str) -> None:
     arguments = copy_of(torch.ones(10))
     assert arguments.overrun() is None
-    (x,) = arguments.values
+    (x,) = arguments.values()
     torch.as_strided(x, (1,), (1,), x.storage_offset() + offset).fill_(7.0)
     assert says in str(arguments.overrun())
 
 
 def test_a_tensor_that_needs_gradients_is_copied_without_them() -> None:
-    (got,) = copy_of(torch.ones(3, requires_grad=True)).values
+    (got,) = copy_of(torch.ones(3, requires_grad=True)).values()
     assert not got.requires_grad
 
 

@@ -1,6 +1,19 @@
 from __future__ import annotations
 
-from forecast_autotune.measure.clocks import CpuClock, Launch, _rounded
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forecast_autotune.core.outcome import Measurement
+from forecast_autotune.measure import clocks
+from forecast_autotune.measure.clocks import MAX_SAMPLES, MOST_BURSTS, Clock, CpuClock, EventClock, Launch, _rounded
+from forecast_autotune.processes.file_lock import file_lock
 
 
 def test_a_sample_has_no_digits_that_no_clock_tells() -> None:
@@ -10,3 +23,137 @@ def test_a_sample_has_no_digits_that_no_clock_tells() -> None:
 
 def test_what_takes_no_time_at_all_takes_some() -> None:
     assert _rounded([1e-9, 0.00004, 1.23456]) == (1e-4, 1e-4, 1.2346)
+
+
+# Neighbours -------------------------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """A device on which each launch takes what `times_us` says next, and the clocks that see no other time."""
+
+    def __init__(self, times_us: Iterator[float]) -> None:
+        self.times_us = times_us
+        self.now_us = 0.0
+        self.launches = 0
+        machine = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                self.at_us = machine.now_us
+
+            def elapsed_time(self, end: Event) -> float:
+                return (end.at_us - self.at_us) / 1e3
+
+        self.interface = SimpleNamespace(Event=Event, synchronize=lambda: None)
+
+    def launch(self) -> None:
+        self.launches += 1
+        self.now_us += next(self.times_us)
+
+    def clock(self, kind: str, **arguments: Any) -> Clock:
+        return CpuClock() if kind == "cpu" else EventClock(self.interface, **arguments)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Measurement, int]]:
+    """Times launches that last so long, on a clock of either kind; the measurement, and how many it took."""
+
+    def timed(times_us: Iterator[float], kind: str, **arguments: Any) -> tuple[Measurement, int]:
+        machine = Machine(times_us)
+        now = SimpleNamespace(
+            perf_counter=lambda: machine.now_us / 1e6, perf_counter_ns=lambda: round(machine.now_us * 1e3)
+        )
+        monkeypatch.setattr(clocks, "time", now)
+        measured = machine.clock(kind, **arguments).measure(Launch(call=machine.launch), first_us=100.0)
+        return measured, machine.launches
+
+    return timed
+
+
+def quiet(us: float = 100.0) -> Iterator[float]:
+    """Times with a noise of 2 %, and now and then a stumble."""
+    return (us * (1 + 0.01 * (i % 5 - 2)) * (3 if i % 11 == 5 else 1) for i in itertools.count())
+
+
+both_clocks = pytest.mark.parametrize("kind", ["cpu", "events"])
+
+
+@both_clocks
+def test_without_neighbours_a_config_is_timed_once(timed: Any, kind: str) -> None:
+    measured, launches = timed(quiet(), kind)
+    assert measured.median_us == pytest.approx(100, rel=0.02)
+    assert measured.disturbance == 0.0
+    assert launches == MAX_SAMPLES
+
+
+@both_clocks
+def test_a_config_is_timed_again_where_a_neighbour_was_busy_for_a_while(timed: Any, kind: str) -> None:
+    busy = MAX_SAMPLES * 7 // 10
+    measured, launches = timed(itertools.chain(itertools.islice(quiet(160), busy), quiet()), kind)
+    assert measured.median_us == pytest.approx(100, rel=0.02)
+    assert measured.disturbance == 0.0
+    assert launches == 2 * MAX_SAMPLES
+
+
+@both_clocks
+def test_a_neighbour_whose_share_is_small_but_distinct_is_seen(timed: Any, kind: str) -> None:
+    busy = MAX_SAMPLES * 7 // 10
+    steady = itertools.chain(itertools.repeat(108.0, busy), itertools.repeat(100.0))
+    assert timed(steady, kind)[0].median_us == 100.0
+
+
+@both_clocks
+def test_where_a_neighbour_stays_the_measurement_is_that_much_less_sure(timed: Any, kind: str) -> None:
+    measured, launches = timed((u * (1.6 if i % 10 < 7 else 1.0) for i, u in enumerate(quiet())), kind)
+    assert launches == MOST_BURSTS * MAX_SAMPLES
+    assert measured.relative_error >= measured.disturbance == pytest.approx(0.375, abs=0.03)
+
+
+@both_clocks
+def test_a_long_config_among_neighbours_is_not_timed_for_ever(timed: Any, kind: str) -> None:
+    slow = (2e6 * (2 if i % 2 else 1) for i in itertools.count())
+    assert timed(slow, kind)[1] == clocks.MIN_SAMPLES
+
+
+def test_where_another_process_times_here_one_burst_is_not_believed(timed: Any) -> None:
+    times = itertools.chain(itertools.repeat(160.0, MAX_SAMPLES), itertools.repeat(100.0))
+    measured, launches = timed(times, "events", claim=lambda: contextlib.nullcontext(False))
+    assert (measured.median_us, launches) == (100.0, 2 * MAX_SAMPLES)
+
+
+def test_processes_that_share_a_store_time_on_a_device_in_turns(
+    own_settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clocks, "CLAIM_WAIT_S", 0.01)
+    with clocks.claim_device("GPU-1") as alone:
+        assert alone, "without a store there is nobody to share it with"
+    (own_settings / "locks").mkdir(parents=True)
+    with (
+        clocks.claim_device("GPU-1") as first,
+        clocks.claim_device("GPU-2") as other,
+        clocks.claim_device("GPU-1") as second,
+    ):
+        assert (first, other, second) == (True, True, False)
+    with clocks.claim_device("GPU-1") as again:
+        assert again
+    (held,) = [p for p in (own_settings / "locks").iterdir() if p.name.startswith("timing-")][:1]
+    with file_lock(held):
+        pass
+
+
+def test_of_a_disturbed_measurement_and_a_quiet_one_the_quiet_samples_count() -> None:
+    disturbed = Measurement(samples_us=(160.0, 170.0), run_s=1.0, disturbance=0.4)
+    still = Measurement(samples_us=(100.0, 101.0), run_s=1.0)
+    for together in (disturbed.with_more(still), still.with_more(disturbed)):
+        assert (together.samples_us, together.disturbance, together.run_s) == ((100.0, 101.0), 0.0, 2.0)
+    assert disturbed.with_more(disturbed).disturbance == 0.4
+    assert disturbed.relative_error >= 0.4 > still.relative_error
+    assert not math.isnan(Measurement(samples_us=(1.0,), disturbance=0.5).relative_error)
+
+
+@pytest.mark.parametrize("factor", [1e-200, 1e200, math.nan, math.inf])
+def test_a_scale_that_no_device_drifts_to_changes_nothing(factor: float) -> None:
+    assert Measurement(samples_us=(1e-99, 1e99)).scaled(factor) == Measurement(samples_us=(1e-99, 1e99))

@@ -15,13 +15,15 @@ from toy import Toy
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
-from forecast_autotune.measure import arguments, in_process, isolated
-from forecast_autotune.measure.arguments import Arguments, UnportableError, snapshot
+from forecast_autotune.measure import arguments, isolated
+from forecast_autotune.measure.arguments import Arguments, snapshot
 from forecast_autotune.measure.clocks import HOPELESS_AFTER, CpuClock, Launch
+from forecast_autotune.measure.copies import CopiedArguments, UnportableError
 from forecast_autotune.measure.in_process import InProcess, Trial
 from forecast_autotune.measure.isolated import Isolated, extension_trials
 from forecast_autotune.measure.measuring import CheckError
-from forecast_autotune.workers import workshop
+from forecast_autotune.processes import worker
+from forecast_autotune.processes.fork_server import fork_server
 
 
 @contextlib.contextmanager
@@ -119,7 +121,7 @@ def test_a_hanging_variant_is_killed_after_a_time_that_the_default_sets(
 def test_a_good_variant_of_large_arguments_is_timed_where_memory_is_short(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolated, "WATCH_S", 0.001)
+    monkeypatch.setattr(worker, "WATCH_S", 0.001)
     args = torch.zeros(4 << 20), torch.ones(4 << 20), 2.0
     for module in (isolated, arguments):  # less than the worker holds before any candidate: torch, and its copies
         monkeypatch.setattr(module, "usable_memory_bytes", lambda: 150 << 20)
@@ -130,7 +132,7 @@ def test_a_good_variant_of_large_arguments_is_timed_where_memory_is_short(
 def test_a_variant_that_takes_the_last_memory_is_ended_and_may_be_tried_once_more(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolated, "WATCH_S", 0.001)
+    monkeypatch.setattr(worker, "WATCH_S", 0.001)
     # Little enough for a small container: what a machine has is not to matter.
     monkeypatch.setattr(isolated, "usable_memory_bytes", lambda: 512 << 20)
     with measuring(toy, "scaled", (torch.ones(8 << 20), 2.0), tmp_path) as measurer:
@@ -145,7 +147,7 @@ def test_a_variant_that_takes_the_last_memory_is_ended_and_may_be_tried_once_mor
 def test_no_worker_outlives_its_trial(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated, "TIMEOUT_FLOOR_S", 0.5)
     outcome_of(toy, "hangs", tmp_path)
-    server = workshop()._process
+    server = fork_server()._process
     assert server is not None
     for _ in range(100):
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
@@ -171,9 +173,11 @@ def test_an_in_place_kernel_starts_every_repeat_from_the_original() -> None:
 
     taken = snapshot([torch.ones(4)])
     arguments = Arguments(taken.layout, taken.file, taken.size)
-    trial = Trial(Launch(call=lambda: double(*arguments.values)), arguments, CpuClock())
+    trial = Trial(lambda: Launch(call=lambda: double(*arguments.values())), arguments, CpuClock())
     taken.close()
-    (output,) = trial.run().outputs
+    outputs = trial.run().outputs
+    assert outputs is not None
+    (output,) = outputs.tensors
     assert output.tolist() == [2.0] * 4
     assert len(trial.time().samples_us) >= 5
     assert set(seen) == {1.0}
@@ -258,9 +262,12 @@ def test_in_process_times_and_checks_alike(toy: Toy) -> None:
     compiler = toy.compiler()
     with InProcess(
         name="scale_into",
-        function=lambda config: compiler.extension(config).function("scale_into"),
+        launch=lambda config, values: Launch(
+            call=lambda: compiler.extension(config).function("scale_into")(*values[0])
+        ),
+        clock=lambda _: CpuClock(),
         default=toy.config("plain"),
-        arguments=(torch.zeros(1000), torch.ones(1000), 2.0),
+        arguments=lambda: CopiedArguments((torch.zeros(1000), torch.ones(1000), 2.0)),
         check="allclose",
     ) as measurer:
         assert isinstance(measurer.measure(toy.config("slow")), Measurement)
@@ -268,11 +275,11 @@ def test_in_process_times_and_checks_alike(toy: Toy) -> None:
     assert [o.stage for o in (wrong, overrun, raised) if isinstance(o, Failure)] == ["check", "check", "launch"]
 
 
-def test_in_process_what_one_config_spoils_is_laid_out_anew_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Arguments] = []
+def test_in_process_what_one_config_spoils_is_laid_out_anew_for_the_next() -> None:
+    made: list[CopiedArguments] = []
 
-    def laid_out(*values: Any) -> Arguments:
-        made.append(Arguments(*values))
+    def laid_out() -> CopiedArguments:
+        made.append(CopiedArguments((torch.zeros(100), torch.ones(100))))
         return made[-1]
 
     def function(config: Config) -> Any:
@@ -281,7 +288,7 @@ def test_in_process_what_one_config_spoils_is_laid_out_anew_for_the_next(monkeyp
             out.copy_(x * 2)
             if config["does"] == "overruns":
                 out.as_strided((1,), (1,), out.storage_offset() + 120).zero_()
-                made[-1]._pristine[1].zero_()
+                made[-1].buffers[1].pristine.zero_()
             if config["does"] == "raises":
                 raise ValueError("no more")
             if config["does"] == "reshapes":
@@ -290,12 +297,16 @@ def test_in_process_what_one_config_spoils_is_laid_out_anew_for_the_next(monkeyp
 
         return call
 
-    monkeypatch.setattr(in_process, "Arguments", laid_out)
     runs, again, overruns, last, raises, reshapes, end = (
         Config({"does": does}) for does in ("runs", "again", "overruns", "last", "raises", "reshapes", "end")
     )
     with InProcess(
-        name="double", function=function, default=runs, arguments=(torch.zeros(100), torch.ones(100)), check="allclose"
+        name="double",
+        launch=lambda config, values: Launch(call=lambda: function(config)(*values[0])),
+        clock=lambda _: CpuClock(),
+        default=runs,
+        arguments=laid_out,
+        check="allclose",
     ) as measurer:
         assert isinstance(measurer.measure(runs), Measurement)
         assert isinstance(measurer.measure(again), Measurement)

@@ -71,6 +71,7 @@ SHORT += [
         encoding.encode_outcome,
         encoding.decode_outcome,
     ),
+    (Measurement(samples_us=(1.0, 2.0), disturbance=0.25), encoding.encode_outcome, encoding.decode_outcome),
 ]
 
 

@@ -8,10 +8,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch.distributed
@@ -22,11 +22,10 @@ from forecast_autotune.errors import TuningWarning
 from forecast_autotune.store import channel
 from forecast_autotune.store.channel import JobChannel, KeyValue, UnreachableError, job_channel, within
 from forecast_autotune.store.encoding import encode_decision, to_text
-from forecast_autotune.store.manage import StoreFile
 from forecast_autotune.store.ranks import JobStore, Patience
 from forecast_autotune.store.sqlite import SqliteStore
 
-HURRIED = Patience(grace_s=0.05, beat_s=0.05, silent_s=0.4, wait_s=5.0, poll_s=0.02)
+HURRIED = Patience(grace_s=0.05, beat_s=0.05, silent_s=0.4)
 
 
 @pytest.fixture(autouse=True)
@@ -90,19 +89,6 @@ def test_what_was_decided_without_measuring_stands_in_no_measurements_way(shared
     assert a_rank(shared, 1, measures=False).agreed(a_job()) is not None
 
 
-def test_a_job_whose_ranks_hold_to_an_unmeasured_decision_is_noted_as_pending(shared: KeyValue, tmp_path: Path) -> None:
-    a_rank(shared, 0).agree(a_job(), a_decision(a_job(), basis="default", measured=0))
-    a_rank(shared, 0, measures=False).agree(a_job(), a_decision(a_job(), basis="default", measured=0))
-    noted = {}
-    for measures in (True, False):  # without, whoever asks for it notes why nothing may be measured
-        with SqliteStore(tmp_path / str(measures)) as own:
-            own.decision(a_job())  # opens it
-            line = JobChannel(lambda: shared, rank=1, ranks=8)
-            JobStore(own, line, measures=measures, patience=HURRIED).agreed(a_job())
-        noted[measures] = [p.why for p in StoreFile(tmp_path / str(measures)).pending()]
-    assert noted == {True: ["another rank waited for this job to be tuned in vain"], False: []}
-
-
 @pytest.mark.parametrize(
     "published",
     [
@@ -128,53 +114,73 @@ def test_what_is_no_decision_for_the_job_is_ignored_with_one_warning(shared: Key
 # Leading ----------------------------------------------------------------------------------------------------------------
 
 
-def in_thread(store: JobStore, meanwhile: Callable[[], bool] | None = None) -> tuple[threading.Thread, list[bool]]:
-    """One more rank that flies, and whether it led. A thread of its own, as a thread that leads does not wait for itself."""
-    led: list[bool] = []
+def leads(rank: JobStore) -> bool:
+    """Whether a rank leads now. In a thread of its own: one that leads already would lead again."""
+    with ThreadPoolExecutor(1) as pool:
 
-    def fly() -> None:
-        with store.single_flight(a_job(), meanwhile) as alone:
-            led.append(alone)
+        def fly() -> bool:
+            with rank.single_flight(a_job()) as alone:
+                return alone
 
-    thread = threading.Thread(target=fly)
-    thread.start()
-    return thread, led
+        return pool.submit(fly).result()
 
 
-def test_others_wait_until_there_is_a_decision(shared: KeyValue) -> None:
-    leader = a_rank(shared, 0)
+def leads_in_the_end(rank: JobStore, limit_s: float = 60.0) -> bool:
+    """Whether a rank that asks again and again leads at last."""
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        if leads(rank):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_while_one_leads_the_others_hear_so_at_once_and_adopt_its_decision(shared: KeyValue) -> None:
+    patient = replace(HURRIED, silent_s=60.0)
+    leader, other = a_rank(shared, 0, patient), a_rank(shared, 1, patient)
     with leader.single_flight(a_job()) as alone:
         assert alone
-        thread, led = in_thread(a_rank(shared, 1))
-        time.sleep(0.6)  # longer than silence is borne: the leader shows life
-        assert not led
+        assert not leads(other)
+        (seen,) = other.channel.seen.values()
+        assert seen.sign is not None
+        claim, beats = seen.sign
+        while shared.add(f"{leader._key(a_job())}/beat/{claim.rpartition(' ')[2]}", 0) == beats:
+            time.sleep(0.01)  # until it shows life
+        seen.changed -= 120.0  # longer than silence is borne
+        assert not leads(other)
         leader.agree(a_job(), a_decision(a_job()))
-        thread.join(5)
-    assert led == [False]
+    assert not leads(other)
+    assert other.agreed(a_job()) == a_decision(a_job())
+    assert not other.channel.seen
 
 
 def test_a_rank_other_than_the_first_leads_when_rank_0_does_not_come(shared: KeyValue) -> None:
-    with a_rank(shared, 5).single_flight(a_job()) as alone:
-        assert alone
+    assert leads_in_the_end(a_rank(shared, 5))
+
+
+def test_another_store_of_the_same_rank_goes_on_from_what_was_seen(shared: KeyValue) -> None:
+    line = JobChannel(lambda: shared, rank=5, ranks=8)
+
+    def asks() -> bool:  # as each look at a key makes a store
+        return leads(JobStore(SqliteStore.in_memory(), line, patience=HURRIED))
+
+    assert not asks()
+    line.seen[next(iter(line.seen))].first -= 60.0
+    assert asks()
 
 
 def test_rank_0_leads_when_it_comes_within_the_grace(shared: KeyValue) -> None:
-    patience = Patience(grace_s=5.0, poll_s=0.02)
-    thread, led = in_thread(a_rank(shared, 3, patience))
-    time.sleep(0.1)
-    with a_rank(shared, 0, patience).single_flight(a_job()) as alone:
-        assert alone
-        assert not led
-        a_rank(shared, 0).agree(a_job(), a_decision(a_job()))
-    thread.join(5)
-    assert led == [False]
+    patience = Patience(grace_s=60.0)
+    assert not leads(a_rank(shared, 3, patience))
+    assert leads(a_rank(shared, 0, patience))
 
 
 def test_another_takes_the_place_of_one_that_is_silent(shared: KeyValue, caplog: pytest.LogCaptureFixture) -> None:
-    dead = a_rank(shared, 0)
+    dead, heir = a_rank(shared, 0), a_rank(shared, 2)
     shared.set(f"{dead._key(a_job())}/claim", "rank 0 of 8 (process 1 of gone) abc")
-    with caplog.at_level(logging.WARNING), a_rank(shared, 2).single_flight(a_job()) as alone:
-        assert alone
+    assert not leads(heir)
+    with caplog.at_level(logging.WARNING):
+        assert leads_in_the_end(heir)
     assert "rank 0 of 8 (process 1 of gone) is silent" in caplog.text
 
 
@@ -213,37 +219,7 @@ def test_one_that_can_have_no_thread_leads_without_a_sign_of_life(
 def test_one_that_fails_leaves_the_lead_to_the_next_at_once(shared: KeyValue) -> None:
     with pytest.raises(KeyError), a_rank(shared, 0).single_flight(a_job()):
         raise KeyError
-    began = time.monotonic()
-    with a_rank(shared, 1, Patience(grace_s=0.0, silent_s=60.0)).single_flight(a_job()) as alone:
-        assert alone
-    assert time.monotonic() - began < 30
-
-
-def test_who_has_waited_in_vain_goes_on_alone(shared: KeyValue, caplog: pytest.LogCaptureFixture) -> None:
-    impatient = Patience(grace_s=0.0, beat_s=0.05, silent_s=60.0, wait_s=0.2, poll_s=0.02)
-    with a_rank(shared, 0).single_flight(a_job()), caplog.at_level(logging.WARNING):
-        thread, led = in_thread(a_rank(shared, 1, impatient))
-        thread.join(5)
-    assert led == [False]
-    assert "in vain" in caplog.text
-    assert "rank 0 of 8" in caplog.text
-
-
-def test_work_is_done_while_waiting(shared: KeyValue) -> None:
-    calls = 0
-
-    def meanwhile() -> bool:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            a_rank(shared, 0).agree(a_job(), a_decision(a_job()))
-        return True
-
-    with a_rank(shared, 0).single_flight(a_job()):
-        thread, led = in_thread(a_rank(shared, 1), meanwhile)
-        thread.join(5)
-    assert led == [False]
-    assert calls >= 3
+    assert leads(a_rank(shared, 1, Patience(grace_s=0.0, silent_s=60.0)))
 
 
 # Reaching ---------------------------------------------------------------------------------------------------------------
@@ -424,9 +400,10 @@ def test_a_rank_that_asks_before_it_has_a_process_group_is_heard_by_those_that_a
         assert afterwards.look("key") == "said"
     finally:
         torch.distributed.destroy_process_group()
-    restarted = job_channel({**environment, "TORCHELASTIC_RESTART_COUNT": "1"})
-    assert restarted is not None
-    assert restarted.look("key") is None, "said by ranks that are gone"
+    for change in ({"TORCHELASTIC_RESTART_COUNT": "1"}, {"WORLD_SIZE": "3"}):  # a rescale counts as no restart
+        restarted = job_channel({**environment, **change})
+        assert restarted is not None
+        assert restarted.look("key") is None, "said by ranks that are gone"
 
 
 @pytest.mark.parametrize("error", [KeyError("gone"), TypeError("no group"), AssertionError("no backend")])

@@ -5,17 +5,19 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from contracts.store_contract import HARDWARE, SPACE, TOOLCHAIN, a_decision, a_job, a_measurement
-from faults.older import ROWS, insert, of_schema_4, runs
+from contracts.store_contract import HARDWARE, SPACE, a_decision, a_job, a_measurement
+from faults.older import PLACE, ROWS, insert, of_schema_4, runs
 
+from forecast_autotune.core.digest import canonical_json, digest
 from forecast_autotune.errors import StoreWarning
 from forecast_autotune.store import schema
+from forecast_autotune.store.encoding import encode_decision, encode_hardware, encode_program, encode_workload, to_text
 from forecast_autotune.store.manage import StoreFile
 from forecast_autotune.store.opening import connect, is_broken
-from forecast_autotune.store.rows import Place
 from forecast_autotune.store.sqlite import SqliteStore
 
 SAMPLES = Path(__file__).parents[1] / "stores"
@@ -31,17 +33,16 @@ def test_what_an_older_version_asks_of_a_newer_store_finds_nothing_and_is_not_ta
     tmp_path: Path,
 ) -> None:
     path = of_schema_4(tmp_path, runs(3))
-    place = Place.of(a_job()).digests
     with migrated(tmp_path), closing(sqlite3.connect(path, isolation_level=None)) as older:
         older.execute("PRAGMA foreign_keys = ON")
         for table, columns in ROWS.items():
             assert len(older.execute(f"SELECT {columns.strip('()')} FROM {table}").fetchall()) < 4  # noqa: S608  # ours
         of_a_place = "WHERE workload = ? AND hardware = ? AND toolchain = ?"
-        assert older.execute(f"SELECT config, described FROM outcome {of_a_place}", place).fetchall() == []  # noqa: S608
+        assert older.execute(f"SELECT config, described FROM outcome {of_a_place}", PLACE).fetchall() == []  # noqa: S608
         assert older.execute("SELECT 1 FROM outcome JOIN workload ON workload = workload.digest").fetchall() == []
         for values in (
-            ("outcome", *place, SPACE[0].text, "older", SPACE[0].text, "{}", 1.0),
-            ("decision", "name", *place, "space", "{}", 1.0),
+            ("outcome", *PLACE, SPACE[0].text, "older", SPACE[0].text, "{}", 1.0),
+            ("decision", "name", *PLACE, "space", "{}", 1.0),
         ):
             with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY") as refused:
                 insert(older, *values)
@@ -56,7 +57,7 @@ def test_what_names_rows_that_are_gone_is_left_out_and_what_has_a_wrong_type_doe
         connection.execute("UPDATE outcome SET run = 7, recorded_at = 'never' WHERE id = 3")
         connection.execute("UPDATE outcome SET value = x'00' WHERE id = 4")
         connection.execute("INSERT INTO forecast VALUES (99, 'of no outcome')")
-        insert(connection, "decision", "another", "gone", HARDWARE.digest, TOOLCHAIN.digest, "space", "{}", 1.0)
+        insert(connection, "decision", "another", "gone", *PLACE[1:], "space", "{}", 1.0)
     with SqliteStore(tmp_path) as store:
         assert store.decision(a_job()) == a_decision(a_job())
         with pytest.warns(StoreWarning, match="passes over"):
@@ -97,3 +98,57 @@ def test_configs_and_runs_that_no_outcome_names_go_with_a_prune(tmp_path: Path) 
     with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as connection:
         kept = {value for (value,) in connection.execute("SELECT value FROM text")}
     assert kept == {SPACE[0].text, SPACE[1].text, "run-1"}
+
+
+def with_description(directory: Path, features: dict[str, int], described: dict[str, float], language: str) -> None:
+    """A store of schema 4 whose outcomes hold this description, of a call with these features."""
+    path = of_schema_4(directory, runs(2))
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for table, value in (
+            ("workload", encode_workload(a_job(features=features).workload)),
+            ("program", {**encode_program(a_job().workload.program), "language": language}),
+        ):
+            connection.execute(f"UPDATE {table} SET value = ?", (to_text(value),))  # noqa: S608  # ours
+        connection.execute("UPDATE outcome SET described = ?", (to_text(described),))
+
+
+@pytest.mark.parametrize(
+    ("features", "described", "language", "kept"),
+    [
+        ({"x_0": 4096, "n": 4096}, {"programs": 64.0, "flops": 0.0}, "triton", False),
+        ({"x_0": 4096, "n": 4096}, {"programs": 64.0, "unique_bytes": 32768.0}, "triton", True),
+        ({"n": 4096}, {"programs": 64.0}, "triton", True),
+        ({"x_0": 4096}, {"programs": 64.0}, "cuda", True),
+    ],
+)
+def test_descriptions_made_without_a_calls_tensors_are_dropped(
+    tmp_path: Path, features: dict[str, int], described: dict[str, float], language: str, kept: bool
+) -> None:
+    with_description(tmp_path / "store", features, described, language)
+    found = StoreFile(tmp_path / "store").recordings()
+    assert [set(map(str, r.described.values())) for r in found] == [{str(described)} if kept else set()]
+
+
+def test_hardware_that_differs_in_its_power_limit_alone_becomes_one(tmp_path: Path) -> None:
+    path = of_schema_4(tmp_path, runs(1))
+    others = {}
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for limit in (600, 0):  # another cap, and a probe that gave no answer
+            hardware = replace(HARDWARE, power_limit_w=limit)
+            others[limit] = digest(canonical_json({**hardware.identity, "power_limit_w": limit}))
+            insert(connection, "hardware", others[limit], to_text(encode_hardware(hardware)))
+            place = (PLACE[0], others[limit], PLACE[2])
+            decided = a_decision(a_job(), SPACE[3], decided_at=1.7e9 + limit)
+            value = to_text(encode_decision(decided))
+            insert(
+                connection, "decision", digest(*place, SPACE.digest), *place, SPACE.digest, value, decided.decided_at
+            )
+    with SqliteStore(tmp_path) as store:
+        found = {
+            limit: store.decision(a_job(hardware=replace(HARDWARE, power_limit_w=limit))) for limit in (700, 600, 0)
+        }
+    assert {limit: decision and decision.config for limit, decision in found.items()} == {
+        700: SPACE[1],
+        600: SPACE[3],
+        0: SPACE[1],  # the newest
+    }

@@ -32,7 +32,7 @@ def leader(tmp_path: Path) -> Iterator[Process]:
     process = Process(tmp_path, "device 0")
     with (
         process.store.single_flight(a_job()),
-        process.shares.device(wait_s=0),
+        process.shares.device(),
         process.shares.lead("run", 4, SPACE.default),
     ):
         yield process
@@ -41,7 +41,7 @@ def leader(tmp_path: Path) -> Iterator[Process]:
 @pytest.fixture
 def helper(tmp_path: Path, leader: Process) -> Iterator[Process]:
     process = Process(tmp_path, "device 1")
-    with process.shares.device(wait_s=0) as mine:
+    with process.shares.device() as mine:
         assert mine
         yield process
 
@@ -80,6 +80,14 @@ def test_a_config_that_was_given_back_is_free_and_counts_for_nothing(leader: Pro
     assert leader.shares.take(SPACE[1])
 
 
+def test_who_gave_a_config_back_is_asked_for_no_more_at_later_calls(leader: Process, helper: Process) -> None:
+    assert helper.shares.take(SPACE[1])
+    helper.shares.give_back(SPACE[1])
+    assert not helper.shares.wanted()
+    assert not helper.store.shares(a_job(), "device 1").wanted()
+    assert leader.shares.wanted()
+
+
 def test_no_more_configs_are_taken_than_the_budget_allows_all_together(leader: Process, helper: Process) -> None:
     taken = [(leader if i % 2 else helper).shares.take(SPACE[i]) for i in range(1, 6)]
     assert taken == [True, True, True, False, False]
@@ -94,7 +102,7 @@ def test_without_a_limit_every_config_may_be_taken(tmp_path: Path) -> None:
 
 def test_a_config_taken_by_a_process_that_is_gone_is_free_again(tmp_path: Path, leader: Process) -> None:
     helper = Process(tmp_path, "device 1")
-    with helper.shares.device(wait_s=0):
+    with helper.shares.device():
         helper.shares.take(SPACE[1])
         assert leader.shares.taken() == {SPACE[1]}
     assert leader.shares.taken() == frozenset()  # its device's lock is free: the system frees it for a killed process
@@ -105,9 +113,9 @@ def test_a_config_taken_by_a_process_on_ones_own_device_is_free_once_one_has_the
     tmp_path: Path, leader: Process
 ) -> None:
     first, second = (Process(tmp_path, "device 1") for _ in range(2))
-    with first.shares.device(wait_s=0):
+    with first.shares.device():
         first.shares.take(SPACE[1])
-    with second.shares.device(wait_s=0) as mine:
+    with second.shares.device() as mine:
         assert mine
         assert second.shares.taken() == {SPACE.default}
 
@@ -136,7 +144,7 @@ def test_two_processes_never_have_one_device(tmp_path: Path, leader: Process) ->
 
     def ask() -> None:
         for device in ("device 0", "device 1"):
-            with Process(tmp_path, device).shares.device(wait_s=0) as mine:
+            with Process(tmp_path, device).shares.device() as mine:
                 answers.append(mine)
 
     thread = threading.Thread(target=ask)

@@ -17,11 +17,13 @@ import pytest
 from contracts.store_contract import SPACE, StoreContract, a_decision, a_job, a_measurement
 from faults.stores import in_child, told_by
 
+from forecast_autotune.core.config import Config
 from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.hardware import Toolchain
+from forecast_autotune.core.job import Job
 from forecast_autotune.errors import InvalidInputError, StoreWarning
 from forecast_autotune.settings import Settings
-from forecast_autotune.store import filesystem, lock, opening, rows, schema, sqlite, textfile
+from forecast_autotune.store import filesystem, opening, rows, schema, sqlite, textfile
 from forecast_autotune.store.manage import StoreFile
 from forecast_autotune.store.opening import connect
 from forecast_autotune.store.sqlite import SqliteStore, open_store
@@ -114,6 +116,39 @@ def test_the_forecast_before_the_first_outcome_of_a_run_stays(tmp_path: Path) ->
     assert [(t.outcome, t.forecast) for t in detail.touched] == [(a_measurement(10.0), before)]
 
 
+def a_pack(path: Path, job: Job, config: Config) -> Path:
+    """A pack with one decision."""
+    with SqliteStore(path / "made") as store:
+        store.decide(job, a_decision(job, config))
+        store.record(job, "run-1", SPACE[0], a_measurement(10.0 + SPACE.index(config)), None)
+    StoreFile(path / "made").export(path / "pack.jsonl")
+    return path / "pack.jsonl"
+
+
+def test_a_packs_decision_for_this_toolchain_goes_before_a_stored_one_for_another(tmp_path: Path) -> None:
+    older = a_job(toolchain=Toolchain(versions={"triton": "2.0.0"}))
+    packs = [a_pack(tmp_path / "exact", a_job(), SPACE[2]), a_pack(tmp_path / "older", older, SPACE[4])]
+    found = []
+    for given in (packs, packs[1:], []):
+        with SqliteStore(tmp_path / f"with {len(given)}", packs=given, toolchain="any") as store:
+            store.decide(older, a_decision(older, SPACE[3]))
+            found.append(store.decision(a_job()))
+    assert [d.config for d in found if d] == [SPACE[2], SPACE[3], SPACE[3]]
+    with SqliteStore(tmp_path / "nothing", packs=packs[1:], toolchain="any") as store:
+        assert (held := store.decision(a_job())) is not None
+        assert held.config == SPACE[4]
+
+
+def test_of_packs_that_say_different_things_at_equal_times_the_first_holds(tmp_path: Path) -> None:
+    packs = [a_pack(tmp_path / name, a_job(), SPACE[n]) for n, name in ((2, "mine"), (3, "base"))]
+    found = {}
+    for order in (packs, packs[::-1]):
+        with SqliteStore(tmp_path / "store", packs=order) as store:
+            held = store.decision(a_job())
+            found[order[0].parent.name] = held and held.config
+    assert found == {"mine": SPACE[2], "base": SPACE[3]}
+
+
 def test_any_toolchain_is_good_enough_where_asked_for_but_its_own_is_better(tmp_path: Path) -> None:
     older = a_job(toolchain=Toolchain(versions={"triton": "3.0.0"}))
     with SqliteStore(tmp_path, toolchain="any") as store:
@@ -157,7 +192,8 @@ def test_packs_are_looked_up_after_the_store(tmp_path: Path) -> None:
         store.decide(other, a_decision(other, SPACE[5]))
         assert store.decision(other) == a_decision(other, SPACE[5])
         store.record(a_job(), "run-2", SPACE[0], a_measurement(30.0), None)
-        assert store.outcomes(a_job()) == {SPACE[0]: a_measurement(30.0), SPACE[1]: a_measurement(5.0)}
+        brought = a_measurement(5.0).scaled(3.0)  # on the scale of the store's own default
+        assert store.outcomes(a_job()) == {SPACE[0]: a_measurement(30.0), SPACE[1]: brought}
         assert [r.workload.key for r in store.recollect(a_job())] == [{"n": 1}]
     assert StoreFile(tmp_path / "b").find("rmsnorm")[0].decision == a_decision(other, SPACE[5])
 
@@ -345,7 +381,7 @@ def test_an_export_passes_by_a_name_that_somebody_took_because_it_was_to_be_fore
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"out.jsonl": "ours\n", taken.name: "another's"}
 
 
-def test_without_waiting_everybody_flies_at_once(tmp_path: Path) -> None:
+def test_without_agreement_everybody_flies_at_once(tmp_path: Path) -> None:
     settings = [Settings(dir=tmp_path, sync=sync) for sync in ("store", "none")]
     waiting, hurrying = map(open_store, settings)
     assert waiting is not hurrying
@@ -353,31 +389,11 @@ def test_without_waiting_everybody_flies_at_once(tmp_path: Path) -> None:
         assert (first, second) == (True, True)
 
 
-def test_who_waits_is_told_for_whom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(lock, "TELL_S", 0.1)
-    with SqliteStore(tmp_path) as holder, SqliteStore(tmp_path, wait_s=0.5) as other:
+def test_the_log_says_who_tunes_a_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with SqliteStore(tmp_path) as holder, SqliteStore(tmp_path) as other:
         assert holder.decision(a_job()) is None
         with holder.single_flight(a_job()), caplog.at_level(logging.INFO), other.single_flight(a_job()) as alone:
             assert not alone
-    (told,) = [r.getMessage() for r in caplog.records if "waiting for" in r.getMessage()]
+    (told,) = [r.getMessage() for r in caplog.records if "is being tuned by" in r.getMessage()]
     assert f"process {os.getpid()} of " in told
     assert "rmsnorm(n=4096)" in told
-
-
-def test_work_is_done_while_another_process_tunes(tmp_path: Path) -> None:
-    calls: list[None] = []
-
-    def work() -> bool:
-        calls.append(None)
-        return False
-
-    with (
-        SqliteStore(tmp_path) as holder,
-        SqliteStore(tmp_path, wait_s=0.3) as other,
-        holder.single_flight(a_job()),
-        other.single_flight(a_job(), work) as alone,
-    ):
-        assert not alone
-    assert calls

@@ -302,9 +302,9 @@ def test_eleven_thousand_configs_are_read_in_two_seconds(tmp_path: Path) -> None
     runtimes = [1.0 + n / 100 for n in range(32)]
     results = [t4_result({f"k{k}": n * (k + 1) for k in range(8)}, runtimes, compilation=1) for n in range(11_130)]
     (tmp_path / "a_b_T4.json.gz").write_bytes(gzip.compress(json.dumps(a_t4(results=results)).encode(), 1))
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(read_trace(tmp_path / "a_b_T4.json.gz").outcomes) == 11_130
-    assert time.perf_counter() - began < 5  # 0.6 s on two quiet cores; other work shares them
+    assert time.process_time() - began < 5  # 0.6 s on a quiet core
 
 
 @pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded spaces are not on this machine")

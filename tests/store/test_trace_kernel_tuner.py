@@ -252,10 +252,10 @@ def test_the_last_of_thousands_may_be_incomplete_and_that_is_said_once(
 ) -> None:
     entries = {f"{n},1": an_entry(n, 1, times=[1.0 + n / 100] * 32) for n in range(11_130)}
     path.write_text(text_of(a_cache(entries))[:-40])
-    began = time.perf_counter()
+    began = time.process_time()
     with caplog.at_level(logging.WARNING):
         assert len(read_trace(path).outcomes) == 11_129
-    assert time.perf_counter() - began < 5  # 0.5 s on two quiet cores; other work shares them
+    assert time.process_time() - began < 5  # 0.5 s on a quiet core
     assert "11129 whole entries" in told(caplog)
 
 

@@ -3,19 +3,20 @@
 # ruff: noqa: N803, N806  # Triton kernels write their meta-parameters in capitals
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from forecast_autotune.core.config import Config
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Work
 
 from ..matmul.variants import ROLES, put, tile_at, tile_sum
 from ..suite import Case
-from ..triton_kernel import Output, SuiteKernel, Variant
+from ..triton_kernel import Call, Output, SuiteKernel, TritonKernel, Variant
 
 
 @triton.jit
@@ -205,4 +206,37 @@ VARIANTS = SuiteKernel(
     make_inputs=make_inputs,
     reference=reference,
     work=work,
+)
+
+
+def _is_typical(config: Config) -> bool:
+    """Of `FUSED`, what a person would write down: large tiles, deep ones in groups and a few others beside them."""
+    depth = (config["BK"], config["GROUP"], config["num_stages"])
+    large = config["BM"] in (64, 128, 256) and config["BN"] in (64, 128)
+    return large and depth in ((64, 8, 2), (64, 8, 3), (64, 8, 4), (64, 1, 3), (32, 8, 4))
+
+
+def make_call(case: Case, seed: int, device: str) -> Call:
+    """The kernel of `fused` with the arguments of the suite's."""
+    x, w, out = make_inputs(case, seed, device)
+    (M, K), N = x.shape, w.shape[2]
+
+    def grid(knobs: Mapping[str, int]) -> tuple[int, ...]:
+        return (triton.cdiv(M, knobs["BM"]) * triton.cdiv(N, knobs["BN"]),)
+
+    return Call(args=(out, x, w, M, N, K, w.stride(0)), grid=grid, out=out)
+
+
+KERNEL = TritonKernel(
+    name="swiglu",
+    function=two_sums,
+    space=Space([c for c in FUSED if _is_typical(c)], roles=ROLES),
+    key=("M", "N", "K"),
+    cases=VARIANTS.cases,
+    corners=VARIANTS.corners,
+    make_call=make_call,
+    reference=lambda call: reference(call.args[1], call.args[2], call.out)[0],
+    work=lambda call: work(call.args[1], call.args[2], call.out),
+    rtol=VARIANTS.outputs[0].rtol,
+    atol=VARIANTS.outputs[0].atol,
 )

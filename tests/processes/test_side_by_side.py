@@ -4,13 +4,15 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from forecast_autotune.cli._processes import side_by_side
 from forecast_autotune.errors import WorkerError
+from forecast_autotune.processes.side_by_side import side_by_side
 
 
 def nap(seconds: float) -> int:
@@ -90,3 +92,32 @@ def test_what_a_killed_process_left_undone_is_done_by_another(
 def test_processes_that_die_again_and_again_are_an_error_that_says_what_to_do() -> None:
     with pytest.raises(WorkerError, match=r"died twice in a row with 3 of 3 tasks to do.*--jobs"):
         list(side_by_side(die, [1, 2, 3], 2))
+
+
+def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
+    """Each of them waits for a task on a queue that they all hold open, and would wait for ever."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_side_by_side import nap
+from forecast_autotune.processes.side_by_side import side_by_side
+if __name__ == "__main__":
+    for _, pid in side_by_side(nap, [0.0, 0.1, 300.0], 2):
+        print(pid, flush=True)
+"""
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pids = {int(parent.stdout.readline()) for _ in range(2)}
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while left := {pid for pid in pids if Path(f"/proc/{pid}/stat").exists() and not is_zombie(pid)}:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def is_zombie(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    return True

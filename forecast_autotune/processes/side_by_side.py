@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from ..errors import WorkerError
+from .serving import signal_at_death_of_parent
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
@@ -56,7 +58,9 @@ def _in_one_pool(
     from concurrent.futures import ProcessPoolExecutor, as_completed
 
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(min(jobs, len(tasks)), multiprocessing.get_context("spawn"), _begin, (begin,))
+    pool = ProcessPoolExecutor(
+        min(jobs, len(tasks)), multiprocessing.get_context("spawn"), _begin, (os.getpid(), begin)
+    )
     try:
         futures = {pool.submit(do, task): place for place, task in enumerate(tasks)}
         for future in as_completed(futures):
@@ -69,7 +73,14 @@ def _in_one_pool(
     pool.shutdown()
 
 
-def _begin(begin: Callable[[], None] | None) -> None:
+def _begin(parent: int, begin: Callable[[], None] | None) -> None:
+    def leave_with_parent(*_: object) -> None:
+        if os.getppid() != parent:  # else only the thread has ended that started this process
+            os._exit(1)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGHUP, leave_with_parent)
+    signal_at_death_of_parent(signal.SIGHUP)
+    leave_with_parent()
     if begin is not None:
         begin()

@@ -1,9 +1,10 @@
-"""What a candidate finds and may change in the caller's process beside its arguments: put back after it has run."""
+"""The state of the caller's process that a candidate may change beside its arguments: put back after it has run."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import inspect
 import logging
 import os
@@ -25,14 +26,18 @@ Put = Callable[[Any], object]
 
 
 @contextlib.contextmanager
-def surroundings_kept() -> Iterator[None]:
+def preserve_process_state(*, draws: bool = True) -> Iterator[None]:
     """Leave behind what was there before: random numbers, gradient mode, dtype, precision, rounding, folder, environment.
 
     So a tuned program draws the numbers that it would draw untuned, and each candidate starts from the same. What the
     whole process shares beside random numbers is left alone while a thread of the program is alive that might have
     changed it. What cannot be read or put back is left as it is: that is never the candidate's failure.
+
+    Args:
+        draws: whether the candidate may draw random numbers from the process's generators. Where it cannot, these are
+            left alone: other threads draw from them.
     """
-    kept = [*_of_this_thread(), *_randomness(), *(_of_the_process() if _alone() else ())]
+    kept = [*_of_this_thread(), *(_randomness() if draws else ()), *(_of_the_process() if _alone() else ())]
     with contextlib.ExitStack() as way_out:
         for read, put in kept:
             with contextlib.suppress(Exception):  # such as a folder that was removed: there is no way back to it
@@ -100,15 +105,21 @@ def _of_this_thread() -> Iterator[tuple[Read, Put]]:
 
     yield torch.is_grad_enabled, torch.set_grad_enabled
     yield _if_changed(torch.get_num_threads, torch.set_num_threads)
-    here = ctypes.CDLL(None)
-    if hasattr(here, "fegetenv"):
-        yield lambda: _rounding(here), here.fesetenv
+    library = _c_library()
+    if hasattr(library, "fegetenv"):
+        yield lambda: _rounding(library), library.fesetenv
 
 
-def _rounding(here: ctypes.CDLL) -> Any:
+@functools.cache
+def _c_library() -> ctypes.CDLL:
+    """Made once: each is a cycle of 9 KB, which stays in a program that has switched `gc` off."""
+    return ctypes.CDLL(None)
+
+
+def _rounding(library: ctypes.CDLL) -> Any:
     """This thread's rounding mode, and whether numbers near zero count as zero."""
     held = ctypes.create_string_buffer(_FLOAT_ENVIRONMENT_BYTES)
-    if here.fegetenv(held) != 0:
+    if library.fegetenv(held) != 0:
         raise OSError("the C library does not tell the floating-point environment")
     return held
 

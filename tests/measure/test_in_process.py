@@ -1,18 +1,20 @@
-"""Candidates on the caller's own tensors: what they write is found, put back where it must be, and told."""
+"""Candidates on copies of the arguments: what they write is found, put back where it must be, and told."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from contracts.measurer_contract import MeasurerContract
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement
-from forecast_autotune.measure import lent
-from forecast_autotune.measure.arguments import UnportableError
+from forecast_autotune.measure import copies
 from forecast_autotune.measure.clocks import CpuClock, Launch
-from forecast_autotune.measure.lent import Lent, LentArguments
+from forecast_autotune.measure.copies import BorrowedArguments, CopiedArguments, UnportableError
+from forecast_autotune.measure.in_process import InProcess
 from forecast_autotune.measure.measuring import CheckError, DeviceLostError
 
 torch = pytest.importorskip("torch")
@@ -28,17 +30,36 @@ def measurer(
     restored: Sequence[str] = (),
     zeroed: Sequence[str] = (),
     told: list[Sequence[str]] | None = None,
+    borrowed: bool = False,
     **others: Any,
-) -> Lent:
-    others = {"check": None, "looks": True, "clock": lambda config: CpuClock(0.001), **others}
-    return Lent(
+) -> InProcess:
+    def arguments() -> CopiedArguments | BorrowedArguments:
+        if borrowed:
+            named = [{n: tensors[n] for n in names} for names in (restored, zeroed)]
+            return BorrowedArguments((), tensors, restored=named[0], zeroed=named[1])
+        return CopiedArguments((), tensors, restored=restored, zeroed=zeroed)
+
+    others = {"check": None, "clock": lambda config: CpuClock(0.001), **others}
+    return InProcess(
         name="kernel",
         default=DEFAULT,
         tell_reads=(lambda names: None) if told is None else told.append,
-        launch=lambda config: Launch(call=lambda: kernels[config["which"]](**tensors)),
-        arguments=lambda: LentArguments(tensors, restored=restored, zeroed=zeroed),
+        launch=lambda config, values: Launch(call=functools.partial(kernels[config["which"]], **values[1])),
+        arguments=arguments,
         **others,
     )
+
+
+class TestInProcess(MeasurerContract):
+    def make_measurer(self) -> InProcess:
+        tensors = {"out": torch.zeros(8), "x": torch.ones(8)}
+        return measurer([add_into, lambda **_: add_into(**_), raising(ValueError("a slip"))], tensors, check="allclose")
+
+    def good(self) -> list[Config]:
+        return [DEFAULT, OTHER]
+
+    def bad(self) -> Config:
+        return Config({"which": 2})
 
 
 def add_into(out: Any, x: Any) -> None:
@@ -131,16 +152,57 @@ def test_restore_value_and_reset_to_zero_are_honoured_and_nothing_is_told() -> N
         x.mul_(2)
 
     with measurer(
-        [accumulates], {"x": x, "total": total}, restored=["x"], zeroed=["total"], told=told, looks=False
+        [accumulates], {"x": x, "total": total}, restored=["x"], zeroed=["total"], told=told, borrowed=True
     ) as measuring:
         measuring.measure(DEFAULT)
     assert seen == {(5.0, 0.0)}
     assert torch.equal(x, torch.full((4,), 5.0))
 
 
+@pytest.mark.parametrize("borrowed", [False, True])
+def test_what_is_to_be_restored_is_though_the_kernel_is_not_seen_to_read_it(borrowed: bool) -> None:
+    x, seen = torch.full((4,), 5.0), set()
+
+    def overwrites(x: Any) -> None:
+        seen.add(float(x[0]))
+        x.fill_(7)
+
+    with measurer([overwrites], {"x": x}, restored=["x"], borrowed=borrowed) as measuring:
+        measuring.measure(DEFAULT)
+        seen.clear()
+        measuring.measure(DEFAULT)
+    assert seen == {5.0}
+    assert x.tolist() == [5.0] * 4
+
+
+def test_a_probing_run_that_raises_is_nobodys_failure() -> None:
+    def guarded(x: Any) -> None:
+        if x[0] != 4:
+            raise ValueError("not what it was called with")
+        x.sqrt_()
+
+    told: list[Sequence[str]] = []
+    with measurer([guarded], {"x": torch.full((4,), 4.0)}, told=told, check="allclose") as measuring:
+        assert isinstance(measuring.measure(DEFAULT), Measurement)
+    assert not told
+
+
+def test_a_kernel_never_meets_nan_where_tensors_are_returned() -> None:
+    met = []
+
+    def returns(out: Any, x: Any) -> Any:
+        met.extend(bool(t.isnan().any()) for t in (out, x))
+        return torch.add(x, 1, out=out)
+
+    tensors = {"out": torch.zeros(8), "x": torch.ones(8)}
+    with measurer([returns, returns], tensors, check="allclose") as measuring:
+        assert all(isinstance(measuring.measure(c), Measurement) for c in (DEFAULT, OTHER))
+    assert not any(met)
+
+
 def test_restoring_is_no_part_of_what_is_timed() -> None:
     x = torch.zeros(30_000_000)  # copying 120 MB takes milliseconds
-    with measurer([lambda x: x[:1].add_(1)], {"x": x}, restored=["x"], looks=False) as measuring:
+    with measurer([lambda x: x[:1].add_(1)], {"x": x}, restored=["x"]) as measuring:
         outcome = measuring.measure(DEFAULT)
     assert isinstance(outcome, Measurement)
     assert outcome.median_us < 1000
@@ -237,14 +299,14 @@ def test_where_the_default_does_not_run_the_first_that_does_is_looked_at() -> No
 def test_gaps_between_the_elements_of_a_tensor_are_left_alone_and_cost_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lent, "usable_memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(copies, "usable_memory_bytes", lambda: 1 << 20)
     base = torch.zeros(1000, 1000)
 
     def first_column(x: Any) -> None:
         x.add_(1)
         base[:, 1].add_(1)  # in a gap: somebody else's
 
-    with measurer([first_column], {"x": base[:, 0]}, restored=["x"]) as measuring:
+    with measurer([first_column], {"x": base[:, 0]}, restored=["x"], borrowed=True) as measuring:
         assert isinstance(measuring.measure(DEFAULT), Measurement)
     assert not base[:, 0].any()
     assert base[0, 1] > 5
@@ -263,14 +325,15 @@ def test_what_autograd_has_saved_does_not_count_as_changed() -> None:
 def test_outputs_are_taken_before_a_hook_of_the_users_puts_them_back() -> None:
     x = torch.zeros(10)
     kernels = [add_in_place, lambda x: x.add_(2)]
-    with Lent(
+    with InProcess(
         name="kernel",
         default=DEFAULT,
         check="allclose",
-        launch=lambda config: Launch(call=lambda: kernels[config["which"]](x), after=lambda: x.zero_()),
+        launch=lambda config, values: Launch(
+            call=lambda: kernels[config["which"]](*values[0]), after=lambda: values[0][0].zero_()
+        ),
         clock=lambda config: CpuClock(0.001),
-        arguments=lambda: LentArguments({"x": x}),
-        looks=True,
+        arguments=lambda: CopiedArguments((x,)),
     ) as measuring:
         assert isinstance(measuring.measure(DEFAULT), Measurement)
         outcome = measuring.measure(OTHER)
@@ -303,22 +366,25 @@ def test_one_memory_under_two_names_is_told_by_both_and_known_by_either() -> Non
 
 
 def test_more_to_restore_than_memory_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lent, "usable_memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(copies, "usable_memory_bytes", lambda: 1 << 20)
     x = torch.zeros(1 << 20)
     with (
-        measurer([add_in_place], {"x": x}, restored=["x"]) as measuring,
+        measurer([add_in_place], {"x": x}, restored=["x"], borrowed=True) as measuring,
         pytest.raises(UnportableError, match="a copy of x to restore takes 4 MiB, and 1 MiB are free"),
     ):
         measuring.measure(DEFAULT)
     assert not x.any()
 
 
-def test_where_memory_is_short_the_kernel_is_timed_without_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lent, "usable_memory_bytes", lambda: 1 << 20)
-    told: list[Sequence[str]] = []
-    with measurer([add_in_place], {"x": torch.zeros(1 << 20)}, told=told) as measuring:
-        assert isinstance(measuring.measure(DEFAULT), Measurement)
-    assert not told
+def test_where_memory_is_short_for_copies_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "usable_memory_bytes", lambda: 1 << 20)
+    x = torch.zeros(1 << 20)
+    with (
+        measurer([add_in_place], {"x": x}) as measuring,
+        pytest.raises(UnportableError, match="copies of the arguments, which takes 80 MiB, and 1 MiB are free"),
+    ):
+        measuring.measure(DEFAULT)
+    assert not x.any()
 
 
 def test_only_the_default_is_run_more_than_it_is_timed() -> None:
@@ -344,7 +410,7 @@ class LostClock(CpuClock):
 
 
 def test_a_context_lost_to_a_config_ends_measuring_and_is_held_against_that_config_alone() -> None:
-    with measurer([add_in_place, add_in_place], {"x": torch.zeros(4)}, looks=False, clock=lambda c: LostClock()) as m:
+    with measurer([add_in_place, add_in_place], {"x": torch.zeros(4)}, clock=lambda c: LostClock()) as m:
         outcome = m.measure(OTHER)
         assert isinstance(outcome, Failure)
         assert (outcome.crashed, outcome.transient) == (True, False)
@@ -381,7 +447,16 @@ def test_what_is_the_configs_own_doing_is_kept(kind: type[Exception]) -> None:
     assert outcome.stage == ("resources" if kind is OutOfResources else "launch")
 
 
-@pytest.mark.parametrize("err", [KeyError("BM"), RuntimeError("CUDA out of memory"), MemoryError()])
+@pytest.mark.parametrize("err", [RuntimeError("Triton Error [CUDA]: out of memory"), MemoryError()])
+def test_a_lack_of_memory_is_never_held_against_a_config(err: Exception) -> None:
+    with measurer([add_in_place, raising(err)], {"x": torch.zeros(4)}) as measuring:
+        measuring.measure(DEFAULT)
+        outcome = measuring.measure(OTHER)
+    assert isinstance(outcome, Failure)
+    assert outcome.transient
+
+
+@pytest.mark.parametrize("err", [KeyError("BM"), RuntimeError("a slip")])
 def test_what_a_config_alone_raises_is_kept_and_what_the_default_raises_too_is_not(err: Exception) -> None:
     for default, transient in ((add_in_place, False), (raising(err), True), (raising(ValueError("other")), True)):
         with measurer([default, raising(err)], {"x": torch.zeros(4)}) as measuring:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from faults.threads import alone
 
-from forecast_autotune.measure import surroundings
-from forecast_autotune.measure.surroundings import surroundings_kept
+from forecast_autotune.measure import process_state
+from forecast_autotune.measure.process_state import preserve_process_state
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
     alone()
     monkeypatch.chdir(tmp_path)  # which also brings back the folder
     monkeypatch.delenv("MEDDLED", raising=False)
-    umask, dtype = surroundings._umask(), torch.get_default_dtype()
+    umask, dtype = process_state._umask(), torch.get_default_dtype()
     yield
     os.umask(umask)
     torch.set_default_dtype(dtype)
@@ -43,18 +43,18 @@ def another_thread() -> Iterator[threading.Thread]:
 
 def meddle() -> None:
     os.environ["MEDDLED"] = "1"
-    os.umask(0o777 & ~surroundings._umask())
+    os.umask(0o777 & ~process_state._umask())
     os.chdir("/")
     torch.set_default_dtype(torch.float64)
 
 
 def shared() -> list[Any]:
-    return [os.environ.get("MEDDLED"), surroundings._umask(), os.getcwd(), torch.get_default_dtype()]
+    return [os.environ.get("MEDDLED"), process_state._umask(), os.getcwd(), torch.get_default_dtype()]
 
 
 def test_where_the_program_has_one_thread_what_a_candidate_changed_is_put_back() -> None:
     before = shared()
-    with surroundings_kept():
+    with preserve_process_state():
         meddle()
         assert all(now != then for now, then in zip(shared(), before, strict=True))
     assert shared() == before
@@ -63,14 +63,14 @@ def test_where_the_program_has_one_thread_what_a_candidate_changed_is_put_back()
 def test_threads_of_the_package_count_for_none(another_thread: threading.Thread) -> None:
     another_thread.name = "forecast_autotune-compile"
     before = shared()
-    with surroundings_kept():
+    with preserve_process_state():
         meddle()
     assert shared() == before
 
 
 @pytest.mark.usefixtures("another_thread")
 def test_where_another_thread_may_have_changed_it_it_is_left() -> None:
-    with surroundings_kept():
+    with preserve_process_state():
         meddle()
         meddled = shared()
     assert shared() == meddled
@@ -80,25 +80,32 @@ def test_where_another_thread_may_have_changed_it_it_is_left() -> None:
 def test_random_numbers_and_gradients_are_put_back_whatever_threads_there_are() -> None:
     random.seed(1)
     torch.manual_seed(1)
-    with surroundings_kept():
+    with preserve_process_state():
         drawn = random.random(), torch.rand(1)
         torch.set_grad_enabled(False)
     assert (random.random(), torch.rand(1)) == drawn
     assert torch.is_grad_enabled()
 
 
+def test_random_numbers_that_a_candidate_cannot_draw_are_not_rewound() -> None:
+    random.seed(1)
+    with preserve_process_state(draws=False):
+        drawn = random.random(), torch.rand(1)
+    assert (random.random(), torch.rand(1)) != drawn
+
+
 def test_the_umask_is_not_set_to_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    umask = surroundings._umask()
+    umask = process_state._umask()
     with monkeypatch.context() as patched:
         patched.setattr(os, "umask", lambda _: pytest.fail("a file made now would get other permissions"))
-        assert surroundings._umask() == umask
+        assert process_state._umask() == umask
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch older than 2.9")
 def test_precision_set_by_torchs_newer_switch_stays_and_stands_in_nobodys_way() -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     before = shared()
-    with surroundings_kept():
+    with preserve_process_state():
         meddle()
     assert shared() == before
     assert torch.backends.cuda.matmul.fp32_precision == "tf32"
@@ -107,7 +114,7 @@ def test_precision_set_by_torchs_newer_switch_stays_and_stands_in_nobodys_way() 
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch older than 2.9")
 def test_precision_is_put_back_where_a_candidate_used_the_newer_switch() -> None:
     before = shared()
-    with surroundings_kept():
+    with preserve_process_state():
         meddle()
         torch.backends.cuda.matmul.fp32_precision = "tf32"
     assert shared() == before
@@ -119,7 +126,7 @@ def test_what_cannot_be_put_back_hides_no_outcome_and_hinders_nothing_else(monke
         raise RuntimeError("not now")
 
     def candidate() -> None:
-        with surroundings_kept():
+        with preserve_process_state():
             meddle()
             raise ValueError("the candidate's own")
 
@@ -137,6 +144,6 @@ def test_a_folder_that_is_gone_is_no_candidates_failure(tmp_path: Path) -> None:
     gone.mkdir()
     os.chdir(gone)
     gone.rmdir()
-    with surroundings_kept():
+    with preserve_process_state():
         os.environ["MEDDLED"] = "1"
     assert "MEDDLED" not in os.environ

@@ -1,0 +1,67 @@
+"""The tensors of a call: where they stand among its arguments, and whether it may be timed and compared on them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+
+def tensors_of_call(values: Sequence[Any]) -> list[Any]:
+    """The tensors among some values, those in lists, tuples and dicts included."""
+    return [tensor for _, tensor in _labelled("", enumerate(values))]
+
+
+def labelled_tensors(values: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    """The tensors of a call by what they are called: their argument, and their place in it."""
+    return dict(_labelled("", zip(labels_of(values, names), values, strict=True)))
+
+
+def labels_of(values: Sequence[Any], names: Sequence[str] | None) -> list[str]:
+    """The names of a call's arguments; their places where they have none."""
+    return [names[i] if names is not None and i < len(names) else str(i) for i in range(len(values))]
+
+
+def _labelled(prefix: str, values: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
+    import torch
+
+    for name, value in values:
+        label = f"{prefix}[{name}]" if prefix else str(name)
+        if isinstance(value, torch.Tensor):
+            yield label, value
+        elif isinstance(value, (list, tuple)):
+            yield from _labelled(label, enumerate(value))
+        elif isinstance(value, dict):
+            yield from _labelled(label, value.items())
+
+
+def why_unmeasured(values: Sequence[Any]) -> str:
+    """Why a call must not be timed or run twice now; empty if it may."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph was being captured"
+    return "its tensors held no data" if hold_no_data(values) else ""
+
+
+def hold_no_data(values: Sequence[Any]) -> bool:
+    """Whether a tensor among these stands for one that is somewhere else: fake, or on the meta device."""
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")
+    fake = () if fakes is None else fakes.FakeTensor
+    return any(isinstance(t, fake) or t.is_meta for t in tensors_of_call(values))
+
+
+def why_untuned(values: Sequence[Any], names: Sequence[str] | None) -> str:
+    """Why calls of such tensors are never tuned: copies of them cannot be compared byte by byte; empty if they are."""
+    import torch
+
+    for name, tensor in labelled_tensors(values, names or ()).items():
+        if tensor.is_nested:
+            return f"{name} is a tensor that is nested"
+        if tensor.layout != torch.strided:
+            return f"{name} is a tensor that is {str(tensor.layout).removeprefix('torch.')}"
+        if tensor.is_quantized:
+            return f"{name} is a tensor that is quantized"
+        if tensor.is_conj() or tensor.is_neg():
+            return f"{name} is a conjugate or negative view: its memory holds other numbers than it shows"
+    return ""

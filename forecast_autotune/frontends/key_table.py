@@ -1,0 +1,156 @@
+"""One entry for each key that a front door has met: bounded, and safe for threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..core.config import Config
+
+MAX_KEYS = 8192
+"""Keys that a table holds, at some 400 bytes each; a stored decision is recalled when its key returns."""
+
+MAX_DECISIONS = 64
+"""Decisions kept for whoever looks at `decisions`, at some 600 bytes each; the store has them all."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Provisional:
+    """Why an entry is not the last word for its key."""
+
+    why: str = ""  # what kept this very call from being measured; such an entry serves calls of that kind alone
+    look_at: float = float("inf")  # another process tunes the key: when to look for its decision, by time.monotonic()
+    pause_s: float = 0.0  # before that look
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """What calls of one key run.
+
+    `measured`: whether measuring had a say, or the program itself put it there. `fallback`: what runs in its place should
+    it not run, a launcher and its config; dropped once the entry's own has run.
+    """
+
+    launcher: Any
+    measured: bool
+    provisional: Provisional | None = None
+    fallback: tuple[Any, Config] | None = None
+
+
+class KeyTable:
+    """Entries by key; of more than `max_keys`, those not used for longest leave.
+
+    Two generations do for recency: new and found entries stand in the recent one; when that holds half of what the table
+    may, it becomes the older one, and what stood there leaves. So a hit costs one look-up and no bookkeeping.
+
+    Args:
+        forget_shortcuts: called, under the lock, whenever what callers hold of this table may be outdated.
+    """
+
+    def __init__(self, forget_shortcuts: Callable[[], None] = lambda: None, *, max_keys: int = MAX_KEYS) -> None:
+        self.lock = threading.RLock()
+        self.version = 0  # rises with every change from outside
+        self._half = max(1, max_keys // 2)
+        self._forget_shortcuts = forget_shortcuts
+        self._recent: dict[Hashable, Entry] = {}
+        self._older: dict[Hashable, Entry] = {}
+        self._pinned: dict[Hashable, Entry] = {}
+
+    def get(self, key: Hashable) -> Entry | None:
+        entry = self._recent.get(key)
+        if entry is None and self._pinned:
+            entry = self._pinned.get(key)
+        if entry is None and key in self._older:
+            with self.lock:
+                entry = self._older.pop(key, None) or self._recent.get(key)
+                if entry is not None:
+                    self._insert(key, entry)
+        return entry
+
+    def peek(self, key: Hashable) -> Entry | None:
+        """An entry without taking note that it was used."""
+        return self._pinned.get(key) or self._recent.get(key) or self._older.get(key)
+
+    def is_pinned(self, key: Hashable) -> bool:
+        """Whether the program itself put an entry in under this key."""
+        return key in self._pinned
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._recent or key in self._pinned or key in self._older
+
+    def add(self, key: Hashable, entry: Entry, *, version: int) -> bool:
+        """Add what was decided; False where the table was changed from outside since `version`."""
+        with self.lock:
+            if version != self.version:
+                return False
+            self._insert(key, entry)
+            return True
+
+    def _insert(self, key: Hashable, entry: Entry) -> None:
+        if len(self._recent) >= self._half and key not in self._recent:
+            self._older, self._recent = self._recent, {}
+            self._forget_shortcuts()
+        self._recent[key] = entry
+        self._older.pop(key, None)
+
+    def pin(self, key: Hashable, entry: Entry) -> None:
+        """Put in an entry of the program's own, which stays."""
+        with self.lock:
+            self.change()
+            self._drop(key)
+            self._pinned[key] = entry
+
+    def update(self, other: KeyTable) -> None:
+        """Take over another's entries, as they are now."""
+        with other.lock:
+            self._recent, self._older, self._pinned = (
+                {key: replace(entry) for key, entry in entries.items()}
+                for entries in (other._recent, other._older, other._pinned)
+            )
+
+    def pop(self, key: Hashable) -> Entry | None:
+        with self.lock:
+            self.change()
+            return self._drop(key)
+
+    def _drop(self, key: Hashable) -> Entry | None:
+        found = [table.pop(key, None) for table in (self._pinned, self._recent, self._older)]
+        return next((entry for entry in found if entry is not None), None)
+
+    def clear(self) -> None:
+        with self.lock:
+            self.change()
+            for table in (self._pinned, self._recent, self._older):
+                table.clear()
+
+    def change(self) -> None:
+        """Let each next call look its key up here, the one that is being decided now included."""
+        with self.lock:
+            self.version += 1
+            self._forget_shortcuts()
+
+    def items(self) -> list[tuple[Hashable, Entry]]:
+        with self.lock:
+            return [item for table in (self._pinned, self._older, self._recent) for item in table.items()]
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter([key for key, _ in self.items()])
+
+    def __len__(self) -> int:
+        return len(self._pinned) + len(self._older) + len(self._recent)
+
+
+class Recent(dict[Any, Any]):
+    """A dictionary of the last so many keys that were put in."""
+
+    def __init__(self, size: int = MAX_DECISIONS) -> None:
+        super().__init__()
+        self._size = size
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.pop(key, None)
+        super().__setitem__(key, value)
+        while len(self) > self._size:
+            del self[next(iter(self))]

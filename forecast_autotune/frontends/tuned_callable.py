@@ -1,0 +1,169 @@
+"""What `variants` and the functions of `load_inline` have in common: an object that is called in the place of a function."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.decision import Decision
+from ..core.workload import Program
+from ..errors import InvalidInputError, TuningWarning
+from .call_tensors import hold_no_data, why_unmeasured, why_untuned
+from .dispatch import Dispatcher, FrontDoor
+from .engine import untraced
+from .keys import (
+    NOTHING_BESIDE,
+    CallState,
+    NoKeyError,
+    Surroundings,
+    as_names,
+    key_as_json,
+    make_key_function,
+    make_state_function,
+    state_without_data,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call to decide for: what is handed on, and all of it in one row, defaults included.
+
+    `unmeasured`: why it must not be measured, where its arguments do not show that.
+    """
+
+    state: CallState
+    values: tuple[Any, ...]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    unmeasured: str = ""
+
+    @property
+    def why_unmeasured(self) -> str:
+        return self.unmeasured or why_unmeasured(self.values)
+
+
+class TunedCallable:
+    """Decisions by key, and the calls that they make. An entry's launcher has an attribute `call`.
+
+    Args:
+        door: how a missing decision is made.
+        name: what it is called as a part of another tuner.
+        full_name: what messages call it.
+        key: as the user gave it.
+        names: of the arguments, as far as they are known.
+        options: of the `Dispatcher`.
+    """
+
+    callables: Sequence[Any] = ()
+    """What it chooses among, where these are Python callables."""
+
+    program: Program
+    __name__: str
+
+    def __init__(
+        self, door: FrontDoor, *, name: str, full_name: str, key: Any, names: Sequence[str] | None, **options: Any
+    ) -> None:
+        self.dispatcher = Dispatcher(door, **options)
+        self.name, self.full_name = name, full_name
+        self._door, self.names = door, names
+        self._key = make_key_function(key, names, name)
+        self._key_names: tuple[str, ...] | None = None if callable(key) else as_names(key)
+        self._around = NOTHING_BESIDE
+        self._state: Callable[[Sequence[Any]], tuple[Any, ...] | None] = self._first_state
+        self._find = self.dispatcher.table.get
+        self._untuned_noted = False
+
+    @property
+    def tuned(self) -> Any:
+        """What decides for it: itself."""
+        return self
+
+    def key_as_json(self, values: Sequence[Any]) -> dict[str, object]:
+        """The key of a call as it is kept.
+
+        Raises:
+            InvalidInputError: what a callable `key=` returned has no JSON form.
+            NoKeyError: an argument has none.
+        """
+        return key_as_json(self._key(*values), values, self.names, self._key_names)
+
+    @property
+    def decisions(self) -> dict[Any, Decision]:
+        """From key to its decision: the last 128 that this process made or recalled."""
+        return self.dispatcher.decisions
+
+    def surroundings(self) -> Surroundings:
+        """What its callables reach that a decision depends on, asked at the first call, when what they name is there."""
+        return NOTHING_BESIDE
+
+    def _first_state(self, values: Sequence[Any]) -> tuple[Any, ...] | None:
+        self._around = self.surroundings()
+        self._state = make_state_function(self._around)
+        return self._state(values)
+
+    def _make_call(self, values: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call as it is decided for its key. A hit makes the key, looks it up and calls."""
+        try:
+            key = (self._state(values), self._key(*values))
+            entry = self._find(key)
+        except Exception as err:
+            key, entry = self._key_without_state(values, err), None  # type: ignore[assignment]
+        if entry is None or entry.provisional is not None or entry.fallback is not None:
+            return self._miss(key, values, args, kwargs)
+        return entry.launcher.call(*args, **kwargs)
+
+    def _miss(self, key: Any, values: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if key is None or key[0] is None:  # under a transform
+            call = Call(state=state_without_data(()), values=values, args=args, kwargs=kwargs)
+            return untraced(self._door.default)(call).call(*args, **kwargs)
+        call = Call(state=CallState(*key[0]), values=values, args=args, kwargs=kwargs)
+        entry = self.dispatcher.entry(key, call)
+        del call
+        return self.dispatcher.run(key, entry, args, kwargs)
+
+    def _key_without_state(self, values: tuple[Any, ...], err: Exception) -> tuple[Any, Any] | None:
+        """The key of a call whose tensors have no addresses, such as fake ones; None where no key can be told.
+
+        Raises:
+            InvalidInputError: what a callable `key=` returned cannot be looked up.
+            Exception: what it raised.
+        """
+        if hold_no_data(values):
+            try:
+                key = (state_without_data(values, self._around), self._key(*values))
+                hash(key)
+                return key
+            except (NoKeyError, TypeError):  # sizes are symbols
+                return None
+        if self._key_names is None:
+            own = self._key(*values)
+            try:
+                hash(own)
+            except TypeError:
+                raise InvalidInputError(
+                    f"the key of {self.name} is {own!r}, which cannot be looked up: give key= as names of arguments, or as "
+                    "a callable that returns a tuple of numbers, text, dtypes and shapes"
+                ) from None
+        self.note_untuned(why_untuned(values, self.names) or str(err))
+        return None
+
+    def note_untuned(self, why: str) -> None:
+        """Say once of this function that calls of a kind run their default."""
+        if not self._untuned_noted:
+            self._untuned_noted = True
+            warnings.warn(
+                f"{self.full_name} runs its default where it cannot be tuned: {why.partition(chr(10))[0]}",
+                TuningWarning,
+                stacklevel=5,
+            )
+
+    def _call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], values: tuple[Any, ...]) -> Call:
+        """A call that is not made, for what asks about it."""
+        try:
+            state = self._state(values)
+        except Exception:  # tensors without data
+            state = None
+        known = state_without_data(values, self._around) if state is None else CallState(*state)
+        return Call(state=known, values=values, args=args, kwargs=kwargs)

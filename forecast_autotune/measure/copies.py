@@ -1,0 +1,431 @@
+"""The arguments of a call in the caller's own process: copied, or borrowed where the user says what is written."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..errors import AutotuneError
+from ..processes.machine import usable_memory_bytes
+from .buffers import ALIGNMENT, Buffer, Buffers, guarded_copy, memory_of, view_of
+from .outputs import Gradients, gradients_of
+
+if TYPE_CHECKING:
+    import torch
+
+COPIES = 4  # of each argument: what candidates run on, what it held, what a run left there, and what is compared
+TEMPORARY_BYTES = 512 << 20  # at most, beside the copies
+Values = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a candidate is called with, by position and by name."""
+
+
+class UnportableError(AutotuneError):
+    """An argument cannot be copied for a trial; the message names it and says what can be."""
+
+
+class CopiedArguments(Buffers):
+    """Copies of a call's tensors, by their storages; what lies in one memory, at whatever strides, does so again.
+
+    What holds tensors in another way than containers, dataclasses and tensor descriptors do is handed on as it is.
+
+    Args:
+        args, kwargs: of the call.
+        names: of what is given by position.
+        restored, zeroed: names of tensors to put back, and to fill with zeros, before every run.
+        state: tensors that candidates reach by another way: the caller's own, put back where a run has changed them.
+        generators: of random numbers, reached so, too; each run draws from them what the first does.
+    Raises:
+        UnportableError: a tensor cannot be copied, or memory is short.
+    """
+
+    def __init__(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        names: Sequence[str] = (),
+        restored: Collection[str] = (),
+        zeroed: Collection[str] = (),
+        state: Mapping[str, torch.Tensor] | None = None,
+        generators: Sequence[torch.Generator] = (),
+    ) -> None:
+        self._given: Values = tuple(args), dict(kwargs or {})
+        self._generators = [(generator, generator.get_state()) for generator in generators]
+        self._names = names
+        self._accumulates = False
+        self._leaves: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
+        self._followed: list[tuple[torch.Tensor, Any]] = []
+        tensors: dict[str, torch.Tensor] = {}
+
+        def note(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            refuse_what_has_no_copy(name, tensor)
+            tensors[name] = tensor
+            if tensor.is_leaf and tensor.grad is not None:
+                tensors[f"{name}.grad"] = tensor.grad
+            return tensor
+
+        self._mapped(note)
+        groups: dict[int, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            groups.setdefault(_key(tensor), {})[name] = tensor
+        copied = {id(t) for t in tensors.values()}
+        own = {n: t for n, t in (state or {}).items() if id(t) not in copied}
+        self._state_leaves = [(n, t, t.grad) for n, t in own.items() if t.requires_grad and t.is_leaf]
+        refuse_shortage(tensors.values(), own.values())
+        self._buffer_of: dict[int, Buffer] = {}
+        for key, group in groups.items():
+            self._buffer_of[key] = _copied(group)
+        kept = {(t.data_ptr(), t.shape, t.stride()): (n, t) for n, t in own.items()}
+        super().__init__([*self._buffer_of.values(), *(_borrowed(n, t) for n, t in kept.values())])
+        for name in zeroed:
+            self._copy_of(tensors[name], pristine=True).zero_()
+        for name in (*restored, *zeroed):
+            buffer = self._buffer_of[_key(tensors[name])]
+            buffer.restored = True
+            buffer.restore()
+
+    @property
+    def changed(self) -> bool:
+        return self._accumulates or super().changed
+
+    def values(self) -> Values:
+        """The call's arguments over the copies, as no candidate has seen them yet: tensors, lists and objects made anew."""
+        self._leaves, self._followed = [], []
+        made: dict[int, torch.Tensor] = {}
+
+        def substitute(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in made:
+                made[id(tensor)] = self._followable(name, tensor, self._copy_of(tensor))
+            return made[id(tensor)]
+
+        return self._mapped(substitute)
+
+    def restore(self) -> None:
+        super().restore()
+        if self._accumulates:
+            self._drop_gradients()
+
+    def put_back(self) -> None:
+        super().put_back()
+        for generator, state in self._generators:
+            generator.set_state(state)
+        self._drop_gradients()
+
+    def gradients(self, returned: Sequence[torch.Tensor]) -> Gradients:
+        """Of what a run returned or wrote, and those that it has left in `.grad` itself."""
+        written = [t for t, made_by in self._followed if t.grad_fn is not made_by]
+        leaves = [*self._leaves, *self._state_leaves]
+        found = gradients_of([*returned, *written], {id(leaf): name for name, leaf, _ in leaves})
+        left = {f"{n}.grad": t.grad.detach().clone() for n, t, g in leaves if t.grad is not None and t.grad is not g}
+        self._accumulates |= bool(left)
+        return found if isinstance(found, str) else {**found, **left}
+
+    def release(self) -> None:
+        """Leave the caller's own memory as it was, and hold on to nothing."""
+        self.put_back()
+        self._given = (), {}
+        self.buffers, self._buffer_of = [], {}
+        self._leaves, self._followed, self._state_leaves = [], [], []
+
+    def _drop_gradients(self) -> None:
+        for _, leaf, gradient in (*self._leaves, *self._state_leaves):
+            if leaf.grad is not gradient:
+                leaf.grad = gradient
+
+    def _mapped(self, f: Callable[[str, torch.Tensor], torch.Tensor]) -> Values:
+        args, kwargs = self._given
+        names = [*self._names[: len(args)], *(f"argument {i}" for i in range(len(self._names), len(args)))]
+        return (
+            tuple(_mapped(n, v, f) for n, v in zip(names, args, strict=True)),
+            {n: _mapped(n, v, f) for n, v in kwargs.items()},
+        )
+
+    def _copy_of(self, tensor: torch.Tensor, *, pristine: bool = False) -> torch.Tensor:
+        buffer = self._buffer_of[_key(tensor)]
+        offset = tensor.storage_offset()
+        if not pristine:
+            return view_of(buffer, tensor.dtype, tensor.shape, tensor.stride(), offset)
+        typed = buffer.pristine.view(tensor.dtype)
+        return typed.as_strided(tensor.shape, tensor.stride(), typed.storage_offset() + offset)
+
+    def _followable(self, name: str, given: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
+        """A copy that is of the given one's class, and that autograd follows if it follows that one."""
+        import torch
+
+        if given.is_conj():
+            copied = copied.conj()
+        if given.is_neg():
+            copied = copied._neg_view()
+        if type(given) is not torch.Tensor:
+            copied = copied.as_subclass(type(given))
+            copied.__dict__.update(given.__dict__)
+        if not given.requires_grad or torch.is_inference_mode_enabled():
+            return copied
+        if given.is_leaf:
+            copied.requires_grad_()
+            if given.grad is not None:
+                copied.grad = self._copy_of(given.grad)
+            self._leaves.append((name, copied, copied.grad))
+            return copied
+        with torch.enable_grad():
+            leaf = torch.empty(1, dtype=given.dtype, device=given.device).expand(given.shape).requires_grad_()
+            copied = _source().apply(leaf, [copied])
+        self._leaves.append((name, leaf, None))
+        self._followed.append((copied, copied.grad_fn))
+        return copied
+
+
+class BorrowedArguments(Buffers):
+    """The caller's own tensors, for candidates that are run there as the user's launches are.
+
+    Nothing is looked at; what the user names is put back before every run, or filled with zeros.
+
+    Raises:
+        UnportableError: memory is short for copies of what is to be restored.
+    """
+
+    def __init__(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        restored: Mapping[str, torch.Tensor],
+        zeroed: Mapping[str, torch.Tensor],
+    ) -> None:
+        self._given: Values = tuple(args), dict(kwargs)
+        needed = _bytes(memory_of(t) for t in restored.values())
+        if short := _shortage(needed):
+            raise UnportableError(f"a copy of {', '.join(restored)} to restore takes {short}")
+        self._restored = [_borrowed(n, t) for n, t in restored.items()]
+        empty = [_borrowed(n, t, to_zero=True) for n, t in zeroed.items()]
+        super().__init__([*self._restored, *empty])
+        for buffer in self.buffers:
+            buffer.restored = True
+
+    def values(self) -> Values:
+        return self._given
+
+    def detect_writes(self) -> list[Buffer]:
+        return []
+
+    def put_back(self) -> None:
+        self.restore()
+
+    def release(self) -> None:
+        """Leave what is to be restored as it was, and hold on to nothing."""
+        for buffer in self._restored:
+            buffer.restore()
+        self._given = (), {}
+        self.buffers = self._restored = []
+
+
+@contextmanager
+def copied_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], **others: Any) -> Iterator[Values]:
+    """Copies of a call's arguments, to make the call with once; what state of its callee changes is put back."""
+    arguments = CopiedArguments(args, kwargs, **others)
+    try:
+        yield arguments.values()
+    finally:
+        arguments.release()
+
+
+def tensors_of(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors among a call's arguments: a tensor descriptor's is its base, those of a tuple are numbered."""
+    found: dict[str, torch.Tensor] = {}
+
+    def note(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        found[name] = tensor
+        return tensor
+
+    for name, value in arguments.items():
+        _mapped(name, value, note)
+    return found
+
+
+def names_of_storages(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """What the storages of some tensors are called, in the order in which they are met: by all that lie in one."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        names.setdefault(_key(tensor), []).append(name)
+    return [", ".join(group) for group in names.values()]
+
+
+def kind_without_copy(tensor: torch.Tensor) -> str | None:
+    """What a tensor is that has no memory of its own to copy, or one of another form; None for one that has."""
+    import torch
+
+    kinds = {
+        "sparse": tensor.layout != torch.strided,
+        "nested": tensor.is_nested,
+        "quantized": tensor.is_quantized,
+        "without data": tensor.is_meta,
+        "made of other tensors": type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__,
+    }
+    return next((kind for kind, is_so in kinds.items() if is_so), None)
+
+
+def refuse_what_has_no_copy(name: str, tensor: torch.Tensor) -> None:
+    """Raises:
+    UnportableError: a tensor cannot be copied.
+    """
+    if kind := kind_without_copy(tensor):
+        raise UnportableError(f"{name} is a tensor that is {kind}: configs are tried on copies, of dense tensors")
+
+
+def refuse_shortage(copied: Any, state: Any) -> None:
+    """Raises:
+    UnportableError: memory is short for copies of some tensors.
+    """
+    storages = {_key(t): t for t in copied}.values()
+    needed: Counter[torch.device] = Counter()
+    for tensor in storages:
+        needed[tensor.device] += COPIES * tensor.untyped_storage().nbytes()
+    needed.update(_bytes(state))
+    for device, size in needed.items():
+        needed[device] = size + min(TEMPORARY_BYTES, 16 * size // COPIES)
+    if short := _shortage(needed):
+        raise UnportableError(f"configs are tried on copies of the arguments, which takes {short}")
+
+
+def _bytes(tensors: Any) -> Counter[torch.device]:
+    needed: Counter[torch.device] = Counter()
+    for tensor in tensors:
+        needed[tensor.device] += tensor.numel() * tensor.itemsize
+    return needed
+
+
+def _shortage(needed: Mapping[torch.device, int]) -> str:
+    """By how much memory is short, in words; empty where it suffices."""
+    for device, size in needed.items():
+        if size > (free := _free_bytes(device)):
+            return f"{size >> 20} MiB, and {free >> 20} MiB are free"
+    return ""
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Memory that can still be had on a device."""
+    import torch
+
+    if device.type != "cuda":
+        return usable_memory_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free + held)
+
+
+def _key(tensor: torch.Tensor) -> int:
+    """What tells storages apart: their address, or themselves where they are empty."""
+    storage = tensor.untyped_storage()
+    return int(storage.data_ptr() or -storage._cdata)
+
+
+def _copied(group: Mapping[str, torch.Tensor]) -> Buffer:
+    """A copy of the storage that some tensors lie in."""
+    import torch
+
+    first = next(iter(group.values()))
+    storage = first.untyped_storage()
+    content = torch.empty(0, dtype=torch.uint8, device=first.device).set_(storage).clone()
+    if first.device.type == "cpu" and storage.is_pinned():
+        content = content.pin_memory()
+    return guarded_copy(
+        content,
+        name=", ".join(group),
+        misalignment=storage.data_ptr() % ALIGNMENT,
+        dtype=first.dtype,
+        shape=tuple(first.shape) if first.is_contiguous() else None,
+        alone=len(group) == 1,
+    )
+
+
+def _borrowed(name: str, tensor: torch.Tensor, *, to_zero: bool = False) -> Buffer:
+    """The caller's own memory, to be put back, or to be filled with zeros."""
+    memory = memory_of(tensor)
+    return Buffer(
+        name=name, memory=memory, pristine=memory.new_zeros(1).expand_as(memory) if to_zero else memory.clone()
+    )
+
+
+def _mapped(name: str, value: Any, f: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
+    """The same value with other tensors in it; containers are made anew, and so is what holds a tensor."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return f(name, value)
+    if isinstance(value, (list, deque)):
+        items = [_mapped(f"{name}[{i}]", v, f) for i, v in enumerate(value)]
+        if type(value) is list:
+            return items
+        listed = copy.copy(value)
+        listed.clear()
+        listed.extend(items)
+        return listed
+    if isinstance(value, tuple):
+        items = [_mapped(f"{name}[{i}]", v, f) for i, v in enumerate(value)]
+        if all(a is b for a, b in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        mapping = copy.copy(value)
+        for key, v in value.items():
+            mapping[key] = _mapped(f"{name}[{key!r}]", v, f)
+        return mapping
+    if isinstance(value, set):
+        return copy.copy(value)
+    if isinstance(value, torch.Generator):
+        return value.clone_state()
+    if isinstance(value, random.Random) or type(value).__module__.startswith("numpy.random"):
+        return copy.deepcopy(value)
+    if isinstance(value, Iterator):
+        raise UnportableError(
+            f"{name} is a {type(value).__name__}, which can be read once: give what it reads as a list"
+        )
+    if isinstance(getattr(value, "base", None), torch.Tensor) or _is_record(value):
+        made = copy.copy(value)
+        for attribute, held in _held(value).items():
+            inner = name if attribute == "base" else f"{name}.{attribute}"
+            object.__setattr__(made, attribute, _mapped(inner, held, f))
+        return made
+    if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__") and value.ndim:
+        raise UnportableError(f"{name} is a NumPy array: configs are tried on copies, of dense tensors")
+    if callable(getattr(value, "data_ptr", None)):
+        raise UnportableError(f"{name} is a {type(value).__name__}: configs are tried on copies, of dense tensors")
+    return value
+
+
+def _is_record(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _held(value: Any) -> dict[str, Any]:
+    held = dict(getattr(value, "__dict__", {}))
+    if _is_record(value):
+        held.update({f.name: getattr(value, f.name) for f in dataclasses.fields(value) if hasattr(value, f.name)})
+    return held
+
+
+_SOURCES: list[Any] = []
+
+
+def _source() -> Any:
+    """An autograd function whose result is a tensor of its own choosing: the end of a graph, and no leaf."""
+    import torch
+
+    if not _SOURCES:
+
+        class Source(torch.autograd.Function):  # type: ignore[misc]
+            @staticmethod
+            def forward(ctx: Any, leaf: Any, held: list[Any]) -> Any:  # noqa: ARG004  # torch's signature
+                return held[0]
+
+            @staticmethod
+            def backward(ctx: Any, gradient: Any) -> Any:  # noqa: ARG004
+                return gradient, None
+
+        _SOURCES.append(Source)
+    return _SOURCES[0]

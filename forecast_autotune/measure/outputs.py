@@ -1,0 +1,208 @@
+"""What a run of a candidate produced, in a form that can be compared with the default's and sent to another process."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import numbers
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import AutotuneError
+
+if TYPE_CHECKING:
+    import torch
+
+    from .buffers import Buffers
+
+Gradients = Mapping[str, "torch.Tensor"] | str
+"""By what they reach; or what the backward pass raised."""
+
+
+_PLAIN = (type(None), str, bytes, range, slice, type, enum.Enum, numbers.Number, os.PathLike)
+_TORCH = ("dtype", "device", "layout", "memory_format")
+
+
+class OutputsError(AutotuneError):
+    """What a run returned cannot be compared with anything; the message names it."""
+
+
+NOTHING = {"kind": "NoneType", "value": "None"}
+"""The form of what a function returns that returns nothing."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What a run returned and wrote, and the gradients it leads to.
+
+    `form` says in JSON how what was returned is nested, and of each tensor its strides and whose memory it lies in;
+    `tensors` are copies, first of those returned, then of the buffers named in `written`.
+    """
+
+    form: Any
+    tensors: Sequence[torch.Tensor]
+    written: Sequence[str]
+    gradients: Gradients = dataclasses.field(default_factory=dict)
+
+
+def outputs_of(returned: Any, arguments: Buffers) -> Outputs:
+    """What a run produced that has just ended. What the default is known to write counts, changed or not."""
+    arguments.detect_writes()
+    tensors: list[torch.Tensor] = []
+    form = _form(returned, tensors, arguments, ())
+    written = [b for b in arguments.buffers if b.touched or b.written]
+    return Outputs(
+        form=form,
+        tensors=[*(_dense(t.detach()).clone() for t in tensors), *(b.output for b in written)],
+        written=[b.name for b in written],
+        gradients=arguments.gradients(tensors),
+    )
+
+
+def has_tensors(value: Any, within: tuple[int, ...] = ()) -> bool:
+    """Whether a tensor, or a number, is among what was returned."""
+    if isinstance(value, (int, float, complex)) or hasattr(value, "dtype"):
+        return True
+    if isinstance(value, Mapping):
+        parts = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        parts = list(value)
+    else:
+        parts = list((_attributes(value) or {}).values())
+    return id(value) not in within and any(has_tensors(part, (*within, id(value))) for part in parts)
+
+
+def opaque_in(form: Any) -> str | None:
+    """The kind of something in a form that shows nothing of what it holds, such as a generator; None if all is seen."""
+    if form.get("opaque"):
+        return str(form["kind"])
+    inner = [*form.get("items", ()), *form.get("keys", {}).values()]
+    return next((kind for part in inner if (kind := opaque_in(part))), None)
+
+
+def _form(value: Any, tensors: list[torch.Tensor], arguments: Buffers, within: tuple[int, ...]) -> Any:
+    """See `Outputs.form`; `within` are the identities of what holds the value."""
+    import torch
+
+    kind = type(value).__qualname__
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1, "class": kind, **_place(value, tensors, arguments)}
+    if (number := _as_tensor(value)) is not None:
+        tensors.append(number)
+        return {"kind": kind, "tensor": len(tensors) - 1}
+    if id(value) in within:
+        return {"kind": kind, "value": f"what holds it, {len(within) - within.index(id(value))} above"}
+    within = (*within, id(value))
+    if isinstance(value, Mapping):
+        names = sorted(value, key=repr)  # an order that does not depend on who made it
+        return {"kind": kind, "keys": {repr(n): _form(value[n], tensors, arguments, within) for n in names}}
+    if isinstance(value, (list, tuple)):
+        return {"kind": kind, "items": [_form(v, tensors, arguments, within) for v in value]}
+    if isinstance(value, _PLAIN) or (type(value).__module__ == "torch" and kind in _TORCH):
+        return {"kind": kind, "value": repr(value)}
+    if isinstance(value, (set, frozenset)) and all(isinstance(v, _PLAIN) for v in value):
+        return {"kind": kind, "value": f"{{{', '.join(sorted(map(repr, value)))}}}"}
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):  # of text or objects
+        return {"kind": kind, "value": repr(value.tolist())}
+    if (held := _attributes(value)) is None:
+        return {"kind": kind, "opaque": True}
+    return {"kind": kind, "keys": {n: _form(v, tensors, arguments, within) for n, v in held.items()}}
+
+
+def _as_tensor(value: Any) -> torch.Tensor | None:
+    """A number, or a NumPy array of numbers, as a tensor; None for anything else, such as an integer of over 64 bits."""
+    import torch
+
+    try:
+        if isinstance(value, (int, float, complex)):  # truth values included
+            return torch.tensor(value)
+        if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
+            return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pass
+    return None
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """What an object holds by name; None of one that does not show it, or that is run rather than read."""
+    import torch
+
+    if isinstance(value, (Iterator, torch.nn.Module)) or callable(value):
+        return None
+    slots = [name for kind in type(value).__mro__ for name in _names(vars(kind).get("__slots__", ()))]
+    if not (slots or hasattr(value, "__dict__")):
+        return None
+    names = [n for n in (*getattr(value, "__dict__", {}), *slots) if n not in ("__dict__", "__weakref__")]
+    return {n: getattr(value, n, None) for n in names}
+
+
+def _names(slots: Any) -> Sequence[str]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _place(tensor: torch.Tensor, tensors: Sequence[torch.Tensor], arguments: Buffers) -> dict[str, Any]:
+    """How a tensor lies in memory, and in whose."""
+    import torch
+
+    place: dict[str, Any] = {"followed": tensor.requires_grad, "layout": str(tensor.layout)}
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
+        return place
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    place["stride"] = [stride if size > 1 and tensor.numel() else 0 for size, stride in pairs]
+    place["within"] = arguments.holding(tensor)
+    start = tensor.untyped_storage().data_ptr()
+    same = (i for i, t in enumerate(tensors[:-1]) if t.layout == torch.strided and not t.is_nested)
+    place["shares"] = next((i for i in same if start and tensors[i].untyped_storage().data_ptr() == start), None)
+    return place
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    if tensor.is_quantized:
+        return tensor.dequantize()
+    if tensor.is_nested:
+        return torch.cat([t.reshape(-1) for t in tensor.unbind()])
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+
+
+def gradients_of(tensors: Sequence[torch.Tensor], names: Mapping[int, str]) -> Gradients:
+    """The gradients of a weighted sum of some tensors, by the names of the leaves they reach, known by identity."""
+    import torch
+
+    ends = [t for t in tensors if t.grad_fn is not None]
+    leaves = _leaves(ends)
+    if not leaves:
+        return {}
+    try:
+        # A part of the graph may be the program's own, made before the call: it is to be walked again.
+        found = torch.autograd.grad(ends, leaves, [_weights(t) for t in ends], retain_graph=True, allow_unused=True)
+    except Exception as err:
+        return f"{type(err).__name__}: {err}"
+    pairs = zip(leaves, found, strict=True)
+    return {names.get(id(v), f"a tensor at {id(v):#x}"): g.detach() for v, g in pairs if g is not None}
+
+
+def _leaves(ends: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors in which a backward pass from these would accumulate gradients."""
+    waiting, seen = [t.grad_fn for t in ends], set()
+    leaves: dict[int, torch.Tensor] = {}
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (variable := getattr(node, "variable", None)) is not None:
+            leaves[id(variable)] = variable
+        waiting += [following for following, _ in node.next_functions]
+    return list(leaves.values())
+
+
+def _weights(tensor: torch.Tensor) -> torch.Tensor:
+    """A weight for each element, no two alike: not drawn, for random numbers are the program's own."""
+    import torch
+
+    weights = torch.linspace(0.5, 1.5, tensor.numel(), device=tensor.device)
+    return weights.view(tensor.shape).to(tensor.dtype)

@@ -1,0 +1,131 @@
+"""Messages between a caller and its worker: JSON objects over a socket pair, one datagram each.
+
+What is large travels as an open file beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .endings import WorkerDiedError, WorkerKilledError, WorkersUnavailableError
+
+_MESSAGE_BYTES = 64 * 1024  # well below the default socket buffer of Linux (208 KiB); what is longer travels as a file
+_MAX_FILES = 16
+# Datagrams that keep their order and report the other end's death: SEQPACKET on Linux, DGRAM where it is missing (macOS).
+_KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
+
+Message = dict[str, Any]
+
+
+class Channel:
+    """One end of a conversation between a caller and its worker."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self.files: list[int] = []  # descriptors that came with the last message; the receiver closes them
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
+        data = json.dumps(message).encode()
+        if len(data) <= _MESSAGE_BYTES:
+            socket.send_fds(self._socket, [data], list(files))
+            return
+        file = memory_file(len(data), "forecast_autotune_message")
+        try:
+            os.pwrite(file, data, 0)
+            socket.send_fds(self._socket, [json.dumps({"long": len(data)}).encode()], [file, *files])
+        finally:
+            os.close(file)
+
+    def receive(self) -> Message:
+        """The next message, waited for without end.
+
+        Raises:
+            WorkerDiedError: the other end is gone, or writes what is no message.
+        """
+        try:
+            try:
+                data, self.files, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, _MAX_FILES)
+            except ConnectionResetError:  # it was closed with a message unread; how the worker ended is still to be had
+                data, self.files, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, _MAX_FILES)
+        except OSError as err:
+            raise WorkerKilledError(f"stopped from outside: the connection broke: {err}") from None
+        if not data:  # a worker's end is a message; of a fork server's own end, this is all that shows
+            raise WorkerKilledError("stopped from outside: the process is gone")
+        try:
+            message = dict(json.loads(data))
+        except (TypeError, ValueError):
+            raise WorkerDiedError(f"it wrote into what is not its own: {data[:40]!r} is no message") from None
+        if "long" in message:
+            file = self.files.pop(0)
+            try:
+                message = dict(json.loads(os.pread(file, message["long"], 0)))
+            finally:
+                os.close(file)
+        return message
+
+    def is_readable(self, wait_s: float = 0.0) -> bool:
+        """Whether a message or the other's end is there to receive, or comes in so many seconds."""
+        poll = select.poll()  # select() itself refuses descriptors above 1023
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1000 * wait_s))
+
+    def hang_up(self) -> None:
+        """Close it for the other end to see, though a process that this one forked may still hold it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def channels() -> tuple[Channel, Channel]:
+    """The two ends of a new conversation."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, _KIND)
+    return tuple(Channel(socket.socket(fileno=beyond_the_standard_ones(end.detach()))) for end in (ours, theirs))  # type: ignore[return-value]
+
+
+def beyond_the_standard_ones(descriptor: int) -> int:
+    """The same file under a number above 2: in a program that closed its stdout, a new file becomes a child's stdout."""
+    if descriptor > 2:
+        return descriptor
+    import fcntl
+
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(descriptor)
+
+
+def memory_file(size: int, name: str) -> int:
+    """A descriptor of an anonymous file of `size` bytes, gone with the last process that holds it.
+
+    Raises:
+        WorkersUnavailableError: none can be had, so nothing of size can be handed to a worker.
+    """
+    try:
+        if hasattr(os, "memfd_create"):
+            descriptor = beyond_the_standard_ones(os.memfd_create(name))
+        else:
+            import tempfile
+
+            descriptor, path = tempfile.mkstemp(prefix=name)
+            os.unlink(path)
+        try:
+            os.ftruncate(descriptor, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as err:
+        raise WorkersUnavailableError(f"no file of {size >> 20} MiB can be had for a worker process: {err}") from None
+    return descriptor

@@ -1,0 +1,62 @@
+"""What of this machine is ours to use: cores, memory, and how many ranks of a job share them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+RANKS_ON_NODE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+
+
+def workers_that_fit(memory_bytes: int) -> int:
+    """How many workers suit this machine: one a core and so much memory, shared with the node's other ranks."""
+    return max(1, min(usable_cores(), usable_memory_bytes() // memory_bytes) // ranks_on_node())
+
+
+def ranks_on_node() -> int:
+    """Processes of this job on this machine, by what their launcher says; 1 where none does."""
+    for name in RANKS_ON_NODE:
+        text = os.environ.get(name, "").split("(")[0]  # SLURM writes 8(x2)
+        if text.isdigit() and int(text) > 0:
+            return int(text)
+    return 1
+
+
+def usable_cores() -> int:
+    """Cores this process may use, by its affinity and its cgroup's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def usable_memory_bytes() -> int:
+    """Memory that can still be taken, by the kernel's estimate and the cgroup's limit; 4 GiB where nobody says.
+
+    Pages of files are free: a container that has read much is at its limit with them.
+    """
+    free = 4 << 30
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+    with contextlib.suppress(OSError, ValueError):
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        with contextlib.suppress(OSError):
+            lines = (_CGROUP / "memory.stat").read_text().splitlines()
+            used -= sum(int(line.split()[1]) for line in lines if line.startswith(("active_file", "inactive_file")))
+        free = min(free, max(0, limit - used))
+    return free
+
+
+def own_bytes(pid: int) -> int:
+    """Memory that a process has taken for itself alone, swapped out or not; 0 where nobody says."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "VmSwap:")))

@@ -1,0 +1,416 @@
+"""What makes a variant wrong beside its numbers, and what tuning leaves alone: inputs, state, gradients, other threads."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forecast_autotune as fa
+from forecast_autotune.errors import TuningWarning
+
+torch = pytest.importorskip("torch")
+
+LAZY_S = 2e-3
+
+
+def slowed(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def slow(*args: Any) -> Any:
+        time.sleep(LAZY_S)
+        return function(*args)
+
+    slow.__name__ = "slow"
+    return slow
+
+
+def chosen(function: Any) -> str:
+    (decision,) = function.decisions.values()
+    return str(decision.config["variant"])
+
+
+def failure_of(function: Any, *args: Any) -> str:
+    """Why the one variant that failed did."""
+    function(*args)
+    (message,) = (o.message for o in function.tuned.outcomes(args).values() if hasattr(o, "message"))
+    return str(message)
+
+
+# Inputs are real, and nobody's but the caller's ---------------------------------------------------------------------
+
+READ_ONLY = """
+import ctypes, mmap, os, sys
+os.environ["TRITON_INTERPRET"] = "1"
+import torch, triton, triton.language as tl
+import forecast_autotune as fa
+
+libc, held = ctypes.CDLL(None, use_errno=True), []
+
+def read_only(n):
+    memory = mmap.mmap(-1, max(mmap.PAGESIZE, 4 * n))
+    tensor = torch.frombuffer(memory, dtype=torch.float32, count=n)
+    tensor.copy_(torch.arange(float(n)))
+    held.append(memory)
+    size = ctypes.c_size_t(len(memory))
+    assert libc.mprotect(ctypes.c_void_p(tensor.data_ptr()), size, mmap.PROT_READ) == 0
+    return tensor
+
+@fa.autotune(configs=[triton.Config({"BLOCK": b}) for b in (256, 512)], key=["n"], check="allclose")
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+x, n = read_only(1024), 1024
+assert torch.equal(fa.variants([lambda x: x * 2, lambda x: x + x])(x), 2 * x)
+for y in (torch.zeros(n), 2 * x):  # one that holds the answer already
+    double[lambda knobs: (triton.cdiv(n, knobs["BLOCK"]),)](x, y, n)
+    assert torch.equal(y, 2 * x)
+    double.cache.clear()
+    os.environ["FORECAST_AUTOTUNE_BUDGET"] = "all"
+print("done", [d.measured for d in double.decisions.values()])
+"""
+
+
+def test_inputs_on_read_only_pages_are_tuned_on(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(READ_ONLY)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", str(tmp_path / "program.py")], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, "done [2]\n"), ran.stderr
+
+
+def test_no_other_thread_sees_an_input_change() -> None:
+    x, over, sums = torch.rand(4096), threading.Event(), set()
+
+    def watch() -> None:
+        while not over.is_set():
+            sums.add(float(x.sum()))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    fa.variants([slowed(lambda x: x * 2), lambda x: x + x])(x)
+    over.set()
+    thread.join()
+    assert sums <= {float(x.sum())}
+
+
+def test_what_another_thread_adds_to_an_argument_meanwhile_stays() -> None:
+    weights = torch.zeros(8)
+    runs = []
+
+    def updated(w: Any) -> Any:
+        thread = threading.Thread(target=lambda: weights.add_(1))
+        thread.start()
+        thread.join()
+        runs.append(1)
+        return w * 2
+
+    double = fa.variants([updated, lambda w: w + w], check=None)
+    double(weights)
+    assert weights.tolist() == [float(len(runs))] * 8
+
+
+def converging(x: Any) -> Any:
+    y = x
+    for _ in range(1000):
+        following = 0.5 * (y + x / y)
+        if (following - y).abs().max() < 1e-6:
+            return following
+        y = following
+    raise AssertionError("it would never end")
+
+
+def guarded(x: Any) -> Any:
+    if not torch.isfinite(x).all():
+        raise ValueError("not finite")
+    return x.sqrt()
+
+
+TABLE = torch.arange(10.0).sqrt()
+
+
+def looks_up(x: Any) -> Any:
+    return TABLE[(x * 5).long()]
+
+
+@pytest.mark.parametrize("default", [converging, guarded, looks_up])
+def test_the_default_meets_real_numbers_only_and_wrong_variants_are_found_out(default: Callable[..., Any]) -> None:
+    x = torch.rand(100) / 2 + 1
+    tuned = fa.variants([slowed(default), lambda x: x * 3], name=default.__name__)
+    assert torch.equal(tuned(x), default(x))
+    assert chosen(tuned) == "slow"
+
+
+def test_memory_is_not_mistaken_for_an_output_of_a_default_that_writes_in_place() -> None:
+    def in_place(x: Any) -> None:
+        x.copy_(converging(x))
+
+    x = torch.rand(100) + 1
+    tuned = fa.variants([slowed(in_place), lambda x: x.copy_(x.sqrt()) and None])
+    expected = x.sqrt()
+    tuned(x)
+    torch.testing.assert_close(x, expected)
+    (decision,) = tuned.decisions.values()
+    assert decision.measured == 2
+
+
+# What is compared beside values -------------------------------------------------------------------------------------
+
+
+def test_one_huge_element_lets_nothing_else_pass() -> None:
+    x, mask = torch.randn(64, 64), torch.ones(64, 64, dtype=torch.bool).triu(1)
+    scores = fa.variants(
+        [
+            slowed(lambda x, mask: (x @ x.T).masked_fill(mask, -1e9)),
+            lambda x, mask: torch.zeros_like(x).masked_fill(mask, -1e9),
+        ]
+    )
+    assert "elements differ" in failure_of(scores, x, mask)
+
+
+class Image(torch.Tensor):  # type: ignore[misc]
+    """A subclass as vision libraries have them."""
+
+
+@pytest.mark.parametrize(
+    ("default", "other", "says"),
+    [
+        (lambda x: (x * 2, None), lambda x: x * 2, "the result is Tensor, the default's tuple"),
+        (lambda x: (x * 2, None), lambda x: (x * 2, x), r"the result\[1\] is Tensor, the default's None"),
+        (lambda x: [x], lambda x: (x,), "the result is tuple, the default's list"),
+        (lambda x: (x + 1, "mean"), lambda x: (x + 1, "max"), r"the result\[1\] is 'max', the default's 'mean'"),
+        (lambda x: {"a": x + 1, "b": x}, lambda x: {"b": x + 1, "a": x}, "elements differ"),
+        (lambda x: {"a": x + 1}, lambda x: {"c": x + 1}, "the result has the keys 'c', the default's 'a'"),
+        (lambda x: x.sum().item(), lambda x: x.sum(), "the result is Tensor, the default's float"),
+        (lambda x: x.clone(), lambda x: x, "lies in the memory of x, the default's of none"),
+        (lambda x: (x + 1, x + 1), lambda x: ((x + 1),) * 2, "output 1 shares memory with output 0"),
+        (lambda x: x @ x, lambda x: (x.T @ x.T).T, "has the strides 1, 8, the default's 8, 1"),
+        (lambda x: (x + 1).as_subclass(Image), lambda x: x + 1, "output 0 is a Tensor, the default's a Image"),
+    ],
+)
+def test_what_is_returned_must_be_built_and_placed_alike(default: Any, other: Any, says: str) -> None:
+    tuned = fa.variants([slowed(default), other])
+    with torch.no_grad():
+        message = failure_of(tuned, torch.rand(8, 8))
+    assert re.search(says, message), message
+
+
+def test_a_dict_in_another_order_with_the_same_values_passes() -> None:
+    tuned = fa.variants([slowed(lambda x: {"a": x + 1, "b": x * 2}), lambda x: {"b": x * 2, "a": x + 1}])
+    tuned(torch.rand(8))
+    assert chosen(tuned) == "<lambda>"
+
+
+class Point:
+    def __init__(self, x: Any, mark: str = "") -> None:
+        self.x, self.mark, self.itself = x, mark, self
+
+
+@pytest.mark.parametrize(
+    ("default", "other", "says"),
+    [
+        (lambda x: Point(x + 1), lambda x: Point(x + 2), "elements differ"),
+        (lambda x: torch.distributions.Normal(x, 1.0), lambda x: torch.distributions.Normal(x + 1, 1.0), "differ"),
+        (lambda x: Point(x + 1, "a"), lambda x: Point(x + 1, "b"), r"the result\['?mark'?\] is 'b'"),
+        (lambda x: {"a", "b"}, lambda x: {"a"}, "the result is {'a'}, the default's {'a', 'b'}"),
+        (
+            lambda x: 2**70,
+            lambda x: 2**71,
+            "the result is 2361183241434822606848, the default's 1180591620717411303424",
+        ),
+    ],
+)
+def test_objects_sets_and_huge_integers_are_looked_into(default: Any, other: Any, says: str) -> None:
+    message = failure_of(fa.variants([slowed(default), other]), torch.rand(8))
+    assert re.search(says, message), message
+
+
+def test_a_generator_cannot_be_compared_so_the_default_runs() -> None:
+    tuned = fa.variants([slowed(lambda x: (x + i for i in range(3))), lambda x: (x - i for i in range(3))])
+    with pytest.warns(TuningWarning, match="cannot look into what the default config returns, a generator"):
+        results = list(tuned(torch.ones(2)))
+    assert results[2].tolist() == [3.0, 3.0]
+    assert not tuned.decisions
+
+
+class Linear(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x: Any) -> Any:
+        time.sleep(LAZY_S)
+        return x @ self.weight
+
+    def detached(self, x: Any) -> Any:
+        return x @ self.weight.detach()
+
+
+def test_a_gradient_that_does_not_reach_what_the_defaults_does_is_wrong() -> None:
+    module = Linear()
+    tuned = fa.variants([module.forward, module.detached])
+    assert tuned(torch.rand(4, 8)).requires_grad
+    x, w = (torch.rand(8, 8, requires_grad=True) for _ in range(2))
+    partly = fa.variants([slowed(lambda x, w: x @ w), lambda x, w: x @ w.detach()])
+    assert "gradients reach x, the default's w, x" in failure_of(partly, x, w)
+    listed = fa.variants([slowed(lambda xs: torch.cat(xs)), lambda xs: torch.cat([xs[0], xs[1].detach()])], key=len)
+    assert listed([x, w]).requires_grad
+    listed([x, w]).sum().backward()
+    assert w.grad is not None
+
+
+def test_a_decision_made_without_gradients_is_not_used_where_weights_learn() -> None:
+    module, x = Linear(), torch.rand(4, 8)
+    tuned = fa.variants([module.forward, module.detached])
+    with torch.no_grad():
+        tuned(x)
+    assert chosen(tuned) == "detached"
+    assert tuned(x).requires_grad
+
+
+def test_training_mode_of_a_module_is_part_of_the_key() -> None:
+    dropout, x = torch.nn.Dropout().eval(), torch.ones(1000)
+    tuned = fa.variants([slowed(lambda x: dropout(x) * 1), lambda x: x * 1])
+    assert tuned(x).all()
+    assert chosen(tuned) == "<lambda>"
+    dropout.train()
+    assert not tuned(x).all()
+
+
+def test_the_callers_graph_can_still_be_walked_backwards() -> None:
+    w = torch.ones(4, requires_grad=True)
+    scales = (w * w).exp()
+    tuned = fa.variants([slowed(lambda x: x * scales), lambda x: scales * x])
+    tuned(torch.ones(4)).sum().backward()
+    assert w.grad is not None
+
+
+def test_a_gradient_of_another_value_is_wrong() -> None:
+    x = torch.rand(8, requires_grad=True)
+    tuned = fa.variants([slowed(lambda x: x * 2), lambda x: x + x.detach()])
+    assert "the gradient of x: 8 of 8 elements differ" in failure_of(tuned, x)
+    assert x.grad is None
+
+
+def test_variants_that_work_in_place_leave_the_gradient_right() -> None:
+    x = torch.ones(4, requires_grad=True)
+    double = fa.variants([lambda h: h.mul_(2), lambda h: h.add_(h)])
+    y = double(x * 1)
+    y.sum().backward()
+    assert (y.tolist(), x.grad.tolist()) == ([2.0] * 4, [2.0] * 4)
+
+
+# State beside the arguments -----------------------------------------------------------------------------------------
+
+
+def test_state_of_a_module_is_as_after_one_call() -> None:
+    x = torch.randn(64, 8) + 3
+    untuned, norm = torch.nn.BatchNorm1d(8), torch.nn.BatchNorm1d(8)
+
+    def other(x: Any) -> Any:
+        norm.num_batches_tracked.add_(1)
+        mean, variance = norm.running_mean, norm.running_var
+        return torch.batch_norm(x, norm.weight, norm.bias, mean, variance, True, 0.1, 1e-5, False)
+
+    tuned = fa.variants([lambda x: norm(x), other])
+    torch.testing.assert_close(tuned(x), untuned(x))
+    assert int(norm.num_batches_tracked) == 1
+    torch.testing.assert_close(norm.running_mean, untuned.running_mean)
+    assert next(iter(tuned.decisions.values())).failed == 0
+
+
+def test_a_variant_that_changes_state_which_the_default_leaves_is_wrong_and_it_is_put_back() -> None:
+    state = torch.zeros(4)
+    tuned = fa.variants([slowed(lambda x: x + 1), lambda x: state.add_(1) * 0 + x + 1])
+    assert "wrote to state, which the default leaves as it was" in failure_of(tuned, torch.rand(4))
+    assert not state.any()
+
+
+def test_a_backward_pass_within_variants_counts_once() -> None:
+    def first(x: Any, w: Any) -> Any:
+        loss = (x @ w).square().sum()
+        loss.backward()
+        return loss.detach()
+
+    def second(x: Any, w: Any) -> Any:
+        loss = (x @ w).pow(2).sum()
+        loss.backward()
+        return loss.detach()
+
+    x, w, inner = torch.ones(2, 2), torch.ones(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
+    tuned = fa.variants([first, second])
+    tuned(x, w)
+    assert w.grad.tolist() == [[8.0] * 2] * 2
+    assert next(iter(tuned.decisions.values())).failed == 0
+    held = fa.variants([lambda x: first(x, inner), lambda x: second(x, inner)])
+    held(x)
+    assert inner.grad.tolist() == [[8.0] * 2] * 2
+    skipping = fa.variants([slowed(first), lambda x, w: (x @ w.detach()).square().sum()])
+    fresh = torch.ones(2, 2, requires_grad=True)
+    assert "gradients reach nothing, the default's w.grad" in failure_of(skipping, x, fresh)
+
+
+# What cannot be copied ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch gives quantized tensors up
+def test_an_argument_that_cannot_be_copied_runs_the_default_with_one_warning() -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.qint8)
+    tuned = fa.variants([lambda q: q.dequantize(), lambda q: q.int_repr() * 0.1])
+    with pytest.warns(TuningWarning, match="q is a tensor that is quantized") as warned:
+        results = [tuned(quantized) for _ in range(2)]
+    assert all(torch.equal(result, torch.ones(8)) for result in results)
+    assert len([w for w in warned if w.category is TuningWarning]) == 1
+
+
+def test_an_iterator_among_the_arguments_is_left_for_the_call_itself() -> None:
+    tuned = fa.variants([slowed(lambda x, numbers: x * next(numbers)), lambda x, numbers: next(numbers) * x], key="x")
+    numbers = iter(range(1, 1000))
+    with pytest.warns(TuningWarning, match="numbers is a range_iterator, which can be read once"):
+        assert tuned(torch.ones(2), numbers).tolist() == [1.0, 1.0]
+    assert next(numbers) == 2
+
+
+def test_a_generator_of_random_numbers_is_drawn_from_once() -> None:
+    drawn, untuned = (torch.Generator().manual_seed(7) for _ in range(2))
+    tuned = fa.variants(
+        [
+            slowed(lambda x, generator: x + torch.rand(4, generator=generator)),
+            lambda x, generator: torch.rand(4, generator=generator) + x,
+        ],
+        key="x",
+    )
+    assert torch.equal(tuned(torch.zeros(4), drawn), torch.rand(4, generator=untuned))
+    assert torch.equal(drawn.get_state(), untuned.get_state())
+    assert next(iter(tuned.decisions.values())).failed == 0
+    pythons = random.Random(7)
+    scaled = fa.variants([slowed(lambda x, r: x * r.random()), lambda x, r: r.random() * x], key="x")
+    assert scaled(torch.ones(1, dtype=torch.float64), pythons) == random.Random(7).random()
+    held = fa.variants(
+        [slowed(lambda x: x + torch.rand(4, generator=drawn)), lambda x: torch.rand(4, generator=drawn) + x]
+    )
+    assert torch.equal(held(torch.zeros(4)), torch.rand(4, generator=untuned))
+    assert torch.equal(drawn.get_state(), untuned.get_state())
+
+
+def test_containers_of_any_class_among_the_arguments_change_once() -> None:
+    def first(x: Any, cache: Any, seen: Any) -> Any:
+        cache["sum"] = cache.get("sum", 0) + x
+        seen.append(x)
+        return x * 2
+
+    tuned = fa.variants([slowed(first), lambda x, cache, seen: first(x, cache, seen)], key="x")
+    cache, seen = collections.OrderedDict(), collections.deque()
+    tuned(torch.ones(2), cache, seen)
+    assert (cache["sum"].tolist(), len(seen)) == ([1.0, 1.0], 1)

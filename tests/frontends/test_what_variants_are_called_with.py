@@ -1,0 +1,384 @@
+"""What a decision of `variants` or `load_inline` depends on beside the arguments' values, and calls that are not tuned."""
+
+from __future__ import annotations
+
+import enum
+import gc
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from toy import Toy
+
+import forecast_autotune as fa
+from forecast_autotune.errors import InvalidInputError, TuningWarning
+from forecast_autotune.frontends.keys import device_of
+
+torch = pytest.importorskip("torch")
+
+LAZY_S = 2e-3
+
+
+def lazy(x: Any) -> Any:
+    time.sleep(LAZY_S)
+    return x.sin()
+
+
+def quick(x: Any) -> Any:
+    return x.sin()
+
+
+def chosen(function: Any) -> list[str]:
+    return [str(d.config["variant"]) for d in function.decisions.values()]
+
+
+# Aligned, apart, under autocast, on so many threads -----------------------------------------------------------------
+
+
+def test_a_decision_for_aligned_pointers_is_not_used_for_others() -> None:
+    def lazy_anywhere(x: Any) -> Any:
+        time.sleep(LAZY_S)
+        return x * 2
+
+    def aligned_alone(x: Any) -> Any:
+        if x.data_ptr() % 16:
+            raise RuntimeError("misaligned address")
+        return x * 2
+
+    double = fa.variants([lazy_anywhere, aligned_alone])
+    base = torch.ones(4097)
+    for x in (base[:4096], base[1:], base[1:], base[4:4100]):
+        assert torch.equal(double(x), 2 * x)
+    assert chosen(double) == ["aligned_alone", "lazy_anywhere", "aligned_alone"]
+
+
+def test_a_vectorized_extension_is_decided_apart_for_misaligned_pointers(toy: Toy) -> None:
+    module = fa.load_inline(**{**toy.arguments(), "space": toy.space(["plain", "slow"])})
+    base = torch.ones(257)
+    for x in (base[:256], base[1:], base[1:]):
+        assert torch.equal(module.scaled(x, 2.0), 2 * x)
+    assert len(module.scaled.decisions) == 2
+
+
+def test_arguments_that_overlap_have_a_key_of_their_own() -> None:
+    def lazy_reversed(x: Any, out: Any) -> Any:
+        time.sleep(LAZY_S)
+        return out.copy_(x.flip(0))
+
+    def by_halves(x: Any, out: Any) -> Any:
+        half = x.numel() // 2
+        out[:half] = x[half:].flip(0)
+        out[half:] = x[:half].flip(0)
+        return out
+
+    turned, x = fa.variants([lazy_reversed, by_halves]), torch.arange(4.0)
+    assert turned(x, torch.empty(4)).tolist() == [3, 2, 1, 0]
+    same = x.clone()
+    assert turned(same, same).tolist() == [3, 2, 1, 0]
+    shifted = torch.arange(20.0)
+    turned(shifted[:16], shifted[4:])
+    turned(shifted[4:], shifted[:16])
+    turned(shifted[:4], shifted[16:])  # of one storage, and apart
+    assert len(turned.decisions) == 4
+    assert chosen(turned)[:2] == ["by_halves", "lazy_reversed"]
+
+
+def test_under_autocast_a_variant_that_heeds_it_is_chosen() -> None:
+    weight = torch.randn(64, 64)
+
+    def lazy_linear(x: Any) -> Any:
+        time.sleep(LAZY_S)
+        return torch.nn.functional.linear(x, weight)
+
+    def by_hand(x: Any) -> Any:
+        return (x[:, None, :] * weight).sum(-1)
+
+    linear, x = fa.variants([lazy_linear, by_hand]), torch.randn(4, 64)
+    assert linear(x).dtype == torch.float32
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            assert linear(x).dtype == dtype
+    assert len(linear.decisions) == 3
+
+
+def test_the_number_of_threads_is_part_of_the_key_on_the_cpu() -> None:
+    twice = fa.variants([lazy, quick])
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 3, 3):
+            torch.set_num_threads(count)
+            twice(torch.ones(4))
+    finally:
+        torch.set_num_threads(before)
+    assert len(twice.decisions) == 2
+
+
+def test_tensors_in_lists_tuples_and_dicts_count_for_key_and_device() -> None:
+    class OnAGpu:
+        is_cuda = True
+
+        def get_device(self) -> int:
+            return 1
+
+    gpu = OnAGpu()
+    assert [device_of((v,)) for v in (gpu, [gpu], {"a": (2, gpu)}, [2], 3)] == ["cuda:1"] * 3 + ["cpu"] * 2
+
+    def lazy_sum(parts: Any) -> Any:
+        time.sleep(LAZY_S)
+        return parts["a"][0] + parts["a"][1]
+
+    both = fa.variants([lazy_sum, lambda parts: parts["a"][0] + parts["a"][1]])
+    base = torch.ones(9)
+    for a, b in ((4, 4), (8, 8)):
+        assert torch.equal(both({"a": [torch.ones(a), torch.ones(b)]}), torch.full((a,), 2.0))
+    both({"a": [base[:8], base[1:]]})
+    assert len(both.decisions) == 3, "by shape, by alignment and overlap"
+
+
+# As an object -------------------------------------------------------------------------------------------------------
+
+
+class Scales(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8))
+        self.tuned = fa.variants([self.lazily, self.quickly])
+
+    def lazily(self, x: Any) -> Any:
+        time.sleep(LAZY_S)
+        return x * self.weight
+
+    def quickly(self, x: Any) -> Any:
+        return torch.mul(x, self.weight)
+
+
+def test_methods_that_an_attribute_of_their_object_tunes_are_tuned() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scales = Scales()
+        scales.tuned(torch.ones(8))
+    assert chosen(scales.tuned) == ["quickly"]
+
+
+def test_a_copied_module_runs_its_own_weights() -> None:
+    import copy
+
+    scales, x = Scales(), torch.ones(8)
+    with torch.no_grad():
+        copied = copy.deepcopy(scales)
+        scales.weight.fill_(5)
+        for _ in range(2):
+            assert (float(scales.tuned(x)[0]), float(copied.tuned(x)[0])) == (5, 1)
+        assert copy.deepcopy(copied.tuned)(x).tolist() == [1] * 8
+
+
+module_level = fa.variants([quick, torch.sin])
+
+
+def test_it_is_pickled_by_its_name_or_by_what_it_is_made_of() -> None:
+    import copy
+    import pickle
+
+    assert pickle.loads(pickle.dumps(module_level)) is module_level  # noqa: S301  # pickled here
+    assert copy.deepcopy(module_level) is module_level
+    unnamed = pickle.loads(pickle.dumps(fa.variants([quick, torch.sin], name="unnamed")))  # noqa: S301
+    assert (unnamed.name, unnamed.callables) == ("unnamed", (quick, torch.sin))
+    scales = Scales()
+    with torch.no_grad():
+        scales.weight.fill_(3)
+    assert pickle.loads(pickle.dumps(scales)).tuned(torch.ones(8)).tolist() == [3] * 8  # noqa: S301
+
+
+def test_it_binds_as_a_method() -> None:
+    class Doubles:
+        factor = 2
+
+        def slowly(self, x: Any) -> Any:
+            time.sleep(LAZY_S)
+            return x * self.factor
+
+        double = fa.variants([slowly, lambda self, x: x * self.factor], key="x")
+
+    assert Doubles().double(torch.ones(3)).tolist() == [2] * 3
+    assert chosen(Doubles.double) == ["<lambda>"]
+
+
+def test_a_module_may_be_the_first_variant_and_is_called_by_name() -> None:
+    linear = torch.nn.Linear(8, 8)
+
+    def mine(input: Any) -> Any:  # noqa: A002
+        return torch.nn.functional.linear(input, linear.weight, linear.bias)
+
+    tuned, x = fa.variants([linear, mine]), torch.ones(2, 8)
+    torch.testing.assert_close(tuned(x), linear(x))
+    torch.testing.assert_close(tuned(input=x), linear(x))
+    assert len(tuned.decisions) == 1
+    assert tuned.name == "Linear"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_tuned_method_and_a_tuned_attribute_are_compiled() -> None:
+    torch._dynamo.reset()
+    scales, x = Scales(), torch.ones(8)
+    scales.lazily = scales.quickly  # Dynamo cannot trace time.sleep
+    scales.tuned = fa.variants([scales.quickly, scales.quickly])
+    compiled = torch.compile(lambda x: scales.tuned(x) + 1, backend="eager", fullgraph=True)
+    assert compiled(x).tolist() == [2] * 8
+    torch._dynamo.reset()
+
+
+# Calls that are not tuned -------------------------------------------------------------------------------------------
+
+
+def detached(x: Any) -> Any:
+    return x.detach().sin()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_under_transforms_the_default_runs_and_nothing_is_decided() -> None:
+    from torch.autograd import forward_ad
+
+    x = torch.randn(4, 3)
+    tuned = fa.variants([lazy, detached])
+    with torch.no_grad():
+        tuned(x)
+    before = dict(tuned.decisions)
+    assert chosen(tuned) == ["detached"]
+    ways: list[Callable[[Any], Any]] = [
+        lambda f: torch.vmap(f)(x),
+        lambda f: torch.func.grad(lambda x: f(x).sum())(x),
+        lambda f: torch.func.jvp(f, (x,), (x,))[1],
+        lambda f: torch.vmap(torch.func.grad(lambda x: f(x).sum()))(x),
+    ]
+    for way in ways:
+        torch.testing.assert_close(way(tuned), way(quick))
+    with forward_ad.dual_level(), torch.no_grad():
+        tangent = forward_ad.unpack_dual(tuned(forward_ad.make_dual(x, x))).tangent
+        torch.testing.assert_close(tangent, x.cos() * x)
+    assert tuned.decisions == before
+
+
+def test_a_tensor_as_a_key_is_refused_and_what_to_return_is_named() -> None:
+    for key in (lambda x: x.sum(), lambda x: (x.shape, x)):
+        with pytest.raises(
+            InvalidInputError, match=r"the key holds tensor.*Of a tensor return its dtype, shape or strides"
+        ):
+            fa.variants([lazy, quick], key=key)(torch.ones(4))
+
+
+def strange() -> dict[str, Callable[[], Any]]:
+    import numpy as np
+
+    return {
+        "numpy": lambda: np.ones(3),
+        "sparse": lambda: torch.eye(3).to_sparse(),
+        "csr": lambda: torch.eye(3).to_sparse_csr(),
+        "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        "quantized": lambda: torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.qint8),
+        "conjugate": lambda: torch.ones(2, dtype=torch.complex64).conj(),
+        "set": lambda: {1, 2},
+        "slice": lambda: slice(1, 2),
+        "generator": torch.Generator,
+        "object": object,
+        "module": lambda: torch.nn.Linear(2, 2),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*(nested|quantize|Sparse):UserWarning")
+@pytest.mark.parametrize("kind", strange())
+def test_a_call_that_cannot_be_tuned_runs_its_default_with_one_warning(kind: str) -> None:
+    tuned = fa.variants([lambda x: torch.ones(2), lambda x: torch.zeros(2) + 1])
+    made = strange()[kind]()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert tuned(made).tolist() == [1, 1]
+    assert [str(w.message).partition(":")[0] for w in caught if w.category is TuningWarning] == [
+        f"{__name__}.<lambda> runs its default where it cannot be tuned"
+    ]
+    assert not tuned.decisions
+
+
+class Mode(enum.Enum):
+    FAST = 1
+
+
+def test_enums_complex_numbers_and_dtypes_are_parts_of_a_key() -> None:
+    def first(x: Any) -> Any:
+        time.sleep(LAZY_S)
+        return torch.ones(2)
+
+    tuned = fa.variants([first, lambda x: torch.ones(2)])
+    for x in (Mode.FAST, 1j, torch.float32, None, 1 << 80, {"a": torch.ones(1)}):
+        tuned(x)
+    assert len(tuned.decisions) == 6
+
+
+def test_a_function_of_load_inline_runs_its_default_on_what_cannot_be_copied(toy: Toy) -> None:
+    module = fa.load_inline(**{**toy.arguments(), "space": toy.space(["plain", "slow"])})
+    with pytest.warns(
+        TuningWarning, match="toy.same runs its default where it cannot be tuned: x is a tensor that is sparse_coo"
+    ):
+        assert module.same(torch.ones(3).to_sparse()) is not None
+    x = torch.ones(4)
+    assert torch.vmap(module.same)(torch.ones(2, 4)).shape == (2, 4)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        module.same.__reduce__()
+    assert torch.equal(module.same(x), x)
+
+
+# A winner that was recalled -----------------------------------------------------------------------------------------
+
+
+def test_a_recalled_variant_that_is_wrong_by_now_is_replaced_by_the_default() -> None:
+    broken = threading.Event()  # what no digest sees
+
+    def slow(x: Any) -> Any:
+        time.sleep(LAZY_S)
+        return x + 1
+
+    def fast(x: Any) -> Any:
+        return x + (7 if broken.is_set() else 1)
+
+    assert torch.equal(fa.variants([slow, fast], name="shifted")(torch.ones(9)), torch.full((9,), 2.0))
+    shifted = fa.variants([slow, fast], name="shifted")  # as a new process would
+    assert torch.equal(shifted(torch.ones(9)), torch.full((9,), 2.0))
+    assert chosen(shifted) == ["fast"], "right, so it stays"
+    broken.set()
+    shifted = fa.variants([slow, fast], name="shifted")
+    with pytest.warns(TuningWarning, match="not variant=fast, which was recalled: output 0"):
+        assert torch.equal(shifted(torch.ones(9)), torch.full((9,), 2.0))
+    assert torch.equal(shifted(torch.ones(9)), torch.full((9,), 2.0))
+    assert chosen(shifted) == ["slow"]
+
+
+# What a tuning run held ---------------------------------------------------------------------------------------------
+
+
+def test_nothing_keeps_the_tensors_of_a_call_alive_when_it_is_over(toy: Toy) -> None:
+    module = fa.load_inline(**{**toy.arguments(), "space": toy.space(["plain", "slow"])})
+    raising = fa.variants([quick, lambda x: 1 / 0])
+    functions: list[Callable[[Any], Any]] = [
+        fa.variants([lazy, quick], name="kept"),
+        fa.variants([lazy, quick], name="kept"),  # recalled
+        fa.variants([lazy, quick], name="first", mode="first"),
+        fa.variants([lazy, quick], name="forecast", mode="forecast"),
+        raising,
+        lambda x: module.scaled(x, 2.0),
+    ]
+    gc.collect()
+    gc.disable()
+    try:
+        for function in functions:
+            x = torch.ones(64)
+            alive = weakref.ref(x)
+            function(x)
+            del x
+            assert alive() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,166 @@
+"""Copies of a call's arguments are as the arguments are, and nobody else's memory."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from forecast_autotune.measure.buffers import nudged, stand_in
+from forecast_autotune.measure.copies import CopiedArguments, UnportableError
+from forecast_autotune.measure.state import tensors_reached
+
+
+def copies_of(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    return CopiedArguments(args, kwargs).values()[0]
+
+
+def test_strides_offsets_alignment_and_overlap_are_kept() -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    rows, columns = base[1:3], base.t()[2:, ::2]
+    got_rows, got_columns = copies_of(rows, columns)
+    assert torch.equal(got_columns, columns)
+    assert (got_columns.stride(), got_rows.data_ptr() % 64) == (columns.stride(), rows.data_ptr() % 64)
+    got_rows.fill_(-1)
+    assert torch.equal(got_columns, torch.where(torch.isin(columns, base[1:3]), -1.0, columns))
+    assert torch.equal(base, torch.arange(24.0).reshape(4, 6))
+
+
+def test_one_tensor_given_twice_is_one_copy() -> None:
+    x = torch.ones(3)
+    one, (two,) = copies_of(x, [x])
+    assert one is two
+
+
+@dataclass
+class Record:
+    base: Any
+    sizes: list[int]
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+def test_tensors_within_containers_and_records_are_copied_and_the_rest_is_handed_on() -> None:
+    x, other = torch.ones(3), object()
+    record, pair, mapping, same = copies_of(Record(x, [3]), Pair(x, 1), {"x": x}, other)
+    assert record.base is pair.left is mapping["x"] is not x
+    record.sizes.append(4)
+    assert (type(pair), same) == (Pair, other)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.empty(0, 3),
+        torch.tensor(4.5),
+        torch.ones(1).expand(3),
+        torch.tensor([1 + 2j, -0.5j, 3], dtype=torch.complex64).conj(),
+        torch.ones(3, dtype=torch.bool),
+        torch.nn.Parameter(torch.ones(3)),
+        torch.ones(3, requires_grad=True) * 2,
+    ],
+    ids=str,
+)
+def test_tensors_of_every_kind_arrive(tensor: Any) -> None:
+    (got,) = copies_of(tensor)
+    assert torch.equal(got, tensor)
+    assert (type(got), got.dtype, got.requires_grad, got.is_leaf, got.is_conj()) == (
+        type(tensor), tensor.dtype, tensor.requires_grad, tensor.is_leaf, tensor.is_conj()
+    )  # fmt: skip
+
+
+def test_a_subclass_stays_one_with_its_attributes() -> None:
+    class Named(torch.Tensor):
+        pass
+
+    x = torch.ones(3).as_subclass(Named)
+    x.title = "x"
+    (got,) = copies_of(x)
+    assert (type(got), got.title) == (Named, "x")
+    assert got.data_ptr() != x.data_ptr()
+
+
+def test_a_tensor_made_in_inference_mode_is_copied_outside_of_it() -> None:
+    with torch.inference_mode():
+        x = torch.ones(3)
+    (got,) = copies_of(x)
+    got.add_(1)
+    assert x.tolist() == [1.0] * 3
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own: betas, and what it gives up
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: torch.eye(3).to_sparse(), "argument 0 is a tensor that is sparse"),
+        (lambda: torch.eye(3).to_sparse_csr(), "argument 0 is a tensor that is sparse"),
+        (lambda: torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.qint8), "argument 0 .* is quantized"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "argument 0 .* is nested"),
+        (lambda: torch.ones(2, device="meta"), "argument 0 is a tensor that is without data"),
+        (lambda: np.ones(3), "argument 0 is a NumPy array"),
+        (lambda: [{"x": np.ones(3)}], r"argument 0\[0\]\['x'\] is a NumPy array"),
+        (lambda: type("Pointer", (), {"data_ptr": lambda self: 0})(), "argument 0 is a Pointer"),
+    ],
+)
+def test_what_cannot_be_copied_is_refused_by_name(make: Callable[[], Any], says: str) -> None:
+    with pytest.raises(UnportableError, match=says):
+        copies_of(make())
+
+
+def test_of_the_callers_own_memory_only_elements_that_differ_are_written() -> None:
+    state = torch.arange(8.0)
+    arguments = CopiedArguments((), state={"state": state})
+    (buffer,) = arguments.buffers
+    state[2] = -1  # by a candidate, and found
+    buffer.note_changed()
+    state[5] = 7  # by somebody else
+    buffer.restore()
+    assert state.tolist() == [0, 1, 2, 3, 4, 7, 6, 7]
+
+
+def test_other_numbers_for_an_output_are_finite_of_its_range_and_differ_everywhere() -> None:
+    left = torch.tensor([1.0, 0.0, 0.0, -3.0, 2.0, torch.nan, torch.inf, 1.0])
+    other = stand_in(left)
+    assert torch.isfinite(other).all()
+    assert (other != left).all()
+    assert other.abs().max() <= 3
+    zeros = torch.zeros(4)
+    assert (stand_in(zeros) != zeros).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+def test_a_nudge_changes_each_number_by_next_to_nothing(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.0, 1.0, -2.0, 15.0]).to(dtype)
+    moved = nudged(x)
+    assert not torch.equal(moved, x)
+    torch.testing.assert_close(moved, x, rtol=1e-2, atol=1e-6)
+    assert (moved.abs()[1:] <= x.abs()[1:]).all(), "no index grows"
+
+
+GLOBAL = torch.ones(3)
+
+
+def test_state_is_found_in_closures_globals_modules_objects_and_containers() -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.slots = [{"k": torch.ones(1)}]
+
+        def look(self, x: Any) -> Any:
+            return x + self.slots[0]["k"]
+
+    norm, closed = torch.nn.BatchNorm1d(2), torch.ones(2)
+    norm.weight.grad = torch.ones(2)
+
+    def uses(x: Any) -> Any:
+        return (lambda: norm(x) + closed + GLOBAL)()
+
+    found = tensors_reached([uses, Cache().look])
+    assert found["norm.weight"] is norm.weight
+    assert found["norm.weight.grad"] is norm.weight.grad
+    assert {"norm.running_mean", "norm.num_batches_tracked", "closed", "GLOBAL", "Cache.slots[0].k"} <= found.keys()
