@@ -50,8 +50,8 @@ lint: setup
 # One environment for each Triton: its own Triton and package, the rest from $(VENV).
 OLDEST_TRITON := 3.6.0
 TRITONS       ?= $(OLDEST_TRITON) 3.7.1 3.8.0 3.9.0
-TRITON_TESTS  := tests/frontends/test_triton*.py tests/compilers/test_triton*.py tests/test_rehearsal_driver.py \
-                 tests/test_kernel_features.py tests/benchmarks/test_cached_call.py tests/frontends/test_inductor.py
+TRITON_TESTS  := tests/frontends/test_triton*.py tests/compilers/test_triton*.py tests/frontends/test_simulated_driver.py \
+                 tests/features/test_launch_features.py tests/benchmarks/test_cached_call.py tests/frontends/inductor/test_inductor.py
 
 test-triton-all: $(TRITONS:%=test-triton-%)  ## the Triton tests on each Triton that is supported
 
@@ -111,7 +111,7 @@ test-slow: setup  ## the tests that take minutes: every kernel of the suite thro
 # Where PYTHON is given, that one is used as it is: a machine with a GPU may have torch and no way to fetch packages. It may
 # lack pytest's plugins too, so that what pyproject.toml says of them does not count here.
 GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
-GPU_TESTS  ?= tests/gpu tests/frontends/test_load_inline_cuda.py
+GPU_TESTS  ?= tests/gpu tests/frontends/load_inline/test_load_inline_cuda.py
 GPU_JSON   ?= build/gpu_report.json
 # Words for the report. Beside the tests there is time for one size of each kernel; alone, for two.
 GPU_REPORT ?= --sizes 1

@@ -19,20 +19,20 @@ from typing import Protocol
 import numpy as np
 
 import forecast_autotune
-from forecast_autotune.arrays import columns_of, expected_gain
-from forecast_autotune.cli.replay_runs import Given, histories
 from forecast_autotune.core.budget import Budget
 from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.digest import digest
 from forecast_autotune.core.job import Compile, Measure, Recording, Stop, View, log2_speedups
 from forecast_autotune.errors import InvalidInputError, NoWorkingConfigError
+from forecast_autotune.evaluation.replay_runner import Given, histories
+from forecast_autotune.evaluation.trace import read_trace
+from forecast_autotune.features.arrays import columns_of, expected_gain
 from forecast_autotune.frontends.engine import make_surrogate
 from forecast_autotune.measure.replay import Replay
-from forecast_autotune.policies import Selective
 from forecast_autotune.processes.side_by_side import side_by_side
 from forecast_autotune.protocols import Policy, Surrogate
-from forecast_autotune.store.trace import read_trace
-from forecast_autotune.tuner import failures_untold, tune
+from forecast_autotune.tuning.loop import failures_untold, tune
+from forecast_autotune.tuning.policies import Selective
 
 from .fit import prior_without
 from .searches import METHODS

@@ -51,8 +51,8 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.digest import digest
 from forecast_autotune.core.outcome import Evidence, Failure
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.hardware_sheets import device_properties, sheet_for
-from forecast_autotune.probe import compiler_version, nvcc_path
+from forecast_autotune.features.hardware_sheets import device_properties, sheet_for
+from forecast_autotune.measure.probe import compiler_version, nvcc_path
 from forecast_autotune.processes.machine import usable_cores, usable_memory_bytes
 from forecast_autotune.store import encoding
 from forecast_autotune.store.encoding import Json, from_text, to_text
@@ -212,7 +212,7 @@ def header_of(subject: Subject, target: str) -> Json:
     case = subject.cases[0]
     if isinstance(subject, SuiteKernel):
         from forecast_autotune.compilers.triton_source import gpu_target
-        from forecast_autotune.frontends.triton_call import current_toolchain
+        from forecast_autotune.frontends.triton.call import current_toolchain
 
         source = subject.tuned().tuned.program.digest
         toolchain = dict(current_toolchain(gpu_target(target)).versions)
@@ -281,7 +281,7 @@ def by_triton(
     """
     from forecast_autotune.compilers.triton_launches import LaunchesCompiler
     from forecast_autotune.compilers.triton_worker import told as said_by
-    from forecast_autotune.rehearsal_driver import rehearsal
+    from forecast_autotune.frontends.simulated_driver import rehearsal
 
     told: dict[Config, Sequence[Launched]] = {}
     refused: list[tuple[int, Failure]] = []
@@ -319,7 +319,7 @@ def _recipe(name: str) -> Any:
 def _nvcc_report(asked: Asked) -> Result:
     from forecast_autotune.compilers.cpp_compile import CppCompiler
     from forecast_autotune.compilers.triton_evidence import cubin_facts
-    from forecast_autotune.probe import detect_cpp_toolchain
+    from forecast_autotune.measure.probe import detect_cpp_toolchain
 
     toolchain, began = detect_cpp_toolchain(cuda=True), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="forecast_autotune-evidence-") as name:
@@ -577,7 +577,7 @@ def chosen(kernels: Sequence[str], targets: Sequence[str], say: Callable[[str], 
         InvalidInputError: there is no such kernel or target, or nothing is left.
     """
     from forecast_autotune.compilers.triton_source import gpu_target
-    from forecast_autotune.hardware_sheets import target_of
+    from forecast_autotune.features.hardware_sheets import target_of
 
     known = subjects()
     if unknown := [name for name in kernels if name not in known]:

@@ -21,22 +21,22 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune import knob_roles
-from forecast_autotune.arrays import columns_of
 from forecast_autotune.core.digest import digest
 from forecast_autotune.core.job import Job, Question
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.evaluation.scores import against_median, rank_correlation, score_forecasts
+from forecast_autotune.evaluation.trace import read_trace
+from forecast_autotune.features import knob_roles
+from forecast_autotune.features.arrays import columns_of
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.processes.machine import usable_cores
 from forecast_autotune.processes.side_by_side import side_by_side
-from forecast_autotune.scores import against_median, rank_correlation, score_forecasts
-from forecast_autotune.store.trace import read_trace
 from forecast_autotune.surrogates import prior as prior_module
-from forecast_autotune.surrogates import traits as traits_module
+from forecast_autotune.surrogates import static_features as traits_module
 from forecast_autotune.surrogates.learned import Learned
 from forecast_autotune.surrogates.prior import RULES, SHIPPED, Factor, Prior, prior_text, read_prior, rules
-from forecast_autotune.surrogates.traits import launch_traits
+from forecast_autotune.surrogates.static_features import launch_traits
 
 if TYPE_CHECKING:
     import numpy as np

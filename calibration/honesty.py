@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from forecast_autotune.core.forecast import BIN_EDGES_LOG2, Abstention, Forecast
 from forecast_autotune.core.job import Question, reference_us
-from forecast_autotune.scores import (
+from forecast_autotune.evaluation.scores import (
     ForecastScores,
     against_median,
     bin_probabilities,
@@ -20,7 +20,7 @@ from forecast_autotune.scores import (
     score_forecasts,
     score_trust,
 )
-from forecast_autotune.scores.mixtures import Mixtures
+from forecast_autotune.evaluation.scores.mixtures import Mixtures
 
 from .contest import Entry, Row, case
 from .trials import Array, Case

@@ -35,9 +35,9 @@ from forecast_autotune.core.job import Job, Progress, Question
 from forecast_autotune.core.outcome import Evidence, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
+from forecast_autotune.distributed.ranks import Patience
 from forecast_autotune.frontends.engine import Request, decide, make_store
 from forecast_autotune.settings import Settings
-from forecast_autotune.store.ranks import Patience
 
 LIMIT_S = 60.0
 """A rank that has not decided after so long is stuck; the longest wait of any scenario is a sixth of it."""

@@ -35,8 +35,8 @@ from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.text import plain
 from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.evaluation.trace import read_recorded, read_trace
 from forecast_autotune.store import encoding
-from forecast_autotune.store.trace import read_recorded, read_trace
 
 from .inplace_timing import rank_correlation
 

@@ -10,11 +10,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from forecast_autotune.arrays import columns_of, knob_matrix
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Job, Question, Recording
 from forecast_autotune.core.outcome import Measurement, Outcome
 from forecast_autotune.core.space import Space
+from forecast_autotune.features.arrays import columns_of, knob_matrix
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import Surrogate
 

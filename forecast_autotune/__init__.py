@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from .errors import InvalidInputError as InvalidInputError
     from .errors import NoWorkingConfigError as NoWorkingConfigError
     from .errors import TuningWarning as TuningWarning
-    from .frontends.load_inline import load_inline as load_inline
+    from .frontends.load_inline.module import load_inline as load_inline
     from .frontends.pending import tune_pending as tune_pending
-    from .frontends.triton_autotune import ForecastAutotuner as ForecastAutotuner
-    from .frontends.triton_install import install as install
-    from .frontends.triton_install import uninstall as uninstall
-    from .frontends.variants import variants as variants
-    from .rehearsal_driver import rehearsal as rehearsal
+    from .frontends.simulated_driver import rehearsal as rehearsal
+    from .frontends.triton.autotuner import ForecastAutotuner as ForecastAutotuner
+    from .frontends.triton.install import install as install
+    from .frontends.triton.install import uninstall as uninstall
+    from .frontends.variants.variants import variants as variants
 
 _HOMES = {
     "forecast_autotune": "decorator",
     "autotune": "decorator",
-    "install": "frontends.triton_install",
-    "uninstall": "frontends.triton_install",
+    "install": "frontends.triton.install",
+    "uninstall": "frontends.triton.install",
     "tune_pending": "frontends.pending",
-    "rehearsal": "rehearsal_driver",
-    "ForecastAutotuner": "frontends.triton_autotune",
+    "rehearsal": "frontends.simulated_driver",
+    "ForecastAutotuner": "frontends.triton.autotuner",
     "Config": "core.config",
     "Space": "core.space",
     "Work": "core.workload",
@@ -44,8 +44,8 @@ _HOMES = {
     "InvalidInputError": "errors",
     "NoWorkingConfigError": "errors",
     "TuningWarning": "errors",
-    "load_inline": "frontends.load_inline",
-    "variants": "frontends.variants",
+    "load_inline": "frontends.load_inline.module",
+    "variants": "frontends.variants.variants",
 }
 
 __all__ = list(_HOMES)

@@ -22,7 +22,7 @@ class Decorator:
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from .frontends.triton_autotune import autotune
+        from .frontends.triton.autotuner import autotune
 
         return autotune(*args, **kwargs)
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from forecast_autotune.core.forecast import BIN_EDGES_LOG2
 from forecast_autotune.core.job import Question
+from forecast_autotune.evaluation.scores import ForecastScores, against_median, score_forecasts, score_probabilities
 from forecast_autotune.protocols import Surrogate
-from forecast_autotune.scores import ForecastScores, against_median, score_forecasts, score_probabilities
 from forecast_autotune.surrogates.learned import Learned
 from forecast_autotune.surrogates.roofline import Roofline
 

@@ -17,12 +17,12 @@ from forecast_autotune.core.job import Job, Recording
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.core.skill import Skill
 from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.evaluation.trace import read_trace
 from forecast_autotune.language.prompt import Prompt, prompts
+from forecast_autotune.language.skills import fitting, skills_of
 from forecast_autotune.measure.replay import Replay
-from forecast_autotune.skills import fitting, skills_of
-from forecast_autotune.store.manage import StoreFile
-from forecast_autotune.store.trace import read_trace
-from forecast_autotune.surrogates.elsewhere import most_alike
+from forecast_autotune.store.queries import StoreFile
+from forecast_autotune.surrogates.transfer import most_alike
 
 Array = NDArray[np.float64]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from forecast_autotune.evaluation.scores import score_probabilities
 from forecast_autotune.language.answers import LABELS, Bins, from_text
 from forecast_autotune.language.prompt import Prompt, prompts
 from forecast_autotune.language.tokens import Tokens
-from forecast_autotune.scores import score_probabilities
-from forecast_autotune.surrogates.elsewhere import most_alike
+from forecast_autotune.surrogates.transfer import most_alike
 
 from .judged import MIDDLES
 from .loop import UNTOLD, draw_reference

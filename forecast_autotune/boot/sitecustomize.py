@@ -53,7 +53,7 @@ class WhenTritonIsImported:
 
 def install() -> None:
     try:
-        from forecast_autotune.frontends.triton_install import install_lazily
+        from forecast_autotune.frontends.triton.install import install_lazily
 
         install_lazily()
     except Exception as err:

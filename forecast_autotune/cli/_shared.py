@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..core.text import plain
 
 if TYPE_CHECKING:
-    from ..store.manage import StoreFile
+    from ..store.queries import StoreFile
     from ..store.rows import StoredDecision
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -49,7 +49,7 @@ def add_store_argument(parser: argparse.ArgumentParser) -> None:
 
 def store_of(arguments: argparse.Namespace) -> StoreFile:
     from ..settings import Settings
-    from ..store.manage import StoreFile
+    from ..store.queries import StoreFile
 
     return StoreFile(arguments.dir if arguments.dir is not None else Settings.from_environment().dir)
 

@@ -202,7 +202,7 @@ def _versions() -> dict[str, str]:
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
-    from ..probe import compiler_version, nvcc_path
+    from ..measure.probe import compiler_version, nvcc_path
 
     found = {"python": platform.python_version(), "system": platform.system(), "machine": platform.machine()}
     found["kernel"] = re.split("[^0-9.]", platform.release())[0]  # what follows may be the name of whose it is
@@ -255,7 +255,7 @@ def _unknown_settings() -> list[str]:
 
 
 def _hardware() -> list[str]:
-    from ..probe import detect_hardware
+    from ..measure.probe import detect_hardware
 
     found = [private(str(detect_hardware("cpu")))]
     with contextlib.suppress(ImportError):
@@ -267,7 +267,7 @@ def _hardware() -> list[str]:
 
 def _store(directory: Path | None) -> dict[str, Any]:
     from ..store import filesystem
-    from ..store.manage import StoreFile
+    from ..store.queries import StoreFile
 
     folder = directory if directory is not None else _setting("dir")
     store = StoreFile(folder)

@@ -18,7 +18,7 @@ from ._shared import JSON_HELP, Subparsers, add_store_argument, new_parser, prin
 if TYPE_CHECKING:
     from ..core.decision import Decision
     from ..language.model import LanguageModel
-    from ..store.manage import StoreFile, StoreStats
+    from ..store.queries import StoreFile, StoreStats
 
 RECENT_FAILURES = 200
 MOST_TOLD = 10  # decisions for which nothing ran
@@ -169,7 +169,7 @@ def _trouble_asking(model: LanguageModel, *, until: float) -> str:
 
 def _check_pack(pack: Path) -> Finding:
     from ..errors import InvalidInputError
-    from ..store.lines import read_lines
+    from ..store.jsonl import read_lines
 
     try:
         entries = read_lines(pack)
@@ -183,7 +183,7 @@ def check_compilers() -> Iterator[Finding]:
     """Whether extensions can be built: a C++ compiler and ninja, and nvcc where CUDA is wanted."""
     import shutil
 
-    from ..probe import compiler_version, nvcc_path
+    from ..measure.probe import compiler_version, nvcc_path
 
     compiler = os.environ.get("CXX", "c++")
     version = compiler_version(compiler)
@@ -249,7 +249,7 @@ def triton_finding(providers: Mapping[str, str]) -> Finding:
 
 def check_hardware() -> Iterator[Finding]:
     """Which devices decisions would be made for."""
-    from ..probe import detect_hardware
+    from ..measure.probe import detect_hardware
 
     yield Finding(check="cpu", status="ok", found=str(detect_hardware("cpu")))
     import torch
@@ -268,7 +268,7 @@ def check_store(directory: Path | None) -> Iterator[Finding]:
     from ..errors import StoreError
     from ..settings import Settings
     from ..store import filesystem
-    from ..store.manage import StoreFile
+    from ..store.queries import StoreFile
 
     folder = directory if directory is not None else Settings.from_environment().dir
     store = StoreFile(folder)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..core.forecast import Abstention, Forecast
     from ..core.hardware import Hardware
     from ..core.outcome import Evidence, Failure
-    from ..frontends.triton_forecast import NamedCall
+    from ..frontends.triton.forecast import NamedCall
 
 DEFAULT_TARGET = "cuda:90"
 
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     hardware = _hardware(arguments.target)
     named = read_arguments(arguments.arg)
     kernel = load_kernel(arguments.kernel)
-    from ..frontends.triton_forecast import NamedCall
+    from ..frontends.triton.forecast import NamedCall
 
     call = NamedCall(kernel, named, hardware=hardware, grid=grid)
     if grid is not None:
@@ -148,7 +148,7 @@ def _load_module(place: str) -> types.ModuleType:
 
 def _hardware(target: str | None) -> Hardware:
     """The GPU that is named, else the one here, else the usual one, which is said."""
-    from ..hardware_sheets import sheet_for
+    from ..features.hardware_sheets import sheet_for
 
     if target is not None:
         return sheet_for(target)
@@ -160,7 +160,7 @@ def _hardware(target: str | None) -> Hardware:
             f"{err.name} is not installed, and a forecast reads kernels with it: pip install {err.name}"
         ) from err
     if torch.cuda.is_available():
-        from ..probe import detect_hardware
+        from ..measure.probe import detect_hardware
 
         return detect_hardware("cuda")
     sheet = sheet_for(DEFAULT_TARGET)
@@ -174,7 +174,7 @@ def _ranked(call: NamedCall, folder: Path | None, named: str | None) -> list[tup
 
     from ..frontends.engine import make_store, make_surrogate, remembering
     from ..settings import Settings, check_surrogate
-    from ..store.manage import StoreFile
+    from ..store.queries import StoreFile
     from ..store.sqlite import SqliteStore
 
     settings = Settings.from_environment()
@@ -240,7 +240,7 @@ def _as_json(
 
     from ..core.forecast import Forecast
     from ..core.outcome import Failure
-    from ..hardware_sheets import target_of
+    from ..features.hardware_sheets import target_of
 
     def one(rank: int, config: Config, forecast: Forecast | Abstention) -> dict[str, object]:
         told: dict[str, object] = {"rank": rank, "config": dict(config.knobs), "source": forecast.source}

@@ -14,10 +14,10 @@ from pathlib import Path
 from ..core.budget import BudgetLimits
 from ..core.model_names import FORMS, is_language_model, parse_model_name
 from ..errors import WorkerError
+from ..evaluation.replay_runner import POLICIES, ReplayPlan, Row, Task, histories, show_progress, work
 from ..frontends.engine import make_surrogate
 from ..settings import SURROGATES, Settings, check_surrogate
 from . import BAD_INPUT, OK
-from .replay_runs import POLICIES, ReplayPlan, Row, Task, histories, show_progress, work
 
 BUDGETS = ("10", "1%", "10%")
 TARGETS = (0, 10, 50)  # configs whose outcomes are known when forecasts are scored

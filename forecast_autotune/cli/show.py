@@ -31,7 +31,7 @@ from ._shared import (
 if TYPE_CHECKING:
     from ..core.forecast import Abstention, Forecast
     from ..core.hardware import Hardware
-    from ..store.manage import DecisionDetail
+    from ..store.queries import DecisionDetail
     from ..store.rows import StoredOutcome
 
 

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ..store.manage import MINED_OUTCOMES
+from ..store.queries import MINED_OUTCOMES
 from . import NOTHING, OK
 from ._shared import (
     JSON_HELP,

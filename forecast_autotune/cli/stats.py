@@ -23,8 +23,8 @@ from ._shared import (
 
 if TYPE_CHECKING:
     from ..core.correction import Correction
-    from ..scores import ForecastScores, TrustScores
-    from ..store.manage import StoreStats
+    from ..evaluation.scores import ForecastScores, TrustScores
+    from ..store.queries import StoreStats
 
 HOW = """How the figures come about:
   hits    a process recalled a decision that it had not in memory; later calls in the same process are not counted, nor
@@ -45,7 +45,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..scores import member_scores, recalibration, score_pairs, score_trust
+    from ..evaluation.scores import member_scores, recalibration, score_pairs, score_trust
 
     store = store_of(arguments)
     if is_missing(store):

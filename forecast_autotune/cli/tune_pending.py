@@ -13,7 +13,7 @@ from .pending import where
 from .run import add_program_arguments, command_of, environment_with
 
 if TYPE_CHECKING:
-    from ..store.manage import StoreFile
+    from ..store.queries import StoreFile
     from ..store.rows import Pending
 
 DESCRIPTION = """\

@@ -29,7 +29,6 @@ from ..core.digest import digest
 from ..core.hardware import Hardware, Toolchain
 from ..core.outcome import Evidence, Failure
 from ..errors import AutotuneError
-from ..extension import Extension
 from ..processes.endings import (
     WorkerDiedError,
     WorkerKilledError,
@@ -37,6 +36,7 @@ from ..processes.endings import (
     WorkerTimeoutError,
     blames_the_machine,
 )
+from ..processes.extension import Extension
 from ..processes.file_lock import file_lock
 from ..processes.fork_server import fork_server
 from ..processes.machine import workers_that_fit

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .. import kernel_features
 from ..core.config import Config
 from ..core.hardware import Hardware
 from ..core.outcome import Evidence, Failure
 from ..errors import InvalidInputError
+from ..features import launch_features as kernel_features
 from .triton_binding import bind_call, defaults_of
 from .triton_compile import SourceCompiler
 from .triton_source import Source, gpu_target, make_source

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..core.digest import digest
-from .joint import Nested
+from .nested_tuning import Nested
 from .tuned_callable import TunedCallable
 
 MOST_SECTIONS = 2_000  # functions and classes read for one program; what lies beyond is only named
@@ -32,7 +32,7 @@ _KERNELS = {"JITCallable", "JITFunction", "InterpretedFunction", "GluonJITFuncti
 _WRAPPERS = {
     ("triton.runtime.autotuner", "Autotuner"),
     ("triton.runtime.autotuner", "Heuristics"),
-    ("forecast_autotune.frontends.triton_spec", "KernelSpec"),
+    ("forecast_autotune.frontends.triton.spec", "KernelSpec"),
 }
 _READS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"}
 _MUTATES = frozenset(

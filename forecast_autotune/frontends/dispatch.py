@@ -24,12 +24,12 @@ from ..core.outcome import Failure
 from ..core.workload import Work
 from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
 from ..protocols import Compiler, Store, Surrogate
-from ..rehearsal_driver import current_rehearsal
 from ..settings import Settings
 from ..store.sqlite import SqliteStore
 from .engine import Request, decide, make_store, request, takes_time, untraced
 from .key_table import Entry, KeyTable, Provisional, Recent
 from .pending import holds_unmeasured, is_unmeasured
+from .simulated_driver import current_rehearsal
 from .turn import turn
 
 log = logging.getLogger(__name__)

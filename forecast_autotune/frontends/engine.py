@@ -16,16 +16,14 @@ from ..core.correction import Correction
 from ..core.decision import Decision, Resolution
 from ..core.job import Job
 from ..core.model_names import is_language_model
+from ..distributed.job_store import JobChannel, job_channel
+from ..distributed.ranks import JobStore, Patience
 from ..errors import CacheMissError
+from ..evaluation.scores import member_scores, recalibration
 from ..language.model import LanguageModel
 from ..language.named import named
-from ..policies import Exhaustive, First, Selective, StoredOnly
-from ..progress import show_progress
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
-from ..scores import member_scores, recalibration
 from ..settings import Answer, Settings
-from ..store.channel import JobChannel, job_channel
-from ..store.ranks import JobStore, Patience
 from ..store.sqlite import SqliteStore, open_store
 from ..surrogates.blend import Blend
 from ..surrogates.history import History
@@ -34,7 +32,9 @@ from ..surrogates.learned import Learned
 from ..surrogates.prior import Prior
 from ..surrogates.recalibrated import Recalibrated
 from ..surrogates.roofline import Roofline
-from ..tuner import stored, tune
+from ..tuning.loop import stored, tune
+from ..tuning.policies import Exhaustive, First, Selective, StoredOnly
+from ..tuning.progress import show_progress
 from .pending import measuring_is_wanted, note_if_pending
 
 log = logging.getLogger(__name__)

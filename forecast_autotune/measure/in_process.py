@@ -10,11 +10,11 @@ from typing import Any
 
 from ..core.config import Config
 from ..core.outcome import Measurement
+from .base import Attempt, BaseMeasurer, DeviceLostError, Ran, of_memory, raised
 from .buffers import Buffer, Buffers, equal, nudged, reads_itself, stand_in
 from .checks import close
 from .clocks import Clock, CpuClock, Launch, cuda_clock
 from .copies import BorrowedArguments, CopiedArguments, Values
-from .measuring import Attempt, BaseMeasurer, DeviceLostError, Ran, of_memory, raised
 from .outputs import Outputs, OutputsError, has_tensors, outputs_of
 from .process_state import ends_the_program, preserve_process_state
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.config import Config
 from ..core.outcome import Measurement
-from ..extension import Extension
 from ..processes.channel import Channel, Message
 from ..processes.endings import WorkerDiedError, WorkerRaisedError
+from ..processes.extension import Extension
 from ..processes.fork_server import fork_server
 from ..processes.machine import own_bytes, usable_memory_bytes
 from ..processes.serving import redirect_output
 from ..processes.worker import Worker
 from .arguments import Arguments, Snapshot, snapshot
+from .base import Attempt, BaseMeasurer, DeviceLostError, Ran, raised
 from .clocks import Clock, Launch
 from .in_process import Trial, clock_for, raise_if_lost
-from .measuring import Attempt, BaseMeasurer, DeviceLostError, Ran, raised
 from .outputs import Outputs
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from ..core.job import Job, Recording
 from ..core.outcome import Failure, Outcome
 from ..errors import InvalidInputError
 from . import encoding
+from .calibration_pairs import WINDOW
 from .encoding import from_text
-from .pairs import WINDOW
 from .rows import Complain, Place, PlaceReader, alike, hardware_of, ids_of, marks, text_of
 
 if TYPE_CHECKING:

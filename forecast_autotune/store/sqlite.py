@@ -22,17 +22,17 @@ from ..core.job import Job, Recording
 from ..core.outcome import Measurement, Outcome
 from ..core.skill import Skill
 from ..core.text import plain
+from ..distributed.work_sharing import StoredShares, holder_of, leave, name_holder, this_process
 from ..errors import InvalidInputError, StoreWarning
 from ..language.answers import Bins
+from ..language.skills import MOST, fitting, skills_of
 from ..settings import Settings
-from ..skills import MOST, fitting, skills_of
 from . import answers, filesystem, rows, schema
+from .calibration_pairs import Pair, newest_pairs
+from .connection import BUSY_S, SNAPSHOT_S, connect, is_broken, open_file, read_only, refuse_damaged, transaction
 from .lock import SingleFlight
-from .opening import BUSY_S, SNAPSHOT_S, connect, is_broken, open_file, read_only, refuse_damaged, transaction
-from .pairs import Pair, newest_pairs
 from .recordings import newest_for
 from .rows import Place, StoredOutcome
-from .shares import StoredShares, holder_of, leave, name_holder, this_process
 
 if TYPE_CHECKING:
     import sqlite3
@@ -566,7 +566,7 @@ class SqliteStore:
 
     def _read_packs(self) -> sqlite3.Connection:
         """All packs in one database in memory; one that cannot be read is told of and left out."""
-        from .lines import bring, read_lines
+        from .jsonl import bring, read_lines
 
         connection = self._memory(None)
         for pack in self.packs:  # at equal times, what is written first holds

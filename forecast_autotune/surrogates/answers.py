@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..arrays import ForecastTable, indices_of
 from ..core.config import Config
 from ..core.job import Question
 from ..core.outcome import Measurement
 from ..core.space import Space
+from ..features.arrays import ForecastTable, indices_of
 
 
 class LastAnswer:

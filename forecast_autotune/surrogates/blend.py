@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
-from ..arrays import ForecastTable, Voice, columns_of
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Question
+from ..features.arrays import ForecastTable, Voice, columns_of
 from ..protocols import Surrogate
 
 if TYPE_CHECKING:

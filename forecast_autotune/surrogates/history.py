@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..arrays import ForecastTable, knob_matrix
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Question, Recording, log2_speedups
-from . import elsewhere
+from ..features.arrays import ForecastTable, knob_matrix
+from . import transfer as elsewhere
 from .answers import LastAnswer, answered, default_us, words
 from .corrector import Corrector, Expected
 

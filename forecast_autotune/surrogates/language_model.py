@@ -12,20 +12,20 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..arrays import ForecastTable, Voice, knob_matrix
 from ..core.config import Config
 from ..core.digest import digest
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Question
 from ..core.skill import Skill
 from ..errors import MissingExtraError
+from ..features.arrays import ForecastTable, Voice, knob_matrix
 from ..language.answers import SCHEMA, Bins, from_log_probabilities, from_text
 from ..language.model import ANSWER_TOKENS, LanguageModel, ModelError, Unanswered
 from ..language.prompt import CHARS, CHARS_PER_TOKEN, Prompt, PromptTooLongError, prompts
 from ..language.sources import variant_of
 from .answers import LastAnswer, answered, default_us, words
 from .corrector import Corrector, Expected
-from .elsewhere import most_alike
+from .transfer import most_alike
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..arrays import ForecastTable, knob_matrix
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Question, Recording, log2_speedups
 from ..errors import InvalidInputError
-from . import elsewhere
+from ..features.arrays import ForecastTable, knob_matrix
+from . import transfer as elsewhere
 from .answers import LastAnswer, answered, default_us, words
 from .corrector import Corrector, Expected
 from .prior import Prior, rules, shipped_prior
-from .traits import role_traits
+from .static_features import role_traits
 
 if TYPE_CHECKING:
     import numpy as np

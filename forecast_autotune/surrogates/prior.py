@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.job import Job
 from ..errors import InvalidInputError
-from .traits import LAUNCH_TRAITS, WARP, launch_traits, role_traits
+from .static_features import LAUNCH_TRAITS, WARP, launch_traits, role_traits
 
 if TYPE_CHECKING:
     import numpy as np

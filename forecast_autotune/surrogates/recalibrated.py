@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..arrays import ForecastTable
 from ..core.correction import Correction
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Question
+from ..features.arrays import ForecastTable
 from ..protocols import Surrogate
 
 

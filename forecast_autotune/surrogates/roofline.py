@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..arrays import ForecastTable, normal_cdf
 from ..core.config import Config
 from ..core.forecast import Abstention, Forecast
 from ..core.hardware import Hardware
 from ..core.job import Job, Question, log2_speedups
+from ..features.arrays import ForecastTable, normal_cdf
 from .answers import answered, default_us
 from .gaussian_process import most_telling
 

@@ -22,13 +22,13 @@ from forecast_autotune.core.job import Job, Question, Recording, View
 from forecast_autotune.core.outcome import Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Work
+from forecast_autotune.evaluation.trace import read_trace
 from forecast_autotune.frontends.engine import decide, make_surrogate, request
 from forecast_autotune.measure.replay import Replay
-from forecast_autotune.policies import Selective
 from forecast_autotune.protocols import Surrogate
 from forecast_autotune.store.sqlite import SqliteStore
-from forecast_autotune.store.trace import read_trace
 from forecast_autotune.surrogates.history import History
+from forecast_autotune.tuning.policies import Selective
 
 pytestmark = pytest.mark.thorough  # speed itself is for `make bench`
 

@@ -25,10 +25,10 @@ from calibration.honesty import Foretold
 from calibration.page import Made, page
 from calibration.plotted import Curve
 from calibration.report import budgets_to, main
-from forecast_autotune.cli.replay_runs import ReplayPlan, Task
 from forecast_autotune.core.forecast import Abstention
 from forecast_autotune.core.job import Question
-from forecast_autotune.store.trace import write_trace
+from forecast_autotune.evaluation.replay_runner import ReplayPlan, Task
+from forecast_autotune.evaluation.trace import write_trace
 
 SUITE = Path(honesty.__file__).parent / "traces"
 REAL = SUITE / "cuda_transpose.small.NVIDIA_H200.jsonl.gz"

@@ -14,14 +14,15 @@ import pytest
 from recorded import recording
 from talking import Talking, named_by_settings
 
-from forecast_autotune.cli import main, replay, replay_runs
+from forecast_autotune.cli import main, replay
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.forecast import Abstention
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.job import Question
 from forecast_autotune.core.outcome import Measurement
+from forecast_autotune.evaluation import replay_runner as replay_runs
+from forecast_autotune.evaluation.trace import read_trace, write_trace
 from forecast_autotune.settings import SURROGATES
-from forecast_autotune.store.trace import read_trace, write_trace
 from forecast_autotune.surrogates.prior import shipped_prior
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"

@@ -30,8 +30,8 @@ from forecast_autotune.compilers.cpp_recipe import Recipe
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.outcome import Evidence, Failure
-from forecast_autotune.extension import Extension
-from forecast_autotune.probe import detect_cpp_toolchain, detect_hardware
+from forecast_autotune.measure.probe import detect_cpp_toolchain, detect_hardware
+from forecast_autotune.processes.extension import Extension
 
 CPU = Hardware(kind="cpu", name="x")
 
@@ -131,7 +131,7 @@ def test_what_a_killed_build_wrote_to_its_slot_is_not_taken_for_what_it_was_aske
 def test_a_build_killed_half_way_is_built_again(toy: Toy) -> None:
     number = time.time_ns()
     script = f"""
-        import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        import sys; sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
         from pathlib import Path
         from forecast_autotune.core.config import Config
         from toy import Toy

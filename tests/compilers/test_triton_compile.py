@@ -22,15 +22,19 @@ import pytest
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Evidence, Failure
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.hardware_sheets import device_properties, sheet_for
-from forecast_autotune.rehearsal_driver import rehearsal
+from forecast_autotune.features.hardware_sheets import device_properties, sheet_for
+from forecast_autotune.frontends.simulated_driver import rehearsal
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 
-from forecast_autotune.compilers import triton_compile, triton_pool, triton_source  # noqa: E402
+from forecast_autotune.compilers import (  # noqa: E402
+    triton_compile,
+    triton_pool,
+    triton_source,
+)
 from forecast_autotune.compilers.triton_compile import TritonCompiler, binding  # noqa: E402
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -190,7 +194,7 @@ import os, sys
 import torch, triton, triton.language as tl
 from forecast_autotune.compilers.triton_compile import TritonCompiler, binding
 from forecast_autotune.core.config import Config
-from forecast_autotune.rehearsal_driver import rehearsal
+from forecast_autotune.frontends.simulated_driver import rehearsal
 
 with open(sys.argv[1], "a") as f:
     f.write("ran\\n")

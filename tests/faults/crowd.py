@@ -26,9 +26,9 @@ from forecast_autotune.core.forecast import Abstention
 from forecast_autotune.core.job import Job, Question, Recording
 from forecast_autotune.core.outcome import Outcome
 from forecast_autotune.measure.replay import Replay
-from forecast_autotune.policies import Selective
 from forecast_autotune.store.sqlite import SqliteStore
-from forecast_autotune.tuner import tune
+from forecast_autotune.tuning.loop import tune
+from forecast_autotune.tuning.policies import Selective
 
 KERNELS = 50  # with one alone, each tuning would read what is known of all its keys, and that is what one would see
 BUDGET = 6

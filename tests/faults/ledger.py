@@ -77,7 +77,11 @@ class Case:
     @property
     def environment(self) -> dict[str, str]:
         """For child processes: marked, with this case's store and a folder of its own for temporary files."""
-        paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [
+            str(Path(__file__).parents[1]),
+            str(Path(__file__).parents[1] / "support"),
+            *filter(None, [os.environ.get("PYTHONPATH")]),
+        ]
         own = {MARK: self.mark, "TMPDIR": str(self.temporary), "FORECAST_AUTOTUNE_DIR": str(self.store)}
         return {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)}
 

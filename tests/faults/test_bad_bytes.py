@@ -48,17 +48,17 @@ from forecast_autotune.core.decision import BASES, Decision
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.outcome import STAGES, Failure, Measurement
 from forecast_autotune.errors import InvalidInputError, StoreWarning
-from forecast_autotune.hardware_sheets import hardware_named
+from forecast_autotune.evaluation.trace import read_trace, write_trace
+from forecast_autotune.features.hardware_sheets import hardware_named
 from forecast_autotune.language.answers import Bins, from_log_probabilities, from_text
 from forecast_autotune.language.folders import adapter_in
 from forecast_autotune.language.labels import as_json, of_labels
 from forecast_autotune.language.model import ModelError, Unanswered
 from forecast_autotune.settings import PREFIX, Settings
 from forecast_autotune.store import encoding, schema
-from forecast_autotune.store.lines import read_lines
-from forecast_autotune.store.manage import StoreFile
+from forecast_autotune.store.jsonl import read_lines
+from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
-from forecast_autotune.store.trace import read_trace, write_trace
 from forecast_autotune.surrogates.prior import read_prior
 
 SAMPLES = Path(__file__).parents[1] / "stores"

@@ -237,7 +237,7 @@ def hanging_compiler(builds: Path, timeout_s: float) -> Any:
     """Compiles a binding that keeps the compiler busy for hours, through ninja."""
     from forecast_autotune.compilers.cpp_compile import CppCompiler
     from forecast_autotune.compilers.cpp_recipe import Recipe
-    from forecast_autotune.probe import detect_cpp_toolchain, detect_hardware
+    from forecast_autotune.measure.probe import detect_cpp_toolchain, detect_hardware
 
     busy = "constexpr long busy() { long n = 0; for (long i = 0; i < 4000000000L * MODE; ++i) n ^= i; return n; }\n"
     recipe = Recipe(

@@ -19,9 +19,9 @@ from faults.ledger import Case, Ledger, marked_processes
 from faults.stores import runs_kept
 from recorded import recording
 
-from forecast_autotune.store.lines import read_lines
+from forecast_autotune.evaluation.trace import write_trace
+from forecast_autotune.store.jsonl import read_lines
 from forecast_autotune.store.sqlite import SqliteStore
-from forecast_autotune.store.trace import write_trace
 
 COMMAND = [sys.executable, "-m", "forecast_autotune"]
 LIMIT_S = 60

@@ -31,9 +31,10 @@ from faults.victims import kept, tuning
 from toy import Toy
 
 from forecast_autotune.processes.machine import usable_cores
-from forecast_autotune.store import opening, schema, sqlite
-from forecast_autotune.store.manage import StoreFile
-from forecast_autotune.store.opening import open_file
+from forecast_autotune.store import connection as opening
+from forecast_autotune.store import schema, sqlite
+from forecast_autotune.store.connection import open_file
+from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 
 SEED = 20261122
@@ -97,7 +98,7 @@ def complaints(said: str) -> list[str]:
 
 
 def test_a_complaint_is_ours_unless_another_package_warns_of_its_own_code() -> None:
-    at = f"{ROOT}/forecast_autotune/probe.py:7"
+    at = f"{ROOT}/forecast_autotune/measure/probe.py:7"
     theirs = "/lib/torch/utils.py:3: DeprecationWarning: do this instead\n  old()\n<frozen x>:9: ImportWarning: odd\n"
     for line in (
         f"{at}: DeprecationWarning: do this instead",

@@ -27,10 +27,10 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import STAGES, Failure
 from forecast_autotune.core.space import Space
 from forecast_autotune.measure.replay import Replay
-from forecast_autotune.policies import Exhaustive
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates.history import History
-from forecast_autotune.tuner import tune
+from forecast_autotune.tuning.loop import tune
+from forecast_autotune.tuning.policies import Exhaustive
 
 WAYS = [(stage, crashed, transient) for stage in STAGES for crashed, transient in ((0, 0), (1, 0), (0, 1))]
 
@@ -96,7 +96,7 @@ def test_each_failure_is_one_line_that_says_what_follows(
 
 
 def _rows(store: SqliteStore, job: Any) -> list[Any]:
-    from forecast_autotune.store.manage import StoreFile
+    from forecast_autotune.store.queries import StoreFile
 
     assert store.directory is not None
     decision = StoreFile(store.directory).find(job.workload.program.name)[0]

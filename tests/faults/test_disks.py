@@ -34,7 +34,7 @@ from faults.stores import (
 
 from forecast_autotune.errors import StoreWarning
 from forecast_autotune.settings import Settings
-from forecast_autotune.store.manage import StoreFile
+from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 
 Popen = subprocess.Popen[str]

@@ -41,16 +41,16 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.outcome import Evidence, Failure, Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import AutotuneError, InvalidInputError
+from forecast_autotune.evaluation.trace import read_trace, write_trace
 from forecast_autotune.language.model import ModelError, Unanswered
 from forecast_autotune.language.prompt import Prompt, prompts
 from forecast_autotune.language.server import ServedModel
 from forecast_autotune.measure.replay import Replay
-from forecast_autotune.policies import Selective
-from forecast_autotune.store.manage import StoreFile
+from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
-from forecast_autotune.store.trace import read_trace, write_trace
 from forecast_autotune.surrogates.history import History
-from forecast_autotune.tuner import tune
+from forecast_autotune.tuning.loop import tune
+from forecast_autotune.tuning.policies import Selective
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x08"
 
@@ -185,7 +185,7 @@ PROGRESS = """
 import math, sys, time
 from contracts.store_contract import a_job
 from rich.live import Live
-from forecast_autotune import progress
+from forecast_autotune.tuning import progress
 from forecast_autotune.core.job import Progress
 progress.QUIET_S = 0.0
 draw, drawn = Live.refresh, 0

@@ -16,7 +16,8 @@ from faults.ledger import Ledger
 from faults.older import of_schema_4, runs
 from faults.stores import runs_kept, told_by
 
-from forecast_autotune.store import opening, schema
+from forecast_autotune.store import connection as opening
+from forecast_autotune.store import schema
 from forecast_autotune.store.sqlite import SqliteStore
 
 SEED = 20261121

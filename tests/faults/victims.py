@@ -33,7 +33,7 @@ CPP = """
     import json, sys, time
     import torch
     import forecast_autotune as fa
-    from forecast_autotune import tuner
+    from forecast_autotune.tuning import loop as tuner
     from forecast_autotune.compilers.cpp_compile import CppCompiler
     from forecast_autotune.measure.isolated import Isolated
     from forecast_autotune.store.sqlite import SqliteStore

@@ -18,9 +18,10 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from rehearsed import BEST, call, configs, launched, own_triton_cache, playing, tuned  # noqa: E402
 
-from forecast_autotune.frontends import dispatch, triton_autotune  # noqa: E402
+from forecast_autotune.frontends import dispatch  # noqa: E402
 from forecast_autotune.frontends.key_table import Entry, KeyTable, Recent  # noqa: E402
 from forecast_autotune.frontends.pending import tune_pending  # noqa: E402
+from forecast_autotune.frontends.triton import autotuner as triton_autotune  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -23,6 +23,7 @@ from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.job import Question, Recording
 from forecast_autotune.core.skill import Skill
+from forecast_autotune.distributed.job_store import JobChannel
 from forecast_autotune.errors import CacheMissError
 from forecast_autotune.frontends import engine
 from forecast_autotune.frontends.engine import Request, request
@@ -30,8 +31,7 @@ from forecast_autotune.language.model import ModelError
 from forecast_autotune.language.prompt import Prompt
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.settings import Settings
-from forecast_autotune.store.channel import JobChannel
-from forecast_autotune.store.manage import StoreFile
+from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates import prior
 from forecast_autotune.surrogates.blend import Blend

@@ -100,7 +100,7 @@ STAGE = """
 
 def test_two_pipeline_stages_with_one_store_do_not_hold_each_other_up(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(STAGE)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
     stages = [subprocess.Popen([*command, stage, str(tmp_path)], env=environment) for stage in ("first", "second")]
     try:
         assert [stage.wait(timeout=LIMIT_S) for stage in stages] == [0, 0]

@@ -17,8 +17,8 @@ from toy import Toy
 import forecast_autotune as fa
 from forecast_autotune.core.budget import TotalSpent
 from forecast_autotune.frontends.pending import measuring_is_wanted
-from forecast_autotune.rehearsal_driver import current_rehearsal
-from forecast_autotune.store.manage import StoreFile
+from forecast_autotune.frontends.simulated_driver import current_rehearsal
+from forecast_autotune.store.queries import StoreFile
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch._dynamo")
@@ -206,7 +206,7 @@ with playing() as on, fa.tune_pending():
 
 
 def test_within_tune_pending_keys_are_measured_though_dynamo_comes_later() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FIRST_COMPILE],
         capture_output=True,

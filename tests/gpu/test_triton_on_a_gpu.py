@@ -20,7 +20,7 @@ from rehearsed import own_triton_cache  # noqa: E402
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
-from forecast_autotune.store.manage import StoreFile  # noqa: E402
+from forecast_autotune.store.queries import StoreFile  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

@@ -42,9 +42,9 @@ from forecast_autotune.compilers.triton_launches import launches  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Evidence  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
-from forecast_autotune.hardware_sheets import device_properties, sheet_for  # noqa: E402
+from forecast_autotune.features.hardware_sheets import device_properties, sheet_for  # noqa: E402
+from forecast_autotune.frontends.simulated_driver import rehearsal  # noqa: E402
 from forecast_autotune.processes.machine import usable_cores  # noqa: E402
-from forecast_autotune.rehearsal_driver import rehearsal  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[2]
 SUITE = Path(kernel_suite.__file__).parent

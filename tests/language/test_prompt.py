@@ -14,11 +14,11 @@ from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outco
 from forecast_autotune.core.skill import Skill
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
+from forecast_autotune.evaluation.trace import read_trace
 from forecast_autotune.language.answers import LABELS
 from forecast_autotune.language.labels import END
 from forecast_autotune.language.prompt import CHARS, PromptTooLongError, prompts
 from forecast_autotune.measure.replay import Replay
-from forecast_autotune.store.trace import read_trace
 
 TRACES = Path(__file__).parents[2] / "calibration" / "traces"
 HARDWARE = Hardware(kind="cuda", name="NVIDIA H200", capability="9.0", units=132, shared_bytes=232_448)

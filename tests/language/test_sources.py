@@ -6,8 +6,8 @@ import pytest
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.workload import Program
+from forecast_autotune.evaluation.trace import read_trace
 from forecast_autotune.language.sources import sections_of, shortened, variant_of
-from forecast_autotune.store.trace import read_trace
 
 TRACES = Path(__file__).parents[2] / "calibration" / "traces"
 

@@ -29,12 +29,12 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.workload import Program, Workload
+from forecast_autotune.evaluation.trace import write_trace
 from forecast_autotune.language.answers import Bins, from_log_probabilities, from_text
 from forecast_autotune.language.in_transformers import TransformersModel
 from forecast_autotune.language.in_vllm import VllmModel
 from forecast_autotune.language.prompt import Prompt
 from forecast_autotune.language.tokens import Tokens
-from forecast_autotune.store.trace import write_trace
 
 SIZES = (1024, 4096, 16384)
 TINY = ("--hidden", "64", "--layers", "2", "--context", "1024", "--workers", "0", "--device", "cpu")

@@ -12,10 +12,10 @@ from contracts.measurer_contract import MeasurerContract
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.measure import copies
+from forecast_autotune.measure.base import CheckError, DeviceLostError
 from forecast_autotune.measure.clocks import CpuClock, Launch
 from forecast_autotune.measure.copies import BorrowedArguments, CopiedArguments, UnportableError
 from forecast_autotune.measure.in_process import InProcess
-from forecast_autotune.measure.measuring import CheckError, DeviceLostError
 
 torch = pytest.importorskip("torch")
 

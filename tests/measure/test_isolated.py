@@ -17,11 +17,11 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.measure import arguments, isolated
 from forecast_autotune.measure.arguments import Arguments, snapshot
+from forecast_autotune.measure.base import CheckError
 from forecast_autotune.measure.clocks import HOPELESS_AFTER, CpuClock, Launch
 from forecast_autotune.measure.copies import CopiedArguments, UnportableError
 from forecast_autotune.measure.in_process import InProcess, Trial
 from forecast_autotune.measure.isolated import Isolated, extension_trials
-from forecast_autotune.measure.measuring import CheckError
 from forecast_autotune.processes import worker
 from forecast_autotune.processes.fork_server import fork_server
 

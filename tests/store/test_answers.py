@@ -12,7 +12,7 @@ from contracts.store_contract import SPACE, a_job, a_measurement
 from forecast_autotune.errors import StoreWarning
 from forecast_autotune.language.answers import Bins
 from forecast_autotune.store import answers, rows
-from forecast_autotune.store.manage import StoreFile
+from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 
 SAMPLES = Path(__file__).parents[1] / "stores"

@@ -11,7 +11,7 @@ from contracts.store_contract import HARDWARE, SPACE, a_decision, a_job
 
 from forecast_autotune.frontends.pending import is_unmeasured
 from forecast_autotune.settings import Settings
-from forecast_autotune.store.manage import StoreFile
+from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore, open_store
 
 

@@ -13,7 +13,7 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import StoreWarning
 from forecast_autotune.store import recordings
-from forecast_autotune.store.manage import StoreFile
+from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 
 STUB = Hardware(kind="stub", name=HARDWARE.name, capability="9.0", units=132)

@@ -23,9 +23,10 @@ from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.job import Job
 from forecast_autotune.errors import InvalidInputError, StoreWarning
 from forecast_autotune.settings import Settings
-from forecast_autotune.store import filesystem, opening, rows, schema, sqlite, textfile
-from forecast_autotune.store.manage import StoreFile
-from forecast_autotune.store.opening import connect
+from forecast_autotune.store import connection as opening
+from forecast_autotune.store import filesystem, rows, schema, sqlite, textfile
+from forecast_autotune.store.connection import connect
+from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore, open_store
 
 

@@ -14,7 +14,7 @@ from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.job import Question, Recording
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.space import Space
-from forecast_autotune.scores import score_forecasts
+from forecast_autotune.evaluation.scores import score_forecasts
 from forecast_autotune.surrogates.history import History
 
 TWIN = replace(HERE, name="B")

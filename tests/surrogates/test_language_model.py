@@ -16,13 +16,13 @@ from contracts.surrogate_contract import SurrogateContract
 from recorded import job_of, measurement, question, recording
 from talking import Talking, faster_tiles, knob, sure_of
 
-from forecast_autotune.arrays import ForecastTable, columns_of
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.forecast import Abstention, Forecast, bin_of
 from forecast_autotune.core.job import Question
 from forecast_autotune.core.skill import Skill
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import MissingExtraError
+from forecast_autotune.features.arrays import ForecastTable, columns_of
 from forecast_autotune.language.answers import Bins
 from forecast_autotune.language.model import ModelError, Unanswered
 from forecast_autotune.language.prompt import Prompt

@@ -13,13 +13,13 @@ from contracts.surrogate_contract import SurrogateContract
 from recorded import HERE, ROLES, job_of, measurement, question, recording, workload
 from toy_prior import SURE, UNSURE, believing, following
 
-from forecast_autotune.arrays import columns_of
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.job import Question, Recording
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.space import Space
+from forecast_autotune.features.arrays import columns_of
 from forecast_autotune.surrogates import prior as priors
 from forecast_autotune.surrogates.blend import Blend
 from forecast_autotune.surrogates.history import History

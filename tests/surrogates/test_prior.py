@@ -20,7 +20,7 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.surrogates.prior import RULES, SHIPPED, Factor, prior_text, read_prior, rules, shipped_prior
-from forecast_autotune.surrogates.traits import LAUNCH_TRAITS
+from forecast_autotune.surrogates.static_features import LAUNCH_TRAITS
 
 RECORDED_ELSEWHERE = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -171,7 +171,7 @@ def test_the_shipped_model_is_read_and_asked_without_scikit_learn() -> None:
     code = (
         "import sys; sys.modules['sklearn'] = sys.modules['scipy'] = None\n"
         "from forecast_autotune.surrogates.prior import shipped_prior\n"
-        "from forecast_autotune.surrogates.traits import LAUNCH_TRAITS\n"
+        "from forecast_autotune.surrogates.static_features import LAUNCH_TRAITS\n"
         "import numpy as np\n"
         "print(np.isfinite(shipped_prior().each_tree(np.zeros((3, len(LAUNCH_TRAITS))))).all())"
     )

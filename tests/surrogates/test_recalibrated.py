@@ -9,22 +9,22 @@ import pytest
 from contracts.surrogate_contract import SurrogateContract
 from recorded import ROLES, question, recording
 
-from forecast_autotune.arrays import ForecastTable
 from forecast_autotune.core.budget import Budget
 from forecast_autotune.core.correction import UNCORRECTED, Correction
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.job import Job, Question
+from forecast_autotune.evaluation.scores import recalibration, score_forecasts, score_trust
+from forecast_autotune.evaluation.trace import read_trace
+from forecast_autotune.features.arrays import ForecastTable
 from forecast_autotune.measure.replay import Replay
-from forecast_autotune.policies import Selective
 from forecast_autotune.protocols import Surrogate
-from forecast_autotune.scores import recalibration, score_forecasts, score_trust
 from forecast_autotune.store.sqlite import SqliteStore
-from forecast_autotune.store.trace import read_trace
 from forecast_autotune.surrogates.blend import Blend
 from forecast_autotune.surrogates.history import History
 from forecast_autotune.surrogates.recalibrated import Recalibrated
 from forecast_autotune.surrogates.roofline import Roofline
-from forecast_autotune.tuner import tune
+from forecast_autotune.tuning.loop import tune
+from forecast_autotune.tuning.policies import Selective
 
 WIDER = Correction(ahead=1.5, after=2.0, ahead_pairs=40, after_pairs=400)
 ASKED = question(recording())

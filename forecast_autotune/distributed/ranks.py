@@ -1,0 +1,250 @@
+"""JobStore: ranks without a common disk come to one decision through their job's key-value store, no collectives."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ..core.config import Config
+from ..core.decision import Decision
+from ..core.digest import digest
+from ..core.forecast import Abstention, Forecast
+from ..core.job import Job, Recording
+from ..core.outcome import Outcome
+from ..errors import InvalidInputError
+from ..protocols import Store
+from ..store.encoding import decode_decision, encode_decision, from_text, to_text
+from ..store.rows import Place
+from .job_store import CALL_S, JobChannel, Seen, UnreachableError, tell_once
+
+log = logging.getLogger(__name__)
+
+FREE = "free"
+"""Stands in the place of a claim that its rank gave back without a decision."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """What ranks grant one another before they act themselves, seconds. No launch waits for any of it."""
+
+    grace_s: float = 1.0  # for rank 0 to meet the key, before another rank tunes it
+    beat_s: float = 1.0  # between two signs of life of the rank that tunes
+    silent_s: float = 10.0  # without one, after which another takes its place
+    call_s: float = CALL_S  # for an answer of the key-value store
+
+
+class JobStore:
+    """A rank's own store, and with it the decisions that all ranks of the job hold to.
+
+    The first decision published for a job is everybody's: a rank that knows one publishes it, and one that comes to
+    another adopts the first. One rank tunes, rank 0 if it meets the key at once, and shows that it lives; the others
+    wait for nothing, and adopt its decision when they ask again. Where measuring is not allowed, the first rank's forecast
+    is everybody's. A rank that never meets a key is missed by nobody. Without the key-value store a rank goes on with its
+    own store, with one warning.
+
+    Args:
+        own: this rank's store.
+        channel: the way to the other ranks.
+        measures: whether measuring is allowed; what is decided without is agreed on apart, so that it is in nobody's way
+            when measuring is allowed later.
+    """
+
+    def __init__(
+        self, own: Store, channel: JobChannel, *, measures: bool = True, patience: Patience | None = None
+    ) -> None:
+        self.own = own
+        self.channel = channel
+        self.measures = measures
+        self.patience = patience or Patience()
+        self._unusable: set[str] = set()  # jobs under whose key stands what no rank of ours wrote
+        self._looked_at: dict[str, float] = {}  # when this rank, which leads at the key, has looked for a decision
+
+    # This rank's own ------------------------------------------------------------------------------------------------
+
+    def decision(self, job: Job) -> Decision | None:
+        return self.own.decision(job)
+
+    def outcomes(self, job: Job) -> Mapping[Config, Outcome]:
+        return self.own.outcomes(job)
+
+    def recollect(self, job: Job) -> Sequence[Recording]:
+        return self.own.recollect(job)
+
+    def record(
+        self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
+    ) -> None:
+        self.own.record(job, run, config, outcome, forecast)
+
+    def decide(self, job: Job, decision: Decision) -> None:
+        self.own.decide(job, decision)
+
+    def note_pending(self, job: Job, why: str) -> None:
+        self.own.note_pending(job, why)
+
+    # Everybody's ----------------------------------------------------------------------------------------------------
+
+    def agreed(self, job: Job) -> Decision | None:
+        """What was published first; one that was measured is kept here as well, so that the next job finds it.
+
+        Whoever leads looks once a beat, and may ask as often as it likes.
+        """
+        key = self._key(job)
+        if key in _led_by_this_thread():
+            now = time.monotonic()
+            if now - self._looked_at.get(key, -math.inf) < self.patience.beat_s:
+                return None
+            self._looked_at[key] = now
+        text = self._ask(job, lambda: self.channel.look(f"{key}/decision"))
+        if text is None:
+            return None
+        self.channel.seen.pop(key, None)
+        return self._adopt(job, text)
+
+    def agree(self, job: Job, decision: Decision) -> Decision:
+        """Publish a decision; returns the one that was first, which is this one where the ranks cannot be reached."""
+        key, text = self._key(job), to_text(encode_decision(decision))
+        held = self._ask(job, lambda: self.channel.swap(f"{key}/decision", "", text))
+        if held is None or held == text:
+            return decision
+        return self._adopt(job, held) or decision
+
+    @contextmanager
+    def single_flight(self, job: Job) -> Iterator[bool]:
+        """Lead the ranks at this job; False, at once, where another rank does, may yet, or has published a decision."""
+        key = self._key(job)
+        leading = _led_by_this_thread()
+        mine = f"{self.channel} (process {os.getpid()} of {_host()}) {uuid.uuid4().hex}"
+        led = None if key in leading else self._ask(job, lambda: self._claim(job, mine))
+        if led is False:
+            yield False
+            return
+        if led is None:  # this thread leads already, or the others cannot be reached
+            with self.own.single_flight(job) as alone:
+                yield alone
+            return
+        leading.add(key)
+        process = os.getpid()
+        try:
+            with self._showing_life(key, mine), self.own.single_flight(job) as alone:
+                yield alone
+        finally:
+            leading.discard(key)
+            self._looked_at.pop(key, None)
+            if os.getpid() == process:  # else the child of a fork leaves this block too: the claim is its parent's
+                self._ask(job, lambda: self.channel.swap(f"{key}/claim", mine, FREE))
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _claim(self, job: Job, mine: str) -> bool:
+        """Claim the lead if nobody has it, or if who has it has shown no life for long, as far as this rank has looked."""
+        key, now = self._key(job), time.monotonic()
+        if self.channel.look(f"{key}/decision") is not None:
+            return False
+        claim = self.channel.look(f"{key}/claim") or ""
+        seen = self.channel.seen.setdefault(key, Seen(first=now, changed=now))
+        free = claim in ("", FREE)
+        if not free:
+            sign = claim, self.channel.add(f"{key}/beat/{_token(claim)}", 0)
+            if sign != seen.sign:
+                seen.sign, seen.changed = sign, now
+            if now - seen.changed <= self.patience.silent_s:
+                return False
+            log.warning("%s: %s is silent for %.0f s", job.workload, _who(claim), now - seen.changed)
+        elif seen.sign is None and self.channel.rank != 0 and now - seen.first < self.patience.grace_s:
+            return False  # rank 0 may come yet
+        if self.channel.swap(f"{key}/claim", claim, mine) != mine:
+            return False
+        self.channel.seen.pop(key, None)
+        return True
+
+    @contextmanager
+    def _showing_life(self, key: str, mine: str) -> Iterator[None]:
+        """Count up while this is held; others see the count move and need no common clock.
+
+        Where no thread can be had for it, there is no sign of life: another rank tunes as well after a silence.
+        """
+        over = threading.Event()
+
+        def beat() -> None:
+            with suppress(UnreachableError):
+                while not over.wait(self.patience.beat_s):
+                    self.channel.add(f"{key}/beat/{_token(mine)}", 1)
+
+        thread = threading.Thread(target=beat, name="forecast-autotune-beat", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as err:
+            log.warning("%s: the other ranks will take it for dead: %s", self.channel, err)
+        try:
+            yield
+        finally:
+            over.set()
+            if thread.ident is not None:
+                thread.join(self.channel.call_s)
+
+    def _key(self, job: Job) -> str:
+        """Of what ranks decide alike: one with another GPU or compiler decides among its like."""
+        return digest("measured" if self.measures else "unmeasured", *Place.of(job).digests, job.space.digest)
+
+    def _ask(self, job: Job, question: Callable[[], _T]) -> _T | None:
+        """The answer; None where the ranks cannot be reached, which is told once."""
+        if self._key(job) in self._unusable:
+            return None
+        try:
+            return question()
+        except UnreachableError as err:
+            tell_once(
+                f"the other ranks cannot be reached ({err}): {self.channel} decides by its own store from now on, and "
+                "perhaps otherwise than they. Look whether the process that serves the job's key-value store, most often "
+                "rank 0, still runs"
+            )
+            return None
+
+    def _adopt(self, job: Job, text: str) -> Decision | None:
+        """A decision that another rank published; None, with a warning, where it is none for this job."""
+        what = f"the decision published for {job.workload}"
+        try:
+            decision = decode_decision(from_text(text, what), what)
+            if decision.space_digest != job.space.digest or decision.config not in job.space:
+                raise InvalidInputError(f"{what} is {decision.config}, which is none of this space")
+        except InvalidInputError as err:
+            self._unusable.add(self._key(job))
+            tell_once(f"{err}. It is ignored: {self.channel} decides by its own store")
+            return None
+        if decision.tried and self.own.decision(job) != decision:
+            self.own.decide(job, decision)
+        return decision
+
+
+_LEADING = threading.local()
+"""Keys that this thread leads, however many stores it went through."""
+
+
+def _led_by_this_thread() -> set[str]:
+    keys: set[str] = _LEADING.__dict__.setdefault("keys", set())
+    return keys
+
+
+def _token(claim: str) -> str:
+    return claim.rpartition(" ")[2]
+
+
+def _who(claim: str) -> str:
+    """A claim for people: without its token, and without what would move a terminal's cursor."""
+    return "".join(filter(str.isprintable, claim.rpartition(" ")[0]))[:200] or "a rank to begin"
+
+
+def _host() -> str:
+    import platform
+
+    return platform.node()

@@ -1,0 +1,1 @@
+"""Recorded spaces: reading them, replaying tuning runs on them, and scoring forecasts."""

@@ -1,0 +1,1 @@
+"""Kernels of ours, and Inductor's own choices, under `torch.compile`."""

@@ -1,0 +1,1 @@
+"""C++ and CUDA extensions with a space of variants."""

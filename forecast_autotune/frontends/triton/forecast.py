@@ -1,0 +1,168 @@
+"""What the Triton front end would expect of a kernel's configs on a GPU that need not be here: nothing is launched."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from triton import knobs
+from triton.runtime.autotuner import Autotuner, Heuristics
+
+from ...compilers.triton_source import jit_function
+from ...core.config import Config
+from ...core.forecast import Abstention, Forecast
+from ...core.hardware import Hardware
+from ...core.job import Question
+from ...core.outcome import Evidence, Failure
+from ...errors import InvalidInputError
+from ...protocols import Store, Surrogate
+from .autotuner import ForecastAutotuner
+from .call import TritonCall
+
+
+class NamedCall:
+    """One call of an autotuned kernel on hardware that is only named.
+
+    Args:
+        kernel: what `triton.autotune`, ours or Triton's own, has made, `@triton.heuristics` above it or not.
+        arguments: the call's, by name; tensors may be on the meta device.
+        grid: as at a launch.
+        hardware: from a sheet, or detected.
+    Raises:
+        InvalidInputError: the kernel is not autotuned or cannot be compiled here; arguments are missing or unknown.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        arguments: Mapping[str, Any],
+        *,
+        hardware: Hardware,
+        grid: Callable[[Mapping[str, Any]], Sequence[int]] | Sequence[int] | None = None,
+    ) -> None:
+        tuner = as_forecast_autotuner(kernel)
+        named = _with_outer_heuristics(kernel, arguments)
+        _check_arguments(tuner, named)
+        # A leading run of arguments is passed by position, as a launch would: a user's pruning is told those by name.
+        leading = list(itertools.takewhile(lambda name: name in named, tuner.arg_names))
+        args = tuple(named[name] for name in leading)
+        kwargs = {name: value for name, value in named.items() if name not in leading}
+        if grid is not None:
+            kwargs["grid"] = grid
+        self.note = ""
+        """What a person should know of the ranking beside it."""
+        self.call = TritonCall(tuner.spec, self._candidates(tuner, args, kwargs), args, kwargs, hardware=hardware)
+        self.job = self.call.job
+
+    def ranked(self, surrogate: Surrogate, store: Store) -> list[tuple[Config, Forecast | Abstention]]:
+        """Each config with its forecast, the fastest first; those more likely to fail than not behind, then abstentions."""
+        question = Question(
+            job=self.job,
+            configs=self.job.space,
+            outcomes={c: o for c, o in store.outcomes(self.job).items() if c in self.job.space},
+            recordings=store.recollect(self.job),
+        )
+        told = zip(self.job.space, surrogate.forecast(question), strict=True)
+        return sorted(told, key=lambda item: _place(item[1]))
+
+    def compiled(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
+        """What the compiler says of configs, as each is done."""
+        return self.call.compiler.compile(configs)
+
+    def _candidates(self, tuner: ForecastAutotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The configs that the kernel's own pruning leaves; all of them where it does not run without a device."""
+        try:
+            return tuner._pruned(args, kwargs)
+        except Exception as err:
+            self.note = (
+                f"the kernel's own pruning does not run here ({type(err).__name__}: {err}): no config is left out"
+            )
+            return tuner.configs
+
+
+def as_forecast_autotuner(kernel: Any) -> ForecastAutotuner:
+    """The kernel's autotuner, one of Triton's own as one of ours.
+
+    Raises:
+        InvalidInputError: it has none, or no JIT function under it.
+    """
+    found = kernel
+    while isinstance(found, Heuristics):
+        found = found.fn
+    name = getattr(getattr(found, "base_fn", found), "__name__", type(found).__name__)
+    if not isinstance(found, Autotuner):
+        raise InvalidInputError(
+            f"{name} is a {type(found).__name__}, not an autotuned kernel: put @triton.autotune(configs=[…], key=[…]) or "
+            "@forecast_autotune(…) above its @triton.jit"
+        )
+    if jit_function(found.fn) is None:
+        why = "unset TRITON_INTERPRET" if knobs.runtime.interpret else "only @triton.jit functions can be forecast"
+        raise InvalidInputError(f"kernel {name} has no JIT function under it: {why}")
+    if isinstance(found, ForecastAutotuner):
+        return found
+    plain = found.num_warmups is None and found.num_reps is None and not found.use_cuda_graph
+    return ForecastAutotuner(
+        found.fn,
+        found.arg_names,
+        found.configs,
+        found.keys,
+        prune_configs_by={
+            "perf_model": found.perf_model,
+            "early_config_prune": found.early_config_prune,
+            "top_k": found.configs_top_k,
+        },
+        do_bench=found._do_bench if plain else None,
+        timing="graph" if found.use_cuda_graph else "eager",
+    )
+
+
+def _with_outer_heuristics(kernel: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as the autotuner gets them from `@triton.heuristics` above it."""
+    named = dict(arguments)
+    name = ""
+    try:
+        while isinstance(kernel, Heuristics):
+            for name, heuristic in kernel.values.items():
+                named[name] = heuristic(dict(named))
+            kernel = kernel.fn
+    except Exception as err:
+        raise InvalidInputError(
+            f"the heuristic for {name} fails on these arguments ({type(err).__name__}: {err}): give all it reads"
+        ) from err
+    return named
+
+
+def _check_arguments(tuner: ForecastAutotuner, named: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(tuner.base_fn).parameters
+    unknown = [name for name in named if name not in parameters]
+    if unknown:
+        raise InvalidInputError(
+            f"kernel {tuner.name} has no argument {', '.join(unknown)}: its arguments are {', '.join(parameters)}"
+        )
+    set_by_configs = {name for config in tuner.configs for name in config.kwargs}
+    both = [name for name in named if name in set_by_configs]
+    if both:
+        raise InvalidInputError(f"{', '.join(both)} of kernel {tuner.name} is what its configs set: leave it out")
+    computed: set[str] = set()
+    below = tuner.fn
+    while isinstance(below, Heuristics):
+        computed |= set(below.values)
+        below = below.fn
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and name not in {*named, *set_by_configs, *computed}
+    ]
+    if missing:
+        raise InvalidInputError(
+            f"arguments of kernel {tuner.name} are missing: {', '.join(missing)}; give each, such as "
+            f"--arg {missing[0]}=float16[4096,4096] or --arg {missing[-1]}=4096"
+        )
+
+
+def _place(forecast: Forecast | Abstention) -> tuple[bool, bool, float]:
+    if isinstance(forecast, Abstention):
+        return True, True, 0.0
+    return False, forecast.fail_probability > 0.5, -forecast.mean

@@ -1,0 +1,102 @@
+"""A tuned Triton kernel as its tuner describes it: what timing, forecasting and Inductor read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from triton.runtime.autotuner import Config as TritonConfig
+from triton.runtime.errors import TritonError
+
+from ...errors import AutotuneError, InvalidInputError
+from ...measure.checks import Check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSpec:
+    """A kernel with its configs, key rule, hooks and options, as they are at one moment: a tuner's may be assigned anew.
+
+    `pre_hook` and `post_hook` are the tuner's, Triton's own for `reset_to_zero` and `restore_value` included; which of
+    them the user wrote is told by `user_defined_pre_hook` and `user_defined_post_hook`.
+    """
+
+    fn: Any  # what a launch calls: a JIT function, heuristics above it
+    base_fn: Callable[..., Any]
+    arg_names: tuple[str, ...]
+    configs: tuple[Any, ...]
+    key: tuple[str, ...]
+    key_buckets: Mapping[str, Callable[[Any], Any]]
+    reset_to_zero: tuple[str, ...]
+    restore_value: tuple[str, ...]
+    pre_hook: Callable[..., Any]
+    post_hook: Callable[..., Any]
+    user_defined_pre_hook: bool
+    user_defined_post_hook: bool
+    early_config_prune: Callable[..., Any] | None
+    perf_model: Callable[..., float] | None
+    top_k: float | int
+    own_do_bench: Callable[..., Any] | None  # the user's benchmark
+    warmup_ms: float | None
+    rep_ms: float | None
+    timing: str
+    check: Check
+    isolate: bool
+    roles: Mapping[str, str]  # of knobs, as the user's space says
+
+    @property
+    def name(self) -> str:
+        return str(self.base_fn.__name__)
+
+    def by_name(self, args: Sequence[Any]) -> dict[str, Any]:
+        """Positional arguments by name."""
+        return dict(zip(self.arg_names, args, strict=False))
+
+    def prune(self, positional: Mapping[str, Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The user's pruning, as the newest Triton does it: early pruning first, then the model's best `top_k` of those.
+
+        Args:
+            positional: the call's positional arguments by name.
+        Raises:
+            AutotunerError: nothing is left; Triton's own error.
+            InvalidInputError: what is left is no list of `triton.Config`.
+            TypeError: `top_k` is neither a share up to 1.0 nor a whole number.
+        """
+        pruned: list[Any] = list(self.configs)
+        if self.early_config_prune:
+            pruned = self.early_config_prune(pruned, positional, **kwargs)
+            if not pruned:
+                raise _autotuner_error(
+                    "No valid autotuner configs after pruning. `early_config_prune` should return at least one config."
+                )
+        if self.perf_model:
+            top_k = self.top_k
+            if isinstance(top_k, float) and top_k <= 1.0:
+                top_k = max(1, int(len(pruned) * top_k))
+            elif not isinstance(top_k, int):
+                raise TypeError(
+                    f"top_k={top_k!r} in prune_configs_by of {self.name}: give a share up to 1.0, or a whole number"
+                )
+            if len(pruned) > top_k:
+                expected = {c: self.perf_model(**positional, **kwargs, **c.all_kwargs()) for c in pruned}
+                pruned = sorted(expected, key=expected.__getitem__)[:top_k]
+        pruned = list(pruned)
+        for config in pruned:
+            if not isinstance(config, TritonConfig):
+                raise InvalidInputError(
+                    f"prune_configs_by of kernel {self.name} left {config!r}, which is no triton.Config: hand on configs "
+                    "out of the list it is given"
+                )
+        return pruned
+
+
+class _OlderAutotunerError(TritonError, AutotuneError):  # type: ignore[misc]
+    """What Triton raises since 3.6, with the words it uses."""
+
+
+def _autotuner_error(message: str) -> Exception:
+    try:
+        from triton.runtime.errors import AutotunerError
+    except ImportError:
+        return _OlderAutotunerError(f"Autotuner error: {message}")
+    return AutotunerError(message)  # type: ignore[no-any-return]

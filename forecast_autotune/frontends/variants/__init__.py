@@ -1,0 +1,1 @@
+"""Callables that compute the same thing, tuned as one."""

@@ -1,0 +1,253 @@
+"""How a call of `variants` is decided: its job, what its variants launch, what times them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...compilers.no_compile import NoCompiler
+from ...core.budget import BudgetLimits
+from ...core.config import Config
+from ...core.decision import Decision
+from ...core.hardware import Hardware
+from ...core.job import Job
+from ...core.outcome import Failure
+from ...core.space import Space
+from ...core.workload import Workload
+from ...errors import AutotuneError
+from ...features.launch_features import work_of
+from ...measure.checks import check_name
+from ...measure.clocks import Clock, CpuClock, EventClock, Launch, cuda_clock
+from ...measure.copies import BorrowedArguments, CopiedArguments, Values
+from ...measure.in_process import InProcess
+from ...measure.probe import detect_hardware
+from ...measure.state import state_reached
+from ...protocols import Compiler, Store
+from ...tuning.loop import stored
+from ..call_tensors import hold_no_data, labelled_tensors, why_untuned
+from ..dispatch import work_of_call
+from ..engine import Request
+from ..keys import NoKeyError, features_of
+from ..simulated_driver import Rehearsal, current_rehearsal
+from ..tuned_callable import Call
+from .arguments import KNOB
+from .launches import LONGEST_S, LONGEST_SHARE, Described, VariantLaunches
+
+if TYPE_CHECKING:
+    from .variants import Choice, TunedVariants
+
+log = logging.getLogger(__name__)
+
+COMPILING = "torch.compile"  # why a call that is traced is not measured
+
+
+class VariantsDoor:
+    """The front door of `variants`; see `FrontDoor`. A launcher is a `Choice`."""
+
+    def __init__(self, tuned: TunedVariants) -> None:
+        self._tuned = tuned
+
+    @property
+    def name(self) -> str:
+        return self._tuned.full_name
+
+    def why_unmeasured(self, call: Call) -> str:
+        return call.why_unmeasured
+
+    def default(self, call: Call) -> Choice:  # noqa: ARG002
+        return self._tuned.default(frozen=True)
+
+    def tuning(self, call: Call, how: Request) -> _VariantsTuning:
+        return _VariantsTuning(self._tuned, call, how)
+
+    def forget_shortcuts(self) -> None:
+        """There are none."""
+
+
+class _VariantsTuning:
+    """What there is to decide for a call of variants; see `Tuning`."""
+
+    device = ""
+
+    def __init__(self, tuned: TunedVariants, call: Call, how: Request) -> None:
+        self._tuned, self._call, self._how = tuned, call, how
+        self._unmeasured = call.why_unmeasured
+        self._is_compared = False  # with the default, in this process
+        self.default = tuned.default(frozen=how.settings.mode == "first")
+
+    @functools.cached_property
+    def _choices(self) -> Mapping[Config, Choice]:
+        return self._tuned.choices(self._call, may_run=not self._unmeasured)
+
+    @functools.cached_property
+    def _launched(self) -> VariantLaunches | None:
+        if self._unmeasured not in ("", COMPILING):
+            return None
+        return launched_by(self._tuned, self._choices, self._call)
+
+    @functools.cached_property
+    def job(self) -> Job | None:
+        if odd := why_untuned(self._call.values, self._tuned.names):
+            self._tuned.note_untuned(odd)
+            return None
+        if len(self._choices) == 1:
+            return None
+        longest_s = math.inf  # every rank is to say the same
+        if self._how.settings.mode != "forecast":
+            longest_s = min(LONGEST_S, LONGEST_SHARE * (BudgetLimits.parse(self._how.budget).seconds or math.inf))
+        try:
+            job = job_of(self._tuned, self._choices, self._call, launched=self._launched, longest_s=longest_s)
+        except NoKeyError as err:
+            self._tuned.note_untuned(f"an argument is {err}")
+            return None
+        known = stored(job, self._tuned.dispatcher.store(job.hardware, self._how.settings))
+        if known is not None and (known.basis == "measured" or not BudgetLimits.parse(self._how.budget).measures):
+            return job  # which is all that is asked for: nothing is to be forecast
+        return with_work(self._tuned, job)
+
+    @property
+    def compiler(self) -> Compiler:
+        """What compiles ahead the Triton kernels that variants launch; the rest is compiled by its first launch."""
+        if self._launched is None:
+            return NoCompiler()
+        from ...compilers.triton_launches import LaunchesCompiler
+        from ..triton.call import compiled_for
+
+        if (aim := compiled_for()) is None:
+            return NoCompiler()
+        target, limits = aim
+        return LaunchesCompiler(self._launched, target=target, properties=limits)
+
+    def measurer(self) -> InProcess:
+        """What times them, on copies of the call's arguments. In a rehearsal nothing is computed that could be compared."""
+        tuned, call, choices, playing = self._tuned, self._call, self._choices, _rehearsal(self._tuned)
+
+        def launch(config: Config, values: Values) -> Launch:
+            args, kwargs = values
+            return Launch(call=functools.partial(replace(choices[config], frozen=True).call, *args, **kwargs))
+
+        def arguments() -> CopiedArguments | BorrowedArguments:
+            if playing is not None:
+                return BorrowedArguments(call.args, call.kwargs, restored={}, zeroed={})
+            names = [name for name, _ in zip(tuned.arguments.names, call.args, strict=False)]
+            return CopiedArguments(
+                call.args, call.kwargs, names=names, **state_reached([*tuned.callables, *call.values])
+            )
+
+        return InProcess(
+            name=tuned.full_name,
+            default=next(iter(choices)),
+            check=tuned.check if playing is None else None,
+            launch=launch,
+            clock=_one_clock(call.state.device_name, playing),
+            arguments=arguments,
+        )
+
+    def launcher(self, config: Config) -> Choice:
+        return self._choices[config]
+
+    def refused(self, config: Config, measurer: InProcess) -> Failure | None:
+        """What a variant calls may have changed in a way that its source does not show."""
+        try:
+            failure = measurer.verify(config)
+        except AutotuneError as err:  # such as memory that is short for copies
+            log.debug("%s: %s is not compared with the default: %s", self._tuned.full_name, config, err)
+            return None
+        self._is_compared = True
+        return failure
+
+    def fallback(self, decision: Decision, *, measured_here: bool) -> tuple[Choice, Config] | None:
+        default = next(iter(self._choices.values()))
+        runs = measured_here or self._is_compared or decision.config == default.config
+        return None if runs else (default, default.config)
+
+    def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
+        """Nobody listens."""
+
+
+def job_of(
+    tuned: TunedVariants,
+    choices: Mapping[Config, Choice],
+    call: Call,
+    *,
+    launched: VariantLaunches | None,
+    longest_s: float = LONGEST_S,
+) -> Job:
+    """What there is to decide for a call.
+
+    Raises:
+        NoKeyError: an argument has no form that the key could hold.
+    """
+    values, names = call.values, tuned.arguments.names
+    roles = {KNOB: "algorithm"} if len(tuned.variants) > 1 else {}
+    for variant in tuned.variants:
+        roles.update(variant.space.roles if variant.space else {})
+    space, hardware = Space(choices, roles=roles), _hardware(tuned, call.state.device_name)
+    described: Sequence[Mapping[str, float]] = ()
+    if launched is not None:
+        describe = functools.partial(launched.described, hardware=hardware)
+        described = Described(space, describe, longest_s=longest_s)
+    key = {**tuned.key_as_json(values), **call.state.as_json(list(labelled_tensors(values, names)))}
+    return Job(
+        workload=Workload(
+            program=tuned.program,
+            key=key,
+            features={} if hold_no_data(values) else features_of(values),
+            check="" if _rehearsal(tuned) is not None else check_name(tuned.check),
+        ),
+        space=space,
+        hardware=hardware,
+        toolchain=tuned.toolchain,
+        work=work_of_call(tuned.work, values, tuned.name),
+        described=described,
+    )
+
+
+def with_work(tuned: TunedVariants, job: Job) -> Job:
+    """The job with the work that its configs are seen to do, if nobody says what there is."""
+    return replace(job, work=work_of(job.described)) if tuned.work is None and job.described else job
+
+
+def launched_by(tuned: TunedVariants, choices: Mapping[Config, Choice], call: Call) -> VariantLaunches | None:
+    """What a call launches under each config; None where that is not to be asked, or there is no compiler for it."""
+    if not tuned.compile_ahead or not tuned.of_triton:
+        return None
+    from ..triton.call import compiled_for
+
+    def made(config: Config) -> Callable[..., Any] | None:
+        choice = replace(choices[config], frozen=True)
+        return choice.call if choice.variant.name in tuned.of_triton else None
+
+    return None if compiled_for() is None else VariantLaunches(made, call.args, call.kwargs)
+
+
+def _one_clock(device: str, playing: Rehearsal | None) -> Callable[[Config], Clock]:
+    """A function from a config to the clock that times all of them, made at the first."""
+
+    @functools.cache
+    def made() -> Clock:
+        if playing is not None:
+            from triton.runtime.driver import driver
+
+            return EventClock(driver.active.get_device_interface())
+        return CpuClock() if device == "cpu" else cuda_clock(device)
+
+    return lambda _: made()
+
+
+def _hardware(tuned: TunedVariants, device: str) -> Hardware:
+    if "triton" in tuned.reading.languages:
+        from ..triton.call import current_hardware
+
+        if (current := current_hardware()).kind == "interpreter" or _rehearsal(tuned) is not None:
+            return current
+    return detect_hardware(device)
+
+
+def _rehearsal(tuned: TunedVariants) -> Rehearsal | None:
+    """The rehearsal that plays the variants' kernels, if one does."""
+    return current_rehearsal() if "triton" in tuned.reading.languages else None

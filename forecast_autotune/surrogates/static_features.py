@@ -1,0 +1,150 @@
+"""A config in terms that hold for any kernel: threads, work per thread, programs, waves, bytes, times by the sheet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.hardware import Hardware
+from ..core.job import Job
+from ..core.space import Space
+from ..features.arrays import number_of
+from ..features.knob_roles import is_depth, roles_by_name
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+WARP = 32  # where the sheet does not say
+THREADS_OF_A_UNIT = 2048  # that one SM or CU holds at once, on most
+UNKNOWN = -5.0  # stands for what is not known, below anything that is: trees then keep it apart
+
+_OF_A_LAUNCH = (
+    "launches", "bound", "memory", "traffic", "flops", "programs", "least_programs", "waves", "tail", "threads",
+    "per_thread", "stages", "tile", "tile_m", "tile_n", "tile_k", "shorter_side", "shared", "registers", "blocks",
+    "occupancy", "in_flight", "loaded", "loaded_per_thread", "intensity", "trips", "waste", "overshoot", "atomics",
+    "bound_over_least", "memory_over_least", "traffic_over_least", "flops_over_least", "programs_under_most",
+    "in_flight_under_most",
+)  # fmt: skip
+LAUNCH_TRAITS = (*_OF_A_LAUNCH, *(f"{name}_over_default" for name in _OF_A_LAUNCH))
+"""What `launch_traits` gives, in this order; sizes, counts and times as log2."""
+
+
+def launch_traits(described: Sequence[Mapping[str, float]], hardware: Hardware) -> Array:
+    """One row per config, columns as `LAUNCH_TRAITS`, from what was told of each config's launches without compiling.
+
+    The first config is the default, and people mostly write one down that does well: half the columns say how far others
+    are from it, or where nothing was told of it, from the first config that something was told of. `UNKNOWN` where nothing
+    was told. For the names in a description see `kernel_features.features` and `together`.
+    """
+    import numpy as np
+
+    def column(name: str) -> Array:
+        return np.array([d.get(name, math.nan) for d in described], dtype=float)
+
+    def log2(values: Array, least: float = 0.0) -> Array:
+        return np.log2(np.where(values + least > 0, values + least, np.nan))
+
+    units = max(1, hardware.units)
+    threads, programs, blocks = column("threads"), column("programs"), column("blocks_per_unit")
+    tile_m, tile_n = log2(column("tile_m")), log2(column("tile_n"))
+    bound, memory, flops = (log2(column(n), 0.5) for n in ("us_bound", "us_memory", "us_flops"))
+    traffic, in_flight = log2(column("traffic_bytes"), 1.0), log2(threads * programs / (units * THREADS_OF_A_UNIT))
+    over_units = log2(programs / units)
+    least_programs = column("least_programs")
+    columns = [
+        np.nan_to_num(column("launches"), nan=1.0),
+        bound, memory, traffic, flops,
+        over_units, log2(np.where(np.isnan(least_programs), programs, least_programs) / units),
+        log2(column("waves")), column("wave_tail"), log2(threads), log2(column("per_thread")), column("num_stages"),
+        log2(column("tile_elements")), tile_m, tile_n, log2(column("tile_k")), np.minimum(tile_m, tile_n),
+        column("shared_share"), column("registers"), blocks, threads * blocks / THREADS_OF_A_UNIT, in_flight,
+        log2(column("loaded_bytes")), log2(column("loaded_bytes") / threads), log2(column("flops_per_byte")),
+        log2(column("trips")), log2(column("waste")), log2(column("overshoot")),
+        (~np.isnan(column("atomic_bytes"))).astype(float),
+        *(c - _or_nan(np.nanmin, c) for c in (bound, memory, traffic, flops)),
+        *(c - _or_nan(np.nanmax, c) for c in (over_units, in_flight)),
+    ]  # fmt: skip
+    traits = np.nan_to_num(np.stack(columns, axis=1), nan=UNKNOWN, posinf=UNKNOWN, neginf=UNKNOWN)
+    default = next((i for i, d in enumerate(described) if d), 0)
+    return np.hstack([traits, traits - traits[default]])
+
+
+def _or_nan(reduce: Callable[[Array], float], values: Array) -> float:
+    return math.nan if bool((values != values).all()) else float(reduce(values))
+
+
+@dataclass(frozen=True, slots=True)
+class RoleTraits:
+    """What knobs that have a role say of each config, as log2; None where no knob says it.
+
+    Attributes:
+        threads: of a block.
+        across: threads along the first axis, along which neighbours lie in memory.
+        work: elements for each thread.
+        vector: elements of one load.
+        ragged: whether the threads are no whole number of warps.
+    """
+
+    threads: Array | None
+    across: Array | None
+    work: Array | None
+    vector: Array | None
+    ragged: Array | None
+
+
+BLOCK_TILE = 16  # a tile knob that goes beyond counts a block's elements, else a thread's: nobody has blocks that small
+
+
+def role_traits(job: Job) -> RoleTraits:
+    """Read knobs by their role: as tagged, else as their names tell."""
+    import numpy as np
+
+    space = job.space
+    roles = {**roles_by_name(space.knobs), **space.roles}
+    warp = job.hardware.warp_size if job.hardware.warp_size > 1 else WARP
+    sizes = {k: (v, r) for k, r in roles.items() if (v := _sizes(space, k)) is not None}
+    threads = {k: v * (warp if "warps" in k.lower() else 1) for k, (v, r) in sizes.items() if r == "threads"}
+    tiles = [v for k, (v, r) in sizes.items() if r == "tile" and not is_depth(k)]
+    elements = _product([v for v in tiles if v.max() > BLOCK_TILE])
+    work = _product([v for v in tiles if v.max() <= BLOCK_TILE])
+    total = _product(list(threads.values()))
+    if elements is not None and total is not None:
+        work = elements / total
+    elif elements is not None and work is not None:
+        total = np.maximum(1.0, elements / work)
+    across = next((v for k, v in threads.items() if k.lower().endswith("x")), None)
+    vector = _product([v for v, r in sizes.values() if r == "vector"])
+    return RoleTraits(
+        threads=_log2(total),
+        across=_log2(across),
+        work=_log2(work),
+        vector=_log2(vector),
+        ragged=None if total is None else (total % warp != 0).astype(float),
+    )
+
+
+def _sizes(space: Space, knob: str) -> Array | None:
+    """A knob's values where they are numbers or spell them, at least 1; None if none is."""
+    import numpy as np
+
+    values = [number_of(config.knobs[knob]) for config in space]
+    if all(v is None for v in values):
+        return None
+    return np.array([1.0 if v is None else max(1.0, v) for v in values])
+
+
+def _product(columns: Sequence[Array]) -> Array | None:
+    import numpy as np
+
+    return np.prod(np.stack(columns), axis=0) if columns else None
+
+
+def _log2(values: Array | None) -> Array | None:
+    import numpy as np
+
+    return None if values is None else np.log2(np.maximum(values, 2.0**-6))

@@ -1,0 +1,170 @@
+"""What recordings of the same program elsewhere say of a space: carried over, weighted by likeness and by how they fare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.hardware import Hardware
+from ..core.job import Job, Recording
+from ..core.outcome import Failure
+from ..core.space import Space
+from ..features.arrays import knob_matrix
+from .corrector import OFFSET, OWN_SIGMA
+from .gaussian_process import FITTED_ON, Known, choose_shape, most_telling, predict, share_of_failures
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+GUESS = 0.8  # deviation of log2 speed-ups over a space nothing is known of: the eight recorded spaces have 0.12 to 2.1
+SOURCES = 8  # recordings read, the most alike first
+FAILED_BELOW = 0.5  # octaves under the slowest that ran: where a config that failed elsewhere stands
+
+SAME_PRODUCT, SAME_VENDOR, OTHER = 1.0, 0.2, 0.02  # weights of recordings by hardware
+FLOORS = ((SAME_PRODUCT, 0.12), (SAME_VENDOR, 0.25), (OTHER, 0.45))  # deviation left however well recordings agree
+DOUBT = 0.1  # what is told holds by a factor of 1, give or take this; at 0.7, 20 tries ended 3 to 7 % slower
+USUAL_SPREAD, LEAST_SPREAD = (
+    0.6,
+    0.2,
+)  # deviation of log2 speed-ups over a space for which floors hold; share of a floor left
+BLUR = 0.25  # added to a recording's own uncertainty before it is weighted by it
+RESULT_COUNT = 6  # outcomes here after which recordings are weighted by how well they foretold them, at most squared
+KEY_HALVES_PER = 2.0  # octaves between two sizes over which a recording's weight halves (suite, sizes left out)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one source says of each config of a space: log2 speed-up over the space's default, how sure, failed or not."""
+
+    mean: Array
+    sigma: Array
+    fail: Array
+    likeness: float
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What the sources say together, in the same terms."""
+
+    mean: Array
+    sigma: Array
+    fail: Array
+    count: int
+
+
+def most_alike(job: Job, recordings: Sequence[Recording]) -> list[tuple[float, Recording]]:
+    """The recordings that count most for a job, with what they count."""
+    ranked = sorted(((likeness(job, r), i) for i, r in enumerate(recordings)), key=lambda each: (-each[0], each[1]))
+    return [(weight, recordings[i]) for weight, i in ranked[:SOURCES]]
+
+
+def read(
+    recording: Recording, space: Space, weight: float, there: Array | None = None, here: Array | None = None
+) -> Told | None:
+    """One recording, carried to configs it lacks by their neighbours; None if it shares nothing with the space.
+
+    With what a model expects of each config `there`, where it was made, and `here`, only what the model missed is carried.
+    """
+    import numpy as np
+
+    speedups = {c: s for c, s in recording.log2_speedups().items() if c in space}
+    failed = [space.index(c) for c, o in recording.outcomes.items() if isinstance(o, Failure) and c in space]
+    if not speedups:
+        return None
+    at = np.array([space.index(c) for c in speedups], dtype=np.intp)
+    y = np.array(list(speedups.values()))
+    expected = np.zeros(len(space)) if there is None or here is None else there
+    missed = y - expected[at]
+    broken = np.array(failed, dtype=np.intp)
+    level = float(np.median(missed))
+    mean, sigma = np.full(len(space), level), np.zeros(len(space))
+    knobs = knob_matrix(space)
+    if at.size + broken.size < len(space):
+        trend = np.full((len(space), 1), math.sqrt(OFFSET))
+        known = Known(knobs.values[at], trend[at], missed - level)
+        shape = choose_shape(known.at(most_telling(y, FITTED_ON)), GUESS)
+        used = most_telling(y)
+        mean, sigma = predict(known.at(used), knobs.values, trend, shape, GUESS)
+        mean += level
+        fail = share_of_failures(knobs.values, shape, at, broken, None)
+    else:
+        fail = np.zeros(len(space))
+        mean[broken] = y.min() - FAILED_BELOW - expected[broken]
+    mean[at], sigma[at], fail[at], fail[broken] = missed, OWN_SIGMA, 0.0, 1.0
+    if there is not None and here is not None:
+        mean = mean + here
+    return Told(mean - mean[0], sigma, fail, weight)
+
+
+def together(told_by: Sequence[Told], outcomes: Mapping[int, float]) -> Elsewhere:
+    """The sources' weighted mean; their disagreement, and never less than a floor, is its spread.
+
+    `outcomes` are log2 speed-ups measured here, by place in the space. A source that foretells them counts for more.
+    """
+    import numpy as np
+
+    at, y = np.array(list(outcomes), dtype=np.intp), np.array(list(outcomes.values()))
+    weights = np.array([t.likeness for t in told_by])
+    if y.size > 1:
+        # Whatever its hardware. The common offset is not a recording's fault: it may stem from the default alone.
+        misses = np.array([np.var(y - t.mean[at]) for t in told_by])
+        power = 0.5 * min(y.size, RESULT_COUNT)
+        weights = weights * (BLUR**2 + misses) ** -power
+    weights = weights / weights.sum()
+    means, sigmas = np.array([t.mean for t in told_by]), np.array([t.sigma for t in told_by])
+    by_config = weights[:, None] / (BLUR**2 + sigmas**2)
+    by_config /= by_config.sum(axis=0)
+    mean = (by_config * means).sum(axis=0)
+    apart = (by_config * ((means - mean) ** 2 + sigmas**2)).sum(axis=0)
+    closest = max(t.likeness for t in told_by)
+    floor = next((floor for weight, floor in FLOORS if closest >= weight), FLOORS[-1][1])
+    # Where all configs do nearly alike elsewhere, they will here, and be off by less.
+    floor *= min(1.0, max(LEAST_SPREAD, float(mean.std()) / USUAL_SPREAD))
+    fail = (weights[:, None] * np.array([t.fail for t in told_by])).sum(axis=0)
+    return Elsewhere(mean, np.sqrt(apart + floor**2), fail, len(told_by))
+
+
+def likeness(job: Job, recording: Recording) -> float:
+    """How much a recording counts for a job: hardware above all, then key, program text and toolchain."""
+    return (
+        _hardware_likeness(job.hardware, recording.hardware)
+        * _key_likeness(job.workload.key, recording.workload.key)
+        * (1.0 if job.workload.program.digest == recording.workload.program.digest else 0.5)
+        * (1.0 if job.toolchain.digest == recording.toolchain.digest else 0.8)
+    )
+
+
+def _hardware_likeness(a: Hardware, b: Hardware) -> float:
+    if a.name == b.name and a.capability == b.capability:
+        return SAME_PRODUCT
+    return SAME_VENDOR if a.kind == b.kind else OTHER
+
+
+def _key_likeness(a: Mapping[str, object], b: Mapping[str, object]) -> float:
+    """Halved for every two octaves between the numbers of two keys, and for each other difference; at least 1/64."""
+    mine, theirs = dict(_numbers(a)), dict(_numbers(b))
+    octaves = 0.0
+    for name in mine.keys() | theirs.keys():
+        x, y = mine.get(name), theirs.get(name)
+        if x == y:
+            continue
+        if isinstance(x, (int, float)) and isinstance(y, (int, float)) and x > 0 and y > 0:
+            octaves += abs(math.log2(x) - math.log2(y))
+        else:
+            octaves += KEY_HALVES_PER
+    return float(0.5 ** min(octaves / KEY_HALVES_PER, 6.0))
+
+
+def _numbers(key: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """The entries of a key; of a tensor its type and extents, for strides mostly follow from these."""
+    for name, value in key.items():
+        if isinstance(value, Mapping) and "shape" in value:
+            yield f"{name} dtype", value.get("dtype")
+            yield from ((f"{name} {i}", extent) for i, extent in enumerate(value["shape"]))
+        else:
+            yield name, value

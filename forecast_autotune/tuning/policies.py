@@ -1,0 +1,337 @@
+"""Policies: what to compile and to measure next."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING
+
+from ..core.config import Config
+from ..core.job import Compile, Measure, Stop, View, log2_speedups
+from ..core.outcome import Failure
+from ..features.arrays import Columns, KnobMatrix, columns_of, expected_gain, knob_matrix, normal_cdf
+from ..features.knob_roles import role_of_name
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+CHUNK = 64  # configs that Exhaustive compiles ahead of measuring: enough for any pool, little lost if it is stopped
+SPREAD_CANDIDATES = 4  # drawn for each place of a batch, the farthest apart taken. A single pick is drawn alone: the
+# farthest of 3 ended at 1.39, one drawn at 1.19 (44 tries, convolution on four devices, medians of 10 seeds)
+FIRST_SPREAD = 4  # configs that ran, the default included, before forecasts that hardly differ are followed
+FLAT = 0.05  # share of their own uncertainty by which forecasts must differ to be followed before that
+OUTSIDE_EVERY = 5  # of so many picks, one lies outside the model's favourites
+SHARP = 1.0  # deviation of means over a space for each of their own uncertainty
+OUTSIDE_FROM = 5  # outcomes before that: the first few follow the forecasts
+# From so many outcomes on, one of so many picks is the best left by the forecasts made before any outcome.
+AHEAD_FROM, AHEAD_EVERY = 10, 4
+LIKE_FAILURES = 4  # so many first outcomes, all failed with one message: it is the call, not the config
+NEAR = 1.0  # configs of one batch closer than this, in deviations of their knobs, teach each other's outcome
+WORTHWHILE = math.log2(1.01)  # a gain that would be worth another measurement
+HOPELESS = 0.01  # stop when the chance that any config left gains that much is below this
+STOP_FROM = 50  # outcomes before Selective may stop by itself; from 30 and a 5 % chance, stopping cost 2-3 % in replay
+# Stop too when all outcomes after the first so many, as a share, have gained less than that together, but not while the
+# forecasts give any one config such a chance. Of a budget of 10 %, on eight spaces, half was then spent and 0.2 % lost; from
+# 50 outcomes on, 45 % and 0.4 %, but of a C++ GEMM's 400 configs 3 %.
+STALE_FROM, STALE, STALE_CHANCE = 150, 0.15, 0.2
+COST_NEIGHBOURS = 2.0  # deviations of knobs within which configs cost alike
+COSTS_READ = 200  # newest costs that tell of the others'; of 1,000, those of 190,000 configs took 12 s and 4 GiB
+BLOCK = 1024  # configs whose costs are told at a time
+
+
+class Exhaustive:
+    """Measure every config, in the order of the space."""
+
+    def step(self, view: View) -> Compile | Measure | Stop:
+        if ready := _ready(view):
+            return Measure(ready)
+        untried = tuple(c for c in view.space if c not in view.outcomes and c not in view.evidence)
+        return Compile(untried[: max(CHUNK, view.workers)]) if untried else Stop("every config was tried")
+
+
+class StoredOnly:
+    """Measure nothing: what is stored or forecast must do."""
+
+    def step(self, view: View) -> Compile | Measure | Stop:
+        known = sum(c in view.outcomes for c in view.space)
+        return Stop(f"measuring is not wanted here; {known} of {len(view.space)} configs were known")
+
+
+class First:
+    """Take the first config, whatever is known."""
+
+    def step(self, view: View) -> Compile | Measure | Stop:
+        return Stop("the first config was asked for", config=view.space.default)
+
+
+class Selective:
+    """Measure the configs that could still change the answer.
+
+    Follows forecasts by expected improvement over the best so far, failures gaining nothing, and counts it by the second
+    where time is what will run out. Two shares go elsewhere: every fifth pick lies outside the forecasts' favourites, an
+    algorithm not tried yet first, because a forecast can be wrong about a whole region; and every fourth, later on, is the
+    best by what was forecast before anything was measured, because outcomes next door can bend a forecast wrongly. Where
+    forecasts say nothing, configs are spread over the space. Stops by itself when nothing left has a real chance of a gain,
+    or when nothing was gained for long.
+
+    Args:
+        seed: of the draws; the same seed and view give the same step.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def step(self, view: View) -> Compile | Measure | Stop:
+        if ready := _ready(view):
+            return Measure(ready)
+        if alike := _failing_alike(view):
+            return Stop(alike)
+        if len(view.outcomes) >= len(view.space):
+            return Stop("every config was tried")
+        picking = _Picking(view, self.seed)
+        if picking.untried.size == 0:
+            return Stop("every config was tried")
+        if reason := picking.nothing_left():
+            return Stop(reason)
+        return Compile(tuple(view.space[i] for i in picking.batch(_batch_size(view))))
+
+
+def _ready(view: View) -> tuple[Config, ...]:
+    """Configs that are compiled and wait for being measured."""
+    return tuple(c for c in view.evidence if c not in view.outcomes)
+
+
+def _failing_alike(view: View) -> str:
+    """Why to stop, if all that was tried failed when launched, each time with the same words, and nothing else is left.
+
+    Another algorithm may run where one does not: all variants of a product of 8-bit floats but one want a newer GPU.
+    """
+    outcomes = list(view.outcomes.values())
+    if len(outcomes) < LIKE_FAILURES:
+        return ""
+    messages = {o.message if isinstance(o, Failure) and o.stage in ("load", "launch") else None for o in outcomes}
+    if len(messages) > 1 or None in messages:
+        return ""
+    for knob, role in view.space.roles.items():
+        if role == "algorithm" and {c[knob] for c in view.space} > {c[knob] for c in view.outcomes}:
+            return ""
+    return f"all of the first {len(outcomes)} configs failed alike: {messages.pop()}"
+
+
+def _batch_size(view: View) -> int:
+    """How many to compile next: one while each outcome teaches much, more as the picture settles."""
+    n = len(view.outcomes)
+    size = 1 if n < 20 else 2 if n < 50 else 4 if n < 100 else round((0.2 if n < 250 else 0.4) * n)
+    return int(max(1, min(max(size, view.workers), view.configs_left)))
+
+
+class _Picking:
+    """One step's view as arrays."""
+
+    def __init__(self, view: View, seed: int) -> None:
+        import numpy as np
+
+        self.view = view
+        self.knobs: KnobMatrix = knob_matrix(view.space)
+        self.forecasts: Columns = columns_of(view.forecasts)
+        self.random = random.Random(f"{seed} {len(view.outcomes)}")
+        self.turn = len(view.outcomes)
+        index = view.space.index
+        self.tried = np.array([index(c) for c in view.outcomes if c in view.space], dtype=np.intp)
+        busy = np.zeros(len(view.space), dtype=bool)
+        busy[self.tried] = True
+        self.untried = np.flatnonzero(~busy)
+        self.speedups = log2_speedups(view.outcomes, view.space.default)
+        self.best = max(self.speedups.values(), default=0.0)
+        self.incumbent = index(max(self.speedups, key=self.speedups.__getitem__)) if self.speedups else 0
+
+    def nothing_left(self) -> str:
+        """Why to stop, if no config left has a real chance of a gain worth having."""
+        import numpy as np
+
+        if self.turn < STOP_FROM or not self.speedups:
+            return ""
+        f = self.forecasts
+        mean, sigma, fail = f.mean[self.untried], f.sigma[self.untried], f.fail[self.untried]
+        if np.isnan(mean).any():
+            return ""
+        chance = (1.0 - fail) * normal_cdf((mean - self.best - WORTHWHILE) / np.maximum(sigma, 1e-9))
+        any_gains = 1.0 - float(np.exp(np.log1p(-np.minimum(chance, 1.0 - 1e-12)).sum()))
+        if any_gains < HOPELESS:
+            return f"the chance that any of {self.untried.size} configs left gains 1 % is {any_gains:.1%}"
+        if self.turn < STALE_FROM:
+            return ""
+        first = int(STALE * self.turn)
+        early = max(
+            (self.speedups[c] for c in list(self.view.outcomes)[:first] if c in self.speedups), default=-math.inf
+        )
+        if self.best - early < WORTHWHILE and float(chance.max()) < STALE_CHANCE:
+            gained = 2.0 ** (self.best - early) - 1.0
+            return (
+                f"the last {self.turn - first} of {self.turn} configs gained {gained:.1%} together, and none left gains 1 % "
+                f"with a chance of {STALE_CHANCE:.0%}"
+            )
+        return ""
+
+    def batch(self, size: int) -> list[int]:
+        """Positions of the next configs to try."""
+        import numpy as np
+
+        size = min(size, self.untried.size)
+        gains = expected_gain(self.forecasts, self.best) * self._per_second()
+        if self.turn < OUTSIDE_FROM and self._sharp_ahead():
+            gains = np.exp2(self.forecasts.mean) * (1.0 - self.forecasts.fail)
+        gains[self.tried] = np.nan
+        if np.isnan(gains[self.untried]).any() or (len(self.speedups) < FIRST_SPREAD and self._flat()):
+            return self._spread(size)
+        chosen: list[int] = []
+        weight = np.ones(gains.size)
+        for turn in range(self.turn, self.turn + size):
+            usable = gains * weight
+            usable[chosen] = np.nan
+            pick = None
+            if turn >= OUTSIDE_FROM and turn % OUTSIDE_EVERY == OUTSIDE_EVERY - 1:
+                pick = self._outside(usable)
+            elif turn >= AHEAD_FROM and turn % AHEAD_EVERY == AHEAD_EVERY - 1:
+                pick = self._as_forecast_ahead(usable)
+            if pick is None:
+                pick = int(np.nanargmax(usable))
+            chosen.append(pick)
+            if size > 1:
+                weight *= self._novelty(pick)
+        return chosen
+
+    def _per_second(self) -> Array | float:
+        """What to multiply gains by, for gain per second of cost, as far as seconds are what the budget will run out of.
+
+        Where time for all configs left is not scarce, a gain is worth the same whatever it costs. A config costs what those
+        with similar knobs have: compiling, timing, failing.
+        """
+        import numpy as np
+
+        costs_s = {
+            self.view.space.index(c): o.cost_s
+            for c, o in self.view.outcomes.items()
+            if c in self.view.space and o.cost_s > 0
+        }
+        if len(costs_s) < 2 or math.isinf(self.view.seconds_left):
+            return 1.0
+        at, log_cost = np.array(list(costs_s)), np.log(np.array(list(costs_s.values())))
+        wanted_s = float(np.exp(log_cost).mean()) * min(self.view.configs_left, self.untried.size)
+        scarce = 1.0 - min(1.0, self.view.seconds_left / wanted_s) if wanted_s > 0 else 0.0
+        if scarce <= 0:
+            return 1.0
+        x = (self.knobs.values / COST_NEIGHBOURS).astype(np.float32)
+        known, known_log_cost = x[at[-COSTS_READ:]], log_cost[-COSTS_READ:].astype(np.float32)
+        expected = np.empty(len(x))
+        for start in range(0, len(x), BLOCK):
+            here = x[start : start + BLOCK]
+            apart = (here**2).sum(axis=1)[:, None] + (known**2).sum(axis=1)[None, :] - 2.0 * (here @ known.T)
+            alike = np.exp(-0.5 * np.maximum(apart, 0.0)) + np.float32(1e-6)
+            expected[start : start + BLOCK] = alike @ known_log_cost / alike.sum(axis=1)
+        factor: Array = np.exp(-scarce * (expected - log_cost.mean()))
+        return factor
+
+    def _flat(self) -> bool:
+        """Whether the forecasts hardly tell one config from another: their means differ less than each is unsure."""
+        return self._tells_little(self.forecasts)
+
+    def _tells_little(self, f: Columns) -> bool:
+        return float(f.mean[self.untried].std()) < FLAT * float(f.sigma[self.untried].mean())
+
+    def _sharp_ahead(self) -> bool:
+        """Whether forecasts told configs apart by more than they were unsure before anything was measured here.
+
+        As they do where the same program was measured elsewhere. Then the first few picks are what is expected to be best,
+        and not what might be: with another vendor's recordings, five picks ended at 1.21 for 1.60 times the best. Where
+        forecasts are vaguer than that, it is the other way round: ten picks, cold, ended at 1.48 for 1.19.
+        """
+        import numpy as np
+
+        if not self.view.ahead:
+            return False
+        ahead = columns_of(self.view.ahead)
+        known = ahead.known
+        return bool(known.any()) and float(ahead.mean[known].std()) > SHARP * float(np.mean(ahead.sigma[known]))
+
+    def _as_forecast_ahead(self, gains: Array) -> int | None:
+        """The best by the forecasts made before anything was measured here, which outcomes have not bent.
+
+        An optimum that lies alone among bad neighbours is found this way or not at all. None if they told little.
+        """
+        import numpy as np
+
+        if not self.view.ahead:
+            return None
+        ahead = columns_of(self.view.ahead)
+        usable = ~np.isnan(gains) & ahead.known
+        if not usable.any() or self._tells_little(ahead):
+            return None
+        expected = np.where(usable, ahead.mean + np.log2(np.maximum(1.0 - ahead.fail, 1e-9)), -np.inf)
+        return int(np.argmax(expected))
+
+    def _novelty(self, pick: int) -> Array:
+        """How much each config would still teach beside this pick: 0 for the pick itself, 1 far away."""
+        import numpy as np
+
+        x = self.knobs.values
+        apart = ((x - x[pick]) ** 2).sum(axis=1)
+        novelty: Array = 1.0 - np.exp(-0.5 * apart / NEAR**2)
+        return novelty
+
+    def _outside(self, gains: Array) -> int | None:
+        """The best config with a forced value in one knob: the value that was tried least so far."""
+        import numpy as np
+
+        if (untried := self._untried_algorithm(gains)) is not None:
+            return untried
+        rarest: list[tuple[float, str, int]] = []
+        for knob, level in self.knobs.levels.items():
+            tried = np.bincount(level[self.tried], minlength=int(level.max()) + 1)
+            if self.turn < 10 and tried.size > 3:
+                continue
+            for value, count in enumerate(tried):
+                if value != level[self.incumbent]:
+                    rarest.append((count * tried.size + self.random.random(), knob, value))
+        for _, knob, value in sorted(rarest):
+            forced = np.flatnonzero((self.knobs.levels[knob] == value) & ~np.isnan(gains))
+            if forced.size:
+                changes = sum(
+                    (level[forced] != level[self.incumbent]).astype(int) for level in self.knobs.levels.values()
+                )
+                nearest = forced[changes == changes.min()]
+                return int(nearest[np.argmax(gains[nearest])])
+        return None
+
+    def _untried_algorithm(self, gains: Array) -> int | None:
+        """The most promising config of an algorithm of which no config was tried yet; None if all were."""
+        import numpy as np
+
+        roles = self.view.space.roles
+        for knob, level in self.knobs.levels.items():
+            if roles.get(knob, role_of_name(knob)) == "algorithm":
+                new = np.flatnonzero(~np.isin(level, level[self.tried]) & ~np.isnan(gains))
+                if new.size:
+                    return int(new[np.argmax(gains[new])])
+        return None
+
+    def _spread(self, size: int) -> list[int]:
+        """Configs far from all tried so far, out of a seeded draw: maximin."""
+        import numpy as np
+
+        pool = self.untried
+        candidates = 1 if size == 1 else min(size * SPREAD_CANDIDATES, pool.size)
+        pool = np.array(self.random.sample(pool.tolist(), candidates), dtype=np.intp)
+        x = self.knobs.values
+        taken = list(self.tried) or [0]
+        apart = np.min([((x[pool] - x[t]) ** 2).sum(axis=1) for t in taken], axis=0)
+        picks: list[int] = []
+        for _ in range(size):
+            far = int(np.argmax(apart))
+            picks.append(int(pool[far]))
+            apart = np.minimum(apart, ((x[pool] - x[pool[far]]) ** 2).sum(axis=1))
+            apart[far] = -1.0
+        return picks

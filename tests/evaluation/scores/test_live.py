@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from forecast_autotune.core.correction import UNCORRECTED
+from forecast_autotune.core.forecast import Forecast, Normal
+from forecast_autotune.evaluation.scores import member_scores, recalibration
+
+FAILED = -math.inf
+
+
+def after(mean: float, sigma: float) -> Forecast:
+    """Made knowing the default's time."""
+    return Forecast.normal(mean, sigma, source="s", default_us=5.0)
+
+
+def ahead(mean: float, sigma: float) -> Forecast:
+    return Forecast.normal(mean, sigma, source="s")
+
+
+def test_nothing_known_corrects_nothing() -> None:
+    assert recalibration([]) == UNCORRECTED
+    assert recalibration([(after(0.0, 1.0), FAILED)]) == UNCORRECTED, "a failure says nothing of sigma"
+
+
+def test_the_stretch_of_single_bells_is_the_root_mean_square_error_drawn_towards_one() -> None:
+    # 60 errors of 2 sigmas, and 20 of 1 counted in: sqrt((60 * 4 + 20) / 80).
+    pairs = [(after(0.3, 0.2), 0.3 + 0.4 * sign) for sign in (-1, 1) for _ in range(30)]
+    correction = recalibration(pairs)
+    assert correction.after == pytest.approx(math.sqrt(260 / 80), rel=1e-4)
+    assert (correction.after_pairs, correction.ahead, correction.ahead_pairs) == (60, 1.0, 0)
+    # 20 errors of half a sigma: sqrt((20 / 4 + 20) / 40).
+    assert recalibration([(ahead(0.0, 1.0), 0.5)] * 20).ahead == pytest.approx(math.sqrt(25 / 40), rel=1e-4)
+
+
+def test_forecasts_ahead_of_the_defaults_time_and_after_it_are_corrected_apart() -> None:
+    pairs = [(ahead(0.0, 1.0), 0.0)] * 200 + [(after(0.0, 0.1), 0.3)] * 100
+    correction = recalibration(pairs)
+    assert correction.factor(knows_default=False) < 0.6
+    assert correction.factor(knows_default=True) > 2.5
+    assert (correction.ahead_pairs, correction.after_pairs) == (200, 100)
+
+
+def test_a_correction_is_held_within_bounds_and_one_error_does_not_decide_it() -> None:
+    assert recalibration([(after(0.0, 0.001), 1.0)] * 500).after == 4.0
+    assert recalibration([(after(0.0, 1.0), 0.0)] * 5000).after == pytest.approx(0.5)
+    honest = [(after(0.0, 1.0), 1.0)] * 100
+    assert recalibration([*honest, (after(0.0, 1e-9), 2.0)]).after < 1.2
+
+
+def test_what_was_stretched_already_is_taken_out_first() -> None:
+    pairs = [(after(0.0, 0.1), 0.2), (after(0.0, 0.3), -0.5)] * 40
+    stretched = [
+        (replace(f, components=tuple(replace(b, sigma=b.sigma * 1.7) for b in f.components), widened=1.7), m)
+        for f, m in pairs
+    ]
+    assert recalibration(stretched).after == pytest.approx(recalibration(pairs).after)
+
+
+@pytest.mark.parametrize("true", [0.6, 1.0, 2.0, 3.5])
+def test_the_stretch_of_simulated_forecasts_is_found_again_of_mixtures_too(true: float) -> None:
+    draw = random.Random(8)
+    pairs: list[tuple[Forecast, float]] = []
+    for _ in range(3000):
+        mean, sigma = draw.uniform(-1, 1), draw.uniform(0.05, 0.5)
+        bells = (Normal(mean, sigma, 0.7), Normal(mean + 2.0, 2 * sigma, 0.3))
+        bell = bells[draw.random() > 0.7]
+        pairs.append((Forecast(bells, "s", default_us=1.0), draw.gauss(bell.mean, true * bell.sigma)))
+    assert recalibration(pairs).after == pytest.approx(true, rel=0.05)
+
+
+def test_forecasts_that_make_no_sense_are_passed_over() -> None:
+    mad = [Forecast((Normal(0.0, 1.0, 0.0),), "s"), ahead(1e300, 1.0), ahead(0.0, 1e300)]
+    assert recalibration([(f, 0.0) for f in mad]) == UNCORRECTED
+    assert recalibration([(ahead(0.0, 0.0), 0.0)]).ahead_pairs == 1
+
+
+def said(**voices: tuple[float, float]) -> Forecast:
+    weight = 1 / len(voices)
+    return Forecast(tuple(Normal(m, s, weight, name) for name, (m, s) in voices.items()), "blend")
+
+
+def test_each_voice_is_scored_by_its_own_density() -> None:
+    pairs = [(said(right=(0.0, 0.5), far=(1.0, 0.5)), 0.0), (said(right=(0.5, 1.0), far=(1.5, 1.0)), 0.5)]
+    scores = member_scores(pairs)
+    at_mean = [-0.5 * math.log(2 * math.pi) - math.log(s) for s in (0.5, 1.0)]
+    assert scores["right"] == pytest.approx(sum(at_mean) / 2)
+    assert scores["far"] == pytest.approx((at_mean[0] - 2.0 + at_mean[1] - 0.5) / 2)
+
+
+def test_a_voice_is_heard_as_it_was_before_it_was_stretched() -> None:
+    plain = said(one=(0.0, 0.5), other=(0.2, 0.3))
+    wide = replace(plain, components=tuple(replace(b, sigma=b.sigma * 3) for b in plain.components), widened=3.0)
+    assert member_scores([(wide, 0.1)]) == pytest.approx(member_scores([(plain, 0.1)]))
+
+
+def test_a_voice_of_several_bells_is_their_mixture() -> None:
+    bells = (Normal(0.0, 0.1, 0.2, "two"), Normal(1.0, 0.1, 0.2, "two"), Normal(0.0, 1.0, 0.6, "one"))
+    scores = member_scores([(Forecast(bells, "blend"), 0.0)])
+    assert scores["two"] == pytest.approx(math.log(0.5 / (0.1 * math.sqrt(2 * math.pi))), abs=1e-6)
+
+
+def test_one_outcome_held_impossible_counts_as_one_in_a_million() -> None:
+    assert member_scores([(said(sure=(5.0, 1e-3), other=(0.0, 1.0)), 0.0)])["sure"] == pytest.approx(math.log(1e-6))
+
+
+def test_voices_are_compared_on_the_same_pairs() -> None:
+    both, three = said(a=(0.0, 1.0), b=(0.0, 2.0)), said(a=(0.0, 1.0), b=(0.0, 2.0), c=(0.0, 0.1))
+    assert set(member_scores([(both, 0.0)] * 9 + [(three, 0.0)])) == {"a", "b"}
+    assert set(member_scores([(both, 3.0)] * 5 + [(three, 0.0)] * 5)) == {"a", "b", "c"}
+    mixed = member_scores([(both, 3.0)] * 5 + [(three, 0.0)] * 5)
+    assert mixed == pytest.approx(member_scores([(three, 0.0)])), "what c did not speak of counts for nobody"
+
+
+def test_nobody_is_compared_where_one_spoke_alone_or_nothing_ran() -> None:
+    assert member_scores([]) == {}
+    assert member_scores([(after(0.0, 1.0), 0.0), (said(a=(0.0, 1.0)), 0.0)]) == {}
+    assert member_scores([(said(a=(0.0, 1.0), b=(0.0, 1.0)), FAILED)]) == {}

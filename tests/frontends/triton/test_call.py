@@ -1,0 +1,135 @@
+# ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals
+"""One call as a job: its key, its configs, and what a config's hook may and may not touch while it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.hardware import REHEARSAL_KINDS
+from forecast_autotune.core.outcome import Failure, Measurement
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
+from rehearsed import configs, own_triton_cache, playing, scale, tuned  # noqa: E402
+
+from forecast_autotune.frontends.triton.call import TritonCall  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
+        yield
+
+
+def bound(tuner: Any, *args: Any, **kwargs: Any) -> TritonCall:
+    with playing():
+        return TritonCall(tuner.spec, tuner.configs, args, {"grid": (4,), "warmup": False, **kwargs})
+
+
+def test_a_job_names_program_key_hardware_and_toolchain() -> None:
+    call = bound(tuned(key=["n", "factor"]), torch.empty(64, dtype=torch.float16), 64, factor=2.0)
+    job = call.job
+    assert job.workload.program.name.endswith("rehearsed.scale")
+    assert job.workload.key == {"n": 64, "factor": 2.0, "dtypes": {"x_ptr": "torch.float16"}}
+    assert job.workload.features == {"x_ptr_0": 64, "n": 64, "factor": 2.0}
+    assert job.hardware.kind in REHEARSAL_KINDS
+    assert job.toolchain.versions["triton"] == triton.__version__
+    assert len(job.described) == len(job.space) == 4
+
+
+def test_a_config_is_the_same_whatever_others_stand_beside_it() -> None:
+    def ours(choices: list[Any]) -> list[Config]:
+        return list(bound(tuned(configs=choices), torch.empty(64), 64, 2.0).job.space)
+
+    alone, among = ours(configs((64, 128))), ours([*configs((128, 64)), triton.Config({"BLOCK": 64}, maxnreg=64)])
+    assert set(alone) < set(among)
+
+
+def test_equal_configs_count_once_and_those_that_differ_in_their_hook_are_two() -> None:
+    def hook(named: dict[str, Any]) -> None:
+        pass
+
+    choices = [*configs((64,)), *configs((64,)), triton.Config({"BLOCK": 64}, num_warps=4, pre_hook=hook)]
+    call = bound(tuned(configs=choices), torch.empty(64), 64, 2.0)
+    assert [call.theirs(c) for c in call.job.space] == [choices[0], choices[2]]
+
+
+def test_a_config_with_a_hook_is_the_same_wherever_it_stands_and_of_two_alike_the_first_counts() -> None:
+    def made(size: int) -> Callable[[dict[str, Any]], None]:
+        def hook(named: dict[str, Any]) -> None:
+            named["size"] = size
+
+        return hook
+
+    plain = configs((64, 128))
+    hooked, alike = (triton.Config({"BLOCK": 64}, num_warps=4, pre_hook=made(1)) for _ in range(2))
+    near = bound(tuned(configs=[plain[0], hooked, plain[1]]), torch.empty(64), 64, 2.0)
+    far = bound(tuned(configs=[*plain, hooked, alike]), torch.empty(64), 64, 2.0)
+    assert set(near.job.space) == set(far.job.space)
+    assert [far.theirs(c) for c in far.job.space] == [*plain, hooked]
+
+
+def test_the_check_is_part_of_what_is_tuned() -> None:
+    digests = {bound(tuned(check=c), torch.empty(64), 64, 2.0).job.workload.digest for c in (None, "allclose")}
+    assert len(digests) == 2
+
+
+def test_dtypes_and_functions_are_knobs_by_their_names() -> None:
+    @triton.jit
+    def cast(x_ptr, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr, ACT: tl.constexpr):
+        tl.store(x_ptr, n)
+
+    choices = [triton.Config({"BLOCK": 64, "DTYPE": d, "ACT": scale}) for d in (tl.float16, tl.float32)]
+    call = bound(tuned(cast, configs=choices), torch.empty(64), 64)
+    assert [c["DTYPE"] for c in call.job.space] == ["fp16", "fp32"]
+
+
+def test_a_hook_sees_copies_while_its_config_is_compiled_and_replaces_nothing() -> None:
+    class Box:
+        def __init__(self) -> None:
+            self.block_shape = [1]
+
+    seen: list[Any] = []
+
+    def hook(named: dict[str, Any]) -> None:
+        seen.append(named["x_ptr"])
+        named["factor"].block_shape[0] = named["BLOCK"]
+        named["factor"].other = named["BLOCK"]
+        named["n"] = -1
+        named["x_ptr"] = None
+
+    x, box = torch.ones(64), Box()
+    call = bound(tuned(configs=[triton.Config({"BLOCK": 64}, pre_hook=hook), *configs((128,))]), x, 64, box)
+    args, kwargs = call.binder(call.job.space[0])
+    assert args[0] is x
+    assert args[1] == 64
+    assert (args[2].block_shape, args[2].other) == ([64], 64)
+    assert kwargs["BLOCK"] == 64
+    assert box.block_shape == [1]
+    assert not hasattr(box, "other")
+    assert seen[0].device.type == "meta"
+
+
+def test_timings_are_told_as_triton_does() -> None:
+    call = bound(tuned(), torch.empty(64), 64, 2.0)
+    first, second, *_ = call.job.space
+    timings = call.timings_ms(
+        {first: Measurement(samples_us=(1000.0, 900.0, 1200.0)), second: Failure(stage="launch", message="no")}
+    )
+    assert timings[call.theirs(first)] == [1.0, 0.9, 1.2]
+    assert timings[call.theirs(second)] == [float("inf")] * 3
+
+
+def test_without_a_driver_a_call_is_a_job_still() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a driver here")
+    tuner = tuned()
+    call = TritonCall(tuner.spec, tuner.configs, (torch.empty(64), 64, 2.0), {"grid": (4,), "warmup": False})
+    assert call.hardware.kind == "stub"
+    assert [type(r).__name__ for _, r in call.compiler.compile(list(call.job.space))] == ["Evidence"] * 4

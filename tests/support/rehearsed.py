@@ -1,0 +1,70 @@
+# ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals
+"""Triton kernels that tests tune on the rehearsal driver, and the times it plays for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
+
+from forecast_autotune.core.config import Config  # noqa: E402
+from forecast_autotune.frontends.simulated_driver import Rehearsal, rehearsal  # noqa: E402
+from forecast_autotune.frontends.triton.autotuner import ForecastAutotuner, autotune  # noqa: E402
+
+BLOCKS = (64, 128, 256, 512)
+BEST = 256
+
+
+@triton.jit
+def scale(x_ptr, n, factor, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n) * factor, mask=offsets < n)
+
+
+def configs(blocks: Sequence[int] = BLOCKS, warps: Sequence[int] = (4,)) -> list[Any]:
+    return [triton.Config({"BLOCK": b}, num_warps=w) for b in blocks for w in warps]
+
+
+def time_us(block: int, warps: int) -> float:
+    """How long a launch lasts: least for `BEST` and four warps. So long that a benchmark is content with few launches."""
+    return 20_000.0 * max(block / BEST, BEST / block) * max(warps / 4, 4 / warps)
+
+
+TIMES = {Config({"BLOCK": b, "num_warps": w}): time_us(b, w) for b in (32, *BLOCKS, 1024) for w in (1, 2, 4, 8)}
+
+
+def tuned(kernel: Any = scale, **arguments: Any) -> ForecastAutotuner:
+    arguments.setdefault("configs", configs())
+    arguments.setdefault("key", ["n"])
+    return autotune(**arguments)(kernel)
+
+
+def call(kernel: Any, n: int = 1000, dtype: Any = None, **keywords: Any) -> Any:
+    return kernel[(4,)](torch.empty(4096, dtype=dtype or torch.float32), n, 2.0, **keywords)
+
+
+@contextmanager
+def playing(target: str = "cuda:90", times: Any = None) -> Iterator[Rehearsal]:
+    with rehearsal(target, TIMES if times is None else times) as on:
+        yield on
+
+
+def launched(on: Rehearsal) -> set[Any]:
+    """The values of BLOCK and num_warps that were launched at all."""
+    return {(config["BLOCK"], config["num_warps"]) for (_, config), count in on.launches.items() if count}
+
+
+@contextmanager
+def own_triton_cache(folder: Any) -> Iterator[None]:
+    """Triton's cache in a folder of the tests' own; and an answer to 3.9's question what the default will be."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(folder))
+        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+        yield
