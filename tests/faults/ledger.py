@@ -77,11 +77,8 @@ class Case:
     @property
     def environment(self) -> dict[str, str]:
         """For child processes: marked, with this case's store and a folder of its own for temporary files."""
-        paths = [
-            str(Path(__file__).parents[1]),
-            str(Path(__file__).parents[1] / "support"),
-            *filter(None, [os.environ.get("PYTHONPATH")]),
-        ]
+        tests = Path(__file__).parents[1]
+        paths = [str(tests), str(tests / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
         own = {MARK: self.mark, "TMPDIR": str(self.temporary), "FORECAST_AUTOTUNE_DIR": str(self.store)}
         return {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)}
 

@@ -754,10 +754,8 @@ def test_the_command_tunes_what_a_compiled_program_left_pending(
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(COMPILED)
-    paths = [
-        str(folder)
-        for folder in (Path(__file__).parents[3], Path(__file__).parents[2], Path(__file__).parents[2] / "support")
-    ]
+    tests = Path(__file__).parents[2]
+    paths = [str(folder) for folder in (tests.parent, tests, tests / "support")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     subprocess.run([sys.executable, str(program)], check=True)
     assert [p.why for p in pending()] == ["torch.compile"]
