@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import BIN_EDGES_LOG2, Abstention, Forecast
-from forecast_autotune.core.job import Question, reference_us
+from forecast_autotune.core.job import reference_us
 from forecast_autotune.evaluation.scores import (
     ForecastScores,
     against_median,
@@ -93,7 +94,7 @@ class Foretold:
                 "known": self.known,
                 "draws": len(draws),
                 "configs": len(found.space),
-                "fitted_on": list(getattr(found.surrogate(), "fitted_on", ())),
+                "fitted_on": list(found.surrogate().fitted_on),
                 **all_scores(draws),
                 **{f"rest_{name}": value for name, value in all_scores(rests).items()},
                 "events": sum(each.events for each in steps),
@@ -165,9 +166,8 @@ def foretell(found: Case, known: int, draw: int) -> Foretelling:
     space, recorded = found.space, found.recording.outcomes
     rest = random.Random(f"{draw} {known}").sample(space[1:], min(max(0, known - 1), len(space) - 1))
     outcomes = {c: recorded[c] for c in [space.default, *rest][:known]}
-    forecasts = found.surrogate().forecast(
-        Question(job=found.job, configs=space, outcomes=outcomes, recordings=found.recordings)
-    )
+    session = found.surrogate().start(ForecastContext(job=found.job, recordings=found.recordings))
+    forecasts = session.predict(outcomes, {})
     log2_us = np.where(np.isfinite(found.log2_us), found.log2_us, np.inf)
     speedups, reference = against_median(forecasts, log2_us.tolist(), default_us=reference_us(outcomes, space.default))
     return Foretelling(

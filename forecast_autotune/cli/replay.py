@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         for known in TARGETS
         for draw in range(draws if known else 1)
     ]
-    priors = list(getattr(make_surrogate(args.surrogate), "fitted_on", ()))  # a broken model is told of before hours
+    priors = list(make_surrogate(args.surrogate).fitted_on)  # a broken model is told of before hours
     done: dict[Task, Row] = {}
     code = OK
     try:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from ..core.budget import Budget
 from ..core.config import Config
+from ..core.context import ForecastContext
 from ..core.decision import Decision
-from ..core.forecast import Abstention, Forecast
-from ..core.job import Job, Question, Recording, reference_us
+from ..core.job import Job, Recording, reference_us
 from ..core.outcome import Measurement, Outcome
 from ..errors import NoWorkingConfigError
 from ..features.hardware_sheets import same_product
@@ -114,9 +114,9 @@ class ReplayPlan:
         """
         others = random.Random(f"{draw} {known}").sample(job.space[1:], min(max(0, known - 1), len(job.space) - 1))
         outcomes = {c: recording.outcomes[c] for c in [job.space.default, *others][:known]}
-        forecasts: Sequence[Forecast | Abstention] = make_surrogate(self.surrogate, answer=self.answer).forecast(
-            Question(job=job, configs=job.space, outcomes=outcomes, recordings=recordings)
-        )
+        surrogate = make_surrogate(self.surrogate, answer=self.answer)
+        session = surrogate.start(ForecastContext(job=job, recordings=recordings))
+        forecasts = session.predict(outcomes, {})
         recorded = [recording.outcomes[c] for c in job.space]
         log2_us = [math.log2(o.median_us) if isinstance(o, Measurement) else math.inf for o in recorded]
         known_us = reference_us(outcomes, job.space.default)
