@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from importlib import import_module
 from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -24,7 +25,7 @@ from ..evaluation.scores import member_scores, recalibration
 from ..language.model import LanguageModel
 from ..language.named import named
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
-from ..settings import Answer, Settings
+from ..settings import SURROGATES, Answer, Settings
 from ..store.sqlite import SqliteStore, open_store
 from ..surrogates.base import WithContext
 from ..surrogates.blend import Blend
@@ -55,6 +56,7 @@ RECALIBRATE_EVERY = 32  # decisions between two looks at the store's pairs, 6 ms
 
 _lessons: WeakKeyDictionary[SqliteStore, dict[str, tuple[Lessons, int]]] = WeakKeyDictionary()
 
+_SURROGATES = "forecast_autotune.surrogates"
 _SURROGATE_HAS = ("name", "recalibrate", "asks_model", "start")  # what tuning asks of one
 
 _P = ParamSpec("_P")
@@ -128,12 +130,12 @@ def request(
 
 def make_surrogate(name: str, *, prior: Prior | None = None, answer: Answer | None = None) -> Surrogate:
     """The surrogate a setting names, a language model beside all the others; `prior` stands in for the shipped model."""
-    if name == "roofline":
-        return Roofline()
-    if name == "history":
-        return History()
     if name == "learned":
         return Learned(prior)
+    if place := SURROGATES.get(name):
+        module, _, class_name = place.partition(".")
+        made: Surrogate = getattr(import_module(f"{_SURROGATES}.{module}"), class_name)()
+        return made
     members: list[Surrogate] = [History(), Learned(prior), Roofline()]
     if is_language_model(name):
         members.append(_language_model(name, Answer() if answer is None else answer))
@@ -189,16 +191,9 @@ def decide(
     shares = None
     if how.shard and device and how.settings.sync == "store" and isinstance(store, SqliteStore):
         shares = store.shares(job, device)
-    ask_limit_s = math.inf
-    if how.unmeasured:  # a graph is being captured or code compiled: nothing may be loaded, asked or waited for
-        ask_limit_s = 0.0
-    elif 0 < budget.seconds_left < math.inf:
-        ask_limit_s = budget.seconds_left * MODEL_SHARE
-    surrogate, meanwhile = (_asking_for(how.surrogate, limit_s) for limit_s in (ask_limit_s, 0.0))
-    if how.settings.mode != "forecast" and isinstance(store, SqliteStore):
-        # Who leads a shared run asks before it lets others help; these would ask while it times, so they do not.
-        surrogate = remembering(surrogate, store, busy=shares.wanted if shares else None)
-        surrogate, meanwhile = (_recalibrated(s, store, job.hardware.kind) for s in (surrogate, meanwhile))
+    # Who leads a shared run asks before it lets others help; these would ask while it times, so they do not.
+    surrogate = _informed(how, job, store, limit_s=_ask_limit_s(how, budget), busy=shares.wanted if shares else None)
+    meanwhile = _informed(how, job, store, limit_s=0.0)
     store = _with_ranks(store, how)
     if how.settings.mode == "strict":
         if found := _recalled(job, store):
@@ -241,9 +236,27 @@ def remembering(surrogate: Surrogate, store: SqliteStore, *, busy: Callable[[], 
     return WithContext(surrogate, remember)
 
 
-def _asking_for(surrogate: Surrogate, limit_s: float) -> Surrogate:
-    """The surrogate, its language model, if it has one, asked for so many seconds at most."""
-    return WithContext(surrogate, lambda context: replace(context, ask_limit_s=limit_s))
+def _informed(
+    how: Request, job: Job, store: Store, *, limit_s: float, busy: Callable[[], bool] | None = None
+) -> Surrogate:
+    """The surrogate with what settings, budget and store have to say; in mode `forecast` no store says anything.
+
+    Args:
+        limit_s: seconds for which a language model may be asked; 0 for one that must not be.
+        busy: as `remembering`.
+    """
+    surrogate: Surrogate = WithContext(how.surrogate, lambda context: replace(context, ask_limit_s=limit_s))
+    if how.settings.mode == "forecast" or not isinstance(store, SqliteStore):
+        return surrogate
+    return _recalibrated(remembering(surrogate, store, busy=busy), store, job.hardware.kind)
+
+
+def _ask_limit_s(how: Request, budget: Budget) -> float:
+    """How many seconds of a budget a language model may be asked for."""
+    if how.unmeasured:  # a graph is being captured or code compiled: nothing may be loaded, asked or waited for
+        return 0.0
+    seconds = budget.seconds_left
+    return seconds * MODEL_SHARE if 0 < seconds < math.inf else math.inf
 
 
 def takes_time(how: Request) -> bool:

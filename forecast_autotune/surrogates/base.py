@@ -67,6 +67,7 @@ class StatelessSurrogate(BaseSurrogate):
         """One answer for each config of the context's job, in the order of its space; arguments as in `predict`."""
 
     def start(self, context: ForecastContext) -> SurrogateSession:
+        """A session that calls `forecast`."""
         return _StatelessSession(context, self)
 
 
@@ -91,6 +92,7 @@ class OutcomeSession(BaseSession):
 
     @property
     def loo_log_density(self) -> float | None:
+        """What `predict_from` returned with the last answer."""
         return None if self._last is None else self._last[2]
 
     def predict(
@@ -98,6 +100,7 @@ class OutcomeSession(BaseSession):
         outcomes: Mapping[Config, Outcome],
         evidence: Mapping[Config, Evidence],  # noqa: ARG002  # the protocol's
     ) -> Forecasts:
+        """The last answer if the outcomes are as they were, else that of `predict_from`."""
         if self._last is None or self._last[0] != outcomes:
             # The loop hands in its own dictionary and goes on filling it.
             self._last = (dict(outcomes), *self.predict_from(outcomes))
@@ -117,17 +120,21 @@ class WrappedSurrogate(BaseSurrogate):
 
     @property
     def recalibrate(self) -> bool:
+        """Whether the inner surrogate's sigmas may be corrected."""
         return self.inner.recalibrate
 
     @property
     def asks_model(self) -> bool:
+        """Whether the inner surrogate asks a language model."""
         return self.inner.asks_model
 
     @property
     def fitted_on(self) -> tuple[str, ...]:
+        """The kernels that the inner surrogate was fitted on."""
         return self.inner.fitted_on
 
     def start(self, context: ForecastContext) -> SurrogateSession:
+        """The inner surrogate's own session."""
         return self.inner.start(context)
 
 
@@ -144,6 +151,7 @@ class WithContext(WrappedSurrogate):
         self.add = add
 
     def start(self, context: ForecastContext) -> SurrogateSession:
+        """The inner surrogate's session, with what `add` puts into the context."""
         return self.inner.start(self.add(context))
 
 

@@ -148,10 +148,9 @@ def least_us(job: Job) -> float | None:
 
 
 def rules_of_thumb(configs: Sequence[Config], roles: dict[str, str], hardware: Hardware) -> tuple[Array, Array]:
-    """What each config's knobs cost by their roles, and its chance of exceeding a limit of the device.
+    """What each config's knobs cost by their roles, log2 of time, and its chance of exceeding a limit of the device.
 
-    Returns:
-        penalty in log2 of time, and chance of failing; two arrays of shape `(configs,)`.
+    Both have the shape `(configs,)`.
     """
     import numpy as np
 

@@ -87,8 +87,7 @@ def read(
     With what a model expects, only what the model missed is carried over.
 
     Args:
-        recording: of the same program.
-        space: the job's.
+        recording, space: of the same program; the job's.
         weight: how much the recording counts for the job.
         model_of_recording, model_of_job: log2 speed-ups that a model expects where the recording was made, and of the job;
             shape `(configs,)`.
