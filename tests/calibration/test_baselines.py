@@ -150,7 +150,7 @@ def test_stopping_says_what_was_spent_and_lost() -> None:
     assert (found["spent_share"], found["ratio"]) == (pytest.approx(0.5), pytest.approx(1.1))
 
 
-def test_error_falls_with_confidence_unless_it_rises_by_more_than_chance_does() -> None:
+def test_error_falls_with_confidence_unless_it_rises_beyond_chance() -> None:
     n = 1000
     confidence = np.linspace(0.2, 1.0, n)[None]
     honest = np.random.default_rng(0).random((1, n)) > confidence

@@ -254,7 +254,7 @@ def test_reliability_counts_every_space_alike() -> None:
     assert found.mean_accuracy == pytest.approx(1 / 3)
 
 
-def test_fifths_together_are_the_mean_over_spaces_and_hold_it_between_their_ends() -> None:
+def test_combined_fifths_are_the_mean_over_spaces_between_their_bounds() -> None:
     one = {"error_by_fifth": [0.8, 0.6, 0.4, 0.2, 0.0], "error_low": [0.0] * 5, "error_high": [1.0] * 5}
     other = one | {"error_by_fifth": [0.4] * 5}
     found = plotted.fifths_together([one, other])

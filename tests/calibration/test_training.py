@@ -77,7 +77,7 @@ def test_a_proper_score_is_least_at_the_truth(objective: str) -> None:
     assert torch.allclose(minimum(objective), TRUE, atol=1e-4)
 
 
-def test_rewarding_correctness_beside_brier_is_least_at_something_sharper_than_the_truth() -> None:
+def test_adding_correctness_to_brier_rewards_more_certainty_than_is_true() -> None:
     """It is the projection on the simplex of 2 q: max(1.5 q - t, 0) with the t at which it sums to 1."""
     low, high = 0.0, 1.0
     for _ in range(100):
@@ -115,7 +115,7 @@ def answer(percent: Sequence[int]) -> str:
     return f'{{"reasoning": "", {said}}}'
 
 
-def test_a_certain_right_answer_earns_most_and_one_that_cannot_be_read_nothing() -> None:
+def test_a_certain_right_answer_earns_most_and_an_unreadable_one_nothing() -> None:
     certain = answer([0, 0, 100, 0, 0, 0, 0, 0])
     assert [REWARDS[name](certain, 2) for name in ("correct", "brier", "crps")] == [1, 2, 2]
     for unreadable in ("", "I think it is faster", certain[:-1], certain + ".", answer([0] * 8), '{"A": 100}'):
@@ -132,7 +132,7 @@ def test_rewards_are_what_the_paper_says_of_an_unsure_answer() -> None:
     assert REWARDS["crps"](text, 5) == pytest.approx(0 + 1 - (0.6**2 + 1 + 1) / 7)
 
 
-def test_saying_the_truth_earns_most_but_correctness_alone_pays_certainty_as_well() -> None:
+def test_the_true_answer_earns_most_unless_only_correctness_is_rewarded() -> None:
     """Unlike in a loss over logits: a written answer is right or wrong as a whole, whatever its confidence."""
     true = np.array([0, 0, 10, 20, 50, 15, 5, 0])
     sharp = np.array([0, 0, 0, 0, 100, 0, 0, 0])

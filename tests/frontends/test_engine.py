@@ -48,7 +48,7 @@ def decide(*arguments: Any, **more: Any) -> Decision:
 STRICT = Request(settings=Settings(mode="strict"), budget="16", surrogate=History())
 
 
-def test_mode_strict_takes_a_stored_decision_only_if_it_is_one_of_the_space() -> None:
+def test_mode_strict_takes_a_stored_decision_only_if_the_space_holds_it() -> None:
     job, idle = a_job(), object()
     acting: Any = {"compiler": idle, "measurer": idle}
     store = SqliteStore.in_memory()
@@ -59,7 +59,7 @@ def test_mode_strict_takes_a_stored_decision_only_if_it_is_one_of_the_space() ->
     assert decide(job, STRICT, store=store, **acting).config == job.space[1]
 
 
-def test_where_the_shipped_model_is_broken_tuning_goes_on_without_it_and_says_so_once(
+def test_a_broken_shipped_model_is_reported_once_and_tuning_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = tmp_path / "prior.json"
@@ -82,7 +82,7 @@ def test_where_the_shipped_model_is_broken_tuning_goes_on_without_it_and_says_so
 
 
 @pytest.mark.parametrize(("value", "expected"), [("auto", "blend"), ("history", "history"), ("", "roofline")])
-def test_the_environment_overrides_a_surrogate_given_by_name_and_an_object_alike(value: str, expected: str) -> None:
+def test_the_environment_overrides_a_surrogate_whether_name_or_object(value: str, expected: str) -> None:
     for given in ("roofline", engine.make_surrogate("roofline")):
         environment = {"FORECAST_AUTOTUNE_SURROGATE": value}
         found = request(None, default_budget="16", surrogate=given, environment=environment)
@@ -236,7 +236,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-def test_a_language_model_is_named_by_the_settings_and_heard_beside_the_others(tmp_path: Path) -> None:
+def test_a_language_model_named_by_the_settings_joins_the_other_surrogates(tmp_path: Path) -> None:
     with named_by_settings(Talking(large_is_fast)), SqliteStore(tmp_path) as store:
         tuned(store)
         (decision,) = StoreFile(tmp_path).decisions()
@@ -274,7 +274,7 @@ def test_where_nobody_else_knows_the_first_pick_is_the_models() -> None:
     ],
     ids=["slow", "breaks", "half", "nan", "garbage", "gone", "too large"],
 )
-def test_whatever_a_model_does_tuning_ends_with_a_stored_decision_and_one_warning(
+def test_whatever_a_model_does_tuning_stores_a_decision_and_warns_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, model: Talking
 ) -> None:
     began = time.monotonic()
@@ -336,7 +336,7 @@ def test_what_was_measured_before_is_told_to_the_model(tmp_path: Path, monkeypat
         assert str(skill) in model.asked[0].shared
 
 
-def test_a_model_is_made_once_for_all_kernels_and_its_time_is_charged_to_the_budget() -> None:
+def test_a_model_is_made_once_for_all_kernels_and_charged_to_the_budget() -> None:
     with named_by_settings(Talking(large_is_fast, loading_s=1.0)) as model:
         store = SqliteStore.in_memory()
         spent = [tuned(store, n, budget="0").spent_s for n in (1, 2)]

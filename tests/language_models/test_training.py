@@ -282,7 +282,7 @@ def digits(text: str, _: int) -> float:
     return sum(c.isdigit() for c in text) / max(1, len(text))
 
 
-def test_what_is_rewarded_is_written_more_and_an_interruption_changes_nothing(
+def test_what_is_rewarded_is_written_more_and_resuming_changes_nothing(
     trained: Path,
     spaces: tuple[RecordedSpace, ...],
     tmp_path: Path,
@@ -320,7 +320,7 @@ def test_what_is_rewarded_is_written_more_and_an_interruption_changes_nothing(
     assert {f.suffix for f in tmp_path.rglob("*") if f.is_file()} == {".safetensors", ".json"}
 
 
-def test_reinforcing_writes_an_adapter_and_a_card_and_nothing_it_was_kept_from(
+def test_reinforcing_writes_an_adapter_and_a_card_without_what_is_left_out(
     base: Path, tmp_path: Path, traces: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     steps = ("--form-steps", "2", "--steps", "1", "--answer-tokens", "8", *traces)
