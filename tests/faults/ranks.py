@@ -35,7 +35,7 @@ from forecast_autotune.core.job import Job, Progress, Question
 from forecast_autotune.core.outcome import Evidence, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
-from forecast_autotune.distributed.ranks import Patience
+from forecast_autotune.distributed.job_store import Patience
 from forecast_autotune.frontends.engine import Request, decide, make_store
 from forecast_autotune.settings import Settings
 

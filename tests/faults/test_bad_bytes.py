@@ -128,7 +128,7 @@ def test_a_broken_store_is_set_aside_with_one_warning_and_a_fresh_one_used(
             store.decision(a_job())
             store.decide(a_job(key={"n": -1}), a_decision(a_job()))
             store.outcomes(a_job())
-            store.recollect(a_job())
+            store.related_recordings(a_job())
             store.record(a_job(), "run", SPACE[1], a_measurement(), None)
             assert store.decision(a_job(key={"n": -1})) == a_decision(a_job())
 
@@ -219,11 +219,11 @@ def test_rows_of_an_older_schema_lack_features_and_newer_rows_have_them(tmp_path
     assert (tmp_path / "store.sqlite3").read_bytes() == sample.read_bytes()
     with SqliteStore(tmp_path) as store:
         elsewhere = a_job(key={"n": 2})
-        (recording,) = store.recollect(elsewhere)
+        (recording,) = store.related_recordings(elsewhere)
         assert (set(recording.outcomes), recording.described) == (set(SPACE[:3]), before)
         job = replace(a_job(), described=[{"programs": float(i)} for i in range(len(SPACE))])
         store.record(job, "run-3", SPACE[3], a_measurement(), None)
-        (recording,) = store.recollect(elsewhere)
+        (recording,) = store.related_recordings(elsewhere)
         assert set(recording.outcomes) == set(SPACE[:4])
         assert recording.described == {**before, SPACE[3]: {"programs": 3.0}}
 
@@ -235,7 +235,7 @@ def test_a_description_that_is_damaged_is_told_and_its_outcome_stays(tmp_path: P
     connection.execute('UPDATE outcome SET described = \'{"programs": "many"}\'')
     connection.close()
     with SqliteStore(tmp_path) as store, pytest.warns(StoreWarning, match="programs 'many': it must be a number"):
-        (recording,) = store.recollect(a_job())
+        (recording,) = store.related_recordings(a_job())
     assert (recording.outcomes, recording.described) == ({SPACE[0]: a_measurement()}, {})
 
 

@@ -30,6 +30,7 @@ from faults.stores import ended, heard, in_child, runs_kept, told_by, writer
 from faults.victims import kept, tuning
 from toy import Toy
 
+from forecast_autotune.distributed.work_sharing import SqliteWorkSharing
 from forecast_autotune.processes.machine import usable_cores
 from forecast_autotune.store import connection as opening
 from forecast_autotune.store import schema, sqlite
@@ -470,10 +471,12 @@ def test_a_child_forked_during_tuning_neither_holds_the_job_nor_frees_it(faults:
                 with (
                     ends_here(),
                     store.single_flight(a_job(key={"n": 5})),
-                    store.shares(a_job(), "gpu").lead("run", 4, None),
+                    SqliteWorkSharing(store, a_job(), device="gpu").lead("run", 4, None),
                 ):
                     assert ended(forked(tell)) == 0
-                    assert store.shares(a_job(), "gpu").wanted(), "the child ended its parent's shared run"
+                    assert SqliteWorkSharing(store, a_job(), device="gpu").wanted(), (
+                        "the child ended its parent's shared run"
+                    )
                 assert heard(reading, 9) == b"free"
                 assert not is_free(case)
                 assert holders(case) == 1

@@ -23,7 +23,8 @@ from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.job import Question, Recording
 from forecast_autotune.core.skill import Skill
-from forecast_autotune.distributed.job_store import JobChannel
+from forecast_autotune.distributed.job_channel import JobChannel
+from forecast_autotune.distributed.work_sharing import SqliteWorkSharing
 from forecast_autotune.errors import CacheMissError
 from forecast_autotune.frontends import engine
 from forecast_autotune.frontends.engine import Request, request
@@ -145,7 +146,7 @@ def test_live_forecasts_are_as_wide_as_the_stores_record_says(tmp_path: Path) ->
     with with_a_record(tmp_path) as store:
         (factor,) = stretches(store, TooSure())
         assert factor == 4.0
-        recorded = {f.widened for f, _ in store.pairs("cuda") if f.source == "too sure"}
+        recorded = {f.widened for f, _ in store.calibration_pairs("cuda") if f.source == "too sure"}
         assert recorded == {4.0}, "what was done to a forecast is kept with it"
         assert stretches(SqliteStore.in_memory(), TooSure()) == {1.0}
 
@@ -175,13 +176,13 @@ def test_pairs_are_read_once_in_many_decisions_and_never_for_a_recall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[str] = []
-    pairs = SqliteStore.pairs
+    pairs = SqliteStore.calibration_pairs
 
     def counted(self: SqliteStore, kind: str) -> Any:
         reads.append(kind)
         return pairs(self, kind)
 
-    monkeypatch.setattr(SqliteStore, "pairs", counted)
+    monkeypatch.setattr(SqliteStore, "calibration_pairs", counted)
     monkeypatch.setattr(engine, "RECALIBRATE_EVERY", 3)
     recorded = recording()
     how = Request(settings=Settings(), budget="4", surrogate=TooSure())
@@ -316,7 +317,7 @@ def test_mode_forecast_rests_on_the_model_alone(tmp_path: Path, monkeypatch: pyt
 
     with named_by_settings(Talking(large_is_fast)), SqliteStore(tmp_path) as store:
         tuned(store)
-        for method in ("answers", "keep_answers", "skills", "pairs"):
+        for method in ("answers", "keep_answers", "skills", "calibration_pairs"):
             monkeypatch.setattr(SqliteStore, method, touched)
     with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path / "other") as store:
         found = tuned(store, mode="forecast")
@@ -360,7 +361,7 @@ def test_who_helps_another_process_does_not_ask_beside_its_timing(tmp_path: Path
     recorded = programs()
     job = job_of(recorded)
     with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path) as store:
-        shares, leader = (store.shares(job, device) for device in ("one", "other"))
+        shares, leader = (SqliteWorkSharing(store, job, device=device) for device in ("one", "other"))
         surrogate = engine.make_surrogate(SERVED)
         with leader.lead("run", 10, None):
             helping = engine.remembering(surrogate, store, busy=shares.wanted)

@@ -199,7 +199,7 @@ def test_features_are_exported_and_a_file_without_them_is_imported_too(tmp_path:
     for name, told in (("told", {SPACE[0]: {"programs": 64.0, "waves": 0.333333}}), ("older", {})):
         assert StoreFile(tmp_path / name).import_lines([tmp_path / f"{name}.jsonl"]) == (2, 0)
         with SqliteStore(tmp_path / name) as store:
-            (recording,) = store.recollect(a_job(key={"n": 1}))
+            (recording,) = store.related_recordings(a_job(key={"n": 1}))
         assert (set(recording.outcomes), recording.described) == (set(SPACE[:2]), told)
     run["outcomes"][0]["described"] = {"programs": "many"}
     (tmp_path / "bad.jsonl").write_text(f"{header}\n{json.dumps(run)}\n")

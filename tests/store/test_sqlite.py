@@ -195,7 +195,7 @@ def test_packs_are_looked_up_after_the_store(tmp_path: Path) -> None:
         store.record(a_job(), "run-2", SPACE[0], a_measurement(30.0), None)
         brought = a_measurement(5.0).scaled(3.0)  # on the scale of the store's own default
         assert store.outcomes(a_job()) == {SPACE[0]: a_measurement(30.0), SPACE[1]: brought}
-        assert [r.workload.key for r in store.recollect(a_job())] == [{"n": 1}]
+        assert [r.workload.key for r in store.related_recordings(a_job())] == [{"n": 1}]
     assert StoreFile(tmp_path / "b").find("rmsnorm")[0].decision == a_decision(other, SPACE[5])
 
 
@@ -215,12 +215,12 @@ def test_a_pack_that_cannot_be_read_is_told_of_once_and_left_out(tmp_path: Path,
 def test_related_recordings_stop_at_a_limit_and_begin_with_the_closest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "RECOLLECTED_OUTCOMES", 3)
+    monkeypatch.setattr(rows, "RELATED_OUTCOMES", 3)
     with SqliteStore(tmp_path) as store:
         for job in (a_job(key={"n": 1}), a_job(source="older"), a_job(key={"n": 2})):
             store.record(job, "run", SPACE[0], a_measurement(), None)
             store.record(job, "run", SPACE[1], a_measurement(), None)
-        found = store.recollect(a_job())
+        found = store.related_recordings(a_job())
         assert [(r.workload.key["n"], list(r.outcomes)) for r in found] == [(2, list(SPACE[:2])), (1, [SPACE[0]])]
 
 

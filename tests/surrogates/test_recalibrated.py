@@ -171,7 +171,7 @@ def raw_and_recalibrated(times: float) -> tuple[Correction, Honesty, Honesty]:
     """Learn from some kernels' live pairs; judge on others what was not measured, before and after."""
     with SqliteStore.in_memory() as store:
         tuned(store, LEARNED_FROM, times)
-        correction = recalibration(store.pairs("cuda"))
+        correction = recalibration(store.calibration_pairs("cuda"))
     with SqliteStore.in_memory() as store:
         seen = tuned(store, JUDGED_ON, times)
     corrected: list[Seen] = []

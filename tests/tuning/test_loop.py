@@ -46,7 +46,7 @@ class Memory:
     def outcomes(self, job: Job) -> Mapping[Config, Outcome]:
         return self.known
 
-    def recollect(self, job: Job) -> Sequence[Recording]:
+    def related_recordings(self, job: Job) -> Sequence[Recording]:
         return self.recordings
 
     def record(
@@ -60,10 +60,10 @@ class Memory:
     def note_pending(self, job: Job, why: str) -> None:
         self.pending.append(why)
 
-    def agreed(self, job: Job) -> Decision | None:
+    def shared_decision(self, job: Job) -> Decision | None:
         return self.held
 
-    def agree(self, job: Job, decision: Decision) -> Decision:
+    def publish_decision(self, job: Job, decision: Decision) -> Decision:
         self.given.append(decision)
         return self.held or decision
 
@@ -621,8 +621,8 @@ def test_a_decision_is_published_to_other_ranks_unless_theirs_came_first(budget:
     theirs = replace(decide(recorded_as([100, 50, 70])), config=Config({"i": 2}))
 
     class Late(Memory):
-        def agree(self, job: Job, decision: Decision) -> Decision:
-            super().agree(job, decision)
+        def publish_decision(self, job: Job, decision: Decision) -> Decision:
+            super().publish_decision(job, decision)
             return theirs
 
     store = Late()
@@ -642,7 +642,7 @@ def test_whoever_tunes_stops_as_soon_as_the_ranks_hold_to_a_decision(policy: Pol
     held = replace(decide(recorded_as([100, 50, 70])), basis="default", measured=0)
 
     class Overtaken(Memory):
-        def agreed(self, job: Job) -> Decision | None:
+        def shared_decision(self, job: Job) -> Decision | None:
             return held if len(self.recorded) >= 2 else None
 
     store = Overtaken()
@@ -671,17 +671,17 @@ class Together:
     def wanted(self) -> bool:
         return not self.declined
 
-    def take(self, config: Config) -> bool:
+    def claim(self, config: Config) -> bool:
         return self.all.setdefault(config, self.name) == self.name
 
     def tried(self, config: Config) -> None:
         self.all[config] = ""
 
-    def give_back(self, config: Config) -> None:
+    def release(self, config: Config) -> None:
         del self.all[config]
         self.declined = True
 
-    def taken(self) -> frozenset[Config]:
+    def claimed_by_others(self) -> frozenset[Config]:
         return frozenset(c for c, by in self.all.items() if by not in ("", self.name))
 
     def device(self) -> contextlib.AbstractContextManager[bool]:
@@ -741,11 +741,11 @@ def test_a_config_released_while_the_leader_waits_is_tried_by_the_leader() -> No
     class GivenBack(Together):
         asked = 0
 
-        def taken(self) -> frozenset[Config]:
+        def claimed_by_others(self) -> frozenset[Config]:
             self.asked += 1
             if self.asked > 8:
                 self.all.pop(late, None) if self.all.get(late) == "a helper" else None
-            return super().taken()
+            return super().claimed_by_others()
 
     of = recorded_as([100, 90, 50])
     replay, store = Replay(of), Memory()

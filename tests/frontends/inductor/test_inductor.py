@@ -31,8 +31,8 @@ from triton.runtime.autotuner import Autotuner  # noqa: E402
 import forecast_autotune as fa  # noqa: E402
 from forecast_autotune.cli import main  # noqa: E402
 from forecast_autotune.core.forecast import Forecast  # noqa: E402
-from forecast_autotune.distributed.job_store import JobChannel  # noqa: E402
-from forecast_autotune.distributed.ranks import JobStore  # noqa: E402
+from forecast_autotune.distributed.job_channel import JobChannel  # noqa: E402
+from forecast_autotune.distributed.job_store import JobStore  # noqa: E402
 from forecast_autotune.errors import CacheMissError, TuningWarning  # noqa: E402
 from forecast_autotune.frontends import engine  # noqa: E402
 from forecast_autotune.frontends.inductor import templates as inductor  # noqa: E402
@@ -221,7 +221,7 @@ def test_the_ranks_shared_decision_is_asked_for_however_warm_the_cache(
         job = surrogate.asked[0].job
         rank0 = JobStore(SqliteStore.in_memory(), JobChannel(lambda: published[0], rank=0, ranks=2), measures=False)
         other = next(c for c in job.space if c["BLOCK"] == 128)
-        rank0.agree(job, a_decision(job, other, basis="forecast", budget="0", measured=0, failed=0))
+        rank0.publish_decision(job, a_decision(job, other, basis="forecast", budget="0", measured=0, failed=0))
         assert compiling(f)[0]["BLOCK"] == 128
 
 

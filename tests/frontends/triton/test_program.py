@@ -277,6 +277,6 @@ def test_what_an_older_version_decided_of_another_digest_is_a_prior(own_settings
             hardware=now.place.hardware,
             toolchain=now.place.toolchain,
         )
-        (recording,) = store.recollect(job)
+        (recording,) = store.related_recordings(job)
         assert recording.workload == older.place.workload
         assert len(recording.outcomes) == 3

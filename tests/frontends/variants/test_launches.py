@@ -129,7 +129,7 @@ def test_a_forecast_sees_it_and_the_store_keeps_it(mode: str) -> None:
         job = listening.asked[0].job
         assert [d.get("programs") for d in job.described] == [4, None, 16, None] or job.described[2]["launches"] == 2
         other = tuned.tuned.job((torch.empty(4096), 2 * N))
-        recordings = tuned.dispatcher.store(job.hardware, Settings.from_environment()).recollect(other)
+        recordings = tuned.dispatcher.store(job.hardware, Settings.from_environment()).related_recordings(other)
     if mode == "tune":
         (recording,) = recordings
         assert recording.described == {job.space.default: pytest.approx(job.described[0], rel=1e-5)}
