@@ -59,7 +59,7 @@ class NamedCall:
     def ranked(self, surrogate: Surrogate, store: Store) -> list[tuple[Config, Forecast | Abstention]]:
         """Each config with its forecast, the fastest first; those more likely to fail than not behind, then abstentions."""
         outcomes = {c: o for c, o in store.outcomes(self.job).items() if c in self.job.space}
-        session = surrogate.start(ForecastContext(job=self.job, recordings=store.recollect(self.job)))
+        session = surrogate.start(ForecastContext(job=self.job, recordings=store.related_recordings(self.job)))
         forecasts = zip(self.job.space, session.predict(outcomes, {}), strict=True)
         return sorted(forecasts, key=lambda item: _place(item[1]))
 
