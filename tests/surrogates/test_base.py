@@ -62,7 +62,7 @@ def test_a_surrogate_of_ones_own_is_used_in_tuning_and_named_in_the_store() -> N
     how = Request(settings=Settings(), budget="4", surrogate=TwiceAsFast())
     decision = engine.decide(job_of(whole), how, compiler=replay, measurer=replay, store=store).decision
     assert decision.measured == 4
-    assert {f.source for f, _ in store.pairs("cuda")} == {"twice"}
+    assert {f.source for f, _ in store.calibration_pairs("cuda")} == {"twice"}
 
 
 def test_an_object_that_lacks_what_tuning_asks_is_refused_when_the_kernel_is_made() -> None:
