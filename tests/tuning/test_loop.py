@@ -14,13 +14,15 @@ from recorded import best_us, job_of, measurement, recording
 
 from forecast_autotune.core.budget import Budget
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision, Resolution
 from forecast_autotune.core.forecast import Abstention, Forecast
-from forecast_autotune.core.job import Compile, Job, Measure, Progress, Question, Recording, Stop, View
+from forecast_autotune.core.job import Compile, Job, Measure, Progress, Recording, Stop, View
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.errors import NoWorkingConfigError
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import Policy, Surrogate
+from forecast_autotune.surrogates.base import StatelessSurrogate
 from forecast_autotune.surrogates.history import History
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.policies import Exhaustive, First, Selective, StoredOnly
@@ -73,7 +75,7 @@ class Memory:
         return contextlib.nullcontext(self.alone)
 
 
-class Fixed:
+class Fixed(StatelessSurrogate):
     """Forecasts what it is given."""
 
     name = "fixed"
@@ -81,8 +83,8 @@ class Fixed:
     def __init__(self, forecasts: Mapping[Config, Forecast] | None = None) -> None:
         self.forecasts = forecasts or {}
 
-    def forecast(self, asked: Question) -> Sequence[Forecast | Abstention]:
-        return [self.forecasts.get(c, Abstention("fixed", "not said")) for c in asked.configs]
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Sequence[Forecast | Abstention]:
+        return [self.forecasts.get(c, Abstention("fixed", "not said")) for c in context.job.space]
 
 
 def recorded_as(times_us: Sequence[float | Outcome]) -> Recording:
@@ -342,10 +344,10 @@ def test_without_a_working_default_the_fastest_is_taken() -> None:
 
 
 def test_a_surrogate_that_answers_for_the_wrong_configs_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    class Terse:
+    class Terse(StatelessSurrogate):
         name = "terse"
 
-        def forecast(self, question: Question) -> list[Forecast | Abstention]:
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Forecast | Abstention]:
             return [Forecast.normal(0.0, 1.0, source=self.name)]
 
     assert decide(recorded_as([100, 60]), policy=Selective(), surrogate=Terse()).config == Config({"i": 1})
@@ -353,10 +355,10 @@ def test_a_surrogate_that_answers_for_the_wrong_configs_is_ignored(caplog: pytes
 
 
 def test_a_surrogate_that_raises_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
-    class Raises:
+    class Raises(StatelessSurrogate):
         name = "raises"
 
-        def forecast(self, asked: Question) -> Sequence[Forecast | Abstention]:
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Sequence[Forecast | Abstention]:
             raise RuntimeError("no server")
 
     caplog.set_level(logging.WARNING)
@@ -396,9 +398,9 @@ def test_later_looks_forecast_nothing_and_take_the_decision_once_stored() -> Non
     class Counting(Fixed):
         asked = 0
 
-        def forecast(self, asked: Question) -> Sequence[Forecast | Abstention]:
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Sequence[Forecast | Abstention]:
             self.asked += 1
-            return super().forecast(asked)
+            return super().forecast(context, outcomes, evidence)
 
     of, store, surrogate = recorded_as([100, 60]), Memory(alone=False), Counting()
     first = resolve(of, store=store, surrogate=surrogate)
