@@ -31,7 +31,8 @@ from forecast_autotune.frontends.engine import make_surrogate
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.processes.side_by_side import side_by_side
 from forecast_autotune.protocols import Policy, Surrogate
-from forecast_autotune.tuning.loop import failures_untold, tune
+from forecast_autotune.tuning.failures import failures_unreported
+from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.policies import Selective
 
 from .fit import prior_without
@@ -207,7 +208,7 @@ def tuned(found: Case, budget: str, seed: int, method: str) -> Row:
     spent = Budget(budget, clock=replay.clock)
     policy: Policy = Selective(seed)
     decision: Decision | None = None
-    with contextlib.suppress(NoWorkingConfigError), failures_untold():
+    with contextlib.suppress(NoWorkingConfigError), failures_unreported():
         resolution = tune(
             found.job,
             compiler=replay,

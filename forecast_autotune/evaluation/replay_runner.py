@@ -28,7 +28,8 @@ from ..measure.replay import Replay
 from ..processes.side_by_side import side_by_side
 from ..protocols import Policy
 from ..settings import Answer
-from ..tuning.loop import failures_untold, tune
+from ..tuning.failures import failures_unreported
+from ..tuning.loop import tune
 from ..tuning.policies import Exhaustive, First, Selective, StoredOnly
 from .scores import against_median, score_forecasts, score_trust
 from .trace import read_trace
@@ -85,7 +86,7 @@ class ReplayPlan:
         replay = Replay(recording)
         spent = Budget(budget, clock=replay.clock)
         decision: Decision | None = None
-        with contextlib.suppress(NoWorkingConfigError), failures_untold():
+        with contextlib.suppress(NoWorkingConfigError), failures_unreported():
             resolution = tune(
                 job,
                 compiler=replay,

@@ -251,9 +251,9 @@ class _Picking:
         """
         import numpy as np
 
-        if not self.view.ahead:
+        if not self.view.initial_forecasts:
             return False
-        ahead = columns_of(self.view.ahead)
+        ahead = columns_of(self.view.initial_forecasts)
         known = ahead.known
         return bool(known.any()) and float(ahead.mean[known].std()) > SHARP * float(np.mean(ahead.sigma[known]))
 
@@ -264,9 +264,9 @@ class _Picking:
         """
         import numpy as np
 
-        if not self.view.ahead:
+        if not self.view.initial_forecasts:
             return None
-        ahead = columns_of(self.view.ahead)
+        ahead = columns_of(self.view.initial_forecasts)
         usable = ~np.isnan(gains) & ahead.known
         if not usable.any() or self._tells_little(ahead):
             return None

@@ -201,13 +201,13 @@ def test_selective_goes_on_with_what_was_forecast_before_anything_was_measured()
     bent = [Forecast.normal(-0.01 * c["BLOCK"], 0.1, source="s") for c in space]
     ahead = [Forecast.normal(1.0 if c["BLOCK"] == 77 else 0.0, 0.1, source="s") for c in space]
     without = Selective().step(view_of(space, outcomes, bent))
-    step = Selective().step(replace(view_of(space, outcomes, bent), ahead=ahead))
+    step = Selective().step(replace(view_of(space, outcomes, bent), initial_forecasts=ahead))
     assert isinstance(without, Compile)
     assert isinstance(step, Compile)
     assert step.configs == (space[76],)
     assert step.configs != without.configs
     told_nothing = [Forecast.normal(0.0, 0.5, source="s") for _ in space]
-    assert Selective().step(replace(view_of(space, outcomes, bent), ahead=told_nothing)) == without
+    assert Selective().step(replace(view_of(space, outcomes, bent), initial_forecasts=told_nothing)) == without
 
 
 def test_where_time_is_scarce_a_gain_counts_by_what_it_costs() -> None:
