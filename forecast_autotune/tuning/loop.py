@@ -12,7 +12,7 @@ from ..core.decision import FIRST_RETRY_S, Decision, Resolution
 from ..core.job import Compile, Job, Measure, Stop
 from ..core.outcome import Failure
 from ..errors import NoWorkingConfigError
-from ..protocols import Compiler, Listener, Measurer, Policy, Shares, Store, Surrogate
+from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate, WorkSharing
 from . import decision_rule
 from .earlier_times import rescale_earlier_times
 from .ending import Ending
@@ -36,7 +36,7 @@ def tune(
     store: Store,
     budget: Budget,
     listener: Listener | None = None,
-    shares: Shares | None = None,
+    shares: WorkSharing | None = None,
     meanwhile: Surrogate | None = None,
     earlier: Decision | None = None,
 ) -> Resolution:
@@ -54,26 +54,26 @@ def tune(
         NoWorkingConfigError: the default brings its process down or never ends, and nothing else was found to run.
     """
     if known := recall(job, store, budget):
-        return Resolution(store.agree(job, known))
+        return Resolution(store.publish_decision(job, known))
     parts = Parts(compiler, surrogate, policy, measurer, store, listener)
     sharing = Sharing() if shares is None else Leading(shares, store, job)
-    run = _Run(job, parts, budget, sharing, Ending(budget, lambda: store.agreed(job)))
+    run = _Run(job, parts, budget, sharing, Ending(budget, lambda: store.shared_decision(job)))
     if not budget.measures:
-        return Resolution(store.agree(job, run.decide_unmeasured()))
+        return Resolution(store.publish_decision(job, run.decide_unmeasured()))
     with contextlib.ExitStack() as held:
         if held.enter_context(store.single_flight(job)) and (shares is None or held.enter_context(shares.device())):
             known = recall(job, store, budget)  # another process may have decided since
-            return Resolution(store.agree(job, known) if known else run.tune())
+            return Resolution(store.publish_decision(job, known) if known else run.tune())
     if shares is not None:
         _help_leader(job, parts, shares, budget.clock)
     if known := recall(job, store, budget):
-        return Resolution(store.agree(job, known))
+        return Resolution(store.publish_decision(job, known))
     return _resolve_meanwhile(run, meanwhile or surrogate, earlier)
 
 
 def recall(job: Job, store: Store, budget: Budget) -> Decision | None:
     """The decision that needs no run: the one that the ranks hold to, or a stored one that is a hit; None on a miss."""
-    if shared := store.agreed(job):
+    if shared := store.shared_decision(job):
         return shared
     known = stored(job, store)
     if known is None or not budget.measures:
@@ -115,7 +115,7 @@ class _Run:
         decision = self.decide(stop)
         self.parts.store.decide(self.job, decision)
         report_failures(self.state.findings())
-        theirs = self.parts.store.agree(self.job, decision)
+        theirs = self.parts.store.publish_decision(self.job, decision)
         if theirs != decision:
             log.info("%s: other ranks hold to %s already", self.job.workload, theirs.config)
             return theirs
@@ -140,7 +140,7 @@ class _Run:
         default = self.state.outcomes.get(self.job.space.default)
         if isinstance(default, Failure) and default.crashed:
             self.parts.measurer.spare_default()
-        self.state.start_forecasts(self.parts.store.recollect(self.job))
+        self.state.start_forecasts(self.parts.store.related_recordings(self.job))
 
     def repeat_until_stop(self) -> Stop:
         """Choose, compile or measure, forecast again."""
@@ -198,10 +198,10 @@ class _Run:
         store.note_pending(self.job, f"the total of this process was spent (budget {self.budget})")
         decision = self.decide(stop, by_forecast=True)
         basis = "default" if decision.basis == "measured" else decision.basis
-        return store.agree(self.job, replace(decision, basis=basis, measured=0))
+        return store.publish_decision(self.job, replace(decision, basis=basis, measured=0))
 
 
-def _help_leader(job: Job, parts: Parts, shares: Shares, clock: Callable[[], float]) -> None:
+def _help_leader(job: Job, parts: Parts, shares: WorkSharing, clock: Callable[[], float]) -> None:
     """Help the process that tunes the job, unless another one on this device does already."""
     if not shares.wanted():
         return

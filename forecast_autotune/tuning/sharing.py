@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from ..core.config import Config
 from ..core.job import Job
 from ..core.outcome import Outcome
-from ..protocols import Shares, Store
+from ..protocols import Store, WorkSharing
 
 
 class Sharing:
@@ -61,7 +61,7 @@ class Sharing:
 class Leading(Sharing):
     """A run that other processes may help. The budget is for all of them together."""
 
-    def __init__(self, shares: Shares, store: Store, job: Job) -> None:
+    def __init__(self, shares: WorkSharing, store: Store, job: Job) -> None:
         super().__init__()
         self._shares = shares
         self._store = store
@@ -81,7 +81,7 @@ class Leading(Sharing):
 
     def claim(self, config: Config) -> bool:
         """Make a config this process's own to try; a refusal is kept, so that the policy does not ask for it again."""
-        if self._shares.take(config):
+        if self._shares.claim(config):
             return True
         self.refused.add(config)
         return False
@@ -96,7 +96,7 @@ class Leading(Sharing):
 
     def refresh(self) -> bool:
         """Look what other processes have claimed; whether that has changed."""
-        claimed = self._shares.taken()
+        claimed = self._shares.claimed_by_others()
         changed = claimed != self.claimed
         self.claimed = claimed
         self.refused -= claimed  # now it is known who has them, and so when they are free again
@@ -118,6 +118,6 @@ class Helping(Leading):
         The next config would most likely fail too (this device's memory is full) and cost the whole budget.
         """
         if transient:
-            self._shares.give_back(config)
+            self._shares.release(config)
         else:
             self._shares.tried(config)
