@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.core.digest import digest
 from forecast_autotune.core.job import Job, Question
-from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.scores import against_median, rank_correlation, score_forecasts
-from forecast_autotune.evaluation.trace import read_trace
+from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.features import knob_roles
 from forecast_autotune.features.arrays import columns_of
-from forecast_autotune.measure.replay import Replay
 from forecast_autotune.processes.machine import usable_cores
 from forecast_autotune.processes.side_by_side import side_by_side
 from forecast_autotune.surrogates import prior as prior_module
@@ -92,15 +91,12 @@ def read_example(path: Path) -> Example:
     """
     import numpy as np
 
-    recording = read_trace(path)
-    job = Replay(recording).job
-    times = np.array(
-        [o.median_us if isinstance(o, Measurement) else np.nan for o in (recording.outcomes[c] for c in job.space)]
-    )
-    log2_time = np.log2(times)
+    space = RecordedSpace(name=path.name, recording=read_trace(path))
+    job = space.job
+    log2_time = np.where(np.isfinite(space.log2_us), space.log2_us, np.nan)
     return Example(
         name=path.name,
-        kernel=recording.workload.program.name.rpartition(".")[2],  # an extension has a module before its name
+        kernel=space.kernel,
         job=job,
         traits=launch_traits(job.described, job.hardware) if job.described else None,
         broken=rules(job),

@@ -39,7 +39,7 @@ from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Work
 from forecast_autotune.errors import InvalidInputError, TuningWarning
-from forecast_autotune.evaluation.trace import read_recorded, read_trace, write_trace
+from forecast_autotune.evaluation.traces import read_recorded, read_trace, write_trace
 from forecast_autotune.language.sources import sections_of
 from forecast_autotune.measure.base import BaseMeasurer
 from forecast_autotune.measure.probe import detect_hardware, device_identity

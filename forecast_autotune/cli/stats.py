@@ -7,19 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from . import NOTHING, OK
-from ._shared import (
-    JSON_HELP,
-    Subparsers,
-    add_store_argument,
-    as_duration,
-    is_missing,
-    new_parser,
-    print_facts,
-    print_json,
-    store_of,
-    tell_unreadable,
-)
+from ._exit_codes import NOTHING, OK
+from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
+from ._store import is_missing, store_of, warn_unreadable
+from ._words import as_duration
+from .output import print_facts, print_json
 
 if TYPE_CHECKING:
     from ..core.correction import Correction
@@ -52,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         return NOTHING
     stats = store.stats()
     by_kind = store.calibration_pairs_by_kind()
-    tell_unreadable(store)
+    warn_unreadable(store)
     scores = score_pairs(stats.pairs) if stats.pairs else None
     trust = score_trust([f for f, _ in stats.pairs], [m for _, m in stats.pairs]) if stats.pairs else None
     learned = {kind: Learned(recalibration(pairs), member_scores(pairs)) for kind, pairs in by_kind.items()}

@@ -22,7 +22,7 @@ from forecast_autotune.core.job import Job, Question, Recording, View
 from forecast_autotune.core.outcome import Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Work
-from forecast_autotune.evaluation.trace import read_trace
+from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.frontends.engine import decide, make_surrogate, request
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import Surrogate

@@ -15,7 +15,8 @@ import pytest
 from contracts.store_contract import HARDWARE, SPACE, a_decision, a_job, a_measurement
 from talking import Talking, sure_of
 
-from forecast_autotune.cli import COMMANDS, doctor, main
+from forecast_autotune.cli import doctor, main
+from forecast_autotune.cli._commands import COMMANDS
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.job import Question
 from forecast_autotune.core.outcome import Failure

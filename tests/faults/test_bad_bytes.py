@@ -48,7 +48,7 @@ from forecast_autotune.core.decision import BASES, Decision
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.outcome import STAGES, Failure, Measurement
 from forecast_autotune.errors import InvalidInputError, StoreWarning
-from forecast_autotune.evaluation.trace import read_trace, write_trace
+from forecast_autotune.evaluation.traces import read_trace, write_trace
 from forecast_autotune.features.hardware_sheets import hardware_named
 from forecast_autotune.language.answers import Bins, from_log_probabilities, from_text
 from forecast_autotune.language.folders import adapter_in

@@ -19,7 +19,7 @@ from faults.ledger import Case, Ledger, marked_processes
 from faults.stores import runs_kept
 from recorded import recording
 
-from forecast_autotune.evaluation.trace import write_trace
+from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.store.jsonl import read_lines
 from forecast_autotune.store.sqlite import SqliteStore
 

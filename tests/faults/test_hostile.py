@@ -41,7 +41,7 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.outcome import Evidence, Failure, Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import AutotuneError, InvalidInputError
-from forecast_autotune.evaluation.trace import read_trace, write_trace
+from forecast_autotune.evaluation.traces import read_trace, write_trace
 from forecast_autotune.language.model import ModelError, Unanswered
 from forecast_autotune.language.prompt import Prompt, prompts
 from forecast_autotune.language.server import ServedModel

@@ -14,7 +14,7 @@ from forecast_autotune.core.correction import UNCORRECTED, Correction
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.job import Job, Question
 from forecast_autotune.evaluation.scores import recalibration, score_forecasts, score_trust
-from forecast_autotune.evaluation.trace import read_trace
+from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.features.arrays import ForecastTable
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import Surrogate

@@ -13,6 +13,7 @@ import numpy as np
 
 from forecast_autotune.core.forecast import BIN_EDGES_LOG2
 from forecast_autotune.core.job import Question
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.scores import ForecastScores, against_median, score_forecasts, score_probabilities
 from forecast_autotune.protocols import Surrogate
 from forecast_autotune.surrogates.learned import Learned
@@ -20,7 +21,6 @@ from forecast_autotune.surrogates.roofline import Roofline
 
 from ..forest import prior_without
 from .logits import forecast_pool
-from .spaces import RecordedSpace
 
 Row = dict[str, Any]
 MIDDLES = np.array([-2.5, *((a + b) / 2 for a, b in pairwise(BIN_EDGES_LOG2)), 2.5])

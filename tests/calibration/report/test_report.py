@@ -7,6 +7,7 @@ import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -30,7 +31,8 @@ from calibration.report.report import budgets_to, main
 from forecast_autotune.core.forecast import Abstention
 from forecast_autotune.core.job import Question
 from forecast_autotune.evaluation.replay_runner import ReplayPlan, Task
-from forecast_autotune.evaluation.trace import write_trace
+from forecast_autotune.evaluation.traces import write_trace
+from forecast_autotune.frontends.engine import make_surrogate
 
 REAL = TRACES / "cuda_transpose.small.NVIDIA_H200.jsonl.gz"
 NASTY = 'bowl<script>alert(1)&"$x$".jsonl.gz'
@@ -202,7 +204,8 @@ def test_scores_are_those_that_replay_tells(traces: list[Path], tmp_path: Path) 
         == 0
     )
     table = Page(to).table("score")
-    plan = ReplayPlan(traces=tuple(traces), histories=((), ()), policy="selective", surrogate="auto")
+    auto = partial(make_surrogate, "auto")
+    plan = ReplayPlan(traces=tuple(traces), histories=((), ()), policy="selective", surrogate=auto)
     for known, column in ((0, "before measuring"), (10, "after 10 measured"), (50, "after 50 measured")):
         rows: list[dict[str, Any]] = [
             plan.do(Task(trace, known, draw)) for trace in range(2) for draw in range(2 if known else 1)

@@ -1,4 +1,4 @@
-"""What the readers of recorded runs check alike."""
+"""Checks that all trace readers share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..core.config import Config
-from ..errors import InvalidInputError
-from ..store import encoding
+from ...core.config import Config
+from ...errors import InvalidInputError
+from ...store import encoding
 
 log = logging.getLogger(__name__)
 
@@ -35,15 +35,15 @@ def decode_times(values: Sequence[object], what: str) -> list[float]:
     return [float(value) for value in values]  # type: ignore[arg-type]  # checked just above
 
 
-def decode_cost(found: Mapping[str, object], name: str, what: str) -> float:
-    """What something cost, in the file's unit; 0 where the file does not say.
+def decode_cost(costs: Mapping[str, object], name: str, what: str) -> float:
+    """A cost, in the file's unit; 0 where the file does not say.
 
-    Some tuners take a cost for the rest of a total, which clocks can make a little less than nothing: that is 0 too.
+    Some tuners compute a cost as the rest of a total, which clocks can make slightly negative: that is 0 too.
 
     Raises:
         InvalidInputError: it is no finite number.
     """
-    return 0.0 if found.get(name) is None else max(0.0, encoding.number_field(found, name, what))
+    return 0.0 if costs.get(name) is None else max(0.0, encoding.number_field(costs, name, what))
 
 
 def check_knobs(config: Config, knobs: Sequence[object], what: str) -> None:
@@ -59,7 +59,7 @@ def check_knobs(config: Config, knobs: Sequence[object], what: str) -> None:
         )
 
 
-def tell_repeated(path: Path, repeated: int) -> None:
-    """One warning for a file in which configs stand more than once."""
+def warn_about_repeated(path: Path, repeated: int) -> None:
+    """Warn once of a file that lists configs more than once."""
     if repeated:
         log.warning("%s: %d configs stand there more than once; the first of each is kept", path, repeated)

@@ -1,6 +1,6 @@
-"""Recorded runs in their portable form: read and write them, and read the forms of other tuners.
+"""Traces in our own form: JSON lines, in gzip when the name ends in .gz.
 
-Our own form is JSON lines, in gzip when the name ends in .gz. The first line is a header:
+The first line is a header:
 
     {"schema": "forecast_autotune.trace", "version": 1,
      "program": {"name", "language", "source"}, "workload": {"key", "timing", "check", "features"},
@@ -12,10 +12,7 @@ Every other line is one config, its knobs those of the header, with what it gave
     {"config": {knob: value}, "samples_us": [times], "compile_s": s, "run_s": s, "clock_mhz": MHz or null}
     {"config": {knob: value}, "failure": {"stage", "message", "cost_s", "crashed"}}
 
-It may also hold `"described": {name: number}`, what could be told of the config before it was compiled (`Job.described`).
-
-Other tuners' forms are read, not written: T4 files (`trace_t4.py`) and Kernel Tuner's cache files
-(`trace_kernel_tuner.py`). A file is told by what it holds, not by its name.
+It may also hold `"described": {name: number}`, the config's features that are known without compiling (`Job.described`).
 """
 
 from __future__ import annotations
@@ -23,67 +20,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..core.config import Config
-from ..core.job import Recording
-from ..core.outcome import Failure, Measurement, Outcome
-from ..errors import InvalidInputError
-from ..store import encoding
-from ..store.encoding import Json, from_text, to_text
-from ..store.textfile import read_text, write_lines
-from .trace_checks import ACCEPTED, check_knobs, tell_repeated
-from .trace_kernel_tuner import is_kernel_tuner, read_kernel_tuner
-from .trace_t4 import read_t4
+from ...core.config import Config
+from ...core.job import Recording
+from ...core.outcome import Failure, Outcome
+from ...errors import InvalidInputError
+from ...store import encoding
+from ...store.encoding import Json, from_text, to_text
+from ...store.textfile import read_text, write_lines
+from .checks import ACCEPTED, check_knobs, warn_about_repeated
 
 SCHEMA = "forecast_autotune.trace"
 VERSION = 1
 
 
-def read_trace(path: Path | str) -> Recording:
-    """Read a recorded run, in our own form, T4 JSON or as Kernel Tuner's cache file; each may be in gzip.
-
-    Times are kept sample by sample. A config that stands there twice counts once, as it came first. A Kernel Tuner file
-    that is still being written is read as far as its entries are whole, with one warning.
-
-    Raises:
-        OSError: the file cannot be read.
-        InvalidInputError: it is cut off, of another format or version, has times that are no times, or no config that
-            ran; names the file and what is accepted.
-    """
-    path = Path(path)
-    text = read_text(path)
-    first, _, rest = text.partition("\n")
-    try:
-        header = from_text(first, "the first line")
-    except InvalidInputError:
-        header = None  # the others are usually one JSON value over many lines
-    if isinstance(header, dict) and "schema" in header and "results" not in header:
-        recording = _read_own(path, header, rest)
-    elif is_kernel_tuner(text):
-        recording = read_kernel_tuner(path, text)
-    else:
-        recording = read_t4(path, header if isinstance(header, dict) and not rest.strip() else _whole(path, text))
-    if not any(isinstance(outcome, Measurement) for outcome in recording.outcomes.values()):
-        raise InvalidInputError(
-            f"{path} has no config that ran, of {len(recording.outcomes)}: nothing to learn from it, record it again"
-        )
-    return recording
-
-
-def _whole(path: Path, text: str) -> Json:
-    """The file as one JSON object."""
-    try:
-        value = from_text(text, str(path))
-    except InvalidInputError as err:
-        if text.lstrip()[:1] == "{":
-            raise InvalidInputError(f"{path} is cut off or damaged ({err}): copy the file again; {ACCEPTED}") from None
-        raise InvalidInputError(f"{path} is no trace (it starts with {text[:20]!r}): {ACCEPTED}") from None
-    if not isinstance(value, dict):
-        raise InvalidInputError(f"{path} is no trace (it is a JSON {type(value).__name__}): {ACCEPTED}")
-    return value
-
-
 def read_recorded(path: Path | str) -> Mapping[str, object]:
-    """What a trace of our own form tells of how it was recorded; empty where it tells nothing.
+    """How a trace of our own form was recorded, in its recorder's words; empty where the file does not say.
 
     Raises:
         OSError: the file cannot be read.
@@ -99,10 +50,12 @@ def read_recorded(path: Path | str) -> Mapping[str, object]:
 
 
 def write_trace(recording: Recording, path: Path | str, *, recorded: Mapping[str, object] | None = None) -> None:
-    """Write a recorded run in our own form; the file is either the old one or all of the new one.
+    """Write a recorded run in our own form; an interrupted write leaves the old file whole.
 
-    `recorded` is what its header tells of how it was recorded, in JSON values.
-
+    Args:
+        recording: its configs all set the same knobs as its default.
+        path: written in gzip when the name ends in .gz.
+        recorded: how it was recorded, in JSON values; goes into the header.
     Raises:
         OSError: the file cannot be written.
         InvalidInputError: a config's knobs are not the default's.
@@ -112,9 +65,6 @@ def write_trace(recording: Recording, path: Path | str, *, recorded: Mapping[str
     for config in recording.outcomes:
         check_knobs(config, knobs, f"trace {path}")
     write_lines(path, _own_lines(recording, knobs, recorded or {}))
-
-
-# Our own form -----------------------------------------------------------------------------------------------------------
 
 
 def _own_lines(recording: Recording, knobs: list[str], recorded: Mapping[str, object]) -> Iterator[str]:
@@ -140,7 +90,16 @@ def _own_lines(recording: Recording, knobs: list[str], recorded: Mapping[str, ob
         yield to_text(line)
 
 
-def _read_own(path: Path, header: Json, rest: str) -> Recording:
+def read_jsonl(path: Path, header: Json, rest: str) -> Recording:
+    """The recording in a trace of our own form.
+
+    Args:
+        path: the file, for messages.
+        header: its first line.
+        rest: its other lines.
+    Raises:
+        InvalidInputError: another schema or version, a cut line, or a value out of place; names the file and the line.
+    """
     if header.get("schema") != SCHEMA:
         raise InvalidInputError(f"{path} has the schema {encoding.shown(header.get('schema'))}: {ACCEPTED}")
     if header.get("version") != VERSION:
@@ -173,13 +132,13 @@ def _read_own(path: Path, header: Json, rest: str) -> Recording:
         if config in outcomes:
             repeated += 1
             continue
-        found = value.get("failure")
-        if found is not None and "stage" not in encoding.fields(found, f"{what}: failure"):
+        failure = value.get("failure")
+        if failure is not None and "stage" not in encoding.fields(failure, f"{what}: failure"):
             raise InvalidInputError(f"{what}: failure has no stage")
-        outcomes[config] = encoding.decode_outcome(value if found is None else found, what)
+        outcomes[config] = encoding.decode_outcome(value if failure is None else failure, what)
         if "described" in value:
             described[config] = encoding.decode_described(value["described"], f"{what}: described")
-    tell_repeated(path, repeated)
+    warn_about_repeated(path, repeated)
     return Recording(
         workload=encoding.decode_workload(header.get("workload"), program, f"{path}, line 1: workload"),
         hardware=encoding.decode_hardware(header.get("hardware"), f"{path}, line 1: hardware"),

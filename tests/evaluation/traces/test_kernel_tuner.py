@@ -17,7 +17,7 @@ import pytest
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.evaluation.trace import read_trace, write_trace
+from forecast_autotune.evaluation.traces import read_trace, write_trace
 from forecast_autotune.features.hardware_sheets import sheet_for
 
 NAN = float("nan")

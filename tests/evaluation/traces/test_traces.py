@@ -15,9 +15,9 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.evaluation.trace import read_trace, write_trace
+from forecast_autotune.evaluation.traces import read_trace, write_trace
 
-RECORDED = Path(__file__).parents[3] / "shared" / "traces"
+RECORDED = Path(__file__).parents[4] / "shared" / "traces"
 
 
 def a_recording() -> Recording:

@@ -12,18 +12,18 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..core.config import Config
-from ..core.hardware import Toolchain
-from ..core.job import Recording
-from ..core.outcome import Failure, Measurement, Outcome
-from ..core.workload import Program, Workload
-from ..errors import InvalidInputError
-from ..features.hardware_sheets import hardware_named
-from ..store import encoding
-from ..store.encoding import Json
-from .trace_checks import ACCEPTED, check_knobs, decode_cost, decode_times, tell_repeated
+from ...core.config import Config
+from ...core.hardware import Toolchain
+from ...core.job import Recording
+from ...core.outcome import Failure, Measurement, Outcome
+from ...core.workload import Program, Workload
+from ...errors import InvalidInputError
+from ...features.hardware_sheets import hardware_named
+from ...store import encoding
+from ...store.encoding import Json
+from .checks import ACCEPTED, check_knobs, decode_cost, decode_times, warn_about_repeated
 
-UNKNOWN = "unknown"  # hardware that a file's name does not tell
+UNKNOWN = "unknown"  # hardware that a file's name does not give
 
 _SECONDS_PER_UNIT = {
     **dict.fromkeys(("miliseconds", "milliseconds", "millisecond", "ms"), 1e-3),  # the first is how T4 files spell it
@@ -42,7 +42,7 @@ _STAGE_OF_INVALIDITY = {
 
 
 def read_t4(path: Path, document: Json) -> Recording:
-    """The recording that a T4 document of this path holds.
+    """The recording in a T4 document.
 
     Raises:
         InvalidInputError: it holds none, or something in it is not what it should be; names the file and the result.
@@ -71,7 +71,7 @@ def read_t4(path: Path, document: Json) -> Recording:
         outcomes[config] = _outcome(result, seconds, what)
     if not outcomes:
         raise InvalidInputError(f"{path} has no results: {ACCEPTED}")
-    tell_repeated(path, repeated)
+    warn_about_repeated(path, repeated)
     kernel, campaign, hardware = _names(path)
     key: dict[str, object] = {"campaign": campaign} if campaign else {}
     return Recording(
@@ -91,7 +91,7 @@ def _outcome(result: Mapping[str, object], seconds: float, what: str) -> Outcome
 
     runtimes = decode_times(encoding.list_field(times, "runtimes", f"{what}: times"), f"{what} has the runtime")
     compile_s = cost_s("compilation")
-    # "benchmark", where it is told, is the runtimes with all that was done around them.
+    # "benchmark", where given, is the runtimes with all that was done around them.
     run_s = max(sum(runtimes) * seconds, cost_s("benchmark")) + cost_s("framework") + cost_s("validation")
     invalidity = result.get("invalidity", "correct")
     if invalidity == "correct":

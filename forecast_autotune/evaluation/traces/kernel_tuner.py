@@ -26,16 +26,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.config import Config
-from ..core.hardware import Toolchain
-from ..core.job import Recording
-from ..core.outcome import Failure, Measurement, Outcome
-from ..core.workload import Program, Workload
-from ..errors import InvalidInputError
-from ..features.hardware_sheets import hardware_named
-from ..store import encoding
-from ..store.encoding import Json, to_text
-from .trace_checks import decode_cost, decode_times, tell_repeated
+from ...core.config import Config
+from ...core.hardware import Toolchain
+from ...core.job import Recording
+from ...core.outcome import Failure, Measurement, Outcome
+from ...core.workload import Program, Workload
+from ...errors import InvalidInputError
+from ...features.hardware_sheets import hardware_named
+from ...store import encoding
+from ...store.encoding import Json, to_text
+from .checks import decode_cost, decode_times, warn_about_repeated
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _STAGE_OF_ERROR = {
     "ErrorConfig": "launch",  # what the others derive from
 }
 
-_NEAR_THE_END = 10  # characters; the longest word of JSON, -Infinity, is told as wrong where it begins
+_NEAR_THE_END = 10  # characters; the longest word of JSON, -Infinity, is reported as wrong where it begins
 
 
 def is_kernel_tuner(text: str) -> bool:
@@ -59,14 +59,14 @@ def is_kernel_tuner(text: str) -> bool:
 
 
 def read_kernel_tuner(path: Path, text: str) -> Recording:
-    """The recording that a cache file holds; where it ends early, as far as its entries are whole, with one warning.
+    """The recording in a cache file; one that ends early is read up to its last whole entry, with one warning.
 
     Raises:
         InvalidInputError: it is damaged, ends before the first entry, or something in it is not what it should be; names
             the file and the entry.
     """
-    found = _scan(path, text)
-    header, what = found.header, str(path)
+    contents = _scan(path, text)
+    header, what = contents.header, str(path)
     names = {name: encoding.text_field(header, name, what) for name in ("kernel_name", "device_name")}
     for name, text_of_name in names.items():
         encoding.refuse_surrogates(text_of_name, f"{what}: {name}")
@@ -77,7 +77,7 @@ def read_kernel_tuner(path: Path, text: str) -> Recording:
         )
     outcomes: dict[Config, Outcome] = {}
     repeated = 0
-    for entry_key, value in found.entries:
+    for entry_key, value in contents.entries:
         what = f"{path}, entry {entry_key!r}"
         entry = encoding.fields(value, what)
         config = _config(entry_key, entry, [str(knob) for knob in knobs], what)
@@ -89,11 +89,11 @@ def read_kernel_tuner(path: Path, text: str) -> Recording:
         raise InvalidInputError(
             f"{path} has no entries in its cache: run Kernel Tuner with it, and let it try a config"
         )
-    if found.left_open:
-        lost = ", the last one is incomplete and left out" if found.incomplete else ""
-        log.warning("%s is not closed: %d whole entries of its cache are read%s", path, len(found.entries), lost)
-    tell_repeated(path, repeated)
-    # Its C backend tells the processor's name, which some systems leave empty.
+    if contents.left_open:
+        lost = ", the last one is incomplete and left out" if contents.incomplete else ""
+        log.warning("%s is not closed: %d whole entries of its cache are read%s", path, len(contents.entries), lost)
+    warn_about_repeated(path, repeated)
+    # Its C backend gives the processor's name, which some systems leave empty.
     hardware = hardware_named(names["device_name"].strip() or "unknown CPU")
     version = header.get("schema_version", "")
     return Recording(
@@ -199,7 +199,7 @@ def _error(entry: Mapping[str, object], config: Config) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Contents:
     """What a file holds: `entries` of the cache in their order; whether it ended early, and within an entry."""
 
     header: Json
@@ -208,10 +208,10 @@ class _Found:
     incomplete: bool
 
 
-def _scan(path: Path, text: str) -> _Found:
-    """Read member by member, so that all that is whole is known where the text ends early.
+def _scan(path: Path, text: str) -> _Contents:
+    """Read member by member, so that a text that ends early still gives its whole entries.
 
-    Not as one JSON value: that gives nothing of a file that is open, and the last of two entries of one name.
+    Reading one JSON value would give nothing of an open file, and only the last of two entries of one name.
     """
     reader = _Reader(text)
     header: Json = {}
@@ -246,7 +246,7 @@ def _scan(path: Path, text: str) -> _Found:
         raise InvalidInputError(
             f"{path} is cut off before the first whole entry of its cache: copy the file again, or let Kernel Tuner go on"
         )
-    return _Found(
+    return _Contents(
         header=header,
         entries=entries,
         left_open=left_open,
@@ -259,7 +259,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads JSON from left to right. Not-a-numbers pass, for metrics that nothing here reads may hold them."""
+    """Reads JSON from left to right. NaN passes: metrics that are not used may hold it."""
 
     text: str
     at: int = 0
@@ -271,12 +271,13 @@ class _Reader:
         return self.text[self.at : self.at + 1]
 
     def value(self) -> object:
+        """Read the JSON value at this position."""
         self.token()
         value, self.at = _DECODER.raw_decode(self.text, self.at)
         return value
 
     def members(self) -> Iterator[str]:
-        """The names of the object that begins here; each one's value is to be read before the next is asked for."""
+        """The names of the object at this position; read each one's value before asking for the next name."""
         self._expect("{")
         while self.token() != "}":
             name = self.value()
