@@ -22,7 +22,8 @@ from ..errors import NoWorkingConfigError
 from ..measure.replay import Replay
 from ..processes.side_by_side import side_by_side
 from ..protocols import Policy, Surrogate
-from ..tuning.loop import failures_untold, tune
+from ..tuning.failures import failures_unreported
+from ..tuning.loop import tune
 from ..tuning.policies import Exhaustive, First, Selective, StoredOnly
 from . import traces
 from .recorded_space import RecordedSpace, read_space
@@ -73,7 +74,7 @@ def replay(
     device = Replay(space.recording)
     spent = Budget(budget, clock=device.clock)
     decision: Decision | None = None
-    with contextlib.suppress(NoWorkingConfigError), failures_untold():
+    with contextlib.suppress(NoWorkingConfigError), failures_unreported():
         resolution = tune(
             space.job,
             compiler=device,
