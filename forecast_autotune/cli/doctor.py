@@ -169,10 +169,10 @@ def _trouble_asking(model: LanguageModel, *, until: float) -> str:
 
 def _check_pack(pack: Path) -> Finding:
     from ..errors import InvalidInputError
-    from ..store.jsonl import read_lines
+    from ..store.jsonl import read_entries
 
     try:
-        entries = read_lines(pack)
+        entries = read_entries(pack)
     except (OSError, InvalidInputError) as err:
         advice = "write it again with 'forecast-autotune export', or take it out of FORECAST_AUTOTUNE_PACKS"
         return Finding(check="pack", status="problem", found=str(err), advice=advice)

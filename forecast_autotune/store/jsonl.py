@@ -160,7 +160,7 @@ def _encode_decided(decided: StoredDecision) -> Json:
 # Reading ----------------------------------------------------------------------------------------------------------------
 
 
-def read_lines(path: Path) -> list[Entry]:
+def read_entries(path: Path) -> list[Entry]:
     """Every entry of an exported file of up to `textfile.MOST_BYTES`, each line checked.
 
     Raises:
@@ -197,10 +197,10 @@ def stream_entries(path: Path, *, most_bytes: int = MOST_STREAMED_BYTES) -> Iter
         )
 
 
-def bring(connection: sqlite3.Connection, entries: Iterable[Entry]) -> tuple[int, int]:
+def import_entries(connection: sqlite3.Connection, entries: Iterable[Entry]) -> tuple[int, int]:
     """Write entries; returns how many outcomes and decisions are new here. The transaction is the caller's."""
     outcomes = decisions = 0
-    seen_at = rows.now()  # what is brought here is about to be used: `prune` must not take it for forgotten
+    seen_at = rows.now()  # what is imported is about to be used: `prune` must not take it for forgotten
     for entry in entries:
         rows.keep_place(connection, entry.place, seen_at)
         if isinstance(entry, Run):
@@ -208,7 +208,7 @@ def bring(connection: sqlite3.Connection, entries: Iterable[Entry]) -> tuple[int
                 rows.keep_outcome(connection, entry.place, stored, from_elsewhere=True) for stored in entry.outcomes
             )
         else:
-            decisions += rows.bring_decision(connection, entry.place, entry.decision, entry.superseded_at)
+            decisions += rows.import_decision(connection, entry.place, entry.decision, entry.superseded_at)
     return outcomes, decisions
 
 

@@ -24,8 +24,8 @@ from ..errors import InvalidInputError, StoreError
 from ..language.skills import skills_of
 from . import encoding, filesystem, rows, schema
 from .calibration_pairs import Pair, kinds_of, newest_pairs
-from .connection import connect, damage, is_broken, open_file, read_only, refuse_damaged, transaction
-from .jsonl import Parameters, bring, export_lines, stored_decisions, stream_entries
+from .database import connect, damage, is_broken, open_file, read_only, refuse_damaged, transaction
+from .jsonl import Parameters, export_lines, import_entries, stored_decisions, stream_entries
 from .recordings import newest_recordings
 from .rows import Pending, Place, StoredDecision, StoredOutcome
 from .textfile import write_lines
@@ -429,7 +429,7 @@ class StoreFile:
         with self._writing(create=True) as connection:
             while some := list(islice(entries, AT_ONCE)):
                 with _giving_way(), transaction(connection):
-                    new = bring(connection, some)
+                    new = import_entries(connection, some)
                 outcomes, decisions = outcomes + new[0], decisions + new[1]
         return outcomes, decisions
 
@@ -489,7 +489,7 @@ class StoreFile:
             yield
         except schema.NewerSchemaError as err:
             raise StoreError(
-                f"store {self.path} has schema {err.found}, this version reads up to {schema.VERSION}: "
+                f"store {self.path} has schema {err.version}, this version reads up to {schema.VERSION}: "
                 "update forecast_autotune, or run 'forecast-autotune export' with the newer version"
             ) from None
         except schema.NotAStoreError:

@@ -310,7 +310,7 @@ def keep_pending(connection: sqlite3.Connection, pending: Pending) -> None:
     )
 
 
-def bring_decision(
+def import_decision(
     connection: sqlite3.Connection, place: Place, decision: Decision, superseded_at: float | None
 ) -> bool:
     """Write a decision made elsewhere: the newer of it and the one that holds goes on to hold.

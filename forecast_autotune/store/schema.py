@@ -270,9 +270,9 @@ MOST_ROWS = 2**62  # of a table; SQLite numbers them up to twice that, and then 
 class NewerSchemaError(Exception):
     """The file was written by a version of this package that knows more than this one."""
 
-    def __init__(self, found: int) -> None:
-        super().__init__(found)
-        self.found = found
+    def __init__(self, version: int) -> None:
+        super().__init__(version)
+        self.version = version
 
 
 class NotAStoreError(Exception):

@@ -22,7 +22,7 @@ from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
 from forecast_autotune.measure.clocks import DIGITS
-from forecast_autotune.store.connection import open_file, transaction
+from forecast_autotune.store.database import open_file, transaction
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.rows import Place, StoredOutcome, keep_decision, keep_outcome, keep_place
 from forecast_autotune.store.sqlite import SqliteStore

@@ -15,7 +15,7 @@ from faults.older import PLACE, ROWS, insert, of_schema_4, runs
 from forecast_autotune.core.digest import canonical_json, digest
 from forecast_autotune.errors import StoreWarning
 from forecast_autotune.store import schema
-from forecast_autotune.store.connection import connect, is_broken
+from forecast_autotune.store.database import connect, is_broken
 from forecast_autotune.store.encoding import encode_decision, encode_hardware, encode_program, encode_workload, to_text
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
