@@ -18,7 +18,8 @@ from ._shared import JSON_HELP, Subparsers, add_store_argument, new_parser, prin
 if TYPE_CHECKING:
     from ..core.decision import Decision
     from ..language.model import LanguageModel
-    from ..store.queries import StoreFile, StoreStats
+    from ..store.queries import StoreFile
+    from ..store.stats import StoreStats
 
 RECENT_FAILURES = 200
 MOST_TOLD = 10  # decisions for which nothing ran

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..store.queries import UNSEEN_DAYS, Removed
+from ..store.queries import UNSEEN_DAYS
+from ..store.removal import Removed
 from . import NOTHING, OK
 from ._shared import Subparsers, add_store_argument, is_missing, new_parser, say, store_of
 

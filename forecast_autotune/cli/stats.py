@@ -24,7 +24,7 @@ from ._shared import (
 if TYPE_CHECKING:
     from ..core.correction import Correction
     from ..evaluation.scores import ForecastScores, TrustScores
-    from ..store.queries import StoreStats
+    from ..store.stats import StoreStats
 
 HOW = """How the figures come about:
   hits    a process recalled a decision that it had not in memory; later calls in the same process are not counted, nor

@@ -6,6 +6,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from . import rows
+from .decisions import count_hits
+from .pending import keep_pending
 
 if TYPE_CHECKING:
     import sqlite3
@@ -50,10 +52,10 @@ class DeferredWrites:
     def write(self, connection: sqlite3.Connection) -> None:
         """Write all of it, within the caller's transaction; `written` clears it once that is committed."""
         if self._hits:
-            rows.count_hits(connection, self._hits, rows.now())
+            count_hits(connection, self._hits, rows.now())
         for pending in self._pending:
             with suppress(TypeError, ValueError):  # a key that JSON or UTF-8 cannot hold
-                rows.keep_pending(connection, pending)
+                keep_pending(connection, pending)
 
     def written(self) -> None:
         """Clear what was written."""

@@ -12,7 +12,7 @@ Both carry `program` (name, language, source), `workload` (key, timing, check, f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,10 @@ from ..core.outcome import Failure
 from ..core.workload import Workload
 from ..errors import InvalidInputError
 from . import encoding, rows
+from .decisions import import_decision, stored_decisions
 from .encoding import Json, from_text, to_text
+from .outcomes import keep_outcome, stored_outcomes
+from .places import PlaceReader, keep_place
 from .rows import Complain, Place, StoredDecision, StoredOutcome
 from .textfile import MOST_BYTES, MOST_STREAMED_BYTES, stream_lines
 
@@ -52,17 +55,13 @@ class Decided:
 
 Entry = Run | Decided
 
-Parameters = Sequence[object] | Mapping[str, object]
-"""Of a statement in SQL: for its question marks, or for its names."""
-
-
 # Writing ----------------------------------------------------------------------------------------------------------------
 
 
 def export_lines(connection: sqlite3.Connection, complain: Complain) -> Iterator[str]:
     """A store as lines; `complain` is told of each row that does not decode and is therefore left out."""
     yield to_text({"schema": SCHEMA, "version": VERSION})
-    reader = rows.PlaceReader(connection)
+    reader = PlaceReader(connection)
     places = connection.execute(
         "SELECT DISTINCT workload, hardware, toolchain FROM outcome ORDER BY 1, 2, 3"
     ).fetchall()
@@ -73,48 +72,13 @@ def export_lines(connection: sqlite3.Connection, complain: Complain) -> Iterator
             complain(str(err))
             continue
         runs: dict[tuple[str, str], list[StoredOutcome]] = {}
-        for stored in rows.stored_outcomes(connection, (workload, hardware, toolchain), complain):
+        for stored in stored_outcomes(connection, (workload, hardware, toolchain), complain):
             if not (isinstance(stored.outcome, Failure) and stored.outcome.transient):  # nobody else's concern
                 runs.setdefault((stored.run, stored.default.text), []).append(stored)
         for outcomes in runs.values():
             yield to_text(_encode_run(Run(place=place, outcomes=tuple(outcomes))))
     for decided in stored_decisions(connection, complain, newest_first=False):  # as they were made
         yield to_text(_encode_decided(decided))
-
-
-def stored_decisions(
-    connection: sqlite3.Connection,
-    complain: Complain,
-    where: str = "",
-    values: Parameters = (),
-    *,
-    newest_first: bool = True,
-) -> Iterator[StoredDecision]:
-    """Decisions of a store, read one by one; `where` is an SQL condition of our own making."""
-    reader = rows.PlaceReader(connection)
-    order = "DESC" if newest_first else "ASC"
-    # Ids are sorted, not rows: 100,000 of them fit anywhere.
-    sorted_ids = f"SELECT id FROM decision {where} ORDER BY decided_at {order}, id {order}"  # noqa: S608
-    for (number,) in connection.execute(sorted_ids, values).fetchall():
-        found = connection.execute(
-            "SELECT workload, hardware, toolchain, value, superseded_at, hits, hit_at FROM decision WHERE id = ?",
-            (number,),
-        ).fetchone()
-        if found is None:
-            continue  # removed meanwhile
-        workload, hardware, toolchain, value, superseded_at, hits, hit_at = found
-        what, row = f"decision {number}", {"superseded_at": superseded_at, "hits": hits, "hit_at": hit_at}
-        try:
-            yield StoredDecision(
-                id=number,
-                place=reader.read(workload, hardware, toolchain),
-                decision=encoding.decode_decision(from_text(value, what), what),
-                superseded_at=encoding.optional_number(row, "superseded_at", what),
-                hits=encoding.count_field(row, "hits", what),
-                hit_at=encoding.optional_number(row, "hit_at", what),
-            )
-        except InvalidInputError as err:
-            complain(str(err))
 
 
 def _encode_place(place: Place) -> Json:
@@ -202,13 +166,13 @@ def import_entries(connection: sqlite3.Connection, entries: Iterable[Entry]) -> 
     outcomes = decisions = 0
     seen_at = rows.now()  # what is imported is about to be used: `prune` must not take it for forgotten
     for entry in entries:
-        rows.keep_place(connection, entry.place, seen_at)
+        keep_place(connection, entry.place, seen_at)
         if isinstance(entry, Run):
             outcomes += sum(
-                rows.keep_outcome(connection, entry.place, stored, from_elsewhere=True) for stored in entry.outcomes
+                keep_outcome(connection, entry.place, stored, from_elsewhere=True) for stored in entry.outcomes
             )
         else:
-            decisions += rows.import_decision(connection, entry.place, entry.decision, entry.superseded_at)
+            decisions += import_decision(connection, entry.place, entry.decision, entry.superseded_at)
     return outcomes, decisions
 
 

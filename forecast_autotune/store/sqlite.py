@@ -21,14 +21,15 @@ from ..errors import InvalidInputError
 from ..language.answers import Bins
 from ..language.skills import MOST, fitting, skills_of
 from ..settings import Settings
-from . import answers, filesystem, process_hooks, rows
+from . import answers, decisions, filesystem, places, process_hooks, rows
 from .calibration_pairs import Pair, newest_pairs
 from .connection import StoreConnection
 from .held_warnings import HeldWarnings
 from .holders import holder_of, named_holder
 from .lock import SingleFlight
+from .outcomes import keep_outcome, newest_outcomes
 from .packs import Packs
-from .recordings import newest_for
+from .recordings import newest_for, related_recordings
 from .rows import Place, StoredOutcome
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class SqliteStore:
         for any_toolchain in (False, True) if self.any_toolchain else (False,):
 
             def read(connection: sqlite3.Connection, any_toolchain: bool = any_toolchain) -> rows.Recall | None:
-                return rows.recall(connection, job, any_toolchain=any_toolchain, complain=self.connection.complain)
+                return decisions.recall(connection, job, any_toolchain=any_toolchain, complain=self.connection.complain)
 
             if own := self.connection.run(read):
                 self._count(own)
@@ -115,8 +116,8 @@ class SqliteStore:
 
         def read(connection: sqlite3.Connection) -> dict[Config, Outcome]:
             newest: dict[Config, Outcome] = {}
-            for ids in rows.places_of(connection, Place.of(job)):
-                newest |= rows.newest_outcomes(connection, ids, self.connection.complain)[0]
+            for ids in places.places_of(connection, Place.of(job)):
+                newest |= newest_outcomes(connection, ids, self.connection.complain).outcomes
             return newest
 
         packed, own = self._run_on_packs(read) or {}, self.connection.run(read) or {}
@@ -126,15 +127,11 @@ class SqliteStore:
         """The same program at other keys, on other hardware, under other toolchains, or in older source."""
 
         def read(connection: sqlite3.Connection) -> list[Recording]:
-            return rows.related_recordings(connection, job, self.connection.complain)
+            return related_recordings(connection, job, self.connection.complain)
 
         own = self.connection.run(read) or []
-        places = {(r.workload.digest, r.hardware.digest, r.toolchain.digest) for r in own}
-        packed = self._run_on_packs(read) or []
-        return [
-            *own,
-            *(r for r in packed if (r.workload.digest, r.hardware.digest, r.toolchain.digest) not in places),
-        ]
+        known = {_place_digests(r) for r in own}
+        return [*own, *(r for r in self._run_on_packs(read) or [] if _place_digests(r) not in known)]
 
     def record(
         self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
@@ -154,8 +151,8 @@ class SqliteStore:
         )
 
         def write(connection: sqlite3.Connection) -> None:
-            rows.keep_place(connection, Place.of(job), stored.recorded_at)
-            rows.keep_outcome(connection, Place.of(job), stored)
+            places.keep_place(connection, Place.of(job), stored.recorded_at)
+            keep_outcome(connection, Place.of(job), stored)
 
         self.connection.write(write)
 
@@ -163,8 +160,8 @@ class SqliteStore:
         """Keep a decision; the one it supersedes stays as history until it is pruned."""
 
         def write(connection: sqlite3.Connection) -> None:
-            rows.keep_place(connection, Place.of(job), rows.now())
-            rows.keep_decision(connection, Place.of(job), decision)
+            places.keep_place(connection, Place.of(job), rows.now())
+            decisions.keep_decision(connection, Place.of(job), decision)
 
         self.connection.write(write)
         if decision.tried:
@@ -174,15 +171,14 @@ class SqliteStore:
     def note_pending(self, job: Job, why: str) -> None:
         """Note that this job was met where measuring was not allowed, once in a process.
 
-        Waits for nobody: where the file is busy, it is written with the next row or when the process ends.
+        Waits for nobody: where the file is busy, the note is written with the next row or when the process ends.
         """
         if self.notes is not None:
             self.notes.note_pending(job, why)
             return
-        now = rows.now()
-        place, space = Place.of(job), job.space
+        now, space = rows.now(), job.space
         pending = rows.Pending(
-            place=place, space=space.digest, space_size=len(space), why=why, noted_at=now, met_at=now
+            place=Place.of(job), space=space.digest, space_size=len(space), why=why, noted_at=now, met_at=now
         )
         with self.warnings.held(), self.connection.lock:
             if self.connection.deferred.note(pending):
@@ -206,14 +202,13 @@ class SqliteStore:
         name = rows.decision_digest(Place.of(job), job.space.digest)
         with self.locks.hold(digest(*Place.of(job).digests)) as alone:
             if not alone:
-                holder = self.connection.run(lambda connection: holder_of(connection, name))
+                holder = self.connection.run(lambda opened: holder_of(opened, name))
                 log.info("%s is being tuned by %s", job.workload, holder or "another process")
-            # Who tunes has looked for a decision before, so the file is open; opening it for a name would not be worth it.
-            if not alone or self.connection.in_memory or not self.connection.is_open:
+            if alone and self.connection.is_open and not self.connection.in_memory:  # not worth opening it for a name
+                with named_holder(self.connection, name):
+                    yield True
+            else:
                 yield alone
-                return
-            with named_holder(self.connection, name):
-                yield True
 
     # What surrogates ask of it --------------------------------------------------------------------------------------
 
@@ -232,7 +227,7 @@ class SqliteStore:
 
         recordings = [*(self.connection.run(read) or []), *(self._run_on_packs(read) or [])]
         own = Place.of(job).digests[:2]
-        return fitting(skills_of([r for r in recordings if (r.workload.digest, r.hardware.digest) != own]), job, most)
+        return fitting(skills_of([r for r in recordings if _place_digests(r)[:2] != own]), job, most)
 
     def answers(self, digests: Sequence[str]) -> dict[str, Bins]:
         """A language model's earlier answers by digest of the question; questions without one are left out."""
@@ -264,7 +259,7 @@ class SqliteStore:
         self.close()
 
     def __repr__(self) -> str:
-        return f"SqliteStore({str(self.path) if self.path else 'in memory'})"
+        return f"SqliteStore({self.path or 'in memory'})"
 
     def before_fork(self) -> bool:
         """See `StoreConnection.before_fork`."""
@@ -298,6 +293,10 @@ class SqliteStore:
             return None
         with self.warnings.held(), self.connection.lock:
             return read(self.packs.open())
+
+
+def _place_digests(recording: Recording) -> tuple[str, str, str]:
+    return recording.workload.digest, recording.hardware.digest, recording.toolchain.digest
 
 
 def _on_scale_of(

@@ -586,7 +586,7 @@ def read_all(path: Path) -> None:
         read_entries(path)
         folder = path.with_name("imported")
         shutil.rmtree(folder, ignore_errors=True)
-        StoreFile(folder).import_lines([path])
+        StoreFile(folder).import_files([path])
         assert whole_use.tune(folder) == []
         whole_use.look(folder)
 

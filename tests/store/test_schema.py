@@ -75,7 +75,7 @@ def test_an_export_of_an_older_store_brings_nothing_new_to_it(tmp_path: Path) ->
     file = StoreFile(tmp_path / "store")
     assert file.export(tmp_path / "pack") == 7
     migrated(tmp_path / "store").close()
-    assert file.import_lines([tmp_path / "pack"]) == (0, 0)
+    assert file.import_files([tmp_path / "pack"]) == (0, 0)
 
 
 @pytest.mark.parametrize("older", range(1, schema.VERSION))

@@ -23,7 +23,7 @@ from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.job import Job
 from forecast_autotune.errors import InvalidInputError, StoreWarning
 from forecast_autotune.settings import Settings
-from forecast_autotune.store import database, filesystem, process_hooks, rows, schema, textfile
+from forecast_autotune.store import database, filesystem, process_hooks, recordings, schema, textfile
 from forecast_autotune.store.database import connect
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore, open_store
@@ -214,7 +214,7 @@ def test_a_pack_that_cannot_be_read_is_told_of_once_and_left_out(tmp_path: Path,
 def test_related_recordings_stop_at_so_many_outcomes_and_begin_with_the_closest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "RELATED_OUTCOMES", 3)
+    monkeypatch.setattr(recordings, "RELATED_OUTCOMES", 3)
     with SqliteStore(tmp_path) as store:
         for job in (a_job(key={"n": 1}), a_job(source="older"), a_job(key={"n": 2})):
             store.record(job, "run", SPACE[0], a_measurement(), None)
