@@ -3,8 +3,8 @@
 The first line is a header, `{"schema": "forecast_autotune.store", "version": 1}`. Every other line stands for itself
 and is one of two kinds, named by its `line`:
 
-- `run`: the outcomes of one tuning run at one place, each with the forecast that preceded it, and `described`, what could
-  be told of its config without compiling, if anything could;
+- `run`: the outcomes of one tuning run at one place, each with the forecast that preceded it, and `described`, its
+  config's static features, if there are any;
 - `decision`: one decision; `superseded_at` is there if it does not hold any more.
 
 Both carry `program` (name, language, source), `workload` (key, timing, check, features), `hardware` and `toolchain` in full.
@@ -59,7 +59,7 @@ Entry = Run | Decided
 
 
 def export_lines(connection: sqlite3.Connection, complain: Complain) -> Iterator[str]:
-    """A store as lines; `complain` is told of each row that does not decode and is therefore left out."""
+    """A store as JSON lines; `complain` gets what is wrong with each row that does not decode and is left out."""
     yield to_text({"schema": SCHEMA, "version": VERSION})
     reader = PlaceReader(connection)
     places = connection.execute(
@@ -134,7 +134,7 @@ def read_entries(path: Path) -> list[Entry]:
 
 
 def stream_entries(path: Path, *, most_bytes: int = MOST_STREAMED_BYTES) -> Iterator[Entry]:
-    """The entries of an exported file, read one by one; what is wrong with any line is told at the end.
+    """The entries of an exported file, read one by one; what is wrong with any line is raised at the end.
 
     Raises:
         OSError: the file cannot be read.
@@ -162,9 +162,9 @@ def stream_entries(path: Path, *, most_bytes: int = MOST_STREAMED_BYTES) -> Iter
 
 
 def import_entries(connection: sqlite3.Connection, entries: Iterable[Entry]) -> tuple[int, int]:
-    """Write entries; returns how many outcomes and decisions are new here. The transaction is the caller's."""
+    """Write entries; returns how many outcomes and decisions are new. The transaction is the caller's."""
     outcomes = decisions = 0
-    seen_at = rows.now()  # what is imported is about to be used: `prune` must not take it for forgotten
+    seen_at = rows.now()  # it is about to be used: `prune` must not take it for forgotten
     for entry in entries:
         keep_place(connection, entry.place, seen_at)
         if isinstance(entry, Run):
@@ -193,26 +193,26 @@ def _check_header(path: Path, line: str) -> None:
 
 
 def _decode_line(value: object) -> Entry:
-    found = encoding.fields(value, "it")
+    data = encoding.fields(value, "it")
     decode: dict[object, Callable[[Json, Place], Entry]] = {"run": _decode_run, "decision": _decode_decided}
-    kind = found.get("line")
+    kind = data.get("line")
     if not isinstance(kind, str) or kind not in decode:
         raise InvalidInputError(f"its 'line' is {encoding.shown(kind)}: accepted are {', '.join(map(str, decode))}")
-    program = encoding.decode_program(found.get("program"))
+    program = encoding.decode_program(data.get("program"))
     place = Place(
-        workload=encoding.decode_workload(found.get("workload"), program),
-        hardware=encoding.decode_hardware(found.get("hardware")),
-        toolchain=encoding.decode_toolchain(found.get("toolchain")),
+        workload=encoding.decode_workload(data.get("workload"), program),
+        hardware=encoding.decode_hardware(data.get("hardware")),
+        toolchain=encoding.decode_toolchain(data.get("toolchain")),
     )
-    return decode[kind](dict(found), place)
+    return decode[kind](dict(data), place)
 
 
-def _decode_run(found: Json, place: Place) -> Run:
-    default = encoding.decode_config(found.get("default"), "default")
-    run = encoding.text_field(found, "run", "it")
+def _decode_run(data: Json, place: Place) -> Run:
+    default = encoding.decode_config(data.get("default"), "default")
+    run = encoding.text_field(data, "run", "it")
     encoding.refuse_surrogates(run, "run")
     outcomes = []
-    for number, value in enumerate(encoding.list_field(found, "outcomes", "it"), start=1):
+    for number, value in enumerate(encoding.list_field(data, "outcomes", "it"), start=1):
         what = f"outcome {number}"
         given = encoding.fields(value, what)
         outcomes.append(
@@ -230,13 +230,13 @@ def _decode_run(found: Json, place: Place) -> Run:
 
 
 def _description(given: Mapping[str, object], what: str, workload: Workload) -> dict[str, float]:
-    """Earlier versions described a Triton call by position without its arguments: that is worse than nothing."""
+    """Static features, without those that earlier versions derived of a Triton call without its arguments: these mislead."""
     described = encoding.decode_described(given.get("described", {}), f"{what}'s description")
     blind = workload.program.language == "triton" and "unique_bytes" not in described
     return {} if blind and encoding.names_tensors(workload) else described
 
 
-def _decode_decided(found: Json, place: Place) -> Decided:
-    decision = encoding.decode_decision(found.get("decision"))
+def _decode_decided(data: Json, place: Place) -> Decided:
+    decision = encoding.decode_decision(data.get("decision"))
     encoding.refuse_surrogates(decision.space_digest, "decision's space_digest")
-    return Decided(place=place, decision=decision, superseded_at=encoding.optional_number(found, "superseded_at", "it"))
+    return Decided(place=place, decision=decision, superseded_at=encoding.optional_number(data, "superseded_at", "it"))
