@@ -60,7 +60,7 @@ class Recording:
 class View:
     """All that a policy may look at in one step.
 
-    `forecasts` stand in the order of the space; `ahead` are those made before this run had measured anything.
+    `forecasts` stand in the order of the space; `initial_forecasts` are those made before this run measured.
     `evidence` holds the configs that are compiled. `workers` compiles run side by side.
     """
 
@@ -71,7 +71,7 @@ class View:
     configs_left: float
     seconds_left: float
     workers: int = 1
-    ahead: Sequence[Forecast | Abstention] = ()
+    initial_forecasts: Sequence[Forecast | Abstention] = ()
 
 
 @dataclass(frozen=True, slots=True)
