@@ -15,14 +15,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..core.hardware import Hardware
+from ..core.hardware import REGISTERS_PER_BLOCK, Hardware
 from ..core.outcome import Evidence, Failure
 from ..processes.tools import run_tool
 
 log = logging.getLogger(__name__)
 
 REPORT_TIMEOUT_S = 60.0
-REGISTERS_PER_BLOCK = 65536  # on every NVIDIA GPU since compute capability 5.0 (CUDA programming guide, appendix)
 
 _TORCH = re.compile(r"\b(torch|at|c10|py|pybind11)\s*::|\b(TORCH_|PYBIND11_|AT_DISPATCH|C10_|AT_)\w*")
 _TORCH_INCLUDE = re.compile(r"#\s*include\s*[<\"](torch|ATen|c10|pybind11|Python\.h)")

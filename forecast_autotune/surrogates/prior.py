@@ -10,9 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.hardware import WARP_SIZE
 from ..core.job import Job
 from ..errors import InvalidInputError
-from .static_features import LAUNCH_TRAITS, WARP, launch_traits, role_traits
+from .static_features import LAUNCH_TRAITS, launch_traits, role_traits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -133,7 +134,7 @@ def rules(job: Job) -> dict[str, Array]:
         return {}
 
     traits = role_traits(job)
-    warp = math.log2(job.hardware.warp_size if job.hardware.warp_size > 1 else WARP)
+    warp = math.log2(job.hardware.warp_size if job.hardware.warp_size > 1 else WARP_SIZE)
     found: dict[str, Array] = {}
     if traits.threads is not None:
         found["idle_lanes"] = np.maximum(0.0, warp - traits.threads)
