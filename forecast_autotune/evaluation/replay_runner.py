@@ -157,7 +157,7 @@ class Given:
     def outcomes(self, _job: Job) -> Mapping[Config, Outcome]:
         return {}
 
-    def recollect(self, _job: Job) -> Sequence[Recording]:
+    def related_recordings(self, _job: Job) -> Sequence[Recording]:
         return self.recordings
 
     def record(self, *_: object) -> None:
@@ -169,10 +169,10 @@ class Given:
     def note_pending(self, *_: object) -> None:
         pass
 
-    def agreed(self, _job: Job) -> Decision | None:
+    def shared_decision(self, _job: Job) -> Decision | None:
         return None
 
-    def agree(self, _job: Job, decision: Decision) -> Decision:
+    def publish_decision(self, _job: Job, decision: Decision) -> Decision:
         return decision
 
     def single_flight(self, _job: Job) -> contextlib.AbstractContextManager[bool]:
