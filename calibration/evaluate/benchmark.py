@@ -26,7 +26,7 @@ from forecast_autotune.core.job import Compile, Measure, Recording, Stop, View, 
 from forecast_autotune.errors import InvalidInputError, NoWorkingConfigError
 from forecast_autotune.evaluation.replay_runner import Given, histories
 from forecast_autotune.evaluation.trace import read_trace
-from forecast_autotune.features.arrays import columns_of, expected_gain
+from forecast_autotune.features.forecast_columns import columns_of, expected_gain
 from forecast_autotune.frontends.engine import make_surrogate
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.processes.side_by_side import side_by_side

@@ -14,7 +14,8 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Job, Question, Recording
 from forecast_autotune.core.outcome import Measurement, Outcome
 from forecast_autotune.core.space import Space
-from forecast_autotune.features.arrays import columns_of, knob_matrix
+from forecast_autotune.features.forecast_columns import columns_of
+from forecast_autotune.features.knob_matrix import knob_matrix
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import Surrogate
 

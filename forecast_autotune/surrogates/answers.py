@@ -8,7 +8,7 @@ from ..core.config import Config
 from ..core.job import Question
 from ..core.outcome import Measurement
 from ..core.space import Space
-from ..features.arrays import ForecastTable, indices_of
+from ..features.forecast_columns import ForecastTable, indices_of
 
 
 class LastAnswer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Question
-from ..features.arrays import ForecastTable, Voice, columns_of
+from ..features.forecast_columns import ForecastTable, Voice, columns_of
 from ..protocols import Surrogate
 
 if TYPE_CHECKING:

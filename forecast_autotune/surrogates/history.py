@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Question, Recording, log2_speedups
-from ..features.arrays import ForecastTable, knob_matrix
+from ..features.forecast_columns import ForecastTable
+from ..features.knob_matrix import knob_matrix
 from . import transfer as elsewhere
 from .answers import LastAnswer, answered, default_us, words
 from .corrector import Corrector, Expected

@@ -18,7 +18,8 @@ from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Question
 from ..core.skill import Skill
 from ..errors import MissingExtraError
-from ..features.arrays import ForecastTable, Voice, knob_matrix
+from ..features.forecast_columns import ForecastTable, Voice
+from ..features.knob_matrix import knob_matrix
 from ..language.answers import SCHEMA, Bins, from_log_probabilities, from_text
 from ..language.model import ANSWER_TOKENS, LanguageModel, ModelError, Unanswered
 from ..language.prompt import CHARS, CHARS_PER_TOKEN, Prompt, PromptTooLongError, prompts

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Question, Recording, log2_speedups
 from ..errors import InvalidInputError
-from ..features.arrays import ForecastTable, knob_matrix
+from ..features.forecast_columns import ForecastTable
+from ..features.knob_matrix import knob_matrix
 from . import transfer as elsewhere
 from .answers import LastAnswer, answered, default_us, words
 from .corrector import Corrector, Expected

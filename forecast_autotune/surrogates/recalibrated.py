@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..core.correction import Correction
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Question
-from ..features.arrays import ForecastTable
+from ..features.forecast_columns import ForecastTable
 from ..protocols import Surrogate
 
 

@@ -11,7 +11,7 @@ from ..core.config import Config
 from ..core.forecast import Abstention, Forecast
 from ..core.hardware import REGISTERS_PER_THREAD, WARP_SIZE, Hardware
 from ..core.job import Job, Question, log2_speedups
-from ..features.arrays import ForecastTable, normal_cdf
+from ..features.forecast_columns import ForecastTable, normal_cdf
 from .answers import answered, default_us
 from .gaussian_process import most_telling
 

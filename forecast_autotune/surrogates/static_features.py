@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..core.hardware import THREADS_PER_UNIT, WARP_SIZE, Hardware
 from ..core.job import Job
 from ..core.space import Space
-from ..features.arrays import number_of
+from ..features.knob_matrix import number_of
 from ..features.knob_roles import is_depth, roles_by_name
 
 if TYPE_CHECKING:

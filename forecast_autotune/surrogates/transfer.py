@@ -11,7 +11,7 @@ from ..core.hardware import Hardware
 from ..core.job import Job, Recording
 from ..core.outcome import Failure
 from ..core.space import Space
-from ..features.arrays import knob_matrix
+from ..features.knob_matrix import knob_matrix
 from .corrector import OFFSET, OWN_SIGMA
 from .gaussian_process import FITTED_ON, Known, choose_shape, most_telling, predict, share_of_failures
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
-from forecast_autotune.features.arrays import ForecastTable, Voice, columns_of
+from forecast_autotune.features.forecast_columns import ForecastTable, Voice, columns_of, expected_gain, normal_cdf
 
 
 def voice(name: str, means: list[float], sigmas: list[float], weights: list[float]) -> Voice:
@@ -111,3 +111,24 @@ def test_a_table_of_nothing_is_empty() -> None:
     assert list(none) == []
     assert none == []
     assert columns_of(none).mean.size == 0
+
+
+def test_the_bell_is_that_of_the_forecast() -> None:
+    z = np.array([-3.0, -0.5, 0.0, 1.2])
+    assert normal_cdf(z) == pytest.approx([0.5 * math.erfc(-v / math.sqrt(2)) for v in z])
+
+
+def test_gains_as_an_array_are_the_forecasts_own() -> None:
+    forecasts = [
+        Forecast.normal(0.2, 0.3, source="s", fail_probability=0.2),
+        Abstention("s", "no"),
+        Forecast.normal(-1.0, 0.1, source="s"),
+        Forecast((Normal(0.0, 1.0, 1.0),), "s"),
+    ]
+    gains = expected_gain(columns_of(forecasts), 0.1)
+    for gain, forecast in zip(gains, forecasts, strict=True):
+        if isinstance(forecast, Forecast):
+            assert gain == pytest.approx(forecast.expected_gain(0.1), abs=1e-12)
+        else:
+            assert math.isnan(gain)
+    assert columns_of([]).mean.size == 0

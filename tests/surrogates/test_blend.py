@@ -13,7 +13,7 @@ from recorded import ROLES, question, recording
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.job import Question
 from forecast_autotune.core.space import Space
-from forecast_autotune.features.arrays import ForecastTable, columns_of
+from forecast_autotune.features.forecast_columns import ForecastTable, columns_of
 from forecast_autotune.protocols import Surrogate
 from forecast_autotune.surrogates.blend import Blend
 from forecast_autotune.surrogates.history import History

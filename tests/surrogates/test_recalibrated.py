@@ -15,7 +15,7 @@ from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.job import Job, Question
 from forecast_autotune.evaluation.scores import recalibration, score_forecasts, score_trust
 from forecast_autotune.evaluation.trace import read_trace
-from forecast_autotune.features.arrays import ForecastTable
+from forecast_autotune.features.forecast_columns import ForecastTable
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import Surrogate
 from forecast_autotune.store.sqlite import SqliteStore

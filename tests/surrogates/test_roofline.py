@@ -13,7 +13,7 @@ from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.job import Question
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Work
-from forecast_autotune.features.arrays import ForecastTable
+from forecast_autotune.features.forecast_columns import ForecastTable
 from forecast_autotune.surrogates.gaussian_process import DATA
 from forecast_autotune.surrogates.roofline import Roofline, least_us
 
