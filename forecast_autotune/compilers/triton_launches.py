@@ -146,7 +146,7 @@ class LaunchesCompiler:
         InvalidInputError: the target does not parse.
     """
 
-    beside_timing = True
+    overlaps_timing = True
 
     def __init__(self, launched: Callable[[Config], Sequence[Launched]], *, target: object, **others: Any) -> None:
         self._launched = launched

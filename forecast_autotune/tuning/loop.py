@@ -252,7 +252,7 @@ class _Run:
         self.earlier = self.measured()
         default = self.outcomes.get(self.space.default)
         if isinstance(default, Failure) and default.crashed:
-            self.measurer.spare_default()
+            self.measurer.skip_default()
         self.recordings = self.store.related_recordings(self.job)
         self.forecast()
         self.ahead = self.forecasts
@@ -365,7 +365,7 @@ class _Run:
                 else:
                     self.evidence[config] = result
                 self.tell("compiling")
-                if self.compiler.beside_timing:
+                if self.compiler.overlaps_timing:
                     self.time(c for c in self.evidence if c not in self.outcomes)
                 if self.over():
                     break
@@ -386,13 +386,13 @@ class _Run:
                 if config == self.space.default:
                     return  # still being built
                 continue
-            outcome = self.measurer.measure(config, hopeless_us=self.hopeless_us(config))
+            outcome = self.measurer.measure(config, early_stop_us=self.early_stop_us(config))
             if isinstance(outcome, Measurement):
                 outcome = replace(outcome, compile_s=self.evidence[config].compile_s)
             self.keep(config, outcome)
             self.tell("measuring")
 
-    def hopeless_us(self, config: Config) -> float:
+    def early_stop_us(self, config: Config) -> float:
         """A first run longer than this leaves no chance that the config is the fastest: it need not be timed further.
 
         The forecast of log2(time / best time), a normal, is updated by that one run, read with an error of `ONE_RUN`

@@ -432,7 +432,7 @@ def test_finalists_are_timed_again_in_turns() -> None:
         repeatable = True
         asked: list[Config]
 
-        def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
+        def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
             self.__dict__.setdefault("asked", []).append(config)
             return super().measure(config)
 
@@ -467,8 +467,8 @@ class Noisy(Replay):
         self.spread = spread
         self.asked: list[tuple[Config, float]] = []
 
-    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
-        self.asked.append((config, hopeless_us))
+    def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
+        self.asked.append((config, early_stop_us))
         outcome = super().measure(config)
         assert isinstance(outcome, Measurement)
         shares = (1 - self.spread, 1.0, 1 + self.spread)
@@ -505,8 +505,8 @@ class Warming(Noisy):
         self.factor = factor
         self.after = after
 
-    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
-        outcome = super().measure(config, hopeless_us=hopeless_us)
+    def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
+        outcome = super().measure(config, early_stop_us=early_stop_us)
         assert isinstance(outcome, Measurement)
         slow = self.factor if len(self.asked) > self.after else 1.0
         return replace(outcome, samples_us=tuple(t * slow for t in outcome.samples_us))
@@ -570,8 +570,8 @@ def test_a_win_that_a_neighbour_may_have_made_does_not_count() -> None:
 
 def test_who_looked_slow_beside_a_neighbour_is_timed_again_in_the_finals() -> None:
     class Neighboured(Noisy):
-        def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
-            outcome = super().measure(config, hopeless_us=hopeless_us)
+        def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
+            outcome = super().measure(config, early_stop_us=early_stop_us)
             assert isinstance(outcome, Measurement)
             beside = config == Config({"i": 2}) and len(self.asked) <= 4
             return replace(outcome.scaled(1.5), disturbance=1 / 3) if beside else outcome
