@@ -22,8 +22,8 @@ from ...measure.in_process import InProcess
 from ...measure.isolated import Isolated
 from ...processes.channel import Message
 from ...settings import Settings
-from ..simulated_driver import current_rehearsal
-from .trials import describe_trial, trials_request, triton_trials
+from .isolated_trials import describe_trial, trials_request, triton_trials
+from .simulated_driver import current_rehearsal
 
 if TYPE_CHECKING:
     from .call import TritonCall
@@ -197,7 +197,7 @@ class _Timing:
         if not isinstance(call.compiler, TritonCompiler):
             raise UnportableError("nothing is compiled here that a child process could run")
         made = call.compiler.source(config)
-        if config in call.binder.hooked:
+        if config in call.arguments_of.hooked:
             raise UnportableError(
                 f"configs were to be timed in a child process, which cannot run the pre_hook of {call.theirs(config)}: it "
                 "changes tensors; leave isolate= and FORECAST_AUTOTUNE_ISOLATE out"

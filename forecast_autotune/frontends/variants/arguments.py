@@ -10,7 +10,7 @@ from typing import Any
 
 from ...core.space import Space
 from ...errors import InvalidInputError
-from .tracing import traced
+from .dynamo_constants import traced
 
 KNOB = "variant"  # of a joint config: which callable
 

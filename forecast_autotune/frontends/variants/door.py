@@ -1,4 +1,4 @@
-"""How a call of `variants` is decided: its job, what its variants launch, what times them."""
+"""How the dispatcher decides for `variants`: their front door, and one call to tune."""
 
 from __future__ import annotations
 
@@ -29,20 +29,19 @@ from ...measure.state import state_reached
 from ...protocols import Compiler, Store
 from ...tuning.loop import stored
 from ..call_tensors import hold_no_data, labelled_tensors, why_untuned
-from ..dispatch import work_of_call
 from ..engine import Request
 from ..keys import NoKeyError, features_of
-from ..simulated_driver import Rehearsal, current_rehearsal
-from ..tuned_callable import Call
+from ..triton.simulated_driver import Rehearsal, current_rehearsal
+from ..tuned_callable import Call, work_of_call
 from .arguments import KNOB
 from .launches import LONGEST_S, LONGEST_SHARE, Described, VariantLaunches
 
 if TYPE_CHECKING:
-    from .variants import Choice, TunedVariants
+    from .tuned_variants import Choice, TunedVariants
 
 log = logging.getLogger(__name__)
 
-COMPILING = "torch.compile"  # why a call that is traced is not measured
+COMPILING = "torch.compile"  # why a traced call is not measured
 
 
 class VariantsDoor:
@@ -59,7 +58,7 @@ class VariantsDoor:
         return call.why_unmeasured
 
     def default(self, call: Call) -> Choice:  # noqa: ARG002
-        return self._tuned.default(frozen=True)
+        return self._tuned.default(defaults_only=True)
 
     def tuning(self, call: Call, how: Request) -> _VariantsTuning:
         return _VariantsTuning(self._tuned, call, how)
@@ -69,7 +68,7 @@ class VariantsDoor:
 
 
 class _VariantsTuning:
-    """What there is to decide for a call of variants; see `Tuning`."""
+    """One call of variants to decide for; see `Tuning`."""
 
     device = ""
 
@@ -77,7 +76,7 @@ class _VariantsTuning:
         self._tuned, self._call, self._how = tuned, call, how
         self._unmeasured = call.why_unmeasured
         self._is_compared = False  # with the default, in this process
-        self.default = tuned.default(frozen=how.settings.mode == "first")
+        self.default = tuned.default(defaults_only=how.settings.mode == "first")
 
     @functools.cached_property
     def _choices(self) -> Mapping[Config, Choice]:
@@ -115,7 +114,7 @@ class _VariantsTuning:
         if self._launched is None:
             return NoCompiler()
         from ...compilers.triton_launches import LaunchesCompiler
-        from ..triton.call import compiled_for
+        from ..triton.target import compiled_for
 
         if (aim := compiled_for()) is None:
             return NoCompiler()
@@ -124,14 +123,14 @@ class _VariantsTuning:
 
     def measurer(self) -> InProcess:
         """What times them, on copies of the call's arguments. In a rehearsal nothing is computed that could be compared."""
-        tuned, call, choices, playing = self._tuned, self._call, self._choices, _rehearsal(self._tuned)
+        tuned, call, choices, simulated = self._tuned, self._call, self._choices, _rehearsal(self._tuned)
 
         def launch(config: Config, values: Values) -> Launch:
             args, kwargs = values
-            return Launch(call=functools.partial(replace(choices[config], frozen=True).call, *args, **kwargs))
+            return Launch(call=functools.partial(replace(choices[config], defaults_only=True).call, *args, **kwargs))
 
         def arguments() -> CopiedArguments | BorrowedArguments:
-            if playing is not None:
+            if simulated is not None:
                 return BorrowedArguments(call.args, call.kwargs, restored={}, zeroed={})
             names = [name for name, _ in zip(tuned.arguments.names, call.args, strict=False)]
             return CopiedArguments(
@@ -141,9 +140,9 @@ class _VariantsTuning:
         return InProcess(
             name=tuned.full_name,
             default=next(iter(choices)),
-            check=tuned.check if playing is None else None,
+            check=tuned.check if simulated is None else None,
             launch=launch,
-            clock=_one_clock(call.state.device_name, playing),
+            clock=_one_clock(call.state.device_name, simulated),
             arguments=arguments,
         )
 
@@ -216,21 +215,21 @@ def launched_by(tuned: TunedVariants, choices: Mapping[Config, Choice], call: Ca
     """What a call launches under each config; None where that is not to be asked, or there is no compiler for it."""
     if not tuned.compile_ahead or not tuned.of_triton:
         return None
-    from ..triton.call import compiled_for
+    from ..triton.target import compiled_for
 
     def made(config: Config) -> Callable[..., Any] | None:
-        choice = replace(choices[config], frozen=True)
+        choice = replace(choices[config], defaults_only=True)
         return choice.call if choice.variant.name in tuned.of_triton else None
 
     return None if compiled_for() is None else VariantLaunches(made, call.args, call.kwargs)
 
 
-def _one_clock(device: str, playing: Rehearsal | None) -> Callable[[Config], Clock]:
+def _one_clock(device: str, simulated: Rehearsal | None) -> Callable[[Config], Clock]:
     """A function from a config to the clock that times all of them, made at the first."""
 
     @functools.cache
     def made() -> Clock:
-        if playing is not None:
+        if simulated is not None:
             from triton.runtime.driver import driver
 
             return EventClock(driver.active.get_device_interface())
@@ -241,7 +240,7 @@ def _one_clock(device: str, playing: Rehearsal | None) -> Callable[[Config], Clo
 
 def _hardware(tuned: TunedVariants, device: str) -> Hardware:
     if "triton" in tuned.reading.languages:
-        from ..triton.call import current_hardware
+        from ..triton.target import current_hardware
 
         if (current := current_hardware()).kind == "interpreter" or _rehearsal(tuned) is not None:
             return current

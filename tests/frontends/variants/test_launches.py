@@ -24,7 +24,7 @@ from forecast_autotune.core.job import Question  # noqa: E402
 from forecast_autotune.core.workload import Work  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.frontends import tuned_callable  # noqa: E402
-from forecast_autotune.frontends.variants import launches as variant_launches  # noqa: E402
+from forecast_autotune.frontends.variants import launches  # noqa: E402
 from forecast_autotune.frontends.variants.launches import Described  # noqa: E402
 from forecast_autotune.settings import Settings  # noqa: E402
 
@@ -79,7 +79,7 @@ def scaled(**options: Any) -> Any:
     return fa.variants([(at_once, space), in_two, without_triton], **given)
 
 
-def test_a_config_is_described_by_what_its_variant_launches() -> None:
+def test_a_config_is_described_by_what_its_launches() -> None:
     with playing() as on:
         job = scaled().tuned.job((torch.empty(4096), N))
     assert [c["variant"] for c in job.space] == ["at_once", "at_once", "in_two", "without_triton"]
@@ -199,7 +199,7 @@ def test_each_is_asked_for_once_when_the_first_is_looked_at() -> None:
 def test_tensors_of_a_call_do_not_live_as_long_as_what_was_described_of_it() -> None:
     x = torch.empty(4096)
     gone = weakref.ref(x)
-    launched = variant_launches.VariantLaunches(lambda _: lambda x: None, (x,), {})
+    launched = launches.VariantLaunches(lambda _: lambda x: None, (x,), {})
     assert launched(Config({"n": 1})) == []
     del x
     assert gone() is None
@@ -210,13 +210,13 @@ def test_of_very_many_a_drawn_part_is_described_in_about_the_time_there_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(variant_launches.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(launches.time, "monotonic", lambda: now[0])
 
     def describe(config: Config) -> dict[str, float]:
         now[0] += 3.0 if config["n"] == 0 else 0.1  # the first one imports
         return {"n": 1.0}
 
-    with caplog.at_level(logging.DEBUG, variant_launches.__name__):
+    with caplog.at_level(logging.DEBUG, launches.__name__):
         described = Described(configs(1000), describe, longest_s=2.0)
         told = [i for i, d in enumerate(described) if d]
     assert now[0] == pytest.approx(3.0 + 2.0, abs=0.2)
@@ -225,7 +225,7 @@ def test_of_very_many_a_drawn_part_is_described_in_about_the_time_there_is(
     assert len({i // 250 for i in told}) == 4, "of all parts of the space"
     assert [i for i, asked in enumerate(described.asked) if asked] == told
     assert f"{len(told)} of 1000 configs are described" in caplog.text
-    monkeypatch.setattr(variant_launches, "MOST_CONFIGS", 30)
+    monkeypatch.setattr(launches, "MOST_CONFIGS", 30)
     assert sum(map(bool, Described(configs(1000), lambda _: {"n": 1.0}, longest_s=float("inf")))) == 30
 
 

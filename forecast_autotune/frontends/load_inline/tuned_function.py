@@ -24,11 +24,10 @@ from ...measure.isolated import Isolated, extension_trials
 from ...protocols import Store
 from ...settings import Settings
 from ..call_tensors import labelled_tensors, why_untuned
-from ..dispatch import work_of_call
 from ..engine import Request, make_store
 from ..keys import NoKeyError, device_of, features_of
-from ..nested_tuning import here, in_use
-from ..tuned_callable import Call, TunedCallable
+from ..nested_tuning import ever_nested, of_thread
+from ..tuned_callable import Call, TunedCallable, work_of_call
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +74,8 @@ class TunedFunction(TunedCallable):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             args = self._positional(args, kwargs)
-        if in_use and (joint := here.joint) is not None and joint.takes(self):
-            return joint.run(self, args, {})
+        if ever_nested and (nested := of_thread.nested) is not None and nested.decides_for(self):
+            return nested.run(self, args, {})
         return self._make_call(args, args, {})
 
     def launcher(self, config: Config, device: str) -> _Launcher:

@@ -19,8 +19,8 @@ from ...measure.isolated import serve_trials
 from ...processes.channel import Channel, Message
 from ...processes.serving import redirect_output
 from ...store.encoding import decode_hardware, decode_outcome, encode_hardware, encode_outcome
-from ..simulated_driver import current_rehearsal, rehearsal
 from .compiled_launch import TritonBinary
+from .simulated_driver import current_rehearsal, rehearsal
 
 
 def describe_trial(made: Source, grid: Any, copy: Snapshot, zeroed: Sequence[Any]) -> Message:
@@ -51,20 +51,22 @@ def describe_trial(made: Source, grid: Any, copy: Snapshot, zeroed: Sequence[Any
         "values": copy.describe(values),
         "zeroed": copy.describe(zeroed),
     }
-    if (playing := current_rehearsal()) is not None:
-        described["plays"] = encode_outcome(playing.outcome(made.source.name, {**made.options, **made.bound})[1])
+    if (simulated := current_rehearsal()) is not None:
+        described["plays"] = encode_outcome(
+            simulated.recorded.outcome(made.source.name, {**made.options, **made.bound})[1]
+        )
     return described
 
 
 def trials_request(device: int, *, timing: str, timed_s: float, warmup_s: float) -> Message:
     """What a child is told once: the device, and how to time there."""
-    playing = current_rehearsal()
+    simulated = current_rehearsal()
     return {
         "device": device,
         "graph": timing == "graph",
         "timed_s": timed_s,
         "warmup_s": warmup_s,
-        "rehearsed": None if playing is None else encode_hardware(playing.sheet),
+        "rehearsed": None if simulated is None else encode_hardware(simulated.sheet),
     }
 
 

@@ -1,4 +1,4 @@
-"""A Triton kernel as a Program: its source with that of everything it calls."""
+"""A Triton kernel as a Program: its source with the source of everything it calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from ...core.digest import Value
 from ...core.workload import Program
-from ..code_text import CodeText, digest_of, is_kernel
+from ..program_text.code_text import CodeText, digest_of
+from ..program_text.values import is_kernel
 
 
 def program_of(kernel: Any) -> Program:

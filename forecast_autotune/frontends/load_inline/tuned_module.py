@@ -23,7 +23,7 @@ from ...measure.checks import Check
 from ...measure.probe import detect_cpp_toolchain, detect_hardware, nvcc_path
 from ...settings import Settings
 from ..keys import device_of, parse_signature
-from .function import TunedFunction
+from .tuned_function import TunedFunction
 
 _EXTRAS = ("kernel_sources", "signature", "key", "work", "check", "budget")
 

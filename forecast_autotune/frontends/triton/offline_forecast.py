@@ -22,7 +22,7 @@ from .autotuner import ForecastAutotuner
 from .call import TritonCall
 
 
-class NamedCall:
+class OfflineCall:
     """One call of an autotuned kernel on hardware that is only named.
 
     Args:
@@ -74,7 +74,7 @@ class NamedCall:
     def _candidates(self, tuner: ForecastAutotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The configs that the kernel's own pruning leaves; all of them where it does not run without a device."""
         try:
-            return tuner._pruned(args, kwargs)
+            return tuner.pruned_configs(args, kwargs)
         except Exception as err:
             self.note = (
                 f"the kernel's own pruning does not run here ({type(err).__name__}: {err}): no config is left out"
