@@ -79,5 +79,6 @@ def compiled_source(source: str) -> types.CodeType | None:
 
 
 def without_decorators(source: str) -> str:
+    """A function's text from its `def` on."""
     start = re.search(r"^def\s", source, re.MULTILINE)
     return source[start.start() :] if start else source

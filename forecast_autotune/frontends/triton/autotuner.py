@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from sys import intern
 from typing import Any
 
 from triton import knobs
@@ -22,20 +21,20 @@ from ..dispatch import Dispatcher
 from ..inductor.recompilation import recompile
 from ..inductor.torch_patches import patch_torch
 from ..nested_tuning import ever_nested, of_thread
-from .call import knobs_of
-from .decision_cache import DecisionCache
+from .call import by_knobs
+from .decision_cache import DecisionCache, tuning_key
 from .door import TritonDoor, launch_another
 from .kernel_spec import KernelSpec
 from .launch_codegen import Shortcuts
 from .simulated_driver import times_mean_nothing
-from .target import current_device
 from .tuner_options import (
     bucket_functions,
     check_names,
-    check_timing,
     install_default_hooks,
     listed_configs,
+    pruning_options,
     show_overrides_in_configs,
+    timing_of,
 )
 
 DEFAULT_BUDGET = "16,30s"
@@ -94,56 +93,59 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         isolate: bool = False,
         shard: bool = False,
     ) -> None:
-        self._local = threading.local()
         self.epoch = "0"  # compiled code holds as long as this stays
-        self._configs: list[Any] = []
-        self._shortcuts = Shortcuts(self)
-        self._launches = self._shortcuts.launches
+        self._set_own_state([])
         self.dispatcher = Dispatcher(
             TritonDoor(self), default_budget=DEFAULT_BUDGET, budget=budget, mode=mode, surrogate=surrogate, shard=shard,
             times_mean_nothing=times_mean_nothing,
         )  # fmt: skip
         kernel = getattr(getattr(fn, "fn", fn), "__name__", repr(fn))
         configs = listed_configs(kernel, configs, space)
-        if prune_configs_by and "configs_top_k" in prune_configs_by:  # torch's name for it, where torch decorates again
-            prune_configs_by = {"top_k": prune_configs_by["configs_top_k"], **prune_configs_by}
         check_names(kernel, arg_names, key=key, reset_to_zero=reset_to_zero, restore_value=restore_value)
         super().__init__(
-            fn, arg_names, configs, key, reset_to_zero, restore_value, pre_hook, post_hook, prune_configs_by, warmup,
-            rep, use_cuda_graph, do_bench, cache_results,
+            fn, arg_names, configs, key, reset_to_zero, restore_value, pre_hook, post_hook,
+            pruning_options(prune_configs_by), warmup, rep, use_cuda_graph, do_bench, cache_results,
         )  # fmt: skip
         if knobs.runtime.interpret:
             self.cache_results = False
         install_default_hooks(self)
         validate(check)
-        check_timing(kernel, timing)
+        self.timing = timing_of(kernel, timing, use_cuda_graph)
         # As in Triton, each of its three older arguments comes before do_bench.
         replaced = warmup is not None or rep is not None or use_cuda_graph
         self.user_do_bench: Callable[..., Any] | None = None if replaced else do_bench
-        self.timing = "graph" if use_cuda_graph else timing
         self.check, self.space, self.isolate = check, space, isolate
         self.buckets = bucket_functions(kernel, key_buckets, key)
+
+    def _set_own_state(self, configs: Sequence[Any]) -> None:
+        """Set what no copy shares."""
+        self._local = threading.local()
+        self._configs = list(configs)
+        self._shortcuts = Shortcuts(self)
+        self._launches = self._shortcuts.launches
 
     # Attributes that programs read and assign -----------------------------------------------------------------------
 
     @property
     def configs(self) -> list[Any]:
-        """The configs to choose among, as `triton.Config`s; assigning a list forgets all decisions."""
+        """The configs to choose among, as `triton.Config`s."""
         return self._configs
 
     @configs.setter
     def configs(self, configs: Sequence[Any]) -> None:
+        """Choose among other configs from now on; all decisions are forgotten."""
         self._configs = list(configs)
         recompile(self)
         self.dispatcher.table.clear()
 
     @property
     def cache(self) -> DecisionCache:
-        """From tuning key to the config decided in this process. Entries may be assigned and deleted, or all of it."""
+        """From tuning key to the config decided in this process; entries may be assigned and deleted."""
         return DecisionCache(self.dispatcher.table)
 
     @cache.setter
     def cache(self, entries: Mapping[Any, Any]) -> None:
+        """Forget all decisions, and put these configs in for good."""
         self.dispatcher.table.clear()
         self.cache.update(entries)
 
@@ -154,11 +156,12 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     @property
     def do_bench(self) -> Any:
-        """The benchmark, as in Triton's own tuner. One that is assigned times the configs from then on."""
+        """The benchmark, as in Triton's own tuner."""
         return driver.active.get_benchmarker() if self._do_bench is None else self._do_bench
 
     @do_bench.setter
     def do_bench(self, benchmark: Callable[..., Any]) -> None:
+        """Time configs by this benchmark from now on."""
         self._do_bench = self.user_do_bench = benchmark
 
     @property
@@ -168,42 +171,19 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     @nargs.setter
     def nargs(self, named: dict[str, Any] | None) -> None:
+        """Set them for this thread."""
         self._local.nargs = named
 
     @property
     def spec(self) -> KernelSpec:
         """The kernel with its configs, hooks and options, as they are now."""
-        return KernelSpec(
-            fn=self.fn,
-            base_fn=self.base_fn,
-            arg_names=tuple(self.arg_names),
-            configs=tuple(self._configs),
-            key=tuple(self.keys),
-            key_buckets=self.buckets,
-            reset_to_zero=tuple(self.reset_to_zero),
-            restore_value=tuple(self.restore_value),
-            pre_hook=self.pre_hook,
-            post_hook=self.post_hook,
-            user_defined_pre_hook=self.user_defined_pre_hook,
-            user_defined_post_hook=self.user_defined_post_hook,
-            early_config_prune=self.early_config_prune,
-            perf_model=self.perf_model,
-            top_k=self.configs_top_k,
-            own_do_bench=self.user_do_bench,
-            warmup_ms=self.num_warmups,
-            rep_ms=self.num_reps,
-            timing=self.timing,
-            check=self.check,
-            isolate=self.isolate,
-            roles=self.space.roles if self.space is not None else {},
-        )
+        return KernelSpec.of(self)
 
     def __copy__(self) -> ForecastAutotuner:
         """A tuner of its own, which begins with the decisions of this one."""
         made = type(self).__new__(type(self))
-        made.__dict__.update(self.__dict__, _local=threading.local(), _configs=[*self._configs])
-        made._shortcuts = Shortcuts(made)
-        made._launches = made._shortcuts.launches
+        made.__dict__.update(self.__dict__)
+        made._set_own_state(self._configs)
         made.dispatcher = self.dispatcher.copy(TritonDoor(made))
         return made
 
@@ -248,7 +228,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         version = table.version
         entry, key, config = None, None, self._configs[0]
         if len(self._configs) > 1:
-            key = self.tuning_key(call)
+            key = tuning_key(self, call)
             if table.is_pinned(key[:-1]):  # the program used Triton's key, which has no device
                 key = key[:-1]
             entry = self.dispatcher.entry(key, (args, kwargs))
@@ -280,17 +260,6 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         finally:
             self.nargs = None
 
-    def tuning_key(self, call: Mapping[str, Any]) -> tuple[Any, ...]:
-        """A call's key by Triton's rule, values of `key` and then dtypes of arguments; with the device at its end.
-
-        Args:
-            call: the kernel's arguments by name, in the order they were given.
-        """
-        key = [self.buckets[n](call[n]) if n in self.buckets else call[n] for n in self.keys if n in call]
-        key += [intern(str(value.dtype)) for value in call.values() if hasattr(value, "dtype")]
-        device = current_device()
-        return tuple(key) if device is None else (*key, device)
-
     def forget_shortcuts(self) -> None:
         """Have every next call look its decision up in the table; called under the table's lock."""
         self._shortcuts.forget()
@@ -299,12 +268,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def candidates(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Config, Any]:
         """See `Nested`. Of configs that differ in their hooks alone, the first."""
-        pruned = [(knobs_of(config), config) for config in self.pruned_configs(args, kwargs)]
-        names = dict.fromkeys(name for values, _ in pruned for name in values)
-        ours: dict[Config, Any] = {}
-        for values, config in pruned:
-            ours.setdefault(Config({name: values.get(name) for name in names}), config)
-        return ours
+        return by_knobs(self.pruned_configs(args, kwargs))
 
     def run_under(self, chosen: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Nested`."""

@@ -220,6 +220,16 @@ class TritonCall:
         return describe_call(bind_call(self.kernel.arg_names, defaults_of(self.kernel), args, kwargs).arguments)
 
 
+def by_knobs(theirs: Sequence[Any]) -> dict[Config, Any]:
+    """Triton's configs by ours, each with the knobs of all; of equal ones the first."""
+    knobs = [knobs_of(config) for config in theirs]
+    names = dict.fromkeys(name for values in knobs for name in values)
+    ours: dict[Config, Any] = {}
+    for values, config in zip(knobs, theirs, strict=True):
+        ours.setdefault(Config({name: values.get(name) for name in names}), config)
+    return ours
+
+
 def knobs_of(config: Any) -> dict[str, Value]:
     """All that a `triton.Config` sets, by name, as values of a `Config`."""
     return {name: plain_value(value) for name, value in config.all_kwargs().items()}

@@ -1,12 +1,26 @@
-"""The tuner's `cache`, as programs know it of Triton's: tuning key to config."""
+"""Tuning keys by Triton's rule, and the tuner's `cache`: from such a key to the config decided."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from sys import intern
 from typing import Any
 
 from ..key_table import Entry, KeyTable
 from .target import current_device
+
+
+def tuning_key(tuner: Any, call: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A call's key by Triton's rule, values of `key` and then dtypes of arguments; with the device at its end.
+
+    Args:
+        tuner: read for `keys` and `buckets`.
+        call: the kernel's arguments by name, in the order they were given.
+    """
+    key = [tuner.buckets[n](call[n]) if n in tuner.buckets else call[n] for n in tuner.keys if n in call]
+    key += [intern(str(value.dtype)) for value in call.values() if hasattr(value, "dtype")]
+    device = current_device()
+    return tuple(key) if device is None else (*key, device)
 
 
 class DecisionCache(MutableMapping[Any, Any]):

@@ -24,6 +24,7 @@ from ..engine import Request
 from ..key_table import Entry
 from ..tuning_lock import tuning_lock
 from .call import TritonCall
+from .decision_cache import tuning_key
 from .target import current_device
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class KernelTuning:
         tuner.bench_time = seconds
         if measured:  # configs may have run on the call's own tensors
             tuner.pre_hook({**call.named, **config.all_kwargs()}, reset_only=True)
-        key = tuner.tuning_key({n: v for n, v in call.named.items() if n in tuner.arg_names})
+        key = tuning_key(tuner, {n: v for n, v in call.named.items() if n in tuner.arg_names})
         kernel = jit_function(tuner.fn)
         if (listener := getattr(knobs.autotuning, "listener", None)) is not None and kernel is not None:
             try:

@@ -12,10 +12,10 @@ from ..program_text.values import is_kernel
 
 
 def program_of(kernel: Any) -> Program:
-    """The program that a kernel, or a tuner with the heuristics and hooks around one, stands for.
+    """The program of a kernel, or of a tuner with the heuristics and hooks around one.
 
-    Its text holds the kernel, the functions that it calls, what they read from outside, and what is called around a
-    launch. Its digest changes when Triton's `cache_key` does, but for line numbers.
+    Its text holds the kernel, the functions that it calls, the values they read from outside, and the functions called
+    around a launch. Its digest changes when Triton's `cache_key` does, except by line numbers.
     """
     function = kernel
     while (inner := getattr(function, "fn", None)) is not None:
@@ -25,9 +25,9 @@ def program_of(kernel: Any) -> Program:
 
 
 def plain_value(value: Any) -> Value:
-    """A knob or a key's value as text where it has no JSON form: a dtype, a function given as a constexpr.
+    """The value of a knob or a key, as text where it has no JSON form, such as a dtype.
 
-    A function's name goes with a digest of its code: two that closures make have one name.
+    A function given as a constexpr becomes its name with a digest of its code: two closures may share a name.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value

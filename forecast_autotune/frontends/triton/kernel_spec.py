@@ -46,6 +46,34 @@ class KernelSpec:
     isolate: bool
     roles: Mapping[str, str]  # of knobs, as the user's space says
 
+    @classmethod
+    def of(cls, tuner: Any) -> KernelSpec:
+        """The spec of a `ForecastAutotuner`, from its attributes as they are now."""
+        return cls(
+            fn=tuner.fn,
+            base_fn=tuner.base_fn,
+            arg_names=tuple(tuner.arg_names),
+            configs=tuple(tuner.configs),
+            key=tuple(tuner.keys),
+            key_buckets=tuner.buckets,
+            reset_to_zero=tuple(tuner.reset_to_zero),
+            restore_value=tuple(tuner.restore_value),
+            pre_hook=tuner.pre_hook,
+            post_hook=tuner.post_hook,
+            user_defined_pre_hook=tuner.user_defined_pre_hook,
+            user_defined_post_hook=tuner.user_defined_post_hook,
+            early_config_prune=tuner.early_config_prune,
+            perf_model=tuner.perf_model,
+            top_k=tuner.configs_top_k,
+            own_do_bench=tuner.user_do_bench,
+            warmup_ms=tuner.num_warmups,
+            rep_ms=tuner.num_reps,
+            timing=tuner.timing,
+            check=tuner.check,
+            isolate=tuner.isolate,
+            roles=tuner.space.roles if tuner.space is not None else {},
+        )
+
     @property
     def name(self) -> str:
         """The kernel's function name."""

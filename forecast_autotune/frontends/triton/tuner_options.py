@@ -51,14 +51,22 @@ def bucket_functions(
     return functions
 
 
-def check_timing(kernel: str, timing: str) -> None:
-    """Check the option `timing`.
+def timing_of(kernel: str, timing: str, use_cuda_graph: bool) -> str:
+    """How to time: `eager` or `graph`; Triton's `use_cuda_graph` stands for the latter.
 
     Raises:
-        InvalidInputError: it is neither `eager` nor `graph`.
+        InvalidInputError: `timing` is neither.
     """
     if timing not in TIMINGS:
         raise InvalidInputError(f"timing={timing!r} of {kernel}: accepted are {', '.join(TIMINGS)}")
+    return "graph" if use_cuda_graph else timing
+
+
+def pruning_options(prune_configs_by: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The user's pruning with Triton's names; torch, where it decorates a kernel again, writes `configs_top_k`."""
+    if prune_configs_by and "configs_top_k" in prune_configs_by:
+        return {"top_k": prune_configs_by["configs_top_k"], **prune_configs_by}
+    return prune_configs_by
 
 
 def check_names(kernel: str, arg_names: Sequence[str], **named: Sequence[str] | None) -> None:

@@ -34,10 +34,11 @@ from ..keys import NoKeyError, features_of
 from ..triton.simulated_driver import Rehearsal, current_rehearsal
 from ..tuned_callable import Call, work_of_call
 from .arguments import KNOB
-from .launches import LONGEST_S, LONGEST_SHARE, Described, VariantLaunches
+from .launches import LONGEST_S, LONGEST_SHARE, LazyStaticFeatures, VariantLaunches
 
 if TYPE_CHECKING:
-    from .tuned_variants import Choice, TunedVariants
+    from .joint_space import Choice
+    from .tuned_variants import TunedVariants
 
 log = logging.getLogger(__name__)
 
@@ -52,19 +53,23 @@ class VariantsDoor:
 
     @property
     def name(self) -> str:
+        """The variants in warnings."""
         return self._tuned.full_name
 
     def why_unmeasured(self, call: Call) -> str:
+        """See `FrontDoor`."""
         return call.why_unmeasured
 
     def default(self, call: Call) -> Choice:  # noqa: ARG002
+        """See `FrontDoor`: the first variant, with the tuners in it at their defaults."""
         return self._tuned.default(defaults_only=True)
 
     def tuning(self, call: Call, how: Request) -> _VariantsTuning:
+        """See `FrontDoor`."""
         return _VariantsTuning(self._tuned, call, how)
 
     def forget_shortcuts(self) -> None:
-        """There are none."""
+        """Variants keep no shortcuts."""
 
 
 class _VariantsTuning:
@@ -90,12 +95,13 @@ class _VariantsTuning:
 
     @functools.cached_property
     def job(self) -> Job | None:
+        """See `Tuning`."""
         if odd := why_untuned(self._call.values, self._tuned.names):
             self._tuned.note_untuned(odd)
             return None
         if len(self._choices) == 1:
             return None
-        longest_s = math.inf  # every rank is to say the same
+        longest_s = math.inf  # in mode forecast every rank must come to the same answer
         if self._how.settings.mode != "forecast":
             longest_s = min(LONGEST_S, LONGEST_SHARE * (BudgetLimits.parse(self._how.budget).seconds or math.inf))
         try:
@@ -105,12 +111,12 @@ class _VariantsTuning:
             return None
         known = stored(job, self._tuned.dispatcher.store(job.hardware, self._how.settings))
         if known is not None and (known.basis == "measured" or not BudgetLimits.parse(self._how.budget).measures):
-            return job  # which is all that is asked for: nothing is to be forecast
+            return job  # recalled as it is: nothing is to be forecast
         return with_work(self._tuned, job)
 
     @property
     def compiler(self) -> Compiler:
-        """What compiles ahead the Triton kernels that variants launch; the rest is compiled by its first launch."""
+        """Compiles ahead the Triton kernels that variants launch; all else is compiled by its first launch."""
         if self._launched is None:
             return NoCompiler()
         from ...compilers.triton_launches import LaunchesCompiler
@@ -122,7 +128,7 @@ class _VariantsTuning:
         return LaunchesCompiler(self._launched, target=target, properties=limits)
 
     def measurer(self) -> InProcess:
-        """What times them, on copies of the call's arguments. In a rehearsal nothing is computed that could be compared."""
+        """Times variants on copies of the call's arguments. On the simulated driver, which computes nothing, none is checked."""
         tuned, call, choices, simulated = self._tuned, self._call, self._choices, _rehearsal(self._tuned)
 
         def launch(config: Config, values: Values) -> Launch:
@@ -147,10 +153,11 @@ class _VariantsTuning:
         )
 
     def launcher(self, config: Config) -> Choice:
+        """See `Tuning`."""
         return self._choices[config]
 
     def refused(self, config: Config, measurer: InProcess) -> Failure | None:
-        """What a variant calls may have changed in a way that its source does not show."""
+        """See `Tuning`. The functions that a variant calls may have changed though its source has not."""
         try:
             failure = measurer.verify(config)
         except AutotuneError as err:  # such as memory that is short for copies
@@ -165,7 +172,7 @@ class _VariantsTuning:
         return None if runs else (default, default.config)
 
     def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
-        """Nobody listens."""
+        """Nobody listens to variants."""
 
 
 def job_of(
@@ -176,7 +183,7 @@ def job_of(
     launched: VariantLaunches | None,
     longest_s: float = LONGEST_S,
 ) -> Job:
-    """What there is to decide for a call.
+    """The job of a call.
 
     Raises:
         NoKeyError: an argument has no form that the key could hold.
@@ -188,8 +195,8 @@ def job_of(
     space, hardware = Space(choices, roles=roles), _hardware(tuned, call.state.device_name)
     described: Sequence[Mapping[str, float]] = ()
     if launched is not None:
-        describe = functools.partial(launched.described, hardware=hardware)
-        described = Described(space, describe, longest_s=longest_s)
+        describe = functools.partial(launched.static_features, hardware=hardware)
+        described = LazyStaticFeatures(space, describe, longest_s=longest_s)
     key = {**tuned.key_as_json(values), **call.state.as_json(list(labelled_tensors(values, names)))}
     return Job(
         workload=Workload(
@@ -207,12 +214,12 @@ def job_of(
 
 
 def with_work(tuned: TunedVariants, job: Job) -> Job:
-    """The job with the work that its configs are seen to do, if nobody says what there is."""
+    """The job with its work from its static features, unless the user's `work=` gives it."""
     return replace(job, work=work_of(job.described)) if tuned.work is None and job.described else job
 
 
 def launched_by(tuned: TunedVariants, choices: Mapping[Config, Choice], call: Call) -> VariantLaunches | None:
-    """What a call launches under each config; None where that is not to be asked, or there is no compiler for it."""
+    """The kernels that a call launches under each config; None without `compile_ahead` or a compiler."""
     if not tuned.compile_ahead or not tuned.of_triton:
         return None
     from ..triton.target import compiled_for
@@ -225,7 +232,7 @@ def launched_by(tuned: TunedVariants, choices: Mapping[Config, Choice], call: Ca
 
 
 def _one_clock(device: str, simulated: Rehearsal | None) -> Callable[[Config], Clock]:
-    """A function from a config to the clock that times all of them, made at the first."""
+    """A function from a config to the one clock for all, made at the first."""
 
     @functools.cache
     def made() -> Clock:
@@ -248,5 +255,5 @@ def _hardware(tuned: TunedVariants, device: str) -> Hardware:
 
 
 def _rehearsal(tuned: TunedVariants) -> Rehearsal | None:
-    """The rehearsal that plays the variants' kernels, if one does."""
+    """The rehearsal that the variants' kernels run in; None without kernels or without one."""
     return current_rehearsal() if "triton" in tuned.reading.languages else None

@@ -6,18 +6,15 @@ import copy
 import functools
 import importlib
 import inspect
-import itertools
 import logging
-import math
 import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ...core.config import Config
-from ...core.digest import Value
 from ...core.hardware import Toolchain
 from ...core.job import Job
 from ...core.outcome import Outcome
@@ -25,14 +22,12 @@ from ...core.space import MAX_CONFIGS
 from ...core.workload import Program
 from ...errors import InvalidInputError
 from ...measure.checks import Check, validate
-from ...measure.copies import UnportableError, copied_arguments
 from ...measure.probe import detect_cpp_toolchain
-from ...measure.process_state import preserve_process_state
-from ...measure.state import modules_reached, state_reached
+from ...measure.state import modules_reached
 from ...protocols import Surrogate
 from ...settings import Settings
 from ..call_state import ReachedModules, state_without_data
-from ..nested_tuning import NestedTuner, NestedTuning, ever_nested, of_thread, run_nested
+from ..nested_tuning import NestedTuner, ever_nested, of_thread
 from ..program_text.code_text import CodeText
 from ..triton.simulated_driver import times_mean_nothing
 from ..tuned_callable import Call, TunedCallable
@@ -40,38 +35,11 @@ from ..tuning_lock import tuning_lock
 from .arguments import KNOB, Arguments, Variant, as_variants
 from .door import COMPILING, VariantsDoor, job_of, launched_by, with_work
 from .dynamo_constants import as_constant, from_constant, traced
+from .joint_space import Choice, combined, tuners_called
 
 log = logging.getLogger(__name__)
 
 DEFAULT_BUDGET = "16,30s"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """One way to make a call.
-
-    Attributes:
-        config: the joint config.
-        variant: which variant runs.
-        knobs: its own, handed to it by name.
-        fixed_configs: by identity of a tuner that it calls, the config which that one runs.
-        defaults_only: its other tuners run their defaults and do not tune themselves.
-    """
-
-    config: Config
-    variant: Variant
-    knobs: Mapping[str, Value]
-    fixed_configs: Mapping[int, Any]
-    defaults_only: bool = False
-
-    @functools.cached_property
-    def call(self) -> Callable[..., Any]:
-        """Makes a call this way."""
-        function = functools.partial(self.variant.call, **self.knobs) if self.knobs else self.variant.call
-        if not self.fixed_configs and not self.defaults_only:
-            return function
-        nested = NestedTuning(fixed_configs=self.fixed_configs, defaults_only=self.defaults_only)
-        return run_nested(nested, function)
 
 
 def variants(
@@ -331,41 +299,15 @@ class TunedVariants(TunedCallable):
             may_run: whether a variant may run on copies of the arguments, to meet the tuners that it calls.
         """
         parts: list[Choice] = []
+        most = MAX_CONFIGS / sum(len(v.space or "1") for v in self.variants)
         for i, variant in enumerate(self.variants):
             if may_run and i in self.calling:
-                self._nested_tuners[i] = self._tuners_in(variant, call)
+                self._nested_tuners[i] = tuners_called(variant, call, self.full_name)
             for own in variant.space or (Config({}),):
-                parts += self._combined(variant, own, self._nested_tuners.get(i, ()))
+                parts += combined(variant, own, self._nested_tuners.get(i, ()), most=most)
         names = dict.fromkeys(name for choice in parts for name in choice.config.knobs)
         every = (replace(c, config=Config({name: c.config.knobs.get(name) for name in names})) for c in parts)
         return {choice.config: choice for choice in every}
-
-    def _combined(self, variant: Variant, own: Config, tuners: Sequence[NestedTuner]) -> list[Choice]:
-        """A variant's own config with every combination of the configs of the tuners in it."""
-        room = MAX_CONFIGS / sum(len(v.space or "1") for v in self.variants)
-        joined = [t for i, t in enumerate(tuners) if math.prod(len(u.candidates) for u in tuners[: i + 1]) <= room]
-        choices = []
-        for chosen in itertools.product(*(t.candidates.items() for t in joined)):
-            knobs: dict[str, Value] = {KNOB: variant.name, **own.knobs}
-            for tuner, (config, _) in zip(joined, chosen, strict=True):
-                knobs.update({f"{tuner.name}.{name}": value for name, value in config.knobs.items()})
-            fixed = {id(t.tuner): theirs for t, (_, theirs) in zip(joined, chosen, strict=True)}
-            choices.append(Choice(config=Config(knobs), variant=variant, knobs=own.knobs, fixed_configs=fixed))
-        return choices
-
-    def _tuners_in(self, variant: Variant, call: Call) -> tuple[NestedTuner, ...]:
-        """The tuners that a variant calls, from one call on copies of its arguments."""
-        nested = NestedTuning(defaults_only=True, records=True)
-        knobs = variant.space.default.knobs if variant.space else {}
-        reached = state_reached([variant.function, *call.values])
-        try:
-            with preserve_process_state(), copied_arguments(call.args, call.kwargs, **reached) as (args, kwargs):
-                run_nested(nested, variant.call)(*args, **kwargs, **knobs)
-        except UnportableError as err:
-            log.info("%s of %s is not asked for tuners: %s", variant.name, self.full_name, err)
-        except Exception as err:  # reported when the variant is timed
-            log.debug("%s of %s: %r", variant.name, self.full_name, err)
-        return tuple(nested.tuners.values())
 
     def default(self, *, defaults_only: bool) -> Choice:
         """The first variant with its first config.

@@ -25,7 +25,7 @@ from forecast_autotune.core.workload import Work  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.frontends import tuned_callable  # noqa: E402
 from forecast_autotune.frontends.variants import launches  # noqa: E402
-from forecast_autotune.frontends.variants.launches import Described  # noqa: E402
+from forecast_autotune.frontends.variants.launches import LazyStaticFeatures  # noqa: E402
 from forecast_autotune.settings import Settings  # noqa: E402
 
 N = 4000
@@ -79,7 +79,7 @@ def scaled(**options: Any) -> Any:
     return fa.variants([(at_once, space), in_two, without_triton], **given)
 
 
-def test_a_config_is_described_by_what_its_launches() -> None:
+def test_a_config_is_described_by_what_its_variant_launches() -> None:
     with playing() as on:
         job = scaled().tuned.job((torch.empty(4096), N))
     assert [c["variant"] for c in job.space] == ["at_once", "at_once", "in_two", "without_triton"]
@@ -188,7 +188,7 @@ def configs(count: int) -> list[Config]:
 
 def test_each_is_asked_for_once_when_the_first_is_looked_at() -> None:
     asked: list[Config] = []
-    described = Described(configs(5), lambda config: asked.append(config) or {"n": float(config["n"])})  # type: ignore[arg-type,func-returns-value]
+    described = LazyStaticFeatures(configs(5), lambda config: asked.append(config) or {"n": float(config["n"])})  # type: ignore[arg-type,func-returns-value]
     assert (len(described), asked) == (5, [])
     assert [d["n"] for d in described] == [0, 1, 2, 3, 4]
     assert described[-1] == {"n": 4.0}
@@ -217,7 +217,7 @@ def test_of_very_many_a_drawn_part_is_described_in_about_the_time_there_is(
         return {"n": 1.0}
 
     with caplog.at_level(logging.DEBUG, launches.__name__):
-        described = Described(configs(1000), describe, longest_s=2.0)
+        described = LazyStaticFeatures(configs(1000), describe, longest_s=2.0)
         told = [i for i, d in enumerate(described) if d]
     assert now[0] == pytest.approx(3.0 + 2.0, abs=0.2)
     assert 20 <= len(told) <= 22
@@ -226,7 +226,7 @@ def test_of_very_many_a_drawn_part_is_described_in_about_the_time_there_is(
     assert [i for i, asked in enumerate(described.asked) if asked] == told
     assert f"{len(told)} of 1000 configs are described" in caplog.text
     monkeypatch.setattr(launches, "MOST_CONFIGS", 30)
-    assert sum(map(bool, Described(configs(1000), lambda _: {"n": 1.0}, longest_s=float("inf")))) == 30
+    assert sum(map(bool, LazyStaticFeatures(configs(1000), lambda _: {"n": 1.0}, longest_s=float("inf")))) == 30
 
 
 @pytest.mark.parametrize(
@@ -239,5 +239,5 @@ def test_no_more_than_a_tenth_of_a_budget_is_spent_on_it_and_mode_forecast_does_
     with playing():
         scaled(surrogate=listening, **how)(torch.empty(4096), N)
     described = listening.asked[0].job.described
-    assert isinstance(described, Described)
+    assert isinstance(described, LazyStaticFeatures)
     assert described._longest_s == pytest.approx(longest_s)
