@@ -1,4 +1,4 @@
-"""load_inline: torch's own, with a space of variants."""
+"""fa.load_inline: torch's own, with a space of variants; and the module that it returns."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from ...measure.checks import Check
 from ...measure.probe import detect_cpp_toolchain, detect_hardware, nvcc_path
 from ...settings import Settings
 from ..keys import device_of, parse_signature
-from .function import TunedFunction
-
-_EXTRAS = ("kernel_sources", "signature", "key", "work", "check", "budget")
+from .tuned_function import TunedFunction
 
 
 def load_inline(
@@ -43,9 +41,9 @@ def load_inline(
 ) -> Any:
     """Build a C++ or CUDA extension from text; with a space, choose among its variants at each key's first call.
 
-    Every argument of `torch.utils.cpp_extension.load_inline` is taken, by position or name, and handed on. Without
-    `space` this is that function. With it, the module returned builds and times variants when one of its functions
-    meets a key for the first time, and dispatches to the variant decided for it from then on.
+    Takes every argument of `torch.utils.cpp_extension.load_inline`, by position or name, and without `space` is that
+    function. With it, a function of the module builds and times variants at the first call of a key; later calls of the
+    key run the variant decided for it.
 
     Args:
         space: configs, or `Space.grid(...)`. A knob becomes `-DNAME=VALUE`; one with the role `flag` is a compiler flag;
@@ -59,25 +57,44 @@ def load_inline(
         check: how a variant's outputs must agree with the default's: `"allclose"`, `"bitexact"`, a callable of (outputs,
             the default's), or None.
         budget: as FORECAST_AUTOTUNE_BUDGET, which overrides it.
-
-    `signature`, `key`, `work`, `check` and `budget` may be given per function, as mappings from function names.
-
+            From `signature` on, each may be a mapping from function names.
     Raises:
         InvalidInputError: an argument does not fit; the message names the value and what is accepted.
     """
+    options = {"signature": signature, "key": key, "work": work, "check": check, "budget": budget}
+    if space is None:
+        return _without_space(name, cpp_sources, torch_args, torch_kwargs, kernel_sources, options)
+    return _with_space(name, cpp_sources, torch_args, torch_kwargs, kernel_sources, options, space)
+
+
+def _without_space(
+    name: str, cpp_sources: Any, torch_args: Any, torch_kwargs: Any, kernel_sources: Any, options: Mapping[str, Any]
+) -> Any:
     import torch.utils.cpp_extension as cpp_extension
 
-    if space is None:
-        given = (kernel_sources, signature, key, work, None if check == "allclose" else check, budget)
-        if named := [n for n, value in zip(_EXTRAS, given, strict=True) if value is not None]:
-            raise InvalidInputError(f"{', '.join(named)} of {name}: these describe a space of variants; add space=")
-        return cpp_extension.load_inline(name, cpp_sources, *torch_args, **torch_kwargs)
+    defaults = {"check": "allclose"}
+    given = {"kernel_sources": kernel_sources, **options}
+    if named := [n for n, value in given.items() if value is not None and value != defaults.get(n)]:
+        raise InvalidInputError(f"{', '.join(named)} of {name}: these describe a space of variants; add space=")
+    return cpp_extension.load_inline(name, cpp_sources, *torch_args, **torch_kwargs)
+
+
+def _with_space(
+    name: str,
+    cpp_sources: Any,
+    torch_args: Any,
+    torch_kwargs: Any,
+    kernel_sources: Any,
+    options: Mapping[str, Any],
+    space: Any,
+) -> TunedModule:
+    import torch.utils.cpp_extension as cpp_extension
+
     bound = inspect.signature(cpp_extension.load_inline).bind(name, cpp_sources, *torch_args, **torch_kwargs)
     arguments = {name: _without_paths(value) for name, value in bound.arguments.items()}
     if arguments.pop("sycl_sources", None):
         raise InvalidInputError(f"{name} has sycl_sources: a space of variants takes C++ and CUDA sources")
     functions = _functions(arguments.pop("functions", None))
-    options = {"signature": signature, "key": key, "work": work, "check": check, "budget": budget}
     for option, value in options.items():
         for function in value if isinstance(value, Mapping) else ():
             if functions is not None and function not in functions:
@@ -100,7 +117,7 @@ def load_inline(
 
 
 def _without_paths(value: Any) -> Any:
-    """The same argument with paths as text: it is kept, and handed to other processes."""
+    """The argument with paths as text, which can be kept and sent to other processes."""
     if isinstance(value, (list, tuple)):
         return [_without_paths(v) for v in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -118,8 +135,8 @@ def _functions(functions: object) -> dict[str, str] | None:
 class TunedModule(types.ModuleType):
     """An extension whose functions dispatch to the variant decided for each key.
 
-    Each function has an attribute `decisions`: from key to `Decision`, those made or recalled in this process. Where the
-    sources bring a binding of their own (no `functions=`), what they offer shows when it is first called.
+    Each function has an attribute `decisions`: from key to the `Decision` made or recalled in this process. Where the
+    sources bring their own binding (no `functions=`), a missing function shows at its first call.
     """
 
     def __init__(self, recipe: Recipe, space: Space, options: Mapping[str, Any]) -> None:
@@ -134,15 +151,17 @@ class TunedModule(types.ModuleType):
 
     def __getattr__(self, function: str) -> Any:
         if function.startswith("_") or self._recipe.functions is not None:
-            there = ", ".join(self._recipe.functions or {})
-            raise AttributeError(f"module {self.__name__!r} has no function {function!r}; it has {there}")
+            names = ", ".join(self._recipe.functions or {})
+            raise AttributeError(f"module {self.__name__!r} has no function {function!r}; it has {names}")
         return self._add(function)
 
     def report(self, config: Config | Mapping[str, Value]) -> Evidence | Failure | None:
-        """What nvcc says of a CUDA variant's kernels before anything is built: registers, spills, shared memory.
+        """Registers, spills and shared memory of a CUDA variant's kernels, from nvcc, before anything is built.
 
-        A variant that the GPU cannot run is a `Failure` at stage `resources`; None where nothing can be said. Without a
-        GPU here, the first one that TORCH_CUDA_ARCH_LIST names is meant, else one of capability 9.0.
+        Without a GPU, the report is for the first capability in TORCH_CUDA_ARCH_LIST, else for 9.0.
+
+        Returns:
+            `Evidence`; a `Failure` at stage `resources` where the GPU cannot run it; None for plain C++ or without nvcc.
         """
         chosen = config if isinstance(config, Config) else Config(config)
         return self._compiler(device_of(())).report(chosen)
@@ -183,7 +202,7 @@ class TunedModule(types.ModuleType):
 
 
 def _named_gpu() -> Hardware:
-    """The GPU that a report is made for where none is meant by a tensor."""
+    """The GPU for a report, which has no tensors to say which."""
     import torch
 
     if torch.cuda.is_available():

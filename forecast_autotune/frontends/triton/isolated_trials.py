@@ -1,4 +1,4 @@
-"""Trying compiled configs of a Triton kernel in a child process."""
+"""Timing compiled configs of a Triton kernel in a child process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ...measure.isolated import serve_trials
 from ...processes.channel import Channel, Message
 from ...processes.serving import redirect_output
 from ...store.encoding import decode_hardware, decode_outcome, encode_hardware, encode_outcome
-from ..simulated_driver import current_rehearsal, rehearsal
 from .compiled_launch import TritonBinary
+from .simulated_driver import current_rehearsal, rehearsal
 
 
 def describe_trial(made: Source, grid: Any, copy: Snapshot, zeroed: Sequence[Any]) -> Message:
-    """What a child loads a config by: its binary, its launch's values over the copied tensors, and those to set to zero.
+    """The message by which a child loads a config: its binary, its launch's values, and the tensors to set to zero.
 
     Raises:
         UnportableError: a value cannot be handed on.
@@ -51,25 +51,27 @@ def describe_trial(made: Source, grid: Any, copy: Snapshot, zeroed: Sequence[Any
         "values": copy.describe(values),
         "zeroed": copy.describe(zeroed),
     }
-    if (playing := current_rehearsal()) is not None:
-        described["plays"] = encode_outcome(playing.outcome(made.source.name, {**made.options, **made.bound})[1])
+    if (simulated := current_rehearsal()) is not None:
+        described["plays"] = encode_outcome(
+            simulated.recorded.outcome(made.source.name, {**made.options, **made.bound})[1]
+        )
     return described
 
 
 def trials_request(device: int, *, timing: str, timed_s: float, warmup_s: float) -> Message:
-    """What a child is told once: the device, and how to time there."""
-    playing = current_rehearsal()
+    """The first message to a child: the device, and how to time there."""
+    simulated = current_rehearsal()
     return {
         "device": device,
         "graph": timing == "graph",
         "timed_s": timed_s,
         "warmup_s": warmup_s,
-        "rehearsed": None if playing is None else encode_hardware(playing.sheet),
+        "rehearsed": None if simulated is None else encode_hardware(simulated.sheet),
     }
 
 
 def triton_trials(channel: Channel, request: Message) -> None:
-    """Try the configs the caller names. Runs in a worker, which needs no source of the kernel."""
+    """Time the configs that the caller names. Runs in a worker, which needs no source of the kernel."""
     redirect_output(request["log"])
     if request["rehearsed"] is not None:
         with ExitStack() as stage:
@@ -95,7 +97,7 @@ def triton_trials(channel: Channel, request: Message) -> None:
 
 
 def _rehearsed(hardware: Any, stage: ExitStack) -> Callable[[Message, Arguments], tuple[Launch, Clock]]:
-    """Loads candidates onto a GPU that is only named; one whose recording tells of a crash crashes, or hangs, for real."""
+    """Load candidates onto the simulated driver; one whose recording is a crash or a timeout crashes or hangs for real."""
 
     def load(candidate: Message, arguments: Arguments) -> tuple[Launch, Clock]:
         from triton.runtime.driver import driver
@@ -136,6 +138,6 @@ def _fail(recorded: Failure) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A compiled-in value where a child can be told it; such values are in the binary and no longer looked at."""
+    """A compiled-in value if it is plain, else None; the binary holds such values, and no launch reads them."""
     value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
     return value if isinstance(value, (bool, int, float, str)) else None

@@ -6,18 +6,15 @@ import copy
 import functools
 import importlib
 import inspect
-import itertools
 import logging
-import math
 import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ...core.config import Config
-from ...core.digest import Value
 from ...core.hardware import Toolchain
 from ...core.job import Job
 from ...core.outcome import Outcome
@@ -25,46 +22,24 @@ from ...core.space import MAX_CONFIGS
 from ...core.workload import Program
 from ...errors import InvalidInputError
 from ...measure.checks import Check, validate
-from ...measure.copies import UnportableError, copied_arguments
 from ...measure.probe import detect_cpp_toolchain
-from ...measure.process_state import preserve_process_state
-from ...measure.state import modules_reached, state_reached
+from ...measure.state import modules_reached
 from ...protocols import Surrogate
 from ...settings import Settings
-from ..callable_program import Reading
-from ..keys import Surroundings, state_without_data
-from ..nested_tuning import Found, Joint, here, in_use, under
+from ..call_state import ReachedModules, state_without_data
+from ..nested_tuning import NestedTuner, ever_nested, of_thread
+from ..program_text.code_text import CodeText
+from ..triton.simulated_driver import times_mean_nothing
 from ..tuned_callable import Call, TunedCallable
-from ..turn import turn
+from ..tuning_lock import tuning_lock
 from .arguments import KNOB, Arguments, Variant, as_variants
 from .door import COMPILING, VariantsDoor, job_of, launched_by, with_work
-from .tracing import imagined, told, traced
+from .dynamo_constants import as_constant, from_constant, traced
+from .joint_space import Choice, combined, tuners_called
 
 log = logging.getLogger(__name__)
 
 DEFAULT_BUDGET = "16,30s"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """One way to make a call: a variant, its knobs, and what the tuners in it run, by identity.
-
-    `frozen` where tuners that nothing is imposed on run their defaults and do not tune themselves.
-    """
-
-    config: Config
-    variant: Variant
-    knobs: Mapping[str, Value]
-    imposed: Mapping[int, Any]
-    frozen: bool = False
-
-    @functools.cached_property
-    def call(self) -> Callable[..., Any]:
-        """What makes a call this way."""
-        function = functools.partial(self.variant.call, **self.knobs) if self.knobs else self.variant.call
-        if not self.imposed and not self.frozen:
-            return function
-        return under(Joint(imposed=self.imposed, frozen=self.frozen), function)
 
 
 def variants(
@@ -152,7 +127,7 @@ class TunedVariants(TunedCallable):
         self.callables = tuple(v.function for v in listed)
         self.variants = tuple(map(self.arguments.adapted, listed))
         self._least = len(self.arguments.positional)
-        self._nested: dict[int, tuple[Found, ...]] = {}  # tuners by variant, as last met
+        self._nested_tuners: dict[int, tuple[NestedTuner, ...]] = {}  # by variant, from the last call
         super().__init__(
             VariantsDoor(self),
             name=own_name,
@@ -163,6 +138,7 @@ class TunedVariants(TunedCallable):
             budget=budget,
             mode=mode,
             surrogate=surrogate,
+            times_mean_nothing=times_mean_nothing,
         )
         functools.update_wrapper(self, first.function, updated=())
         self.__name__ = own_name
@@ -174,11 +150,13 @@ class TunedVariants(TunedCallable):
     @traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._compiling():
-            index, knobs, order = self._choose(tuple([told(a) for a in args]), {n: told(v) for n, v in kwargs.items()})
+            index, knobs, order = self._choose(
+                tuple([as_constant(a) for a in args]), {n: as_constant(v) for n, v in kwargs.items()}
+            )
             args = (*args, *[kwargs.pop(name, default) for name, default in order])
             return self._functions[index](*args, **kwargs, **dict(knobs))
-        if in_use and (joint := here.joint) is not None and joint.takes(self):
-            return joint.run(self, args, kwargs)
+        if ever_nested and (nested := of_thread.nested) is not None and nested.decides_for(self):
+            return nested.run(self, args, kwargs)
         if kwargs:
             args, kwargs = self.arguments.placed(args, kwargs)
         whole = len(args) >= self._least and not kwargs and not self.arguments.named
@@ -196,8 +174,8 @@ class TunedVariants(TunedCallable):
         """Variants of copied callables, such as the methods of a module that is copied; itself where all stay the same."""
         copied = [copy.deepcopy(function, memo) for function in self.callables]
         if id(self) in memo:  # copied with what a callable is bound to
-            found: TunedVariants = memo[id(self)]
-            return found
+            copied_before: TunedVariants = memo[id(self)]
+            return copied_before
         if all(_is_same(a, b) for a, b in zip(copied, self.callables, strict=True)):
             return self
         return _remade(*self._parts(copied))
@@ -215,37 +193,40 @@ class TunedVariants(TunedCallable):
 
     # What the variants are made of ----------------------------------------------------------------------------------
 
-    def surroundings(self) -> Surroundings:
-        modules, followed = modules_reached(self.callables)
-        return Surroundings(modules=tuple(map(weakref.ref, modules)), followed=followed)
+    def reached_modules(self) -> ReachedModules:
+        """See `TunedCallable`."""
+        modules, requires_grad = modules_reached(self.callables)
+        return ReachedModules(modules=tuple(map(weakref.ref, modules)), requires_grad=requires_grad)
 
     @functools.cached_property
-    def reading(self) -> Reading:
-        """All that the variants say, read at the first miss, when what they name is there."""
-        return Reading(self.callables)
+    def reading(self) -> CodeText:
+        """The text of all variants, read at the first miss, when all that they name exists."""
+        return CodeText(self.callables)
 
     @functools.cached_property
     def calling(self) -> frozenset[int]:
-        """Variants that may call tuners, by place."""
-        read = (Reading([function]).tuners for function in self.callables)
+        """Indices of the variants that may call tuners."""
+        read = (CodeText([function]).tuners for function in self.callables)
         return frozenset(i for i, tuners in enumerate(read) if any(t is not self for t in tuners))
 
     @functools.cached_property
     def of_triton(self) -> frozenset[str]:
-        """Names of variants whose only kernels are Triton's: what they launch can be told without data."""
-        return frozenset(v.name for v in self.variants if Reading([v.function]).languages == {"triton"})
+        """Names of the variants whose only kernels are Triton's: their launches can be listed without data."""
+        return frozenset(v.name for v in self.variants if CodeText([v.function]).languages == {"triton"})
 
     @functools.cached_property
     def program(self) -> Program:  # type: ignore[override]
+        """All variants as one program."""
         return self.reading.program(self.full_name)
 
     @property
     def toolchain(self) -> Toolchain:
+        """Versions of torch and of the compilers that the variants' kernels need."""
         import torch
 
         versions = {"torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
         if "triton" in self.reading.languages:
-            from ..triton.call import current_toolchain
+            from ..triton.target import current_toolchain
 
             versions.update(current_toolchain().versions)
         if {"c++", "cuda"} & self.reading.languages:
@@ -261,100 +242,87 @@ class TunedVariants(TunedCallable):
     def run_under(self, chosen: Choice, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Nested`."""
         call = self.placed(args, kwargs)
-        return replace(chosen, frozen=True).call(*call.args, **call.kwargs)
+        return replace(chosen, defaults_only=True).call(*call.args, **call.kwargs)
 
-    # Questions ------------------------------------------------------------------------------------------------------
+    # Questions without a call ---------------------------------------------------------------------------------------
 
     def job(self, args: Sequence[Any]) -> Job:
-        """What there is to decide for a call: its workload and the joint space, tuners in variants as they were last met."""
+        """The job of a call: its workload and the joint space, with the nested tuners of the last call."""
         call = self.placed(args)
         choices = self.choices(call, may_run=False)
         return with_work(self, job_of(self, choices, call, launched=launched_by(self, choices, call)))
 
     def outcomes(self, args: Sequence[Any]) -> Mapping[Config, Outcome]:
-        """What is known of each config for a call's key, from the store."""
+        """The stored outcome of each config for a call's key."""
         call = self.placed(args)
         job = job_of(self, self.choices(call, may_run=False), call, launched=None)
         return self.dispatcher.store(job.hardware, Settings.from_environment()).outcomes(job)
 
     def placed(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Call:
-        """A call as its variants take it."""
+        """A call as the variants take it."""
         placed, rest = self.arguments.placed(tuple(args), dict(kwargs or {}))
         return self._call_of(placed, rest, self.arguments.values(placed, rest))
 
-    def chosen_while_compiling(self, told: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, Any, Any]:
-        """The variant to compile by its place, its knobs, and the order of the arguments that were given by name.
+    def chosen_while_compiling(self, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, Any, Any]:
+        """The variant that Dynamo is to trace: its index, its knobs, and the order of arguments given by name.
 
-        What is decided counts, here or in the store, else a forecast. Tuners in the variant are captured by themselves.
+        A decision of this process or the store counts, else a forecast. Tuners in the variant are captured by themselves.
+
+        Args:
+            positional, named: the arguments as `as_constant` describes them.
         """
         import torch
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.utils._python_dispatch import _disable_current_modes
 
-        order = self.arguments.order(len(told), named)
+        order = self.arguments.order(len(positional), named)
         if self._state(()) is None:  # under a transform
-            return 0, tuple(self.default(frozen=True).knobs.items()), order
-        with _disable_current_modes(), torch.set_grad_enabled(True), turn.taken():
+            return 0, tuple(self.default(defaults_only=True).knobs.items()), order
+        with _disable_current_modes(), torch.set_grad_enabled(True), tuning_lock.held():
             mode = FakeTensorMode()
             args, kwargs = self.arguments.placed(
-                tuple(imagined(each, mode) for each in told), {n: imagined(each, mode) for n, each in named.items()}
+                tuple(from_constant(each, mode) for each in positional),
+                {n: from_constant(each, mode) for n, each in named.items()},
             )
             values = self.arguments.values(args, kwargs)
-            state = state_without_data(values, self._around)
+            state = state_without_data(values, self._reached)
             call = Call(state=state, values=values, args=args, kwargs=kwargs, unmeasured=COMPILING)
             choice = self.dispatcher.entry((state, self._key(*values)), call).launcher
         return self.variants.index(choice.variant), tuple(choice.knobs.items()), order
 
-    # What there is to choose among ----------------------------------------------------------------------------------
+    # The joint space ------------------------------------------------------------------------------------------------
 
     def choices(self, call: Call, *, may_run: bool) -> dict[Config, Choice]:
-        """Every joint config and what it stands for, the default first."""
+        """Every joint config with its choice, the default first.
+
+        Args:
+            may_run: whether a variant may run on copies of the arguments, to meet the tuners that it calls.
+        """
         parts: list[Choice] = []
+        most = MAX_CONFIGS / sum(len(v.space or "1") for v in self.variants)
         for i, variant in enumerate(self.variants):
             if may_run and i in self.calling:
-                self._nested[i] = self._tuners_in(variant, call)
+                self._nested_tuners[i] = tuners_called(variant, call, self.full_name)
             for own in variant.space or (Config({}),):
-                parts += self._combined(variant, own, self._nested.get(i, ()))
+                parts += combined(variant, own, self._nested_tuners.get(i, ()), most=most)
         names = dict.fromkeys(name for choice in parts for name in choice.config.knobs)
         every = (replace(c, config=Config({name: c.config.knobs.get(name) for name in names})) for c in parts)
         return {choice.config: choice for choice in every}
 
-    def _combined(self, variant: Variant, own: Config, tuners: Sequence[Found]) -> list[Choice]:
-        """A variant's own config with every combination of the configs of the tuners in it."""
-        room = MAX_CONFIGS / sum(len(v.space or "1") for v in self.variants)
-        joined = [t for i, t in enumerate(tuners) if math.prod(len(u.candidates) for u in tuners[: i + 1]) <= room]
-        found = []
-        for chosen in itertools.product(*(t.candidates.items() for t in joined)):
-            knobs: dict[str, Value] = {KNOB: variant.name, **own.knobs}
-            for tuner, (config, _) in zip(joined, chosen, strict=True):
-                knobs.update({f"{tuner.name}.{name}": value for name, value in config.knobs.items()})
-            imposed = {id(t.tuner): theirs for t, (_, theirs) in zip(joined, chosen, strict=True)}
-            found.append(Choice(config=Config(knobs), variant=variant, knobs=own.knobs, imposed=imposed))
-        return found
+    def default(self, *, defaults_only: bool) -> Choice:
+        """The first variant with its first config.
 
-    def _tuners_in(self, variant: Variant, call: Call) -> tuple[Found, ...]:
-        """The tuners that a call of a variant meets, found by making it once on copies of its arguments."""
-        joint = Joint(frozen=True, collects=True)
-        knobs = variant.space.default.knobs if variant.space else {}
-        reached = state_reached([variant.function, *call.values])
-        try:
-            with preserve_process_state(), copied_arguments(call.args, call.kwargs, **reached) as (args, kwargs):
-                under(joint, variant.call)(*args, **kwargs, **knobs)
-        except UnportableError as err:
-            log.info("%s of %s is not asked for tuners: %s", variant.name, self.full_name, err)
-        except Exception as err:  # it is told of when the variant is timed
-            log.debug("%s of %s: %r", variant.name, self.full_name, err)
-        return tuple(joint.found.values())
-
-    def default(self, *, frozen: bool) -> Choice:
-        """The first variant with its first config, tuners in it left to themselves or, if `frozen`, to their defaults."""
+        Args:
+            defaults_only: its tuners run their defaults; otherwise they tune themselves.
+        """
         first = self.variants[0]
         knobs = first.space.default.knobs if first.space else {}
-        return Choice(config=Config({KNOB: first.name, **knobs}), variant=first, knobs=knobs, imposed={}, frozen=frozen)
+        config = Config({KNOB: first.name, **knobs})
+        return Choice(config=config, variant=first, knobs=knobs, fixed_configs={}, defaults_only=defaults_only)
 
 
 def _run_while_traced(tuned: TunedVariants) -> Callable[..., Any]:
-    """What chooses a variant while Dynamo traces a call, which runs it for real and takes what it returns for constant."""
+    """A function that chooses a variant; Dynamo, which traces the call, runs it and takes its result for a constant."""
 
     @traced
     def choose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -369,7 +337,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _named(module: str, name: str) -> Any:
-    """What stands under a name in a module, for what is pickled by its name."""
+    """Unpickle what was pickled by its name in a module."""
     return getattr(importlib.import_module(module), name)
 
 

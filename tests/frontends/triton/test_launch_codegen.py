@@ -11,14 +11,14 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from forecast_autotune.frontends.key_table import Entry, KeyTable  # noqa: E402
-from forecast_autotune.frontends.triton.launch_code import (  # noqa: E402
-    DecisionCache,
+from forecast_autotune.frontends.triton.decision_cache import DecisionCache  # noqa: E402
+from forecast_autotune.frontends.triton.launch_codegen import (  # noqa: E402
     Form,
     Launch,
     call_form,
     make_form,
-    power_of_two,
 )
+from forecast_autotune.frontends.triton.tuner_options import power_of_two  # noqa: E402
 
 
 class Tuner:

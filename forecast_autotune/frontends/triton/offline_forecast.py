@@ -1,4 +1,4 @@
-"""What the Triton front end would expect of a kernel's configs on a GPU that need not be here: nothing is launched."""
+"""Forecasts for a Triton kernel's configs on a GPU that need not be present: nothing is launched."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .autotuner import ForecastAutotuner
 from .call import TritonCall
 
 
-class NamedCall:
-    """One call of an autotuned kernel on hardware that is only named.
+class OfflineCall:
+    """One call of an autotuned kernel on hardware that need not be present.
 
     Args:
         kernel: what `triton.autotune`, ours or Triton's own, has made, `@triton.heuristics` above it or not.
@@ -45,14 +45,14 @@ class NamedCall:
         tuner = as_forecast_autotuner(kernel)
         named = _with_outer_heuristics(kernel, arguments)
         _check_arguments(tuner, named)
-        # A leading run of arguments is passed by position, as a launch would: a user's pruning is told those by name.
+        # Leading arguments go by position, as in a launch: a user's pruning gets those by name.
         leading = list(itertools.takewhile(lambda name: name in named, tuner.arg_names))
         args = tuple(named[name] for name in leading)
         kwargs = {name: value for name, value in named.items() if name not in leading}
         if grid is not None:
             kwargs["grid"] = grid
         self.note = ""
-        """What a person should know of the ranking beside it."""
+        """A remark on the ranking, for the user."""
         self.call = TritonCall(tuner.spec, self._candidates(tuner, args, kwargs), args, kwargs, hardware=hardware)
         self.job = self.call.job
 
@@ -61,16 +61,16 @@ class NamedCall:
         outcomes = {c: o for c, o in store.outcomes(self.job).items() if c in self.job.space}
         session = surrogate.start(ForecastContext(job=self.job, recordings=store.related_recordings(self.job)))
         forecasts = zip(self.job.space, session.predict(outcomes, {}), strict=True)
-        return sorted(forecasts, key=lambda item: _place(item[1]))
+        return sorted(forecasts, key=lambda item: _rank(item[1]))
 
     def compiled(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
-        """What the compiler says of configs, as each is done."""
+        """The compiler's evidence or failure for each config, as it is done."""
         return self.call.compiler.compile(configs)
 
     def _candidates(self, tuner: ForecastAutotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The configs that the kernel's own pruning leaves; all of them where it does not run without a device."""
         try:
-            return tuner._pruned(args, kwargs)
+            return tuner.pruned_configs(args, kwargs)
         except Exception as err:
             self.note = (
                 f"the kernel's own pruning does not run here ({type(err).__name__}: {err}): no config is left out"
@@ -84,33 +84,33 @@ def as_forecast_autotuner(kernel: Any) -> ForecastAutotuner:
     Raises:
         InvalidInputError: it has none, or no JIT function under it.
     """
-    found = kernel
-    while isinstance(found, Heuristics):
-        found = found.fn
-    name = getattr(getattr(found, "base_fn", found), "__name__", type(found).__name__)
-    if not isinstance(found, Autotuner):
+    tuner = kernel
+    while isinstance(tuner, Heuristics):
+        tuner = tuner.fn
+    name = getattr(getattr(tuner, "base_fn", tuner), "__name__", type(tuner).__name__)
+    if not isinstance(tuner, Autotuner):
         raise InvalidInputError(
-            f"{name} is a {type(found).__name__}, not an autotuned kernel: put @triton.autotune(configs=[…], key=[…]) or "
+            f"{name} is a {type(tuner).__name__}, not an autotuned kernel: put @triton.autotune(configs=[…], key=[…]) or "
             "@forecast_autotune(…) above its @triton.jit"
         )
-    if jit_function(found.fn) is None:
+    if jit_function(tuner.fn) is None:
         why = "unset TRITON_INTERPRET" if knobs.runtime.interpret else "only @triton.jit functions can be forecast"
         raise InvalidInputError(f"kernel {name} has no JIT function under it: {why}")
-    if isinstance(found, ForecastAutotuner):
-        return found
-    plain = found.num_warmups is None and found.num_reps is None and not found.use_cuda_graph
+    if isinstance(tuner, ForecastAutotuner):
+        return tuner
+    plain = tuner.num_warmups is None and tuner.num_reps is None and not tuner.use_cuda_graph
     return ForecastAutotuner(
-        found.fn,
-        found.arg_names,
-        found.configs,
-        found.keys,
+        tuner.fn,
+        tuner.arg_names,
+        tuner.configs,
+        tuner.keys,
         prune_configs_by={
-            "perf_model": found.perf_model,
-            "early_config_prune": found.early_config_prune,
-            "top_k": found.configs_top_k,
+            "perf_model": tuner.perf_model,
+            "early_config_prune": tuner.early_config_prune,
+            "top_k": tuner.configs_top_k,
         },
-        do_bench=found._do_bench if plain else None,
-        timing="graph" if found.use_cuda_graph else "eager",
+        do_bench=tuner._do_bench if plain else None,
+        timing="graph" if tuner.use_cuda_graph else "eager",
     )
 
 
@@ -158,7 +158,7 @@ def _check_arguments(tuner: ForecastAutotuner, named: Mapping[str, Any]) -> None
         )
 
 
-def _place(forecast: Forecast | Abstention) -> tuple[bool, bool, float]:
+def _rank(forecast: Forecast | Abstention) -> tuple[bool, bool, float]:
     if isinstance(forecast, Abstention):
         return True, True, 0.0
     return False, forecast.fail_probability > 0.5, -forecast.mean

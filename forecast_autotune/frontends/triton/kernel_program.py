@@ -1,4 +1,4 @@
-"""A Triton kernel as a Program: its source with that of everything it calls."""
+"""A Triton kernel as a Program: its source with the source of everything it calls."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 
 from ...core.digest import Value
 from ...core.workload import Program
-from ..code_text import CodeText, digest_of, is_kernel
+from ..program_text.code_text import CodeText, digest_of
+from ..program_text.values import is_kernel
 
 
 def program_of(kernel: Any) -> Program:
-    """The program that a kernel, or a tuner with the heuristics and hooks around one, stands for.
+    """The program of a kernel, or of a tuner with the heuristics and hooks around one.
 
-    Its text holds the kernel, the functions that it calls, what they read from outside, and what is called around a
-    launch. Its digest changes when Triton's `cache_key` does, but for line numbers.
+    Its text holds the kernel, the functions that it calls, the values they read from outside, and the functions called
+    around a launch. Its digest changes when Triton's `cache_key` does, except by line numbers.
     """
     function = kernel
     while (inner := getattr(function, "fn", None)) is not None:
@@ -24,9 +25,9 @@ def program_of(kernel: Any) -> Program:
 
 
 def plain_value(value: Any) -> Value:
-    """A knob or a key's value as text where it has no JSON form: a dtype, a function given as a constexpr.
+    """The value of a knob or a key, as text where it has no JSON form, such as a dtype.
 
-    A function's name goes with a digest of its code: two that closures make have one name.
+    A function given as a constexpr becomes its name with a digest of its code: two closures may share a name.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value

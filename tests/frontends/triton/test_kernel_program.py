@@ -24,7 +24,7 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 
-from forecast_autotune.frontends.triton.program import plain_value, program_of  # noqa: E402
+from forecast_autotune.frontends.triton.kernel_program import plain_value, program_of  # noqa: E402
 
 SAMPLES = Path(__file__).parents[2] / "stores"
 FACTOR: tl.constexpr = tl.constexpr(3)

@@ -16,7 +16,7 @@ from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.workload import Program, Workload
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.features.hardware_sheets import sheet_for
-from forecast_autotune.frontends.simulated_driver import RehearsedFailureError, current_rehearsal, rehearsal
+from forecast_autotune.frontends.triton.simulated_driver import RehearsedFailureError, current_rehearsal, rehearsal
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")

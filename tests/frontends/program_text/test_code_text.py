@@ -16,7 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_autotune.frontends.callable_program import Reading  # noqa: E402
+from forecast_autotune.frontends.program_text.code_text import CodeText  # noqa: E402
 
 TABLE = {"by": 2}
 KEPT: dict[int, int] = {}
@@ -24,7 +24,7 @@ calls = 0
 
 
 def digest(*functions: Any) -> str:
-    return Reading(functions).program("p").digest
+    return CodeText(functions).program("p").digest
 
 
 def by_table(x: Any) -> Any:
@@ -158,8 +158,8 @@ def test_neighbouring_modules_are_part_of_it(how: str, tmp_path: Path, monkeypat
 def test_a_line_above_and_a_folder_elsewhere_change_nothing(tmp_path: Path) -> None:
     text = "TABLE = {'a', 'b', 'c'}\ndef f(x): return (lambda y: y in TABLE and y in {'d', 'e'})(x)\n"
     shown = "import sys; sys.path.insert(0, sys.argv[1]); import m\n" + (
-        "from forecast_autotune.frontends.callable_program import Reading\n"
-        "print(Reading([m.f, lambda x: x in {'d', 'e'}]).program('p').digest)"
+        "from forecast_autotune.frontends.program_text.code_text import CodeText\n"
+        "print(CodeText([m.f, lambda x: x in {'d', 'e'}]).program('p').digest)"
     )
     printed = set()
     for seed, above in enumerate(("", "# a line\n\n")):
@@ -196,7 +196,7 @@ def test_a_library_is_named_and_not_read() -> None:
         return torch.nn.functional.gelu(pytest.approx(x))
 
     raises = pytest.raises
-    with_it = Reading([variant, lambda: raises]).program("p").source
+    with_it = CodeText([variant, lambda: raises]).program("p").source
     assert "def approx" not in with_it
     assert "def gelu" not in with_it
     assert f"# pytest {pytest.__version__}" in with_it
@@ -213,5 +213,5 @@ def test_what_holds_itself_is_read_once() -> None:
     def g(x: Any, held: Any) -> Any:
         return f(x) if held else x
 
-    text = Reading([f]).program("p").source
+    text = CodeText([f]).program("p").source
     assert (text.count("def f("), text.count("def g(")) == (1, 1)

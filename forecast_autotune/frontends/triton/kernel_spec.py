@@ -1,4 +1,4 @@
-"""A tuned Triton kernel as its tuner describes it: what timing, forecasting and Inductor read."""
+"""A tuned Triton kernel as its tuner describes it, for timing, forecasts and Inductor."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from triton.runtime.autotuner import Autotuner
 from triton.runtime.autotuner import Config as TritonConfig
 from triton.runtime.errors import TritonError
 
 from ...errors import AutotuneError, InvalidInputError
 from ...measure.checks import Check
+from ..dispatch import Dispatcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSpec:
-    """A kernel with its configs, key rule, hooks and options, as they are at one moment: a tuner's may be assigned anew.
+    """A kernel with its configs, key rule, hooks and options at one moment; a tuner's attributes may be assigned later.
 
-    `pre_hook` and `post_hook` are the tuner's, Triton's own for `reset_to_zero` and `restore_value` included; which of
-    them the user wrote is told by `user_defined_pre_hook` and `user_defined_post_hook`.
+    `pre_hook` and `post_hook` are those of the user where `user_defined_pre_hook` and `user_defined_post_hook` say so, else
+    Triton's for `reset_to_zero` and `restore_value`.
     """
 
     fn: Any  # what a launch calls: a JIT function, heuristics above it
@@ -44,8 +46,37 @@ class KernelSpec:
     isolate: bool
     roles: Mapping[str, str]  # of knobs, as the user's space says
 
+    @classmethod
+    def of(cls, tuner: Any) -> KernelSpec:
+        """The spec of a `ForecastAutotuner`, from its attributes as they are now."""
+        return cls(
+            fn=tuner.fn,
+            base_fn=tuner.base_fn,
+            arg_names=tuple(tuner.arg_names),
+            configs=tuple(tuner.configs),
+            key=tuple(tuner.keys),
+            key_buckets=tuner.buckets,
+            reset_to_zero=tuple(tuner.reset_to_zero),
+            restore_value=tuple(tuner.restore_value),
+            pre_hook=tuner.pre_hook,
+            post_hook=tuner.post_hook,
+            user_defined_pre_hook=tuner.user_defined_pre_hook,
+            user_defined_post_hook=tuner.user_defined_post_hook,
+            early_config_prune=tuner.early_config_prune,
+            perf_model=tuner.perf_model,
+            top_k=tuner.configs_top_k,
+            own_do_bench=tuner.user_do_bench,
+            warmup_ms=tuner.num_warmups,
+            rep_ms=tuner.num_reps,
+            timing=tuner.timing,
+            check=tuner.check,
+            isolate=tuner.isolate,
+            roles=tuner.space.roles if tuner.space is not None else {},
+        )
+
     @property
     def name(self) -> str:
+        """The kernel's function name."""
         return str(self.base_fn.__name__)
 
     def by_name(self, args: Sequence[Any]) -> dict[str, Any]:
@@ -88,6 +119,11 @@ class KernelSpec:
                     "out of the list it is given"
                 )
         return pruned
+
+
+def is_forecast_tuner(kernel: Any) -> bool:
+    """Whether a kernel has an autotuner of ours."""
+    return isinstance(kernel, Autotuner) and isinstance(getattr(kernel, "dispatcher", None), Dispatcher)
 
 
 class _OlderAutotunerError(TritonError, AutotuneError):  # type: ignore[misc]
