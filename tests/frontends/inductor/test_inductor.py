@@ -36,7 +36,7 @@ from forecast_autotune.distributed.job_channel import JobChannel  # noqa: E402
 from forecast_autotune.distributed.job_store import JobStore  # noqa: E402
 from forecast_autotune.errors import CacheMissError, TuningWarning  # noqa: E402
 from forecast_autotune.frontends import engine  # noqa: E402
-from forecast_autotune.frontends.inductor import templates as inductor  # noqa: E402
+from forecast_autotune.frontends.inductor import torch_patches, traced_call  # noqa: E402
 from forecast_autotune.settings import Settings  # noqa: E402
 from forecast_autotune.store.queries import StoreFile  # noqa: E402
 from forecast_autotune.store.sqlite import SqliteStore  # noqa: E402
@@ -97,7 +97,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Compil
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
     monkeypatch.setattr(AsyncCompile, "triton", written)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    inductor._told.clear()
+    traced_call._warned.clear()
     with torch._inductor.config.patch(compile_threads=1):
         yield found
     torch._dynamo.reset()
@@ -542,7 +542,7 @@ def test_tuning_that_fails_leaves_the_first_config_and_one_warning(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(inductor, "TritonCall", broken)
+    monkeypatch.setattr(traced_call, "TritonCall", broken)
     with playing(), pytest.warns(TuningWarning, match="its first config: RuntimeError: out of order") as told:
         assert [c["BLOCK"] for c in compiling(route(tuned()))] == [BLOCKS[0]]
     assert len([w for w in told if w.category is TuningWarning]) == 1
@@ -600,10 +600,10 @@ def test_a_torch_that_captures_kernels_in_another_way_is_left_alone(
     def other(self: Any, variable: Any, call: Any) -> None:
         raise NotImplementedError
 
-    monkeypatch.setattr(inductor, "_joined", set())
+    monkeypatch.setattr(torch_patches, "_patched", set())
     monkeypatch.setattr(TritonHOPifier, "call_triton_kernel", other)
     for _ in range(2):
-        inductor.take_part()
+        torch_patches.patch_torch()
     assert TritonHOPifier.call_triton_kernel is other
     assert len([r for r in caplog.records if "in a way unknown here" in r.message]) == 1
 
