@@ -278,7 +278,7 @@ def _recalibrated(surrogate: Surrogate, store: SqliteStore, kind: str) -> Surrog
 
 
 def _lessons_of(store: SqliteStore, kind: str) -> Lessons:
-    """What the store's pairs on this kind of hardware teach; read again after `RECALIBRATE_EVERY` decisions that forecast."""
+    """What the store's pairs on this kind of hardware teach; read again after `RECALIBRATE_EVERY` decisions."""
     # Without a lock, which a fork could leave held for ever: threads at worst read the pairs twice.
     of_store = _lessons.setdefault(store, {})
     lessons, asked = of_store.get(kind, (None, 0))
