@@ -64,10 +64,10 @@ class VariantLaunches:
 
     def static_features(self, config: Config, hardware: Hardware) -> Mapping[str, float]:
         """See `Job.described`; empty where the call fails, or launches no known kernel."""
-        from ...compilers.triton_launches import described
+        from ...compilers.triton_launches import static_features
 
         try:
-            return described(self(config), hardware)
+            return static_features(self(config), hardware)
         except Exception as err:
             log.debug("%s is not described: %r", config, err)
             return {}
