@@ -13,6 +13,7 @@ from forecast_autotune.core.budget import Budget
 from forecast_autotune.core.correction import UNCORRECTED, Correction
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.job import Job, Question
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.scores import recalibration, score_forecasts, score_trust
 from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.features.arrays import ForecastTable
@@ -121,7 +122,7 @@ def tuned(store: SqliteStore, kernels: Sequence[str], times: float) -> list[Seen
         replay = Replay(recorded)
         job = Job(
             workload=recorded.workload,
-            space=replay.space,
+            space=RecordedSpace(recording=recorded).space,
             hardware=recorded.hardware,
             toolchain=recorded.toolchain,
         )
