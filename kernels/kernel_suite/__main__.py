@@ -9,8 +9,7 @@ from typing import Any
 
 from forecast_autotune.core.config import Config
 
-from . import Kernel, SuiteKernel, TritonKernel, kernels, suite_kernels, triton_kernels
-from .suite import cuda_kernels
+from . import Kernel, SuiteKernel, TritonKernel, cuda_kernels, kernels, suite_kernels, triton_kernels
 
 CHECKS = {
     "triton": ("interpreter", "sm_80", "sm_90", "sm_100", "gfx942"),
