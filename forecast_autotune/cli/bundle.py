@@ -55,7 +55,10 @@ _OTHERS_WORDS = """
     triton type types undeclared undefined unexpected unknown unresolved unspecified unsupported unterminated use
     value variable version warp
 """
-_OF_KERNELS = ("failures", "decision")  # checks of doctor's that repeat messages and keys; here they are told otherwise
+_OF_KERNELS = (
+    "failures",
+    "decision",
+)  # checks of doctor that repeat messages and keys; the bundle has these in other parts
 
 
 def write(target: str, directory: Path | None, examine: Callable[[], Sequence[Finding]]) -> int:
@@ -163,10 +166,10 @@ def _without_secrets(text: str) -> str:
     return text
 
 
-def _host_alone(found: re.Match[str]) -> str:
+def _host_alone(match: re.Match[str]) -> str:
     """An address of this machine without credentials, path and query; of others and of paths nothing."""
-    host = re.split("[/?#]", found[2] or "")[0]
-    return f"{found[1]}://{host}" if _LOCAL.fullmatch(host) else HIDDEN
+    host = re.split("[/?#]", match[2] or "")[0]
+    return f"{match[1]}://{host}" if _LOCAL.fullmatch(host) else HIDDEN
 
 
 def _without_names(text: str) -> str:
@@ -204,23 +207,27 @@ def _versions() -> dict[str, str]:
 
     from ..measure.probe import compiler_version, nvcc_path
 
-    found = {"python": platform.python_version(), "system": platform.system(), "machine": platform.machine()}
-    found["kernel"] = re.split("[^0-9.]", platform.release())[0]  # what follows may be the name of whose it is
-    found["libc"] = " ".join(platform.libc_ver())
+    versions = {"python": platform.python_version(), "system": platform.system(), "machine": platform.machine()}
+    versions["kernel"] = re.split("[^0-9.]", platform.release())[0]  # what follows may be the name of whose it is
+    versions["libc"] = " ".join(platform.libc_ver())
     for package in ("forecast_autotune", *PACKAGES):
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    found["compiler"] = compiler_version(os.environ.get("CXX", "c++"))
+            versions[package] = version(package)
+    versions["compiler"] = compiler_version(os.environ.get("CXX", "c++"))
     if (nvcc := nvcc_path()) is not None:
-        found["nvcc"] = compiler_version(nvcc)
+        versions["nvcc"] = compiler_version(nvcc)
     with contextlib.suppress(OSError):
-        found["driver"] = Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
-    return {of: private(version) for of, version in found.items()}
+        versions["driver"] = Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
+    return {of: private(version) for of, version in versions.items()}
 
 
 def _finding(finding: Finding) -> dict[str, str]:
-    told = {"check": finding.check, "status": finding.status}
-    return {**told, "found": sentence(finding.found), "advice": sentence(finding.advice)}
+    return {
+        "check": finding.check,
+        "status": finding.status,
+        "found": sentence(finding.found),
+        "advice": sentence(finding.advice),
+    }
 
 
 def _settings() -> dict[str, Any]:
@@ -257,12 +264,12 @@ def _unknown_settings() -> list[str]:
 def _hardware() -> list[str]:
     from ..measure.probe import detect_hardware
 
-    found = [private(str(detect_hardware("cpu")))]
+    devices = [private(str(detect_hardware("cpu")))]
     with contextlib.suppress(ImportError):
         import torch
 
-        found += [private(str(detect_hardware(f"cuda:{index}"))) for index in range(torch.cuda.device_count())]
-    return found
+        devices += [private(str(detect_hardware(f"cuda:{index}"))) for index in range(torch.cuda.device_count())]
+    return devices
 
 
 def _store(directory: Path | None) -> dict[str, Any]:
@@ -271,15 +278,15 @@ def _store(directory: Path | None) -> dict[str, Any]:
 
     folder = directory if directory is not None else _setting("dir")
     store = StoreFile(folder)
-    told: dict[str, Any] = {"path": place(store.path), "filesystem": filesystem.filesystem_type(folder)}
-    told["set_aside"] = sum(1 for _ in folder.glob(f"{filesystem.FILE_NAME}.corrupt-*"))
+    facts: dict[str, Any] = {"path": place(store.path), "filesystem": filesystem.filesystem_type(folder)}
+    facts["set_aside"] = sum(1 for _ in folder.glob(f"{filesystem.FILE_NAME}.corrupt-*"))
     if not store.exists():
-        return told
-    told["size_bytes"] = store.size_bytes()
-    told["counts"] = _or_why_not(lambda: _counts(store))
-    told["decisions"] = _or_why_not(lambda: _decisions(store))
-    told["failures"] = _or_why_not(lambda: _failures(store))
-    return told
+        return facts
+    facts["size_bytes"] = store.size_bytes()
+    facts["counts"] = _or_why_not(lambda: _counts(store))
+    facts["decisions"] = _or_why_not(lambda: _decisions(store))
+    facts["failures"] = _or_why_not(lambda: _failures(store))
+    return facts
 
 
 def _counts(store: Any) -> dict[str, Any]:

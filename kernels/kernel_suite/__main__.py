@@ -60,9 +60,9 @@ def listed() -> list[Kernel | TritonKernel | SuiteKernel]:
     return [*several, *single, *cuda_kernels(), *kernels()]
 
 
-def lines(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+def lines(descriptions: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A line for each kernel, and one for each variant where there are several."""
-    for kernel in found:
+    for kernel in descriptions:
         cases = ", ".join(kernel["cases"])
         yield f"{kernel['name']:<16} {kernel['configs']:>5} configs   {cases}   [{', '.join(kernel['checks'])}]"
         if len(kernel["variants"]) > 1:
@@ -76,8 +76,8 @@ def main(words: Sequence[str] | None = None) -> None:
     listing = parser.add_subparsers(required=True, metavar="COMMAND").add_parser("list", help="every kernel there is")
     listing.add_argument("--json", action="store_true", help="for programs")
     given = parser.parse_args(words)
-    found = [described(kernel) for kernel in listed()]
-    print(json.dumps(found, indent=1) if given.json else "\n".join(lines(found)))
+    descriptions = [described(kernel) for kernel in listed()]
+    print(json.dumps(descriptions, indent=1) if given.json else "\n".join(lines(descriptions)))
 
 
 if __name__ == "__main__":

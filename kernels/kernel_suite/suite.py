@@ -47,10 +47,10 @@ class Kernel:
     def variants(self) -> dict[str, list[Config]]:
         """Its configs by algorithm, the one of the default first."""
         knob = next((name for name, role in self.space.roles.items() if role == "algorithm"), None)
-        found: dict[str, list[Config]] = {}
+        configs: dict[str, list[Config]] = {}
         for config in self.space:
-            found.setdefault(self.name if knob is None else str(config[knob]), []).append(config)
-        return found
+            configs.setdefault(self.name if knob is None else str(config[knob]), []).append(config)
+        return configs
 
     @property
     def language(self) -> str:

@@ -92,8 +92,8 @@ def member_scores(pairs: Sequence[tuple[Forecast, float]]) -> dict[str, float]:
     truth = np.array([measured for _, measured in common])
     scores: dict[str, float] = {}
     for name in names:
-        said = _raw(Mixtures.of([voices[name] for voices, _ in common]))
-        scores[name] = float(np.maximum(_log_density(said, truth), math.log(SMALLEST)).mean())
+        alone = _raw(Mixtures.of([voices[name] for voices, _ in common]))
+        scores[name] = float(np.maximum(_log_density(alone, truth), math.log(SMALLEST)).mean())
     return scores
 
 
@@ -143,8 +143,8 @@ def _stretch(mixtures: Mixtures, truth: Array) -> float:
         low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, grid.size - 1)])
     at = float(grid[best])
     if 0 < best < grid.size - 1:
-        before, here, behind = likely[best - 1 : best + 2]
-        bend = before - 2 * here + behind
+        before, middle, behind = likely[best - 1 : best + 2]
+        bend = before - 2 * middle + behind
         if bend < 0:
             at += 0.5 * float(before - behind) / float(bend) * float(grid[1] - grid[0])
     return float(min(MOST, max(LEAST, math.exp(at))))
