@@ -76,8 +76,8 @@ class Store(Protocol):
     def outcomes(self, job: Job) -> Mapping[Config, Outcome]:
         """The newest outcome of each config of this job, whatever space it was tried in."""
 
-    def recollect(self, job: Job) -> Sequence[Recording]:
-        """The same program elsewhere: other keys, hardware, toolchains, older source. Not this job itself."""
+    def related_recordings(self, job: Job) -> Sequence[Recording]:
+        """Recordings of the same program at other keys, on other hardware, under other toolchains, in older source."""
 
     def record(
         self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
@@ -90,42 +90,42 @@ class Store(Protocol):
     def note_pending(self, job: Job, why: str) -> None:
         """Note that this job was met where measuring was not allowed; a decision that was measured strikes it out."""
 
-    def agreed(self, job: Job) -> Decision | None:
-        """The decision that the ranks of this job hold to, whatever its basis; None before any of them has come to one.
+    def shared_decision(self, job: Job) -> Decision | None:
+        """The decision that all ranks of this job use, whatever its basis; None before a rank has published one.
 
         Asked before every config that is tried, so it is quick.
         """
 
-    def agree(self, job: Job, decision: Decision) -> Decision:
-        """Give a decision to the other ranks; returns the one that all hold to, the first that any of them gave."""
+    def publish_decision(self, job: Job, decision: Decision) -> Decision:
+        """Publish a decision to the other ranks; returns the one that all ranks use, the first published."""
 
     def single_flight(self, job: Job) -> AbstractContextManager[bool]:
         """Hold this job against every other process; False, at once, where another one holds it: that one tunes."""
 
 
-class Shares(Protocol):
+class WorkSharing(Protocol):
     """One job's tuning shared among processes on several devices of equal hardware: one leads, the others help."""
 
     processes: int
     """How many there probably are, so that none takes more than its part."""
 
     def lead(self, run: str, most: float, first: Config | None) -> AbstractContextManager[None]:
-        """Let others help a run while this is held, until so many configs are taken; the first is taken at once."""
+        """Let others help a run while this is held, until `most` configs are claimed; `first` is claimed at once."""
 
     def wanted(self) -> bool:
-        """Whether a run is led that has room for one more config, and this process may take it."""
+        """Whether a run is led that has room for one more config, and this process may claim it."""
 
-    def take(self, config: Config) -> bool:
-        """Take a config for oneself; False where another has it, it was tried, or there is room for no more."""
+    def claim(self, config: Config) -> bool:
+        """Claim a config for oneself; False where another has it, it was tried, or there is room for no more."""
 
     def tried(self, config: Config) -> None:
-        """Say that a config taken was tried."""
+        """Note that a claimed config was tried."""
 
-    def give_back(self, config: Config) -> None:
-        """Free a config taken for others, and let them do the rest: from then on, none is wanted of this process."""
+    def release(self, config: Config) -> None:
+        """Free a claimed config for others, and leave them the rest: from then on, this process is asked for no more."""
 
-    def taken(self) -> frozenset[Config]:
-        """Configs that other processes have taken and not tried yet."""
+    def claimed_by_others(self) -> frozenset[Config]:
+        """Configs that other processes have claimed and not tried yet."""
 
     def device(self) -> AbstractContextManager[bool]:
         """Hold the device against every process that shares work; False, at once, where another one times on it."""

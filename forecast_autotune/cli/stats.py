@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     if is_missing(store):
         return NOTHING
     stats = store.stats()
-    by_kind = store.pairs_by_kind()
+    by_kind = store.calibration_pairs_by_kind()
     warn_unreadable(store)
     scores = score_pairs(stats.pairs) if stats.pairs else None
     trust = score_trust([f for f, _ in stats.pairs], [m for _, m in stats.pairs]) if stats.pairs else None

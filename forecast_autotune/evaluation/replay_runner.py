@@ -140,7 +140,7 @@ class HistoryStore:
         """Nothing: the run starts without outcomes of its own space."""
         return {}
 
-    def recollect(self, _job: Job) -> Sequence[Recording]:
+    def related_recordings(self, _job: Job) -> Sequence[Recording]:
         """The recordings it was made with."""
         return self.recordings
 
@@ -153,11 +153,11 @@ class HistoryStore:
     def note_pending(self, *_: object) -> None:
         """Forget a pending key."""
 
-    def agreed(self, _job: Job) -> Decision | None:
+    def shared_decision(self, _job: Job) -> Decision | None:
         """None: a replay has no other ranks."""
         return None
 
-    def agree(self, _job: Job, decision: Decision) -> Decision:
+    def publish_decision(self, _job: Job, decision: Decision) -> Decision:
         """The run's own decision."""
         return decision
 

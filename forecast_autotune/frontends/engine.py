@@ -16,8 +16,9 @@ from ..core.correction import Correction
 from ..core.decision import Decision, Resolution
 from ..core.job import Job
 from ..core.model_names import is_language_model
-from ..distributed.job_store import JobChannel, job_channel
-from ..distributed.ranks import JobStore, Patience
+from ..distributed.job_channel import JobChannel, job_channel
+from ..distributed.job_store import JobStore, Patience
+from ..distributed.work_sharing import SqliteWorkSharing
 from ..errors import CacheMissError
 from ..evaluation.scores import member_scores, recalibration
 from ..language.model import LanguageModel
@@ -179,7 +180,7 @@ def decide(
     budget = Budget(how.budget, total=PROCESS_TOTAL)
     shares = None
     if how.shard and device and how.settings.sync == "store" and isinstance(store, SqliteStore):
-        shares = store.shares(job, device)
+        shares = SqliteWorkSharing(store, job, device=device)
     surrogate = how.surrogate
     if how.unmeasured:  # a graph is being captured or code compiled: nothing may be loaded, asked or waited for
         surrogate = _without_model(surrogate)
@@ -194,7 +195,7 @@ def decide(
     store = _with_ranks(store, how)
     if how.settings.mode == "strict":
         if found := _recalled(job, store):
-            return Resolution(store.agree(job, found))
+            return Resolution(store.publish_decision(job, found))
         note_if_pending(store, job, None, how.settings, budget, how.unmeasured)
         raise CacheMissError(f"{_missed(job, store)}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
     with show_progress(listener) as told:
@@ -275,7 +276,7 @@ def _lessons_of(store: SqliteStore, kind: str) -> Lessons:
     of_store = _lessons.setdefault(store, {})
     lessons, asked = of_store.get(kind, (None, 0))
     if lessons is None or asked >= RECALIBRATE_EVERY:
-        pairs = store.pairs(kind)
+        pairs = store.calibration_pairs(kind)
         lessons, asked = Lessons(recalibration(pairs), member_scores(pairs)), 0
     of_store[kind] = lessons, asked + 1
     return lessons
@@ -293,7 +294,7 @@ def recall(job: Job, how: Request, store: Store) -> Decision | None:
 
 
 def _recalled(job: Job, store: Store) -> Decision | None:
-    return store.agreed(job) or stored(job, store)
+    return store.shared_decision(job) or stored(job, store)
 
 
 def ranks_decide(how: Request) -> bool:
@@ -326,7 +327,7 @@ def _missed(job: Job, store: Store) -> str:
 
     known = [
         r.workload
-        for r in store.recollect(job)
+        for r in store.related_recordings(job)
         if r.hardware == job.hardware and r.workload.program.digest == job.workload.program.digest
     ]
     nearest = max(known, key=lambda w: likeness(dict(w.key)), default=None)

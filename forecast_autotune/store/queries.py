@@ -328,7 +328,7 @@ class StoreFile:
             unreadable=len(self.unreadable),
         )
 
-    def pairs_by_kind(self) -> dict[str, list[Pair]]:
+    def calibration_pairs_by_kind(self) -> dict[str, list[Pair]]:
         """By kind of hardware, the pairs that correct forecasts there; see `newest_pairs`. Left out: kinds without any."""
         with self._reading() as connection:
             complain = self.unreadable.append

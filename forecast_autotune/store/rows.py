@@ -25,7 +25,7 @@ from .encoding import from_text, to_short_text, to_text
 if TYPE_CHECKING:
     import sqlite3
 
-RECOLLECTED_OUTCOMES = 5_000
+RELATED_OUTCOMES = 5_000
 """Outcomes read from elsewhere to seed a forecast; more would eat into a budget given in seconds. 10,000 of 8 knobs and 32
 samples each took 0.7 s (two busy cores)."""
 
@@ -527,7 +527,7 @@ def stored_pending(connection: sqlite3.Connection, complain: Complain) -> Iterat
             complain(str(err))
 
 
-def recollect(connection: sqlite3.Connection, job: Job, complain: Complain) -> list[Recording]:
+def related_recordings(connection: sqlite3.Connection, job: Job, complain: Complain) -> list[Recording]:
     """Recordings of the program's name at other places: the same source first, then the same hardware, then the newest.
 
     Rehearsals are left out: no time of theirs says anything of a device. A rehearsal sees its own kind alone.
@@ -543,7 +543,7 @@ def recollect(connection: sqlite3.Connection, job: Job, complain: Complain) -> l
     )
     reader = PlaceReader(connection)
     found: list[Recording] = []
-    rows_left = RECOLLECTED_OUTCOMES
+    rows_left = RELATED_OUTCOMES
     for workload, hardware, toolchain, rows in groups:
         ids = workload, hardware, toolchain
         if ids in own or rows_left <= 0:

@@ -22,7 +22,6 @@ from ..core.job import Job, Recording
 from ..core.outcome import Measurement, Outcome
 from ..core.skill import Skill
 from ..core.text import plain
-from ..distributed.work_sharing import StoredShares, holder_of, leave, name_holder, this_process
 from ..errors import InvalidInputError, StoreWarning
 from ..language.answers import Bins
 from ..language.skills import MOST, fitting, skills_of
@@ -30,6 +29,7 @@ from ..settings import Settings
 from . import answers, filesystem, rows, schema
 from .calibration_pairs import Pair, newest_pairs
 from .connection import BUSY_S, SNAPSHOT_S, connect, is_broken, open_file, read_only, refuse_damaged, transaction
+from .holders import holder_of, remove_holder, this_process, write_holder
 from .lock import SingleFlight
 from .recordings import newest_for
 from .rows import Place, StoredOutcome
@@ -97,9 +97,8 @@ class SqliteStore:
         self.notes = notes
         self.alone = alone
         self._told: set[str] = set()
-        self._declined: set[str] = set()  # jobs that this process helps others with no more
         locks = None if self.directory is None else self.directory / "locks"
-        self._flight = SingleFlight(locks, complain=lambda text: self._tell("lock", text))
+        self.locks = SingleFlight(locks, complain=lambda text: self._tell("lock", text))
         self._begin()
         _STORES[id(self)] = self
 
@@ -133,7 +132,7 @@ class SqliteStore:
             def look(connection: sqlite3.Connection, any_toolchain: bool = any_toolchain) -> rows.Recall | None:
                 return rows.recall(connection, job, any_toolchain=any_toolchain, complain=self._complain)
 
-            if stored := self._do(look, None):
+            if stored := self.run(look, None):
                 self._count(stored)
                 return stored.decision
             if from_pack := self._ask_packs(look, None):
@@ -150,21 +149,21 @@ class SqliteStore:
             return newest
 
         nothing: dict[Config, Outcome] = {}
-        packed, own = self._ask_packs(look, nothing), self._do(look, nothing)
+        packed, own = self._ask_packs(look, nothing), self.run(look, nothing)
         theirs, ours = (known.get(job.space.default) for known in (packed, own))
         if isinstance(theirs, Measurement) and isinstance(ours, Measurement):
             factor = ours.median_us / theirs.median_us
             packed = {c: o.scaled(factor) if isinstance(o, Measurement) else o for c, o in packed.items()}
         return {**packed, **own}
 
-    def recollect(self, job: Job) -> Sequence[Recording]:
+    def related_recordings(self, job: Job) -> Sequence[Recording]:
         """The same program at other keys, on other hardware, under other toolchains, or in older source."""
 
         def look(connection: sqlite3.Connection) -> list[Recording]:
-            return rows.recollect(connection, job, self._complain)
+            return rows.related_recordings(connection, job, self._complain)
 
         nothing: list[Recording] = []
-        found = self._do(look, nothing)
+        found = self.run(look, nothing)
         places = {(r.workload.digest, r.hardware.digest, r.toolchain.digest) for r in found}
         packed = self._ask_packs(look, nothing)
         return [
@@ -195,14 +194,14 @@ class SqliteStore:
 
         self._write(write)
 
-    def pairs(self, kind: str) -> list[Pair]:
+    def calibration_pairs(self, kind: str) -> list[Pair]:
         """The newest forecasts on one kind of hardware, each with the log2 speed-up measured then; see `newest_pairs`."""
 
         def look(connection: sqlite3.Connection) -> list[Pair]:
             return newest_pairs(connection, kind, self._complain)
 
         nothing: list[Pair] = []
-        return self._do(look, nothing)
+        return self.run(look, nothing)
 
     def skills(self, job: Job, most: int = MOST) -> list[Skill]:
         """What changes of one knob did, as the newest outcomes on this kind of hardware tell; see `skills.fitting`.
@@ -214,7 +213,7 @@ class SqliteStore:
             return newest_for(connection, job, self._complain)
 
         nothing: list[Recording] = []
-        found = [*self._do(look, nothing), *self._ask_packs(look, nothing)]
+        found = [*self.run(look, nothing), *self._ask_packs(look, nothing)]
         here = Place.of(job).digests[:2]
         return fitting(skills_of([r for r in found if (r.workload.digest, r.hardware.digest) != here]), job, most)
 
@@ -225,7 +224,7 @@ class SqliteStore:
             return answers.kept_answers(connection, digests, self._complain)
 
         nothing: dict[str, Bins] = {}
-        return self._do(look, nothing) if digests else nothing
+        return self.run(look, nothing) if digests else nothing
 
     def keep_answers(self, found: Mapping[str, Bins]) -> None:
         """Keep a language model's answers, in one transaction; the oldest go beyond `answers.MOST`."""
@@ -266,11 +265,11 @@ class SqliteStore:
                 self._open()
                 self._write_leftovers()
 
-    def agreed(self, job: Job) -> Decision | None:  # noqa: ARG002  # the protocol's
+    def shared_decision(self, job: Job) -> Decision | None:  # noqa: ARG002  # the protocol's
         """Nothing: this store knows of no ranks. Those that share its file find each other's decisions by `decision`."""
         return None
 
-    def agree(self, job: Job, decision: Decision) -> Decision:  # noqa: ARG002
+    def publish_decision(self, job: Job, decision: Decision) -> Decision:  # noqa: ARG002
         """The decision itself: this store knows of no ranks."""
         return decision
 
@@ -281,29 +280,21 @@ class SqliteStore:
             yield True
             return
         name = rows.decision_digest(Place.of(job), job.space.digest)
-        with self._flight.hold(digest(*Place.of(job).digests)) as alone:
+        with self.locks.hold(digest(*Place.of(job).digests)) as alone:
             if not alone:
-                holder = self._do(lambda connection: holder_of(connection, name), None)
+                holder = self.run(lambda connection: holder_of(connection, name), None)
                 log.info("%s is being tuned by %s", job.workload, holder or "another process")
             # Who tunes has looked for a decision before, so the file is open; opening it for a name would not be worth it.
             if not alone or self._in_memory or self._connection is None:
                 yield alone
                 return
             me, mine = this_process(), os.getpid()
-            self._write(lambda connection: name_holder(connection, name, me))
+            self._write(lambda connection: write_holder(connection, name, me))
             try:
                 yield True
             finally:
                 if os.getpid() == mine:  # else the child of a fork leaves this block too, while its parent goes on
-                    self._write(lambda connection: leave(connection, name, me))
-
-    def shares(self, job: Job, device: str) -> StoredShares:
-        """The work on a job, shared with processes that have this file open and other devices of equal hardware.
-
-        `device` identifies the physical device: two processes that share work never time on one at once.
-        """
-        name = rows.decision_digest(Place.of(job), job.space.digest)
-        return StoredShares(name, do=self._do, locks=self._flight, device=device, declined=self._declined)
+                    self._write(lambda connection: remove_holder(connection, name, me))
 
     # Opening, closing, forking --------------------------------------------------------------------------------------
 
@@ -370,7 +361,7 @@ class SqliteStore:
         inherited = self._inherited or not (self._ready_for_fork or self._in_memory)
         _PARENTS.extend(c for c in (self._connection, self._pack_connection) if c is not None)
         self._begin()
-        self._flight.begin()
+        self.locks.begin()
         self._inherited = inherited
 
     def _open(self) -> sqlite3.Connection:
@@ -478,7 +469,7 @@ class SqliteStore:
 
     # Doing ----------------------------------------------------------------------------------------------------------
 
-    def _do(self, operation: Callable[[sqlite3.Connection], _T], otherwise: _T) -> _T:
+    def run(self, operation: Callable[[sqlite3.Connection], _T], otherwise: _T) -> _T:
         """Run an operation on the open store; on trouble with the file, make a way and run it again."""
         import sqlite3
 
@@ -511,7 +502,7 @@ class SqliteStore:
                 self._keep_leftovers(connection)
             self._forget_leftovers()
 
-        self._do(operation, None)
+        self.run(operation, None)
 
     def _count(self, found: rows.Recall) -> None:
         """Remember a process's first recall of a decision, to be written with the next row or when the process ends.

@@ -21,7 +21,7 @@ from ..core.outcome import Evidence, Failure, Measurement, Outcome
 from ..core.space import Space
 from ..core.text import plain
 from ..errors import NoWorkingConfigError
-from ..protocols import Compiler, Listener, Measurer, Policy, Shares, Store, Surrogate
+from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate, WorkSharing
 
 log = logging.getLogger(__name__)
 failures_log = logging.getLogger(f"{__name__}.failures")
@@ -54,7 +54,7 @@ def tune(
     store: Store,
     budget: Budget,
     listener: Listener | None = None,
-    shares: Shares | None = None,
+    shares: WorkSharing | None = None,
     meanwhile: Surrogate | None = None,
     earlier: Decision | None = None,
 ) -> Resolution:
@@ -73,7 +73,7 @@ def tune(
     """
 
     def recalled() -> Decision | None:
-        if agreed := store.agreed(job):
+        if agreed := store.shared_decision(job):
             return agreed
         found = stored(job, store)
         if found is None:
@@ -85,19 +85,19 @@ def tune(
         return found if found.basis == "measured" else None
 
     if known := recalled():
-        return Resolution(store.agree(job, known))
+        return Resolution(store.publish_decision(job, known))
     run = _Run(job, compiler, surrogate, policy, measurer, store, budget, listener, shares)
     if not budget.measures:
-        return Resolution(store.agree(job, run.decide_unmeasured()))
+        return Resolution(store.publish_decision(job, run.decide_unmeasured()))
     with contextlib.ExitStack() as held:
         if held.enter_context(store.single_flight(job)) and (shares is None or held.enter_context(shares.device())):
             known = recalled()
-            return Resolution(store.agree(job, known) if known else run.tune())
+            return Resolution(store.publish_decision(job, known) if known else run.tune())
     if shares is not None:
         unlimited = Budget("all", clock=budget.clock)  # the budget is the leader's affair
         _Helper(job, compiler, surrogate, policy, measurer, store, unlimited, listener, shares).help()
     if known := recalled():  # it has come to its end meanwhile
-        return Resolution(store.agree(job, known))
+        return Resolution(store.publish_decision(job, known))
     try:
         known = earlier or stored(job, store) or _unmeasured(job, compiler, meanwhile or surrogate, measurer, store)
     except NoWorkingConfigError:  # the default breaks, and the other has found nothing yet that could run
@@ -138,7 +138,7 @@ class _Run:
         store: Store,
         budget: Budget,
         listener: Listener | None,
-        shares: Shares | None,
+        shares: WorkSharing | None,
     ) -> None:
         self.job = job
         self.space = job.space
@@ -178,11 +178,11 @@ class _Run:
             self.store.note_pending(self.job, f"the total of this process was spent (budget {self.budget})")
             decision = self.decide(stop, by_forecast=True)
             basis = "default" if decision.basis == "measured" else decision.basis
-            return self.store.agree(self.job, replace(decision, basis=basis, measured=0))
+            return self.store.publish_decision(self.job, replace(decision, basis=basis, measured=0))
         decision = self.decide(stop)
         self.store.decide(self.job, decision)
         self.tell_failures()
-        held_to = self.store.agree(self.job, decision)
+        held_to = self.store.publish_decision(self.job, decision)
         if held_to != decision:
             log.info("%s: other ranks hold to %s already", self.job.workload, held_to.config)
             return held_to
@@ -241,7 +241,7 @@ class _Run:
         if self.budget.exhausted:
             return True  # and what was measured is a decision, whatever the others hold to
         if self.held is None:
-            self.held = self.store.agreed(self.job)
+            self.held = self.store.shared_decision(self.job)
         return self.held is not None
 
     # Forecasting ----------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class _Run:
         default = self.outcomes.get(self.space.default)
         if isinstance(default, Failure) and default.crashed:
             self.measurer.spare_default()
-        self.recordings = self.store.recollect(self.job)
+        self.recordings = self.store.related_recordings(self.job)
         self.forecast()
         self.ahead = self.forecasts
 
@@ -303,7 +303,7 @@ class _Run:
         if self.shares is None:
             return False
         # In this order: what is tried is recorded first and then no longer taken.
-        taken = self.shares.taken()
+        taken = self.shares.claimed_by_others()
         recorded = self.store.outcomes(self.job)
         found = {c: o for c, o in recorded.items() if c in self.space and c not in self.outcomes}
         changed = bool(found) or taken != self.taken
@@ -335,7 +335,7 @@ class _Run:
 
     def take(self, config: Config) -> bool:
         """Take a config for this process; where that is refused, the policy is not to ask for it again."""
-        if self.shares is None or self.shares.take(config):
+        if self.shares is None or self.shares.claim(config):
             return True
         self.refused.add(config)
         return False
@@ -428,7 +428,7 @@ class _Run:
             told = (outcome.stage, outcome.message, outcome.follows)
             log.info("%s: %s failed at %s: %s; %s", self.job.workload, config, *told)
 
-    def settle(self, shares: Shares, config: Config, *, doubtful: bool) -> None:  # noqa: ARG002  # a helper's
+    def settle(self, shares: WorkSharing, config: Config, *, doubtful: bool) -> None:  # noqa: ARG002  # a helper's
         """Say what became of a config that was taken; one that failed for no fault of its own counts as tried."""
         shares.tried(config)
 
@@ -710,13 +710,13 @@ class _Helper(_Run):
         """Whether nothing more is to be tried; a single config is, once it was taken."""
         return self.budget.exhausted
 
-    def settle(self, shares: Shares, config: Config, *, doubtful: bool) -> None:
+    def settle(self, shares: WorkSharing, config: Config, *, doubtful: bool) -> None:
         """Give back what failed for no fault of its own, and help no more in this run.
 
         The next one would most likely fail too (this device's memory is full), and the whole budget be lost on it.
         """
         if doubtful:
-            shares.give_back(config)
+            shares.release(config)
         else:
             shares.tried(config)
 

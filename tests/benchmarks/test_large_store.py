@@ -178,8 +178,8 @@ QUESTIONS: dict[str, Callable[[SqliteStore], Any]] = {
     "recall, a hit": lambda store: store.decision(job(KEYS // 2)),
     "recall, a miss": lambda store: store.decision(job(KEYS + 1)) is None,
     "outcomes of a key": lambda store: store.outcomes(job(KEYS // 2)),
-    "recollect": lambda store: store.recollect(job(KEYS + 1)),
-    "pairs": lambda store: store.pairs("cuda"),
+    "related_recordings": lambda store: store.related_recordings(job(KEYS + 1)),
+    "calibration_pairs": lambda store: store.calibration_pairs("cuda"),
     "skills": lambda store: store.skills(job(KEYS + 1)) is not None,
 }
 

@@ -60,11 +60,11 @@ def test_what_a_stores_pairs_cost(benchmark: Any, what: str) -> None:
             job = a_job(key={"n": n}, space=space)
             for config in space:
                 store.record(job, "run", config, a_measurement(10.0), bells)
-        pairs = store.pairs("cuda")
+        pairs = store.calibration_pairs("cuda")
         assert len(pairs) == 200
         assert SPACE[0] not in space
         tried = {
-            "read": lambda: store.pairs("cuda"),
+            "read": lambda: store.calibration_pairs("cuda"),
             "correct": lambda: recalibration(pairs),
             "compare": lambda: member_scores(pairs),
         }

@@ -324,7 +324,7 @@ def test_a_kernel_tuner_file_is_replayed_and_helps(
     assert told["summary"][0]["median"] < 1.05
 
 
-def test_a_file_that_is_not_closed_is_told_once_however_many_processes_read_it(trace: Path, tmp_path: Path) -> None:
+def test_an_unclosed_file_is_reported_once_however_many_processes_read_it(trace: Path, tmp_path: Path) -> None:
     path = as_kernel_tuner(trace, tmp_path / "open.json")
     path.write_text(path.read_text()[:-30])
     command = [sys.executable, "-m", "forecast_autotune", "replay", str(path), "--budget", "3", "--seeds", "4"]
@@ -447,7 +447,7 @@ def test_ten_measurements_of_a_real_space_beat_its_default(capsys: pytest.Captur
 # Language models --------------------------------------------------------------------------------------------------------
 
 
-def test_a_language_model_is_replayed_in_one_process_and_asked_each_thing_once(
+def test_a_language_model_is_replayed_in_one_process_and_asked_things_once(
     trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_settings: Path
 ) -> None:
     def several(*_: object) -> Any:

@@ -74,7 +74,7 @@ def test_replay_never_recalibrates(
         raise AssertionError("a replay asked a recalibrated surrogate")
 
     monkeypatch.setattr(Recalibrated, "forecast", refuse)
-    monkeypatch.setattr(SqliteStore, "pairs", refuse)
+    monkeypatch.setattr(SqliteStore, "calibration_pairs", refuse)
     monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(store))
     assert main(["replay", str(TRACE), "--budget", "4", "--seeds", "1", "--jobs", "1", "--json"]) == 0
     assert "failed" not in capsys.readouterr().err

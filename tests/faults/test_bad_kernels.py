@@ -198,7 +198,7 @@ def test_a_kernel_that_meddles_with_its_process_meddles_with_a_childs(
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_without_a_child_process_lies_are_found_out_and_meddling_is_put_back_all_the_same(
+def test_without_a_child_process_lies_are_caught_and_state_is_restored(
     faults: Ledger, builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with faults.case(
@@ -212,7 +212,7 @@ def test_without_a_child_process_lies_are_found_out_and_meddling_is_put_back_all
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_a_kernel_that_takes_all_memory_is_ended_before_the_machine_is_out_of_it(
+def test_a_kernel_taking_all_memory_is_ended_before_the_machine_runs_out(
     faults: Ledger, builds: Path, tmp_path: Path
 ) -> None:
     with faults.case(

@@ -23,7 +23,8 @@ from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.job import Question, Recording
 from forecast_autotune.core.skill import Skill
-from forecast_autotune.distributed.job_store import JobChannel
+from forecast_autotune.distributed.job_channel import JobChannel
+from forecast_autotune.distributed.work_sharing import SqliteWorkSharing
 from forecast_autotune.errors import CacheMissError
 from forecast_autotune.frontends import engine
 from forecast_autotune.frontends.engine import Request, request
@@ -48,7 +49,7 @@ def decide(*arguments: Any, **more: Any) -> Decision:
 STRICT = Request(settings=Settings(mode="strict"), budget="16", surrogate=History())
 
 
-def test_mode_strict_takes_a_stored_decision_only_if_it_is_one_of_the_space() -> None:
+def test_mode_strict_takes_a_stored_decision_only_if_the_space_holds_it() -> None:
     job, idle = a_job(), object()
     acting: Any = {"compiler": idle, "measurer": idle}
     store = SqliteStore.in_memory()
@@ -59,7 +60,7 @@ def test_mode_strict_takes_a_stored_decision_only_if_it_is_one_of_the_space() ->
     assert decide(job, STRICT, store=store, **acting).config == job.space[1]
 
 
-def test_where_the_shipped_model_is_broken_tuning_goes_on_without_it_and_says_so_once(
+def test_a_broken_shipped_model_is_reported_once_and_tuning_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = tmp_path / "prior.json"
@@ -82,7 +83,7 @@ def test_where_the_shipped_model_is_broken_tuning_goes_on_without_it_and_says_so
 
 
 @pytest.mark.parametrize(("value", "expected"), [("auto", "blend"), ("history", "history"), ("", "roofline")])
-def test_the_environment_overrides_a_surrogate_given_by_name_and_an_object_alike(value: str, expected: str) -> None:
+def test_the_environment_overrides_a_surrogate_whether_name_or_object(value: str, expected: str) -> None:
     for given in ("roofline", engine.make_surrogate("roofline")):
         environment = {"FORECAST_AUTOTUNE_SURROGATE": value}
         found = request(None, default_budget="16", surrogate=given, environment=environment)
@@ -145,7 +146,7 @@ def test_live_forecasts_are_as_wide_as_the_stores_record_says(tmp_path: Path) ->
     with with_a_record(tmp_path) as store:
         (factor,) = stretches(store, TooSure())
         assert factor == 4.0
-        recorded = {f.widened for f, _ in store.pairs("cuda") if f.source == "too sure"}
+        recorded = {f.widened for f, _ in store.calibration_pairs("cuda") if f.source == "too sure"}
         assert recorded == {4.0}, "what was done to a forecast is kept with it"
         assert stretches(SqliteStore.in_memory(), TooSure()) == {1.0}
 
@@ -175,13 +176,13 @@ def test_pairs_are_read_once_in_many_decisions_and_never_for_a_recall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[str] = []
-    pairs = SqliteStore.pairs
+    pairs = SqliteStore.calibration_pairs
 
     def counted(self: SqliteStore, kind: str) -> Any:
         reads.append(kind)
         return pairs(self, kind)
 
-    monkeypatch.setattr(SqliteStore, "pairs", counted)
+    monkeypatch.setattr(SqliteStore, "calibration_pairs", counted)
     monkeypatch.setattr(engine, "RECALIBRATE_EVERY", 3)
     recorded = recording()
     how = Request(settings=Settings(), budget="4", surrogate=TooSure())
@@ -236,7 +237,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-def test_a_language_model_is_named_by_the_settings_and_heard_beside_the_others(tmp_path: Path) -> None:
+def test_a_language_model_named_by_the_settings_joins_the_other_surrogates(tmp_path: Path) -> None:
     with named_by_settings(Talking(large_is_fast)), SqliteStore(tmp_path) as store:
         tuned(store)
         (decision,) = StoreFile(tmp_path).decisions()
@@ -274,7 +275,7 @@ def test_where_nobody_else_knows_the_first_pick_is_the_models() -> None:
     ],
     ids=["slow", "breaks", "half", "nan", "garbage", "gone", "too large"],
 )
-def test_whatever_a_model_does_tuning_ends_with_a_stored_decision_and_one_warning(
+def test_whatever_a_model_does_tuning_stores_a_decision_and_warns_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, model: Talking
 ) -> None:
     began = time.monotonic()
@@ -316,7 +317,7 @@ def test_mode_forecast_rests_on_the_model_alone(tmp_path: Path, monkeypatch: pyt
 
     with named_by_settings(Talking(large_is_fast)), SqliteStore(tmp_path) as store:
         tuned(store)
-        for method in ("answers", "keep_answers", "skills", "pairs"):
+        for method in ("answers", "keep_answers", "skills", "calibration_pairs"):
             monkeypatch.setattr(SqliteStore, method, touched)
     with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path / "other") as store:
         found = tuned(store, mode="forecast")
@@ -336,7 +337,7 @@ def test_what_was_measured_before_is_told_to_the_model(tmp_path: Path, monkeypat
         assert str(skill) in model.asked[0].shared
 
 
-def test_a_model_is_made_once_for_all_kernels_and_its_time_is_charged_to_the_budget() -> None:
+def test_a_model_is_made_once_for_all_kernels_and_charged_to_the_budget() -> None:
     with named_by_settings(Talking(large_is_fast, loading_s=1.0)) as model:
         store = SqliteStore.in_memory()
         spent = [tuned(store, n, budget="0").spent_s for n in (1, 2)]
@@ -360,7 +361,7 @@ def test_who_helps_another_process_does_not_ask_beside_its_timing(tmp_path: Path
     recorded = programs()
     job = job_of(recorded)
     with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path) as store:
-        shares, leader = (store.shares(job, device) for device in ("one", "other"))
+        shares, leader = (SqliteWorkSharing(store, job, device=device) for device in ("one", "other"))
         surrogate = engine.make_surrogate(SERVED)
         with leader.lead("run", 10, None):
             helping = engine.remembering(surrogate, store, busy=shares.wanted)

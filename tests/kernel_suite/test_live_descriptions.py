@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import calibration  # noqa: E402
 import forecast_autotune as fa  # noqa: E402
-from calibration.evidence import fake_inputs  # noqa: E402
-from calibration.recording import KNOB, SEED  # noqa: E402
+from calibration.record.evidence import fake_inputs  # noqa: E402
+from calibration.record.worker import KNOB, SEED  # noqa: E402
 from forecast_autotune.compilers.triton_launches import Launched, launches  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.job import Recording  # noqa: E402

@@ -76,7 +76,7 @@ def blended(*members: Surrogate) -> Forecast:
     return forecast
 
 
-def test_it_is_no_surer_than_its_surest_member_and_less_sure_where_they_disagree() -> None:
+def test_a_blend_is_no_surer_than_its_members_and_less_sure_if_they_differ() -> None:
     assert blended(SURE, SURE).sigma == pytest.approx(0.1)
     far = Says("far", Forecast.normal(2.0, 0.1, source="far"))
     assert blended(SURE, far).sigma > 0.9
@@ -184,7 +184,7 @@ def test_being_sure_does_not_make_a_member_count_for_more() -> None:
     assert found == {"a": pytest.approx(0.5), "b": pytest.approx(0.5)}
 
 
-def test_a_limit_known_to_a_member_counts_less_where_another_foretold_the_outcomes_better() -> None:
+def test_a_members_limit_counts_less_where_another_forecast_better() -> None:
     class Wary(Told):
         def forecast(self, asked: Question) -> ForecastTable:
             table = super().forecast(asked)
@@ -212,7 +212,7 @@ def test_who_foretold_the_outcomes_here_better_counts_for_more() -> None:
     assert better["b"] > much_better["b"] > 0.0  # never unheard: it may be right yet
 
 
-def test_who_does_not_say_how_it_foretold_counts_like_the_mean_of_those_who_do() -> None:
+def test_a_member_without_a_skill_score_counts_like_the_mean_of_the_others() -> None:
     found = weights(Told("a", 0.0, foretold=-1.0), Told("b", 1.0, foretold=-3.0), Told("c", 2.0))
     assert found["a"] > found["c"] > found["b"]
     assert found["c"] / found["b"] == pytest.approx(found["a"] / found["c"])

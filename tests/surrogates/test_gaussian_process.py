@@ -92,7 +92,7 @@ def test_lengths_are_short_along_what_counts() -> None:
     assert shape.lengths[0] < 0.5 * shape.lengths[1]
 
 
-def test_of_many_outcomes_the_best_half_is_kept_and_as_many_others_always_the_same() -> None:
+def test_of_many_outcomes_the_best_half_and_as_many_fixed_others_are_kept() -> None:
     y = np.random.default_rng(3).normal(0, 1, 5 * DATA)
     kept = most_telling(y)
     assert len(set(kept.tolist())) == DATA
@@ -115,7 +115,7 @@ def test_failing_spreads_to_neighbours_and_fades() -> None:
 
 
 @pytest.mark.parametrize("count", [100, 3_000])
-def test_of_very_many_outcomes_the_share_that_failed_is_what_others_are_feared_to(count: int) -> None:
+def test_after_many_outcomes_the_share_that_failed_is_expected_of_others(count: int) -> None:
     draw = np.random.default_rng(0)
     x = draw.normal(0, 1, (4_000, 3))
     failed = draw.random(count) < 0.1

@@ -145,7 +145,7 @@ def test_of_one_program_it_speaks_only_where_nobody_else_knows_its_configs() -> 
     assert len(model.asked) == 83  # the default is what all are compared with
 
 
-def test_several_programs_are_asked_about_in_turn_each_from_its_first_config() -> None:
+def test_several_programs_take_turns_each_from_its_first_config() -> None:
     asked = competing(40, 10, recordings=[recording()])
     configs = to_ask(asked)
     assert set(configs) == set(asked.job.space[1:])
@@ -153,7 +153,7 @@ def test_several_programs_are_asked_about_in_turn_each_from_its_first_config() -
     assert [c["tile"] for c in configs[:2]] == [2, 1]
 
 
-def test_any_beginning_of_the_order_is_spread_evenly_and_meets_every_value_of_a_knob() -> None:
+def test_any_prefix_of_the_order_is_even_and_covers_every_knob_value() -> None:
     space = Space.grid({"tile": list(range(1, 65)), "vec": [1, 2, 4, 8], "warps": [1, 2, 4, 8]})
     asked = Question(job=replace(job_of(recording()), space=space), configs=space)
     for most in (64, 256):
@@ -181,7 +181,7 @@ def test_of_a_large_space_it_speaks_of_what_it_was_asked_about_alone() -> None:
 # What answers become ----------------------------------------------------------------------------------------------------
 
 
-def test_before_any_outcome_a_forecast_has_the_eight_probabilities_that_the_model_gave() -> None:
+def test_before_any_outcome_a_forecast_has_the_models_eight_probabilities() -> None:
     shares = (0.02, 0.03, 0.05, 0.1, 0.4, 0.2, 0.15, 0.05)
     model = Talking(lambda prompt: tuple(math.log(0.3 * s) for s in shares))  # of a vocabulary, eight labels get 30 %
     asked = question(recording())
@@ -255,7 +255,7 @@ def test_a_blend_hears_it_little_at_first_and_by_what_it_has_shown_later() -> No
     assert weight(Talking(guesses), 12) < 0.1  # whoever guesses may be right by chance a few times
 
 
-def test_a_reasoned_answer_is_parsed_and_one_that_does_not_parse_asked_for_again() -> None:
+def test_a_reasoned_answer_is_parsed_and_an_unparsable_one_asked_for_again() -> None:
     tries: dict[str, int] = {}
 
     def stutters(prompt: Prompt) -> str:
@@ -286,7 +286,7 @@ def test_it_is_asked_once_in_a_run_before_anything_was_measured() -> None:
         assert not model.under_way
 
 
-def test_what_was_answered_is_not_asked_again_unless_the_model_or_the_form_is_another() -> None:
+def test_an_answer_is_reused_unless_the_model_or_the_form_changes() -> None:
     model, memory = Talking(), Memory()
     first = memory.of(LanguageModelSurrogate(model)).forecast(question(recording()))
     again = memory.of(LanguageModelSurrogate(model)).forecast(question(recording()))
@@ -345,7 +345,7 @@ def test_what_came_before_ctrl_c_is_kept(answers: int) -> None:
 # Trouble ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_slow_model_is_heard_as_far_as_it_came_and_the_rest_asked_for_by_the_next_run() -> None:
+def test_a_slow_models_answers_are_used_and_the_next_run_asks_for_the_rest() -> None:
     model, memory = Talking(delay_s=0.01), Memory()
     surrogate = LanguageModelSurrogate(model, seconds=0.2)
     began = time.monotonic()
@@ -384,7 +384,7 @@ def test_a_budget_in_seconds_may_shorten_its_time_and_never_lengthens_it() -> No
         (Talking(delay_s=0.5), "83 of 83 prompts have no answer after 0.1 s"),
     ],
 )
-def test_trouble_is_an_abstention_that_says_what_it_was_and_is_warned_of_once(
+def test_trouble_is_an_abstention_that_names_it_and_one_warning(
     model: Talking, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     surrogate = LanguageModelSurrogate(model, seconds=0.1 if model.delay_s else 10.0)

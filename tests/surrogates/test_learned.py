@@ -225,7 +225,7 @@ def test_a_recording_without_description_is_looked_up() -> None:
     assert "1 recording from elsewhere" in source(Learned(following()), asked)
 
 
-def test_a_recording_of_which_too_few_launches_are_described_is_looked_up_too() -> None:
+def test_a_recording_with_too_few_described_launches_is_looked_up_too() -> None:
     here, told = sized(512)
     there, _ = sized(2048)
     few = replace(there, described=dict(list(there.described.items())[::4]))
@@ -235,7 +235,7 @@ def test_a_recording_of_which_too_few_launches_are_described_is_looked_up_too() 
     assert means(learned, asked) == means(learned, replace(asked, recordings=[replace(few, described={})]))
 
 
-def test_a_config_that_is_not_described_where_it_was_recorded_is_taken_as_it_came_out_there() -> None:
+def test_an_undescribed_config_of_a_recording_counts_by_its_recorded_time() -> None:
     here, told = sized(512)
     there, _ = sized(2048)
     lost = list(there.outcomes)[4]
@@ -246,7 +246,7 @@ def test_a_config_that_is_not_described_where_it_was_recorded_is_taken_as_it_cam
     assert found == pytest.approx(there.log2_speedups()[lost], abs=0.5)
 
 
-def test_where_rules_speak_here_they_speak_of_a_recording_too_though_its_launches_are_described() -> None:
+def test_rules_used_for_the_job_are_used_for_a_described_recording_too() -> None:
     here, _ = sized(512)
     there, _ = sized(2048)
     learned = Learned(replace(following(), factors=believing({"few_threads": 0.5}).factors))
@@ -263,7 +263,7 @@ def test_recordings_of_other_knobs_change_nothing() -> None:
         assert list(Learned().forecast(replace(asked, recordings=[other]))) == list(Learned().forecast(asked))
 
 
-def test_where_nothing_else_is_known_recordings_of_other_knobs_are_no_knowledge() -> None:
+def test_recordings_of_other_knobs_alone_are_no_knowledge() -> None:
     asked = replace(question(renamed(recording(), PLAIN)), recordings=[recording(n=8192)])
     assert all(isinstance(a, Abstention) for a in Learned().forecast(asked))
 
@@ -364,7 +364,7 @@ def broken_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     priors._shipped.cache_clear()
 
 
-def test_where_the_shipped_model_is_broken_a_blend_goes_on_without_it_and_warns_once(
+def test_a_blend_continues_without_a_broken_shipped_model_and_warns_once(
     broken_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

@@ -136,7 +136,7 @@ def test_a_model_that_is_damaged_is_refused_by_name_with_what_to_do(tmp_path: Pa
 @pytest.mark.parametrize(
     "text", ["", "no JSON", "[]", "3", "{}", "[" * 100_000, prior_text(following(), card={})[:5000]]
 )
-def test_a_file_that_is_no_model_or_cut_off_is_refused_by_name_with_what_to_do(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_model_or_cut_off_is_refused_with_what_to_do(tmp_path: Path, text: str) -> None:
     path = written(tmp_path / "model.json", text)
     with pytest.raises(InvalidInputError, match="make fit") as raised:
         read_prior(path)
@@ -179,7 +179,7 @@ def test_the_shipped_model_is_read_and_asked_without_scikit_learn() -> None:
     assert (done.stdout.strip(), done.returncode) == ("True", 0), done.stderr
 
 
-def test_the_shipped_model_names_what_it_was_fitted_on_and_that_is_the_suites_recordings() -> None:
+def test_the_shipped_model_names_the_suite_recordings_it_was_fitted_on() -> None:
     traces = sorted(p.name for p in (Path(calibration.__file__).parent / "traces").glob("*.jsonl.gz"))
     card = shipped()["card"]
     assert sorted(name for names in card["data"]["traces"].values() for name in names) == traces
@@ -187,7 +187,7 @@ def test_the_shipped_model_names_what_it_was_fitted_on_and_that_is_the_suites_re
     assert {name.split(".")[0] for name in traces} == set(shipped_prior().fitted_on)
 
 
-def test_the_shipped_model_was_fitted_on_none_of_the_spaces_kept_for_development() -> None:
+def test_the_shipped_model_was_fitted_on_no_space_kept_for_development() -> None:
     names = {path.name.split("_")[0] for path in RECORDED_ELSEWHERE.glob("*.json.gz")}
     if not names:
         pytest.skip("they are not here")

@@ -172,7 +172,7 @@ def raw_and_recalibrated(times: float) -> tuple[Correction, Honesty, Honesty]:
     """Learn from some kernels' live pairs; judge on others what was not measured, before and after."""
     with SqliteStore.in_memory() as store:
         tuned(store, LEARNED_FROM, times)
-        correction = recalibration(store.pairs("cuda"))
+        correction = recalibration(store.calibration_pairs("cuda"))
     with SqliteStore.in_memory() as store:
         seen = tuned(store, JUDGED_ON, times)
     corrected: list[Seen] = []
@@ -183,7 +183,7 @@ def raw_and_recalibrated(times: float) -> tuple[Correction, Honesty, Honesty]:
 
 
 @pytest.mark.parametrize("times", [0.4, 1.0, 3.0])
-def test_what_one_kernels_pairs_teach_makes_forecasts_of_others_more_honest(times: float) -> None:
+def test_pairs_of_one_kernel_make_forecasts_of_others_more_honest(times: float) -> None:
     correction, raw, ours = raw_and_recalibrated(times)
     assert correction.after_pairs > 100
     # When this was written (times 1): coverage off by 0.18 and 0.22, then by 0.06 and 0.03; NLL 1.42, then 1.13;

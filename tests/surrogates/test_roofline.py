@@ -127,7 +127,7 @@ def test_a_source_that_gives_no_bound_leaves_the_roles() -> None:
     assert all("knob roles" in f.source for f in forecasts(Question(job=job, configs=space)))
 
 
-def test_how_it_foretold_very_many_outcomes_is_told_of_as_many_as_a_gaussian_process_takes() -> None:
+def test_skill_over_very_many_outcomes_uses_as_many_as_a_gaussian_process() -> None:
     space = Space.grid({"a": list(range(30)), "b": list(range(30))}, roles={"a": "tile"})
     job = replace(job_of(recording()), space=space, described=(), work=None)
 

@@ -158,7 +158,7 @@ def test_what_is_not_told_stands_below_anything_that_is() -> None:
     assert np.isfinite(found).all()
 
 
-def test_where_nothing_is_told_of_the_default_the_first_that_is_described_stands_in() -> None:
+def test_the_first_described_config_stands_in_for_an_undescribed_default() -> None:
     found = launch_traits([{}, TOLD, {**TOLD, "threads": 512.0}], DEVICE)
     assert [trait(found, row, "threads_over_default") for row in (1, 2)] == [0.0, 2.0]
 

@@ -62,7 +62,7 @@ class NamedCall:
             job=self.job,
             configs=self.job.space,
             outcomes={c: o for c, o in store.outcomes(self.job).items() if c in self.job.space},
-            recordings=store.recollect(self.job),
+            recordings=store.related_recordings(self.job),
         )
         told = zip(self.job.space, surrogate.forecast(question), strict=True)
         return sorted(told, key=lambda item: _place(item[1]))

@@ -27,7 +27,7 @@ def test_nothing_known_corrects_nothing() -> None:
     assert recalibration([(after(0.0, 1.0), FAILED)]) == UNCORRECTED, "a failure says nothing of sigma"
 
 
-def test_the_stretch_of_single_bells_is_the_root_mean_square_error_drawn_towards_one() -> None:
+def test_the_scale_of_single_normals_is_their_rms_error_shrunk_towards_one() -> None:
     # 60 errors of 2 sigmas, and 20 of 1 counted in: sqrt((60 * 4 + 20) / 80).
     pairs = [(after(0.3, 0.2), 0.3 + 0.4 * sign) for sign in (-1, 1) for _ in range(30)]
     correction = recalibration(pairs)
@@ -37,7 +37,7 @@ def test_the_stretch_of_single_bells_is_the_root_mean_square_error_drawn_towards
     assert recalibration([(ahead(0.0, 1.0), 0.5)] * 20).ahead == pytest.approx(math.sqrt(25 / 40), rel=1e-4)
 
 
-def test_forecasts_ahead_of_the_defaults_time_and_after_it_are_corrected_apart() -> None:
+def test_forecasts_before_and_after_the_default_is_timed_are_scaled_apart() -> None:
     pairs = [(ahead(0.0, 1.0), 0.0)] * 200 + [(after(0.0, 0.1), 0.3)] * 100
     correction = recalibration(pairs)
     assert correction.factor(knows_default=False) < 0.6
@@ -45,7 +45,7 @@ def test_forecasts_ahead_of_the_defaults_time_and_after_it_are_corrected_apart()
     assert (correction.ahead_pairs, correction.after_pairs) == (200, 100)
 
 
-def test_a_correction_is_held_within_bounds_and_one_error_does_not_decide_it() -> None:
+def test_a_correction_is_bounded_and_one_error_does_not_decide_it() -> None:
     assert recalibration([(after(0.0, 0.001), 1.0)] * 500).after == 4.0
     assert recalibration([(after(0.0, 1.0), 0.0)] * 5000).after == pytest.approx(0.5)
     honest = [(after(0.0, 1.0), 1.0)] * 100

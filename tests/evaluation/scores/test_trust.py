@@ -62,7 +62,7 @@ def test_rank_correlation_is_spearmans_with_mean_ranks_for_ties() -> None:
     assert rank_correlation(forecasts[:2], [0.2, 0.1]) == pytest.approx(-1.0)
 
 
-def test_rank_correlation_is_of_configs_that_ran_and_unknown_without_an_order() -> None:
+def test_rank_correlation_covers_configs_that_ran_and_needs_an_order() -> None:
     assert rank_correlation([normal(1.0), normal(2.0), normal(9.0), SILENT], [0.1, 0.2, FAILED, 0.0]) == 1.0
     assert rank_correlation([normal(1.0)], [0.1]) is None
     assert rank_correlation([normal(1.0), normal(1.0)], [0.1, 0.2]) is None

@@ -31,8 +31,8 @@ from triton.runtime.autotuner import Autotuner  # noqa: E402
 import forecast_autotune as fa  # noqa: E402
 from forecast_autotune.cli import main  # noqa: E402
 from forecast_autotune.core.forecast import Forecast  # noqa: E402
-from forecast_autotune.distributed.job_store import JobChannel  # noqa: E402
-from forecast_autotune.distributed.ranks import JobStore  # noqa: E402
+from forecast_autotune.distributed.job_channel import JobChannel  # noqa: E402
+from forecast_autotune.distributed.job_store import JobStore  # noqa: E402
 from forecast_autotune.errors import CacheMissError, TuningWarning  # noqa: E402
 from forecast_autotune.frontends import engine  # noqa: E402
 from forecast_autotune.frontends.inductor import templates as inductor  # noqa: E402
@@ -207,7 +207,7 @@ def test_a_decision_that_differs_in_warps_alone_is_picked_up(compiling: Compilin
 
 
 @routes
-def test_what_the_ranks_of_a_job_hold_to_is_asked_for_however_warm_the_cache(
+def test_the_ranks_shared_decision_is_asked_for_however_warm_the_cache(
     compiling: Compiling, route: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published = [torch.distributed.HashStore()]
@@ -221,7 +221,7 @@ def test_what_the_ranks_of_a_job_hold_to_is_asked_for_however_warm_the_cache(
         job = surrogate.asked[0].job
         rank0 = JobStore(SqliteStore.in_memory(), JobChannel(lambda: published[0], rank=0, ranks=2), measures=False)
         other = next(c for c in job.space if c["BLOCK"] == 128)
-        rank0.agree(job, a_decision(job, other, basis="forecast", budget="0", measured=0, failed=0))
+        rank0.publish_decision(job, a_decision(job, other, basis="forecast", budget="0", measured=0, failed=0))
         assert compiling(f)[0]["BLOCK"] == 128
 
 
@@ -292,7 +292,7 @@ def test_a_captured_graph_runs_the_decided_config_and_measures_nothing(compiling
         assert sum(on.launches.values()) == 1
 
 
-def test_a_triton_op_in_a_graph_is_decided_where_it_is_traced_and_tunes_where_it_is_called(
+def test_a_triton_op_is_decided_when_traced_and_tunes_when_called(
     compiling: Compiling,
 ) -> None:
     for backend, blocks in (("aot_eager", {128}), ("eager", set(BLOCKS))):
@@ -381,7 +381,7 @@ def test_sizes_that_vary_are_decided_at_their_hints_and_stay_free(compiling: Com
     assert [d["programs"] for d in surrogate.asked[0].job.described] == [N / b for b in BLOCKS]
 
 
-def test_a_size_that_nobody_knows_before_the_run_counts_as_inductor_counts_it(compiling: Compiling) -> None:
+def test_a_size_unknown_before_the_run_counts_as_inductor_counts_it(compiling: Compiling) -> None:
     surrogate = Favours(128)
     kernel = tuned(surrogate=surrogate)
 
@@ -546,7 +546,7 @@ def test_tuning_that_fails_leaves_the_first_config_and_one_warning(
     assert len([w for w in told if w.category is TuningWarning]) == 1
 
 
-def test_pruning_that_fails_ahead_is_left_to_torch_which_keeps_what_is_to_be_restored(compiling: Compiling) -> None:
+def test_pruning_that_fails_ahead_is_left_to_torch_with_what_to_restore(compiling: Compiling) -> None:
     def prune(found: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
         if not torch.compiler.is_dynamo_compiling():
             raise RuntimeError("not without Dynamo")
@@ -577,9 +577,7 @@ def test_a_forecast_config_that_does_not_compile_gives_way_to_the_first(compilin
 
 
 @routes
-def test_where_the_first_does_not_compile_either_inductor_gets_all_that_pruning_left(
-    compiling: Compiling, route: Any
-) -> None:
+def test_if_the_first_fails_to_compile_too_inductor_gets_all_that_remain(compiling: Compiling, route: Any) -> None:
     kernel = tuned(triton.jit(picky), configs=configs((128, 256, 512)), surrogate=Favours(128), reset_to_zero=["x_ptr"])
     with playing(), pytest.warns(TuningWarning, match="is not compiled under BLOCK: 128"):
         assert [c["BLOCK"] for c in compiling(route(kernel))] == [128, 256, 512]

@@ -129,13 +129,13 @@ def test_a_forecast_sees_it_and_the_store_keeps_it(mode: str) -> None:
         job = listening.asked[0].job
         assert [d.get("programs") for d in job.described] == [4, None, 16, None] or job.described[2]["launches"] == 2
         other = tuned.tuned.job((torch.empty(4096), 2 * N))
-        recordings = tuned.dispatcher.store(job.hardware, Settings.from_environment()).recollect(other)
+        recordings = tuned.dispatcher.store(job.hardware, Settings.from_environment()).related_recordings(other)
     if mode == "tune":
         (recording,) = recordings
         assert recording.described == {job.space.default: pytest.approx(job.described[0], rel=1e-5)}
 
 
-def test_nothing_is_described_without_being_asked_for_nor_where_a_graph_is_captured(
+def test_launches_are_described_only_on_request_and_never_in_graph_capture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     listening = Listening()
@@ -161,7 +161,7 @@ def plainly(x: Any, y: Any, n: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_is_compiled_with_a_call_is_described_too_and_is_no_part_of_its_graph() -> None:
+def test_what_is_compiled_with_a_call_is_described_and_not_in_its_graph() -> None:
     listening = Listening()
     variants = [plainly, (adding, fa.Space.grid({"BLOCK": [64, 128]}))]
     tuned = fa.variants(variants, key="n", compile_ahead=True, surrogate=listening)
@@ -232,7 +232,7 @@ def test_of_very_many_a_drawn_part_is_described_in_about_the_time_there_is(
 @pytest.mark.parametrize(
     ("how", "longest_s"), [({"budget": "500ms"}, 0.05), ({}, 2.0), ({"mode": "forecast"}, float("inf"))]
 )
-def test_no_more_than_a_tenth_of_a_budget_is_spent_on_it_and_mode_forecast_does_not_look_at_the_clock(
+def test_describing_launches_takes_at_most_a_tenth_of_a_budget_in_seconds(
     how: dict[str, Any], longest_s: float
 ) -> None:
     listening = Listening()
