@@ -33,7 +33,11 @@ class FailuresAlike:
 
 
 def failures_alike(failures: Iterable[tuple[str, Failure]]) -> list[FailuresAlike]:
-    """Failures, each with whose it is, by stage and by what follows from them, the most frequent first."""
+    """Group failures by stage and consequence, the most frequent group first.
+
+    Args:
+        failures: each with the name of what failed, a config or a kernel.
+    """
     groups: dict[tuple[str, bool, bool], list[tuple[str, Failure]]] = {}
     for whose, failure in failures:
         groups.setdefault((failure.stage, failure.crashed, failure.transient), []).append((whose, failure))

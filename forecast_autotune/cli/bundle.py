@@ -92,7 +92,7 @@ def write(target: str, directory: Path | None, examine: Callable[[], Sequence[Fi
 
 
 def collect(directory: Path | None, findings: Sequence[Finding]) -> dict[str, Any]:
-    """All there is to tell, in JSON; a part that cannot be had says why."""
+    """The whole bundle as JSON values; a part that cannot be collected says why."""
     parts: dict[str, Callable[[], Any]] = {
         "contents": lambda: CONTENTS,
         "versions": _versions,
@@ -115,9 +115,10 @@ def _or_why_not(part: Callable[[], Any]) -> Any:
 
 
 def sentence(text: str, source: str = "") -> str:
-    """Of a text's first line the numbers, and the words that are this package's own and not the source's it is about.
+    """The first line of a message, with only numbers and known words left.
 
-    What a message quotes cannot be known: what it may say is listed, not what it may not.
+    A message may quote anything, so the words that may pass are listed, not those that may not: this package's own and those
+    of compilers, without the words of `source`.
     """
     line = _QUOTED.sub(HIDDEN, _without_secrets((text.splitlines() or [""])[0][:300]))
     of_the_source = {word.lower() for word in re.findall(r"[A-Za-z_]\w{2,}", source) if not word.endswith("Error")}
@@ -130,17 +131,17 @@ def sentence(text: str, source: str = "") -> str:
 
 
 def private(text: str) -> str:
-    """The name or version of something that is not the user's: whole but for what looks like a secret."""
+    """The name or version of something public, without what looks like a secret."""
     return _LONG.sub(HIDDEN, _without_secrets(text))
 
 
 def name(text: str) -> str:
-    """The name of a kernel or a knob, where it is one."""
+    """The name of a kernel or a knob; hidden where it does not look like a name."""
     return text if _NAME.fullmatch(text) and text == _LONG.sub(HIDDEN, _without_names(text)) else HIDDEN
 
 
 def knob(value: object) -> Any:
-    """The value of a knob: a number, or a word that is short and plain."""
+    """The value of a knob: a number or a short plain word; anything else is hidden."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     text = str(value)
@@ -148,7 +149,7 @@ def knob(value: object) -> Any:
 
 
 def place(path: Path) -> str:
-    """Whether a path is beneath the home folder, and no more."""
+    """A path, of which only whether it lies in the home folder is shown."""
     return f"~/{HIDDEN}" if path.is_absolute() and _without_names(str(path)).startswith("~") else HIDDEN
 
 
@@ -240,7 +241,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _setting(name: str) -> Any:
-    """What the environment says of one setting, whatever it says of others."""
+    """One setting as the environment has it, even where another does not parse."""
     from ..settings import PREFIX, Settings
 
     variable = PREFIX + name.upper()

@@ -103,7 +103,7 @@ def _safely(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Findi
 
 
 def check_settings() -> Iterator[Finding]:
-    """Whether every FORECAST_AUTOTUNE_* variable is known and says something."""
+    """Whether every FORECAST_AUTOTUNE_* variable is known and parses."""
     from ..errors import InvalidInputError
     from ..settings import Settings, unknown_variables
 
@@ -339,7 +339,7 @@ def _nothing_ran(decision: Decision) -> bool:
 
 
 def check_builds(directory: Path | None) -> Iterator[Finding]:
-    """Whether extensions can be built into their folder, and nobody else can write there."""
+    """Whether extensions can be built into their folder, and only this user can write to it."""
     import shutil
 
     from ..settings import Settings

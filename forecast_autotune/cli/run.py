@@ -73,7 +73,7 @@ def command_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def environment_with(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """An environment whose Python processes begin with the `sitecustomize` of ours, and with these changes."""
+    """The environment with these changes, in which Python processes start with our `sitecustomize`."""
     from ..settings import child_environment
 
     environment = child_environment(changes)

@@ -1,4 +1,4 @@
-"""What a store's own pairs of a forecast and the outcome that followed teach: how wide forecasts should be, and whose.
+"""Lessons of a store's own pairs of forecast and outcome: how wide forecasts should be, and which surrogate to weigh.
 
 The pairs are of configs that a policy chose to measure, so they are no fair sample of a space. Replayed on the 89 recorded
 spaces of the kernel suite (H200; each tuned once with a budget of 16, all into one store, in two orders), and judged on all
