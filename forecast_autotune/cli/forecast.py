@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..core.forecast import Abstention, Forecast
     from ..core.hardware import Hardware
     from ..core.outcome import Evidence, Failure
-    from ..frontends.triton.forecast import NamedCall
+    from ..frontends.triton.offline_forecast import OfflineCall
 
 DEFAULT_TARGET = "cuda:90"
 
@@ -75,9 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
     hardware = _hardware(arguments.target)
     named = read_arguments(arguments.arg)
     kernel = load_kernel(arguments.kernel)
-    from ..frontends.triton.forecast import NamedCall
+    from ..frontends.triton.offline_forecast import OfflineCall
 
-    call = NamedCall(kernel, named, hardware=hardware, grid=grid)
+    call = OfflineCall(kernel, named, hardware=hardware, grid=grid)
     if grid is not None:
         grid({**call.call.named, **call.job.space.default.knobs})  # so that what is wrong with it is reported
     if call.note:
@@ -163,7 +163,7 @@ def _hardware(target: str | None) -> Hardware:
     return sheet
 
 
-def _ranked(call: NamedCall, folder: Path | None, named: str | None) -> list[tuple[Config, Forecast | Abstention]]:
+def _ranked(call: OfflineCall, folder: Path | None, named: str | None) -> list[tuple[Config, Forecast | Abstention]]:
     """Forecasts by the surrogate named, else that of the settings, with what the store knows; no store is created."""
     from dataclasses import replace
 
@@ -183,7 +183,7 @@ def _ranked(call: NamedCall, folder: Path | None, named: str | None) -> list[tup
 
 
 def _print(
-    call: NamedCall,
+    call: OfflineCall,
     ranked: list[tuple[Config, Forecast | Abstention]],
     built: dict[Config, Evidence | Failure],
 ) -> None:
@@ -227,7 +227,7 @@ def _compiled_words(built: Evidence | Failure | None) -> str:
 
 
 def _as_json(
-    call: NamedCall,
+    call: OfflineCall,
     ranked: list[tuple[Config, Forecast | Abstention]],
     built: dict[Config, Evidence | Failure],
 ) -> dict[str, object]:

@@ -194,11 +194,11 @@ def _statements(forecast: Forecast | Abstention | None) -> list[_Statement]:
     """What each surrogate forecast, the one that counts most first; empty where one forecast alone."""
     from ..core.forecast import Forecast
 
-    if not isinstance(forecast, Forecast) or not all(bell.said_by for bell in forecast.components):
+    if not isinstance(forecast, Forecast) or not all(bell.source for bell in forecast.components):
         return []
     statements = []
-    for name in dict.fromkeys(bell.said_by for bell in forecast.components):
-        bells = [bell for bell in forecast.components if bell.said_by == name]
+    for name in dict.fromkeys(bell.source for bell in forecast.components):
+        bells = [bell for bell in forecast.components if bell.source == name]
         weight = sum(bell.weight for bell in bells)
         own = Forecast(tuple(replace(b, weight=b.weight / weight if weight else 1 / len(bells)) for b in bells), name)
         statements.append(_Statement(said_by=name, mean=own.mean, sigma=own.sigma, weight=weight))

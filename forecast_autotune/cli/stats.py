@@ -14,9 +14,9 @@ from ._words import as_duration
 from .output import print_facts, print_json
 
 if TYPE_CHECKING:
-    from ..core.correction import Correction
+    from ..core.sigma_scale import SigmaScale
     from ..evaluation.scores import ForecastScores, TrustScores
-    from ..store.queries import StoreStats
+    from ..store.stats import StoreStats
 
 HOW = """How the figures come about:
   hits    a process recalled a decision that it had not in memory; later calls in the same process are not counted, nor
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         shown = {name: getattr(stats, name) for name in stats.__dataclass_fields__ if name not in ("path", "pairs")}
         honesty = {**asdict(scores), **asdict(trust)} if scores and trust else None
-        corrected = {kind: {**asdict(each.correction), "voices": each.voices} for kind, each in learned.items()}
+        corrected = {kind: {**_fields(each.sigma_scale), "voices": each.voices} for kind, each in learned.items()}
         print_json({"path": str(stats.path), **shown, "honesty": honesty, "recalibration": corrected})
     else:
         _print(stats, scores, trust, learned)
@@ -62,9 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What the newest pairs on one kind of hardware teach: how to correct forecasts, and how well each voice did."""
+    """What the newest pairs on one kind of hardware teach: how wide to make forecasts, and how well each voice did."""
 
-    correction: Correction
+    sigma_scale: SigmaScale
     voices: dict[str, float]
 
 
@@ -98,7 +98,7 @@ def _print(
         facts.append(("", f"{trust.coverage_50:.0%} measured inside the central 50 % of the forecast, "
                           f"{trust.coverage_90:.0%} inside 90 %; {_falling(trust.error_falls)}"))  # fmt: skip
     for kind, lessons in learned.items():
-        facts.append(("correction", f"{kind}: {_correction_words(lessons.correction)}"))
+        facts.append(("correction", f"{kind}: {_correction_words(lessons.sigma_scale)}"))
         if lessons.voices:
             voices = sorted(lessons.voices.items(), key=lambda voice: -voice[1])
             facts.append(("", "log density of " + ", ".join(f"{name} {score:+.2f}" for name, score in voices)))
@@ -111,13 +111,23 @@ def _falling(falls: bool | None) -> str:
     return "the confident ones are the right ones" if falls else "confidence does not tell the right ones"
 
 
-def _correction_words(correction: Correction) -> str:
+def _fields(scale: SigmaScale) -> dict[str, float]:
+    """The factors under the names that `--json` has for them."""
+    return {
+        "ahead": scale.cold,
+        "after": scale.warm,
+        "ahead_pairs": scale.cold_pairs,
+        "after_pairs": scale.warm_pairs,
+    }
+
+
+def _correction_words(scale: SigmaScale) -> str:
     """The factors, and the pairs they rest on."""
     factors = [
         f"{name} x{factor:.2f} ({count} pairs)"
         for name, factor, count in (
-            ("ahead", correction.ahead, correction.ahead_pairs),
-            ("after", correction.after, correction.after_pairs),
+            ("ahead", scale.cold, scale.cold_pairs),
+            ("after", scale.warm, scale.warm_pairs),
         )
         if count
     ]

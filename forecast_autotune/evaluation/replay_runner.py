@@ -13,15 +13,17 @@ from pathlib import Path
 
 from ..core.budget import Budget
 from ..core.config import Config
+from ..core.context import ForecastContext
 from ..core.decision import Decision
 from ..core.forecast import Abstention, Forecast
-from ..core.job import Job, Question, Recording, reference_us
+from ..core.job import Job, Recording, reference_us
 from ..core.outcome import Measurement, Outcome
 from ..errors import NoWorkingConfigError
 from ..measure.replay import Replay
 from ..processes.side_by_side import side_by_side
 from ..protocols import Policy, Surrogate
-from ..tuning.loop import failures_untold, tune
+from ..tuning.failures import failures_unreported
+from ..tuning.loop import tune
 from ..tuning.policies import Exhaustive, First, Selective, StoredOnly
 from . import traces
 from .recorded_space import RecordedSpace, read_space
@@ -72,7 +74,7 @@ def replay(
     device = Replay(space.recording)
     spent = Budget(budget, clock=device.clock)
     decision: Decision | None = None
-    with contextlib.suppress(NoWorkingConfigError), failures_untold():
+    with contextlib.suppress(NoWorkingConfigError), failures_unreported():
         resolution = tune(
             space.job,
             compiler=device,
@@ -118,9 +120,8 @@ def forecast_space(
         history: recordings that the surrogate is given beside them.
     """
     outcomes = space.sample(known, draw)
-    forecasts: Sequence[Forecast | Abstention] = surrogate.forecast(
-        Question(job=space.job, configs=space.space, outcomes=outcomes, recordings=history)
-    )
+    session = surrogate.start(ForecastContext(job=space.job, recordings=history))
+    forecasts = session.predict(outcomes, {})
     default_us = reference_us(outcomes, space.space.default)
     speedups, reference = against_median(forecasts, space.log2_us.tolist(), default_us=default_us)
     return ReplayedForecasts(forecasts=forecasts, speedups=speedups, reference=reference, known=outcomes)
