@@ -43,8 +43,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from kernel_suite import Kernel, SuiteKernel, suite_kernels
-from kernel_suite.suite import Case, cuda_kernels
+from kernel_suite import Case, Kernel, SuiteKernel, cuda_kernels, suite_kernels
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.digest import digest

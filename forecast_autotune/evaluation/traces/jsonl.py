@@ -17,7 +17,7 @@ It may also hold `"described": {name: number}`, the config's features that are k
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ...core.config import Config
@@ -113,6 +113,21 @@ def read_jsonl(path: Path, header: Json, rest: str) -> Recording:
     knobs = encoding.list_field(header, "knobs", what)
     default = encoding.decode_config(header.get("default"), f"{what}: default")
     check_knobs(default, knobs, what)
+    outcomes, described = _read_configs(path, knobs, rest)
+    return Recording(
+        workload=encoding.decode_workload(header.get("workload"), program, f"{what}: workload"),
+        hardware=encoding.decode_hardware(header.get("hardware"), f"{what}: hardware"),
+        toolchain=encoding.decode_toolchain(header.get("toolchain"), f"{what}: toolchain"),
+        default=default,
+        outcomes=outcomes,
+        described=described,
+    )
+
+
+def _read_configs(
+    path: Path, knobs: Sequence[object], rest: str
+) -> tuple[dict[Config, Outcome], dict[Config, Mapping[str, float]]]:
+    """The outcome of each config and, where its line has one, its description."""
     outcomes: dict[Config, Outcome] = {}
     described: dict[Config, Mapping[str, float]] = {}
     repeated = 0
@@ -139,11 +154,4 @@ def read_jsonl(path: Path, header: Json, rest: str) -> Recording:
         if "described" in value:
             described[config] = encoding.decode_described(value["described"], f"{what}: described")
     warn_about_repeated(path, repeated)
-    return Recording(
-        workload=encoding.decode_workload(header.get("workload"), program, f"{path}, line 1: workload"),
-        hardware=encoding.decode_hardware(header.get("hardware"), f"{path}, line 1: hardware"),
-        toolchain=encoding.decode_toolchain(header.get("toolchain"), f"{path}, line 1: toolchain"),
-        default=default,
-        outcomes=outcomes,
-        described=described,
-    )
+    return outcomes, described

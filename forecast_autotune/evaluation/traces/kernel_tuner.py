@@ -180,7 +180,7 @@ def _outcome(entry: Mapping[str, object], config: Config, what: str) -> Outcome:
 
 
 def _error(entry: Mapping[str, object], config: Config) -> str | None:
-    """The name of the error that an entry tells in place of a time, in the words of whichever version wrote it."""
+    """The name of the error that an entry has in place of a time, in any of the forms that versions wrote."""
     for name, value in entry.items():
         if name in config.knobs:
             continue
