@@ -120,7 +120,7 @@ def build(task: Task) -> Built:
             _use_key(task.key)
             kernel = triton.compile(_source(task), **arguments)
     except Exception as err:
-        return Built(cost_s=time.perf_counter() - began, error=told(err), transient=is_the_machines(err))
+        return Built(cost_s=time.perf_counter() - began, error=brief(err), transient=is_the_machines(err))
     seconds = time.perf_counter() - began
     metadata = kernel.metadata._asdict()
     return Built(
@@ -143,7 +143,7 @@ def is_the_machines(err: BaseException) -> bool:
     return isinstance(err, (OSError, MemoryError)) or blames_the_machine(text)
 
 
-def told(err: BaseException) -> str:
+def brief(err: BaseException) -> str:
     """What went wrong, short enough to keep: the kind, and the last 1,500 characters (Triton ends with the point)."""
     text = str(err).strip()
     return f"{type(err).__name__}: {text if len(text) <= 1500 else '...' + text[-1500:]}"

@@ -137,7 +137,7 @@ class _Loaded:
 
         width = max(map(len, rows))
         ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=self.device)
-        found: dict[int, tuple[float, ...] | Unanswered] = {}
+        answers: dict[int, tuple[float, ...] | Unanswered] = {}
         for begin in range(0, width, PIECE):
             self._look_at_the_time(until)
             lasts = [len(row) - 1 - begin for row in rows]
@@ -153,12 +153,12 @@ class _Loaded:
             for number, last in enumerate(lasts):
                 if 0 <= last < PIECE:
                     shares = torch.log_softmax(out.logits[number, wanted.index(last)].float(), -1)
-                    found[number] = of_labels(
+                    answers[number] = of_labels(
                         dict(zip(self.labels, shares[list(self.labels)].tolist(), strict=True)), self.labels
                     )
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # or what is given up here would still run while kernels are timed
-        return [found[number] for number in range(len(rows))], cache
+        return [answers[number] for number in range(len(rows))], cache
 
     def write(self, row: Sequence[int], cache: Any, until: float, sampled: bool) -> str:
         """What the model writes behind a row."""

@@ -74,8 +74,8 @@ class VllmModel:
             if isinstance(answer, Unanswered):
                 yield i, answer
                 continue
-            found = (answer.logprobs or [{}])[0]
-            yield i, of_labels({token: entry.logprob for token, entry in found.items()}, labels)
+            entries = (answer.logprobs or [{}])[0]
+            yield i, of_labels({token: entry.logprob for token, entry in entries.items()}, labels)
 
     def texts(
         self, prompts: Sequence[Prompt], *, schema: dict[str, object], until: float, sampled: bool = False

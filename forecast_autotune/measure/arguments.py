@@ -193,13 +193,13 @@ class Arguments(Buffers):
         return view_of(buffer, dtype, described["shape"], described["stride"], described["offset"])
 
 
-def _note_tensors(described: Any, found: list[dict[str, Any]]) -> None:
+def _note_tensors(described: Any, tensors: list[dict[str, Any]]) -> None:
     """The tensors in what a snapshot has described, in their order."""
     if isinstance(described, dict) and "storage" in described:
-        found.append(described)
+        tensors.append(described)
     elif isinstance(described, (dict, list)):
         for part in described.values() if isinstance(described, dict) else described:
-            _note_tensors(part, found)
+            _note_tensors(part, tensors)
 
 
 def _contiguous(shape: Sequence[int] | None, stride: Sequence[int] | None) -> tuple[int, ...] | None:

@@ -170,7 +170,7 @@ class Buffers:
 
     def overrun(self) -> str | None:
         """What was written outside of the arguments, in words; None if nothing was."""
-        return next((said for b in self.buffers if (said := b.overrun())), None)
+        return next((overrun for b in self.buffers if (overrun := b.overrun())), None)
 
     def holding(self, tensor: torch.Tensor) -> list[str]:
         """Names of the arguments in whose memory a tensor lies."""

@@ -290,8 +290,10 @@ class BenchmarkClock:
         self.quantiles_ms: list[float] = []
 
     def measure(self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf) -> Measurement:  # noqa: ARG002
-        told = self._do_bench(self._call, quantiles=QUANTILES)
-        self.quantiles_ms[:] = [float(t) for t in told] if isinstance(told, (list, tuple)) else [float(told)]
+        times_ms = self._do_bench(self._call, quantiles=QUANTILES)
+        self.quantiles_ms[:] = (
+            [float(t) for t in times_ms] if isinstance(times_ms, (list, tuple)) else [float(times_ms)]
+        )
         return Measurement(samples_us=(self.quantiles_ms[0] * 1e3,))
 
     def synchronize(self) -> None:

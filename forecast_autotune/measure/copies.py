@@ -120,10 +120,10 @@ class CopiedArguments(Buffers):
         """Of what a run returned or wrote, and those that it has left in `.grad` itself."""
         written = [t for t, made_by in self._followed if t.grad_fn is not made_by]
         leaves = [*self._leaves, *self._state_leaves]
-        found = gradients_of([*returned, *written], {id(leaf): name for name, leaf, _ in leaves})
+        reached = gradients_of([*returned, *written], {id(leaf): name for name, leaf, _ in leaves})
         left = {f"{n}.grad": t.grad.detach().clone() for n, t, g in leaves if t.grad is not None and t.grad is not g}
         self._accumulates |= bool(left)
-        return found if isinstance(found, str) else {**found, **left}
+        return reached if isinstance(reached, str) else {**reached, **left}
 
     def release(self) -> None:
         """Leave the caller's own memory as it was, and hold on to nothing."""
@@ -236,15 +236,15 @@ def copied_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], **others: A
 
 def tensors_of(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors among a call's arguments: a tensor descriptor's is its base, those of a tuple are numbered."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
 
     def note(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        found[name] = tensor
+        tensors[name] = tensor
         return tensor
 
     for name, value in arguments.items():
         _mapped(name, value, note)
-    return found
+    return tensors
 
 
 def names_of_storages(tensors: Mapping[str, torch.Tensor]) -> list[str]:

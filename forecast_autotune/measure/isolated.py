@@ -173,12 +173,12 @@ class _Conversation:
 
     def time(self, early_stop_us: float) -> Measurement:
         self._worker.send({"early_stop_us": early_stop_us if math.isfinite(early_stop_us) else None})
-        told = self._worker.receive(self._measurer.timing_s, self._measurer._bound_log)
+        timed = self._worker.receive(self._measurer.timing_s, self._measurer._bound_log)
         return Measurement(
-            samples_us=tuple(float(s) for s in told["samples_us"]),
-            clock_mhz=told["clock_mhz"],
-            temperature_c=told["temperature_c"],
-            disturbance=told["disturbance"],
+            samples_us=tuple(float(s) for s in timed["samples_us"]),
+            clock_mhz=timed["clock_mhz"],
+            temperature_c=timed["temperature_c"],
+            disturbance=timed["disturbance"],
         )
 
     def _outputs(self, ran: Message) -> Outputs:

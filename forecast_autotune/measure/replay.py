@@ -82,5 +82,5 @@ class Replay:
         return outcome
 
     def _outcome(self, config: Config) -> Outcome:
-        found = self.recording.outcomes.get(config)
-        return Failure(stage="load", message="not in the recording") if found is None else found
+        outcome = self.recording.outcomes.get(config)
+        return Failure(stage="load", message="not in the recording") if outcome is None else outcome
