@@ -47,6 +47,7 @@ class Recipe:
 
     @property
     def is_cuda(self) -> bool:
+        """Whether nvcc is needed."""
         return bool(self.cuda_sources)
 
     @cached_property

@@ -69,10 +69,12 @@ class SourceCompiler:
 
     @property
     def pool(self) -> WorkerPool:
+        """The worker processes that compile: those given, or the process's own."""
         return self._pool or shared_pool()
 
     @property
     def workers(self) -> int:
+        """How many configs are compiled side by side."""
         return self.pool.workers
 
     def warm(self) -> None:

@@ -162,6 +162,7 @@ class LaunchesCompiler:
 
     @property
     def workers(self) -> int:
+        """How many kernels are compiled side by side."""
         return self._compiler.workers
 
     def paused(self) -> AbstractContextManager[None]:

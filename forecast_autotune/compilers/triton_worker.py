@@ -50,6 +50,8 @@ class Task:
 
     @classmethod
     def from_json(cls, value: Message) -> Task:
+        """The task that `as_json` wrote."""
+
         from triton.backends.compiler import GPUTarget, Language
 
         signature, options = ast.literal_eval(value["signature"])
@@ -74,10 +76,12 @@ class Built:
     crashed: bool = False
 
     def as_json(self) -> Message:
+        """What the caller reads it from, but for the target, which the caller knows."""
         return {**asdict(self), "metadata": {k: v for k, v in self.metadata.items() if k != "target"}}
 
     @classmethod
     def from_json(cls, value: Message, target: Any) -> Built:
+        """What `as_json` wrote, with the target put back."""
         evidence = None if value["evidence"] is None else Evidence(**value["evidence"])
         return cls(**{**value, "evidence": evidence, "metadata": {**value["metadata"], "target": target}})
 

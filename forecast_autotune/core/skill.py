@@ -73,6 +73,7 @@ class Skill:
 
     @property
     def change(self) -> str:
+        """The change of the knob in words."""
         return f"{self.knob} {_text(self.before)} -> {_text(self.after)}"
 
     def __str__(self) -> str:

@@ -116,6 +116,7 @@ class Space(Sequence[Config]):
 
     @property
     def default(self) -> Config:
+        """The config that all others are compared with."""
         return self._configs[0]
 
     def index(self, config: object, start: int = 0, stop: int | None = None) -> int:

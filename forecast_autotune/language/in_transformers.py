@@ -36,6 +36,7 @@ class TransformersModel:
         self._loaded: _Loaded | None = None
 
     def open(self, *, until: float) -> ModelFacts:
+        """Load the model, unless it is loaded. See `LanguageModel.open`."""
         if self._loaded is None:
             if time.monotonic() >= until:
                 raise ModelError(f"{self.name}: no time left to load it")
@@ -45,6 +46,7 @@ class TransformersModel:
     def log_probabilities(
         self, prompts: Sequence[Prompt], *, until: float
     ) -> Iterator[tuple[int, tuple[float, ...] | Unanswered]]:
+        """Read the prompts, `ROWS` at a time. See `LanguageModel.log_probabilities`."""
         loaded = self._opened()
         try:
             begin, cache = loaded.beginning(prompts, loaded.tokens.of_prompt, until)
@@ -73,6 +75,7 @@ class TransformersModel:
         until: float,
         sampled: bool = False,
     ) -> Iterator[tuple[int, str | Unanswered]]:
+        """Write one answer after the other, held to no schema. See `LanguageModel.texts`."""
         loaded = self._opened()
         try:
             begin, cache = loaded.beginning(prompts, loaded.tokens.of_chat, until)
@@ -88,6 +91,7 @@ class TransformersModel:
             raise ModelError.of(self.name, err) from err
 
     def close(self) -> None:
+        """Free the model's memory; it can be opened again."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None and loaded.device.type == "cuda":
             import torch

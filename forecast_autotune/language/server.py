@@ -41,6 +41,7 @@ class ServedModel:
         self._known: _Known | None = None
 
     def open(self, *, until: float) -> ModelFacts:
+        """Ask which models are served, and learn how to ask the chosen one. See `LanguageModel.open`."""
         with self._line() as line:
             model, identity = _chosen(
                 line.call(until, lambda: line.json("GET", "/v1/models")), self._model, self.name, self._url
@@ -52,6 +53,7 @@ class ServedModel:
     def log_probabilities(
         self, prompts: Sequence[Prompt], *, until: float
     ) -> Iterator[tuple[int, tuple[float, ...] | Unanswered]]:
+        """Ask for all prompts, `BATCH` in a request. See `LanguageModel.log_probabilities`."""
         known = self._opened()
         positions = range(len(prompts))
 
@@ -81,6 +83,7 @@ class ServedModel:
     def texts(
         self, prompts: Sequence[Prompt], *, schema: dict[str, object], until: float, sampled: bool = False
     ) -> Iterator[tuple[int, str | Unanswered]]:
+        """Ask for all answers, `WRITERS` requests at a time. See `LanguageModel.texts`."""
         known = self._opened()
 
         async def ask(line: _Line, position: int, answers: Answers) -> None:
@@ -107,6 +110,7 @@ class ServedModel:
         yield from self._each(range(len(prompts)), WRITERS, ask, until)
 
     def close(self) -> None:
+        """Forget what was learned of the server; connections are closed with each call."""
         self._known = None
 
     def _opened(self) -> _Known:

@@ -42,6 +42,7 @@ class Snapshot:
         return [_describe(value, f"argument {i}", None, self._index) for i, value in enumerate(values)]
 
     def close(self) -> None:
+        """Close the file; workers that have it keep it."""
         os.close(self.file)
 
 
@@ -163,6 +164,7 @@ class Arguments(Buffers):
         super().__init__(buffers)
 
     def values(self) -> tuple[Any, ...]:
+        """The values of the call that was copied, over these storages."""
         return self.build(self._layout["values"])
 
     def build(self, described: Sequence[Any]) -> tuple[Any, ...]:

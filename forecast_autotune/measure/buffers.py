@@ -98,6 +98,7 @@ class Buffer:
                 self.memory.index_put_(changed, self.pristine[changed])
 
     def fill(self, values: torch.Tensor | float) -> None:
+        """Write values there, or one number everywhere."""
         if isinstance(values, float):
             self.memory.fill_(values)
         else:
@@ -111,6 +112,7 @@ class Buffer:
         return None
 
     def mend_guard(self) -> None:
+        """Fill its guard zones with the known bytes again."""
         for zone in self._zones():
             zone.fill_(_GUARD)
 

@@ -53,6 +53,7 @@ class Launch:
     after: Callable[[], None] | None = None
 
     def once(self) -> Any:
+        """Run it once with what stands around it; returns what the call returns."""
         if self.before is not None:
             self.before()
         returned = self.call()
@@ -82,6 +83,7 @@ class CpuClock:
         self._timed_s = timed_s
 
     def measure(self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf) -> Measurement:
+        """Time calls by the wall clock, short ones several at once. See `Clock.measure`."""
         hooked = launch.before is not None or launch.after is not None
         calls = 1 if hooked else max(1, min(1000, math.ceil(SAMPLE_US / max(first_us, 0.1))))
 
@@ -149,6 +151,8 @@ class EventClock:
         self._seen: tuple[float | None, float | None] = (None, None)
 
     def measure(self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf) -> Measurement:  # noqa: ARG002  # the clock's own contract
+        """Time launches by events, each on cold caches. See `Clock.measure`."""
+
         def sample(count: int) -> list[float]:
             return [max(t - taken_off, 0.1 * t) for t in self._batch(launch, count)]
 
@@ -184,6 +188,7 @@ class EventClock:
         )
 
     def synchronize(self) -> None:
+        """Wait for the device; raises what went wrong on it."""
         with self._on():
             self._interface.synchronize()
 
@@ -222,6 +227,8 @@ class GraphClock(EventClock):
     """
 
     def measure(self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf) -> Measurement:  # noqa: ARG002
+        """Time launches in replays of a CUDA graph. See `Clock.measure`."""
+
         import torch
 
         with self._on():
@@ -290,6 +297,7 @@ class BenchmarkClock:
         self.quantiles_ms: list[float] = []
 
     def measure(self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf) -> Measurement:  # noqa: ARG002
+        """Call the user's function once; its median is the one sample."""
         times_ms = self._do_bench(self._call, quantiles=QUANTILES)
         self.quantiles_ms[:] = (
             [float(t) for t in times_ms] if isinstance(times_ms, (list, tuple)) else [float(times_ms)]

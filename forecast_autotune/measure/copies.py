@@ -91,6 +91,7 @@ class CopiedArguments(Buffers):
 
     @property
     def changed(self) -> bool:
+        """Whether a run leaves buffers or gradients that the next must not start from."""
         return self._accumulates or super().changed
 
     def values(self) -> Values:
@@ -106,11 +107,13 @@ class CopiedArguments(Buffers):
         return self._mapped(substitute)
 
     def restore(self) -> None:
+        """Put back what a run must not find changed, gradients included."""
         super().restore()
         if self._accumulates:
             self._drop_gradients()
 
     def put_back(self) -> None:
+        """Leave everything as it was before any run: memory, random number generators, gradients."""
         super().put_back()
         for generator, state in self._generators:
             generator.set_state(state)
@@ -208,12 +211,15 @@ class BorrowedArguments(Buffers):
             buffer.restored = True
 
     def values(self) -> Values:
+        """The caller's own arguments."""
         return self._given
 
     def detect_writes(self) -> list[Buffer]:
+        """Nothing: only what the user names is put back."""
         return []
 
     def put_back(self) -> None:
+        """Put back, or fill with zeros, what the user names."""
         self.restore()
 
     def release(self) -> None:

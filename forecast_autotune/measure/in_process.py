@@ -208,15 +208,18 @@ class InProcess(BaseMeasurer):
 
     @property
     def detects(self) -> bool:
+        """Whether writes are detected: on copies always, on borrowed arguments never."""
         return isinstance(self._prepared(), CopiedArguments)
 
     def close(self) -> None:
+        """Put the caller's memory back, unless the device is lost, and drop all copies."""
         if self._arguments is not None and not self._lost:
             self._arguments.release()
         self._arguments = self._expected = None  # whoever holds the measurer holds no copies
 
     @contextlib.contextmanager
     def attempt(self, config: Config) -> Iterator[Attempt]:
+        """Load a candidate into this process, whose state is preserved around it."""
         arguments, clock = self._prepared(), self._clock(config)
 
         def launch() -> Launch:

@@ -78,6 +78,7 @@ class Isolated(BaseMeasurer):
         self._timeout_s: float | None = None  # for a run; known once one has ended
 
     def close(self) -> None:
+        """End the worker and drop the copy of the arguments."""
         self._let_go()
         self._bound_log()
         if self._snapshot is not None:
@@ -85,6 +86,7 @@ class Isolated(BaseMeasurer):
 
     @contextlib.contextmanager
     def attempt(self, config: Config) -> Iterator[Attempt]:
+        """Load a candidate into the worker, which is started where there is none."""
         if self._snapshot is None:
             self._log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._snapshot = snapshot(self._given)
