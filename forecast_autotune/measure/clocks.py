@@ -195,9 +195,10 @@ class EventClock:
     def _batch(self, launch: Launch, count: int) -> list[float]:
         """Queue so many launches, then wait for all: microseconds of each."""
         with self._on():
-            return self._queued(launch, count)
+            return self.time_batch(launch, count)
 
-    def _queued(self, launch: Launch, count: int) -> list[float]:
+    def time_batch(self, launch: Launch, count: int) -> list[float]:
+        """Make so many launches on the current device: microseconds of each, as far as this clock can tell them apart."""
         new = self._interface.Event
         events = [(new(enable_timing=True), new(enable_timing=True)) for _ in range(count)]
         if self._spin is not None:
@@ -308,11 +309,21 @@ class BenchmarkClock:
         """Whether to wait is that function's business."""
 
 
-def cuda_clock(device: Any, *, graph: bool = False, timed_s: float = TIMED_S, warmup_s: float = 0.0) -> EventClock:
-    """The clock of a CUDA or HIP device."""
+TIMINGS: dict[str, type[EventClock]] = {"eager": EventClock, "graph": GraphClock}
+"""The ways to time launches on a GPU, by the names that `timing=` accepts."""
+
+
+def cuda_clock(device: Any, *, timing: str = "eager", timed_s: float = TIMED_S, warmup_s: float = 0.0) -> EventClock:
+    """The clock of a CUDA or HIP device.
+
+    Args:
+        device: as torch names it.
+        timing: one of `TIMINGS`.
+        timed_s, warmup_s: see `EventClock`.
+    """
     import torch
 
-    kind = GraphClock if graph else EventClock
+    kind = TIMINGS[timing]
     little = torch.zeros(1, dtype=torch.uint8, device=device)
     return kind(
         torch.cuda,

@@ -27,6 +27,7 @@ from ...core.space import Space
 from ...errors import InvalidInputError, TuningWarning
 from ...measure.base import is_of_the_config
 from ...measure.checks import Check, validate
+from ...measure.clocks import TIMINGS
 from ...measure.probe import device_identity
 from ...protocols import Compiler, Store, Surrogate
 from ..dispatch import Dispatcher
@@ -40,7 +41,6 @@ from .launch_code import DecisionCache, Form, Launch, call_form, current_device,
 from .spec import KernelSpec
 
 DEFAULT_BUDGET = "16,30s"
-TIMINGS = ("eager", "graph")
 _REFUSALS = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
 """Errors of a config for which Triton's own tuner takes another."""
 BUCKETS: dict[str, Callable[[Any], Any]] = {"pow2": power_of_two}

@@ -61,7 +61,7 @@ def trials_request(device: int, *, timing: str, timed_s: float, warmup_s: float)
     playing = current_rehearsal()
     return {
         "device": device,
-        "graph": timing == "graph",
+        "timing": timing,
         "timed_s": timed_s,
         "warmup_s": warmup_s,
         "rehearsed": None if playing is None else encode_hardware(playing.sheet),
@@ -83,7 +83,7 @@ def triton_trials(channel: Channel, request: Message) -> None:
     torch.cuda.set_device(request["device"])
     clock = cuda_clock(
         torch.device("cuda", request["device"]),
-        graph=request["graph"],
+        timing=request["timing"],
         timed_s=request["timed_s"],
         warmup_s=request["warmup_s"],
     )
