@@ -64,16 +64,16 @@ def _made_fake(tensor: Any, mode: Any, starts: dict[int, int]) -> Any:
 
 
 def launches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Launched]:
-    """The kernels that a call would launch, of which none is; torch's own operations compute nothing either.
+    """The kernels that a call would launch. None is launched, and torch's own operations compute nothing.
 
-    Tensors are replaced by fake ones, but for those that are fake already, whose mode is then that of the call. In their
-    place a launch holds what Triton asks of a tensor: its type and how its address is aligned, which for one that the
-    function makes itself is as torch's allocators do it. No tensor is written, arguments or not; but whatever else a
-    function does, it does, and a tensor without data that it keeps is there at its next call.
+    Tensors are replaced by fake ones; where some are fake already, their mode is used. In their place a launch holds what
+    Triton asks of a tensor: its type and the alignment of its address, for one that the function makes as torch's allocators
+    align it. No tensor is written. All else that the function does happens, and a tensor without data that it keeps is there
+    at its next call.
 
     Raises:
         InvalidInputError: such a function is being called already.
-        whatever the function raises, which on tensors without data may be more than it does else.
+        whatever the function raises, which may be more than usual on tensors without data.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -108,7 +108,7 @@ def launches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
 
 
 def _fake_operands(fake: Callable[[Any], Any]) -> AbstractContextManager[Any]:
-    """Operations get fake tensors, also where all theirs are no arguments of the call: such a one would be computed."""
+    """Give fake tensors to every operation: one on tensors that are no arguments of the call would be computed otherwise."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_map_only
@@ -139,12 +139,11 @@ def _features(launched: Launched, hardware: Hardware) -> dict[str, float]:
 class LaunchesCompiler:
     """Compiles, for each config, every kernel that is launched under it.
 
-    A config counts as built where what it launches cannot be told: its launch compiles it then. What is known of a config
-    that launches several kernels is what the largest of them takes, of registers and of shared memory, and the sum of all
-    else.
+    Where a config's launches cannot be learned, it counts as built, and its launch compiles it. The evidence of a config
+    with several kernels is the largest figure of registers and of shared memory, and the sum of all else.
 
     Args:
-        launched: config to the launches made under it; raises where they cannot be told. Asked once for each config, in
+        launched: the launches made under a config; raises where they cannot be learned. Called once for each config, in
             the caller's thread.
         target: `cuda:90`, `hip:gfx942`, or a GPUTarget.
         others: see `SourceCompiler`.
@@ -192,7 +191,7 @@ class LaunchesCompiler:
     def _launches(self, config: Config) -> Sequence[Launched]:
         try:
             return self._launched(config)
-        except Exception:  # its launch will tell, or it is only for want of data
+        except Exception:  # its launch will show whether it was for want of data
             return ()
 
     def _source(self, part: Config) -> Source:

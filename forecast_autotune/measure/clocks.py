@@ -25,15 +25,16 @@ MIN_SAMPLES, MAX_SAMPLES = 5, 50
 SAMPLE_US = 100.0  # CPU calls shorter than this are timed several at once, against the clock's own cost of about 0.1 us
 BATCH = 16  # launches handed to a device at once
 LEAST_SPIN_S, MOST_SPIN_S = 2e-4, 0.02  # the first launch after a wait takes Python about 0.1 ms
-EARLY_STOP_SAMPLES = 3  # samples, where they are so short that a stumble of the host may be all that one shows
+EARLY_STOP_SAMPLES = 3  # before an early stop, where samples are so short that one may show a stumble of the host
 SHORT_US = 1000.0
 GRAPH_LAUNCHES = 20
 
-# Samples hold a neighbour's work where the quickest fifth ends so much below the median; or, with enough of them, where it
-# does by less, but by several times what lies between that fifth's end and the quickest: then there are two kinds.
+# When samples count as disturbed by a neighbour's work: the quickest fifth of them ends by a share of `DISTURBED` below the
+# median. Or, of at least `BIMODAL_FROM` samples, by `BIMODAL`, and by `BIMODAL_TIMES` the spread within that fifth: then there
+# are two kinds of samples.
 DISTURBED, BIMODAL, BIMODAL_TIMES, BIMODAL_FROM = 0.15, 0.03, 3.0, 20
 MOST_BURSTS = 3  # of samples, if none is free of neighbours
-AGAIN_TIMES = 10  # no further burst once all have taken so many times what one of a fast candidate takes
+AGAIN_TIMES = 10  # no further burst once all together have taken so many times `timed_s`
 CLAIM_WAIT_S = 0.5  # for another process that times on this device
 QUANTILES = (0.5, 0.2, 0.8)
 DIGITS = 4  # of a sample in microseconds behind the point: no clock tells 0.1 ns, and what lies beyond fills stores
@@ -431,10 +432,13 @@ def claim_device(identity: str) -> Iterator[bool]:
 def collect(
     sample: Callable[[int], list[float]], early_stop_us: float, timed_s: float, *, alone: bool = True
 ) -> tuple[tuple[float, ...], float]:
-    """Samples that hold no neighbour's work, if such are to be had in a few bursts; and by which share they may be too long.
+    """Take bursts of samples, a few at most, until one shows no neighbour's work.
 
-    Where somebody else is known to time on the device (not `alone`), one burst is not believed: a neighbour that is busy
+    Where another process is known to time on the device (not `alone`), one burst is not believed: a neighbour that is busy
     all the time leaves no spread.
+
+    Returns:
+        The quietest burst, in microseconds, and the share by which its median may be too long.
     """
     began = time.perf_counter()
     bursts = [_burst(sample, early_stop_us, timed_s)]

@@ -29,9 +29,9 @@ class UnportableError(AutotuneError):
 
 
 class CopiedArguments(Buffers):
-    """Copies of a call's tensors, by their storages; what lies in one memory, at whatever strides, does so again.
+    """Copies of a call's tensors, storage by storage: what shares memory shares it again, and strides are kept.
 
-    What holds tensors in another way than containers, dataclasses and tensor descriptors do is handed on as it is.
+    Tensors are looked for in containers, dataclasses and tensor descriptors. Other objects are handed on as they are.
 
     Args:
         args, kwargs: of the call.

@@ -113,7 +113,7 @@ class Trial:
         return held
 
     def _no_answer(self, err: BaseException) -> None:
-        """A run that only was to tell something raised: that is nobody's failure, unless it took the device with it."""
+        """After an error in a run that was only to show something: no failure, unless the device is lost."""
         if ends_the_program(err):
             raise err
         if isinstance(err, Exception):
@@ -178,11 +178,11 @@ class InProcess(BaseMeasurer):
     """Times candidates in the caller's own process, on arguments that are copied or borrowed.
 
     Args:
-        launch: a config, and what to call it with, to what launches it once, with the hooks that stand around a launch.
-        clock: a config to what it is timed by.
+        launch: makes a candidate's launch, with the hooks around it, from its config and the arguments.
+        clock: the clock to time a config by.
         arguments: makes the arguments, at the first measurement.
         draws: whether candidates may draw from the process's random number generators.
-        untried: that nothing but the clock may run a candidate, as where a user's benchmark counts the runs.
+        untried: whether nothing but the clock may run a candidate: a user's benchmark may count the runs.
         others: see `BaseMeasurer`.
     """
 

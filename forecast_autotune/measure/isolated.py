@@ -38,7 +38,7 @@ MEMORY_SHARE = 0.9  # of what is free when a candidate begins: what it may take
 LOG_BYTES = 16 << 20  # of what candidates print: more is thrown away
 
 Load = Callable[[Message, Arguments], tuple[Launch, Clock]]
-"""What a child makes a candidate with: its description and the arguments to a launch, and what that is timed by."""
+"""Makes a candidate in a child: from its description and the arguments, its launch and the clock to time that by."""
 
 
 class Isolated(BaseMeasurer):
@@ -46,12 +46,13 @@ class Isolated(BaseMeasurer):
 
     Args:
         job: what the worker runs: a module-level function of this package that calls `serve_trials`.
-        describe: a config to what the worker loads it by, in JSON; it may build. Given the copy of the arguments.
+        describe: makes what the worker loads a config by, in JSON, from the config and the copy of the arguments; it may
+            build.
         arguments: what to call it with; copied at the first measurement.
-        request: what the worker is told beside that, once.
+        request: further entries of the worker's first message.
         log: file that gets what candidates print.
-        one_each: a worker of its own for each candidate. Else one serves until it is lost, where candidates that came to
-            their end left nothing behind but memory.
+        one_each: start a worker for each candidate. Without it, one worker serves all until it is lost: for candidates
+            that leave nothing behind but memory.
         others: see `BaseMeasurer`.
     """
 
