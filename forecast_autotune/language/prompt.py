@@ -108,16 +108,7 @@ def prompts(
         "skills": _first([_line(str(skill)) for skill in skills[:SKILLS]], int(SKILLS_SHARE * most_chars)),
         "elsewhere": [_place(job, recording) for recording in shown],
     }
-    owns = [
-        _template(answer).render(
-            knobs=_knobs(config),
-            changes=_changes(reference, config),
-            elsewhere=_elsewhere(shown, reference, config),
-            launch=_launch(features.get(config, {}), features.get(reference)),
-            compiled=_compiled(evidence.get(config)),
-        )
-        for config in configs
-    ]
+    owns = [_template(answer).render(_own_words(config, reference, features, evidence, shown)) for config in configs]
     longest_own = max(map(len, owns), default=0)
     names_left_out = LEFT_OUT_CHARS if job.workload.program.source else 0
     room = most_chars - len(_template("shared").render(common, source="")) - longest_own - names_left_out
@@ -153,6 +144,23 @@ def _common_words(
         "knobs": _knobs(reference),
         "launch": _launch(features.get(reference, {})),
         "compiled": _compiled(evidence.get(reference)),
+    }
+
+
+def _own_words(
+    config: Config,
+    reference: Config,
+    features: Mapping[Config, Mapping[str, float]],
+    evidence: Mapping[Config, Evidence],
+    recordings: Sequence[Recording],
+) -> dict[str, object]:
+    """What the template of an answer's form is filled with for one config."""
+    return {
+        "knobs": _knobs(config),
+        "changes": _changes(reference, config),
+        "elsewhere": _elsewhere(recordings, reference, config),
+        "launch": _launch(features.get(config, {}), features.get(reference)),
+        "compiled": _compiled(evidence.get(config)),
     }
 
 

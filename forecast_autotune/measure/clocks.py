@@ -29,9 +29,9 @@ EARLY_STOP_SAMPLES = 3  # before an early stop, where samples are so short that 
 SHORT_US = 1000.0
 GRAPH_LAUNCHES = 20
 
-# When samples count as disturbed by a neighbour's work: the quickest fifth of them ends by a share of `DISTURBED` below the
-# median. Or, of at least `BIMODAL_FROM` samples, by `BIMODAL`, and by `BIMODAL_TIMES` the spread within that fifth: then there
-# are two kinds of samples.
+# When samples count as disturbed by a neighbour's work: the quickest fifth of them ends a share of `DISTURBED` below the
+# median. Or, of at least `BIMODAL_FROM` samples, a share of `BIMODAL`, and `BIMODAL_TIMES` the spread within that fifth:
+# then there are two kinds of samples.
 DISTURBED, BIMODAL, BIMODAL_TIMES, BIMODAL_FROM = 0.15, 0.03, 3.0, 20
 MOST_BURSTS = 3  # of samples, if none is free of neighbours
 AGAIN_TIMES = 10  # no further burst once all together have taken so many times `timed_s`
