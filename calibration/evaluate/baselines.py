@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forecast_autotune.cli._shared import print_json, print_table
+from forecast_autotune.cli.output import print_json, print_table
 from forecast_autotune.errors import InvalidInputError
 
 from ..paths import TRACES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecast_autotune.core.forecast import BIN_EDGES_LOG2, Abstention, Forecast
-from forecast_autotune.core.job import Question, reference_us
+from forecast_autotune.evaluation.replay_runner import forecast_space
 from forecast_autotune.evaluation.scores import (
     ForecastScores,
-    against_median,
     bin_probabilities,
     discovery,
     risk_coverage,
@@ -93,7 +91,7 @@ class Foretold:
                 "known": self.known,
                 "draws": len(draws),
                 "configs": len(found.space),
-                "fitted_on": list(getattr(found.surrogate(), "fitted_on", ())),
+                "fitted_on": list(found.surrogate().fitted_on),
                 **all_scores(draws),
                 **{f"rest_{name}": value for name, value in all_scores(rests).items()},
                 "events": sum(each.events for each in steps),
@@ -162,19 +160,12 @@ class Foretelling:
 
 def foretell(found: Case, known: int, draw: int) -> Foretelling:
     """Forecast a space of which so many outcomes are told."""
-    space, recorded = found.space, found.recording.outcomes
-    rest = random.Random(f"{draw} {known}").sample(space[1:], min(max(0, known - 1), len(space) - 1))
-    outcomes = {c: recorded[c] for c in [space.default, *rest][:known]}
-    forecasts = found.surrogate().forecast(
-        Question(job=found.job, configs=space, outcomes=outcomes, recordings=found.recordings)
-    )
-    log2_us = np.where(np.isfinite(found.log2_us), found.log2_us, np.inf)
-    speedups, reference = against_median(forecasts, log2_us.tolist(), default_us=reference_us(outcomes, space.default))
+    result = forecast_space(found, surrogate=found.surrogate(), known=known, draw=draw, history=found.recordings)
     return Foretelling(
-        forecasts=forecasts,
-        speedups=np.array(speedups),
-        reference=reference,
-        told=frozenset(map(space.index, outcomes)),
+        forecasts=result.forecasts,
+        speedups=np.array(result.speedups),
+        reference=result.reference,
+        told=frozenset(map(found.space.index, result.known)),
     )
 
 

@@ -96,7 +96,7 @@ def descriptions(
         InvalidInputError: the kernel has no such case.
     """
     from forecast_autotune.compilers.triton_launches import launches, static_features
-    from forecast_autotune.frontends.simulated_driver import rehearsal
+    from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
     args = fake_inputs(kernel, kernel.case(case), SEED)
     with rehearsal(hardware=hardware):  # some variants ask their device how large it is

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.evaluation.recorded_space import read_space
 from forecast_autotune.frontends.engine import make_surrogate
 
 from ..evaluate.baselines import DRAWS, EVERY, TOLD, cold, positive
@@ -35,11 +36,8 @@ from ..evaluate.benchmark import (
     Row,
     Search,
     Task,
-    case,
     code,
     distinct,
-    kernel_of,
-    recording,
     told_progress,
     work,
 )
@@ -72,13 +70,13 @@ def traces_of(given: argparse.Namespace) -> list[Path]:
     if not found:
         firsts: dict[str, Path] = {}
         for path in suite:
-            firsts.setdefault(kernel_of(recording(path)), path)
+            firsts.setdefault(read_space(path).kernel, path)
         found = list(firsts.values())
     if not found:
         raise InvalidInputError(f"there are no traces in {TRACES}: name some")
     found = distinct(found)
     for path in found:
-        recording(path)
+        read_space(path)
     return found
 
 
@@ -89,7 +87,7 @@ def tasks_for(entries: Sequence[Entry], given: argparse.Namespace, budgets: tupl
         Foretold(entry=entry, known=known, draws=draws)
         for entry in entries
         for known in KNOWN
-        if known < len(recording(entry.trace).outcomes)
+        if known < len(read_space(entry.trace).space)
     ]
     for seed in range(given.seeds):
         for entry in entries:
@@ -118,20 +116,20 @@ def collect(tasks: Sequence[Task], given: argparse.Namespace, kept: ResultCache)
 
 def sources(traces: Sequence[Path]) -> list[Source]:
     """What the page tells of the traces; the hardware is left out of their labels where all have the same."""
-    hardware = {recording(path).hardware.name for path in traces}
+    hardware = {read_space(path).hardware for path in traces}
     shared = f".{hardware.pop().replace(' ', '_')}" if len(hardware) == 1 else ""
     told = []
     for path in traces:
-        of, found = recording(path), case(Entry(trace=path, setting=""))
+        space = read_space(path)
         label = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json").removesuffix(shared)
         told.append(
             Source(
                 name=path.name,
                 label=label or path.name,
-                kernel=kernel_of(of),
-                hardware=of.hardware.name,
-                configs=len(found.space),
-                default_over_best=found.default_slowdown,
+                kernel=space.kernel,
+                hardware=space.hardware,
+                configs=len(space.space),
+                default_over_best=space.default_slowdown,
                 digest=hashlib.sha256(path.read_bytes()).hexdigest()[:16],
             )
         )
@@ -184,7 +182,7 @@ def main(words: Sequence[str] | None = None) -> int:
             command=shlex.join(["python", "-m", "calibration", "report", *said]),
             code=code(own=True)[:16],
             versions=versions(),
-            shipped_on=list(getattr(make_surrogate("auto"), "fitted_on", ())),
+            shipped_on=list(make_surrogate("auto").fitted_on),
             finished=finished,
         )
         given.to.write_text(page(made), encoding="utf-8")

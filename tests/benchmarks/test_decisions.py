@@ -19,7 +19,7 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
-from forecast_autotune.frontends.load_inline.module import TunedModule
+from forecast_autotune.frontends.load_inline.tuned_module import TunedModule
 from forecast_autotune.store.sqlite import SqliteStore
 
 pytestmark = pytest.mark.thorough  # speed itself is for `make bench`

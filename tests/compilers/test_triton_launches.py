@@ -34,7 +34,7 @@ from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Evidence, Failure  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.features.hardware_sheets import device_properties, sheet_for  # noqa: E402
-from forecast_autotune.frontends.simulated_driver import rehearsal  # noqa: E402
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal  # noqa: E402
 
 TARGET = "cuda:90"
 LIMITS = device_properties(sheet_for("H200"))

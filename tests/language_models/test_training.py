@@ -24,12 +24,13 @@ from calibration.fit.evaluate import judge, load
 from calibration.fit.training import grpo, logits, loop, written_answers
 from calibration.fit.training.evaluation import summary
 from calibration.fit.training.rewards import REWARDS
-from calibration.fit.training.spaces import RecordedSpace, read_spaces
+from calibration.fit.training.spaces import prompts_of, read_spaces
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.workload import Program, Workload
-from forecast_autotune.evaluation.trace import write_trace
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
+from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.language.answers import Bins, from_log_probabilities, from_text
 from forecast_autotune.language.in_transformers import TransformersModel
 from forecast_autotune.language.in_vllm import VllmModel
@@ -93,7 +94,7 @@ def test_a_planted_rule_is_learned_for_a_size_never_seen(trained: Path, traces: 
 
 
 def test_a_folder_is_read_alike_by_transformers_and_vllm(trained: Path, spaces: tuple[RecordedSpace, ...]) -> None:
-    asked = spaces[1].prompts(0, range(0, 48, 3), 1_800, known=spaces, skilled=spaces)
+    asked = prompts_of(spaces[1], 0, range(0, 48, 3), 1_800, known=spaces, skilled=spaces)
     model, tokenizer = load(trained, {"model": {}}, "cpu")
     with torch.inference_mode():
         rows = logits.encoded(tokenizer, [p.text for p in asked])
@@ -212,7 +213,7 @@ def test_an_adapter_learns_and_is_read_alike_by_peft_transformers_and_vllm(
     assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.3
     assert {f.name: f.read_bytes() for f in base.iterdir()} == before
 
-    asked = spaces[1].prompts(0, range(0, 48, 3), 1_800, known=spaces, skilled=spaces)
+    asked = prompts_of(spaces[1], 0, range(0, 48, 3), 1_800, known=spaces, skilled=spaces)
     tokenizer = AutoTokenizer.from_pretrained(base)
     plain = AutoModelForCausalLM.from_pretrained(base).eval()
 

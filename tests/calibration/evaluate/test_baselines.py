@@ -39,7 +39,7 @@ from forecast_autotune.core.job import Compile, Measure, Stop, View
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.evaluation.trace import write_trace
+from forecast_autotune.evaluation.traces import write_trace
 
 SOFTMAX = TRACES / "softmax.scores.NVIDIA_H200.jsonl.gz"
 OTHER = replace(HERE, name="B", units=60)

@@ -40,7 +40,7 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.evaluation.trace import write_trace
+from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.surrogates.prior import SHIPPED, read_prior, shipped_prior
 
 NONE_RAN = Failure(stage="launch", message="no")

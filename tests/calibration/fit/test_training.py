@@ -18,10 +18,11 @@ from calibration.fit.train import split
 from calibration.fit.training.loop import Batches, Plan, nll_at
 from calibration.fit.training.objectives import OBJECTIVES, loss_of
 from calibration.fit.training.rewards import REWARDS
-from calibration.fit.training.spaces import RecordedSpace
+from calibration.fit.training.spaces import prompts_of
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.core.workload import Program
 from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 
 SIZES = (1024, 4096, 16384, 65536)
 DEVICES = ("A", "B", "C")
@@ -32,7 +33,7 @@ def space(kernel: str, n: int, device: str, *, best_block: float = 7.0) -> Recor
     found = recording(hardware=replace(HERE, name=device), n=n, best_block=best_block)
     program = Program(name=kernel, language="cuda", source=f"void {kernel}();")
     found = replace(found, workload=replace(found.workload, program=program))
-    return RecordedSpace(name=f"{kernel}.{n}.{device}", kernel=kernel, recording=found)
+    return RecordedSpace(name=f"{kernel}.{n}.{device}", recording=found)
 
 
 @pytest.fixture(scope="module")
@@ -203,12 +204,13 @@ def test_a_prompt_tells_nothing_of_the_times_of_its_own_space(spaces: tuple[Reco
         config: measurement(1e6 / o.median_us) if isinstance(o, Measurement) else o
         for config, o in own.recording.outcomes.items()
     }
-    other = RecordedSpace(name=own.name, kernel=own.kernel, recording=replace(own.recording, outcomes=outcomes))
+    other = RecordedSpace(name=own.name, recording=replace(own.recording, outcomes=outcomes))
     reference = own.median
     assert own.bins(reference) != other.bins(reference)
     for known in ((*found.learned, *found.chosen_on), (*spaces,)):  # the second with itself among those known
         told, told_otherwise = (
-            s.prompts(
+            prompts_of(
+                s,
                 reference,
                 range(len(s.job.space)),
                 4_500,
@@ -219,7 +221,7 @@ def test_a_prompt_tells_nothing_of_the_times_of_its_own_space(spaces: tuple[Reco
         )
         assert told == told_otherwise
         # The comparison can fail: what is known of others is told.
-        assert told != own.prompts(reference, range(len(own.job.space)), 4_500)
+        assert told != prompts_of(own, reference, range(len(own.job.space)), 4_500)
 
 
 # Batches -----------------------------------------------------------------------------------------------------------------
@@ -237,7 +239,7 @@ def test_a_batch_is_labelled_with_what_was_measured() -> None:
     """Where a block that is twice as large is 0.9 octaves faster, a prompt's own words say which bin is right."""
     outcomes = {c: measurement(1000 / float(str(c.knobs["block"])) ** 0.9) for c in recording().outcomes}
     one = space("kernel", 4096, "A")
-    one = RecordedSpace(name="one", kernel="kernel", recording=replace(one.recording, outcomes=outcomes))
+    one = RecordedSpace(name="one", recording=replace(one.recording, outcomes=outcomes))
     batches = Batches([one], Letters(), Plan(spaces=1, configs=20, steps=5))
     met = set()
     for rows, bins in (part for step in range(5) for part in batches[step]):

@@ -25,7 +25,7 @@ from calibration.record.devices import Device, Plan, workloads  # noqa: E402
 from calibration.record.worker import Recorder, Task, Told, beginning, groups, recordable  # noqa: E402
 from forecast_autotune.core.outcome import Failure, Measurement  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
-from forecast_autotune.evaluation.trace import read_recorded, read_trace  # noqa: E402
+from forecast_autotune.evaluation.traces import read_recorded, read_trace  # noqa: E402
 from forecast_autotune.measure.checks import check_name  # noqa: E402
 
 TOY = Path(toy_recording.__file__)

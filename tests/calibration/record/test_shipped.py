@@ -18,7 +18,7 @@ from calibration.record.worker import recordable
 from forecast_autotune.cli import main
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Evidence, Failure, Measurement
-from forecast_autotune.evaluation.trace import read_recorded, read_trace
+from forecast_autotune.evaluation.traces import read_recorded, read_trace
 
 HERE = Path(calibration.__file__).parent
 TRACES = sorted((HERE / "traces").glob("*.jsonl.gz"))

@@ -7,6 +7,7 @@ import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +15,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from recorded import HERE, recording
+
+from forecast_autotune.core.context import ForecastContext
+from forecast_autotune.surrogates.base import StatelessSurrogate
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
@@ -28,9 +32,9 @@ from calibration.report.chart_data import Curve
 from calibration.report.page import Made, page
 from calibration.report.report import budgets_to, main
 from forecast_autotune.core.forecast import Abstention
-from forecast_autotune.core.job import Question
 from forecast_autotune.evaluation.replay_runner import ReplayPlan, Task
-from forecast_autotune.evaluation.trace import write_trace
+from forecast_autotune.evaluation.traces import write_trace
+from forecast_autotune.frontends.engine import make_surrogate
 
 REAL = TRACES / "cuda_transpose.small.NVIDIA_H200.jsonl.gz"
 NASTY = 'bowl<script>alert(1)&"$x$".jsonl.gz'
@@ -202,7 +206,8 @@ def test_scores_are_those_that_replay_tells(traces: list[Path], tmp_path: Path) 
         == 0
     )
     table = Page(to).table("score")
-    plan = ReplayPlan(traces=tuple(traces), histories=((), ()), policy="selective", surrogate="auto")
+    auto = partial(make_surrogate, "auto")
+    plan = ReplayPlan(traces=tuple(traces), histories=((), ()), policy="selective", surrogate=auto)
     for known, column in ((0, "before measuring"), (10, "after 10 measured"), (50, "after 50 measured")):
         rows: list[dict[str, Any]] = [
             plan.do(Task(trace, known, draw)) for trace in range(2) for draw in range(2 if known else 1)
@@ -232,11 +237,11 @@ def case_of(path: Path) -> Any:
 
 
 def test_a_space_of_which_nothing_is_forecast_is_told_of(traces: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Silent:
+    class Silent(StatelessSurrogate):
         name = "silent"
 
-        def forecast(self, question: Question) -> list[Abstention]:
-            return [Abstention("silent", "it knows nothing")] * len(question.configs)
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Abstention]:
+            return [Abstention("silent", "it knows nothing")] * len(context.job.space)
 
     entry = Entry(trace=traces[0], setting="cold")
     monkeypatch.setattr("calibration.evaluate.honesty.case", lambda _: replace(case(entry), surrogate=Silent))
