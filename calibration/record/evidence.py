@@ -280,7 +280,7 @@ def by_triton(
     They are called with the target's usual device as the current one, which some kernels ask for its size.
     """
     from forecast_autotune.compilers.triton_launches import LaunchesCompiler
-    from forecast_autotune.compilers.triton_worker import told as said_by
+    from forecast_autotune.compilers.triton_worker import brief as said_by
     from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
     told: dict[Config, Sequence[Launched]] = {}

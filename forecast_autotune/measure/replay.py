@@ -38,9 +38,11 @@ class Replay:
         return self._now() + self.charged_s
 
     def paused(self) -> AbstractContextManager[None]:
+        """Nothing to stop."""
         return contextlib.nullcontext()
 
     def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
+        """Yield what the recording says of each config's compilation, charging its cost."""
         for config in configs:
             outcome = self._outcome(config)
             if isinstance(outcome, Measurement):
@@ -57,10 +59,11 @@ class Replay:
         """Nothing is run here."""
 
     def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:  # noqa: ARG002  # all is recorded
+        """The recorded outcome, charging its cost."""
         outcome = self._outcome(config)
         self.charged_s += outcome.run_s if isinstance(outcome, Measurement) else outcome.cost_s
         return outcome
 
     def _outcome(self, config: Config) -> Outcome:
-        found = self.recording.outcomes.get(config)
-        return Failure(stage="load", message="not in the recording") if found is None else found
+        outcome = self.recording.outcomes.get(config)
+        return Failure(stage="load", message="not in the recording") if outcome is None else outcome
