@@ -91,7 +91,7 @@ class Foretold:
                 "known": self.known,
                 "draws": len(draws),
                 "configs": len(found.space),
-                "fitted_on": list(getattr(found.surrogate(), "fitted_on", ())),
+                "fitted_on": list(found.surrogate().fitted_on),
                 **all_scores(draws),
                 **{f"rest_{name}": value for name, value in all_scores(rests).items()},
                 "events": sum(each.events for each in steps),

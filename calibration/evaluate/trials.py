@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecast_autotune.core.config import Config
-from forecast_autotune.core.job import Question, Recording
+from forecast_autotune.core.context import ForecastContext
+from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Outcome
 from forecast_autotune.evaluation.recorded_space import RecordedSpace, log2_times
 from forecast_autotune.features.arrays import columns_of, knob_matrix
@@ -94,7 +95,7 @@ class Trial:
         self.tried: list[int] = []
         self.unmeasured = 0
         self.broke = ""
-        self._surrogate = case.surrogate()
+        self._session = case.surrogate().start(ForecastContext(job=case.job, recordings=case.recordings))
         self._free = np.ones(len(case.space), dtype=bool)
         if self.limit:
             self.measure(0)
@@ -130,9 +131,7 @@ class Trial:
 
     def forecast(self, outcomes: dict[Config, Outcome]) -> Array:
         """Log2 speed-up of each config as our surrogate forecasts it, failing included; 0 where it abstains."""
-        case = self.case
-        question = Question(job=case.job, configs=case.space, outcomes=outcomes, recordings=case.recordings)
-        columns = columns_of(self._surrogate.forecast(question))
+        columns = columns_of(self._session.predict(outcomes, {}))
         expected: Array = np.nan_to_num(columns.mean + np.log2(np.maximum(1.0 - columns.fail, 1e-9)), nan=0.0)
         return expected
 

@@ -21,8 +21,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.digest import digest
-from forecast_autotune.core.job import Job, Question
+from forecast_autotune.core.job import Job
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.scores import against_median, rank_correlation, score_forecasts
@@ -35,7 +36,7 @@ from forecast_autotune.surrogates import prior as prior_module
 from forecast_autotune.surrogates import static_features as traits_module
 from forecast_autotune.surrogates.learned import Learned
 from forecast_autotune.surrogates.prior import RULES, SHIPPED, Factor, Prior, prior_text, read_prior, rules
-from forecast_autotune.surrogates.static_features import launch_traits
+from forecast_autotune.surrogates.static_features import launch_features
 
 from ..paths import REPOSITORY, TRACES
 
@@ -98,7 +99,7 @@ def read_example(path: Path) -> Example:
         name=path.name,
         kernel=space.kernel,
         job=job,
-        traits=launch_traits(job.described, job.hardware) if job.described else None,
+        traits=launch_features(job.described, job.hardware) if job.described else None,
         broken=rules(job),
         log2_time=log2_time - np.nanmedian(log2_time),
     )
@@ -350,7 +351,7 @@ def score(example: Example, prior: Prior) -> Scores:
     """How a model does on one space, nothing of which is known to it."""
     import numpy as np
 
-    forecasts = Learned(prior).forecast(Question(job=example.job, configs=example.job.space))
+    forecasts = Learned(prior).start(ForecastContext(job=example.job)).predict({}, {})
     log2_us = np.where(np.isnan(example.log2_time), np.inf, example.log2_time)
     measured, median = against_median(forecasts, log2_us.tolist(), default_us=None)
     scores = score_forecasts(forecasts, measured, reference=median)

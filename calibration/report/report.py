@@ -182,7 +182,7 @@ def main(words: Sequence[str] | None = None) -> int:
             command=shlex.join(["python", "-m", "calibration", "report", *said]),
             code=code(own=True)[:16],
             versions=versions(),
-            shipped_on=list(getattr(make_surrogate("auto"), "fitted_on", ())),
+            shipped_on=list(make_surrogate("auto").fitted_on),
             finished=finished,
         )
         given.to.write_text(page(made), encoding="utf-8")

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         surrogate=partial(make_surrogate, args.surrogate, answer=settings.answer),
     )
     tasks = _tasks(args, budgets)
-    priors = list(getattr(plan.surrogate(), "fitted_on", ()))  # a broken model is reported before hours pass
+    priors = list(plan.surrogate().fitted_on)  # a broken model is reported before hours pass
     done, code = _collect(plan, tasks, _jobs(args))
     report = report_of(done, budgets)
     if args.json:

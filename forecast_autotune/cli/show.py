@@ -194,11 +194,11 @@ def _voices(forecast: Forecast | Abstention | None) -> list[_VoiceHeard]:
     """Who said what, whoever counts most first; empty where one spoke alone, who is the source."""
     from ..core.forecast import Forecast
 
-    if not isinstance(forecast, Forecast) or not all(bell.said_by for bell in forecast.components):
+    if not isinstance(forecast, Forecast) or not all(bell.source for bell in forecast.components):
         return []
     heard = []
-    for name in dict.fromkeys(bell.said_by for bell in forecast.components):
-        bells = [bell for bell in forecast.components if bell.said_by == name]
+    for name in dict.fromkeys(bell.source for bell in forecast.components):
+        bells = [bell for bell in forecast.components if bell.source == name]
         weight = sum(bell.weight for bell in bells)
         own = Forecast(tuple(replace(b, weight=b.weight / weight if weight else 1 / len(bells)) for b in bells), name)
         heard.append(_VoiceHeard(said_by=name, mean=own.mean, sigma=own.sigma, weight=weight))

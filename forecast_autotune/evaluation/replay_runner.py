@@ -13,9 +13,10 @@ from pathlib import Path
 
 from ..core.budget import Budget
 from ..core.config import Config
+from ..core.context import ForecastContext
 from ..core.decision import Decision
 from ..core.forecast import Abstention, Forecast
-from ..core.job import Job, Question, Recording, reference_us
+from ..core.job import Job, Recording, reference_us
 from ..core.outcome import Measurement, Outcome
 from ..errors import NoWorkingConfigError
 from ..measure.replay import Replay
@@ -119,9 +120,8 @@ def forecast_space(
         history: recordings that the surrogate is given beside them.
     """
     outcomes = space.sample(known, draw)
-    forecasts: Sequence[Forecast | Abstention] = surrogate.forecast(
-        Question(job=space.job, configs=space.space, outcomes=outcomes, recordings=history)
-    )
+    session = surrogate.start(ForecastContext(job=space.job, recordings=history))
+    forecasts = session.predict(outcomes, {})
     default_us = reference_us(outcomes, space.space.default)
     speedups, reference = against_median(forecasts, space.log2_us.tolist(), default_us=default_us)
     return ReplayedForecasts(forecasts=forecasts, speedups=speedups, reference=reference, known=outcomes)

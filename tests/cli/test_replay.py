@@ -17,9 +17,9 @@ from talking import Talking, named_by_settings
 from forecast_autotune.cli import main, replay
 from forecast_autotune.cli._replay_report import SHOWN_PRIORS
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Abstention
 from forecast_autotune.core.hardware import Hardware
-from forecast_autotune.core.job import Question
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.evaluation import replay_runner
 from forecast_autotune.evaluation.history import history_of
@@ -27,6 +27,7 @@ from forecast_autotune.evaluation.recorded_space import read_space
 from forecast_autotune.evaluation.replay_runner import ReplayPlan, Row, Task
 from forecast_autotune.evaluation.traces import read_trace, write_trace
 from forecast_autotune.settings import SURROGATES
+from forecast_autotune.surrogates.base import StatelessSurrogate
 from forecast_autotune.surrogates.prior import shipped_prior
 from forecast_autotune.surrogates.roofline import Roofline
 
@@ -81,14 +82,14 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_replayed_job_says_of_its_configs_what_the_trace_does(tmp_path: Path, told: bool) -> None:
-    asked: list[Question] = []
+    asked: list[ForecastContext] = []
 
-    class Listening:
+    class Listening(StatelessSurrogate):
         name = "listening"
 
-        def forecast(self, question: Question) -> list[Abstention]:
-            asked.append(question)
-            return [Abstention(self.name, "it only listens")] * len(question.configs)
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Abstention]:
+            asked.append(context)
+            return [Abstention(self.name, "it only listens")] * len(context.job.space)
 
     configs = list(recording().outcomes)
     described = {configs[1]: {"programs": 8.0}, configs[0]: {"programs": 4.0}} if told else {}

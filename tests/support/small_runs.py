@@ -12,12 +12,14 @@ from recorded import job_of, measurement, recording
 
 from forecast_autotune.core.budget import Budget
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision, Resolution
 from forecast_autotune.core.forecast import Abstention, Forecast
-from forecast_autotune.core.job import Job, Progress, Question, Recording
+from forecast_autotune.core.job import Job, Progress, Recording
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import Policy, Surrogate
+from forecast_autotune.surrogates.base import StatelessSurrogate
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.policies import Exhaustive
 
@@ -69,7 +71,7 @@ class Memory:
         return contextlib.nullcontext(self.alone)
 
 
-class Fixed:
+class Fixed(StatelessSurrogate):
     """Forecasts what it is given."""
 
     name = "fixed"
@@ -77,8 +79,8 @@ class Fixed:
     def __init__(self, forecasts: Mapping[Config, Forecast] | None = None) -> None:
         self.forecasts = forecasts or {}
 
-    def forecast(self, asked: Question) -> Sequence[Forecast | Abstention]:
-        return [self.forecasts.get(c, Abstention("fixed", "not said")) for c in asked.configs]
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Sequence[Forecast | Abstention]:
+        return [self.forecasts.get(c, Abstention("fixed", "not said")) for c in context.job.space]
 
 
 FAILED = Failure(stage="launch", message="too many resources requested", cost_s=0.1)

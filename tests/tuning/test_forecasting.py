@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from small_runs import Fixed, Memory, decide, recorded_as
 
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Abstention, Forecast
-from forecast_autotune.core.job import Question
+from forecast_autotune.surrogates.base import StatelessSurrogate
 from forecast_autotune.tuning.policies import Selective
 
 
@@ -22,10 +24,10 @@ def test_the_forecast_before_an_outcome_is_kept_with_it() -> None:
 
 
 def test_a_surrogate_that_answers_for_the_wrong_configs_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    class Terse:
+    class Terse(StatelessSurrogate):
         name = "terse"
 
-        def forecast(self, question: Question) -> list[Forecast | Abstention]:
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Forecast | Abstention]:
             return [Forecast.normal(0.0, 1.0, source=self.name)]
 
     assert decide(recorded_as([100, 60]), policy=Selective(), surrogate=Terse()).config == Config({"i": 1})
@@ -33,10 +35,10 @@ def test_a_surrogate_that_answers_for_the_wrong_configs_is_ignored(caplog: pytes
 
 
 def test_a_surrogate_that_raises_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
-    class Raises:
+    class Raises(StatelessSurrogate):
         name = "raises"
 
-        def forecast(self, asked: Question) -> Sequence[Forecast | Abstention]:
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Sequence[Forecast | Abstention]:
             raise RuntimeError("no server")
 
     caplog.set_level(logging.WARNING)

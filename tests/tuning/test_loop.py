@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from recorded import best_us, job_of, measurement, recording
 from small_runs import FAILED, Fixed, Memory, decide, recorded_as, resolve
 
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision, Resolution
 from forecast_autotune.core.forecast import Abstention, Forecast
-from forecast_autotune.core.job import Compile, Job, Measure, Progress, Question, Stop, View
+from forecast_autotune.core.job import Compile, Job, Measure, Progress, Stop, View
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.protocols import Policy
 from forecast_autotune.surrogates.history import History
@@ -163,9 +165,9 @@ def test_later_looks_forecast_nothing_and_take_the_decision_once_stored() -> Non
     class Counting(Fixed):
         asked = 0
 
-        def forecast(self, asked: Question) -> Sequence[Forecast | Abstention]:
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Sequence[Forecast | Abstention]:
             self.asked += 1
-            return super().forecast(asked)
+            return super().forecast(context, outcomes, evidence)
 
     of, store, surrogate = recorded_as([100, 60]), Memory(alone=False), Counting()
     first = resolve(of, store=store, surrogate=surrogate)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import BIN_EDGES_LOG2
-from forecast_autotune.core.job import Question
 from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.scores import ForecastScores, against_median, score_forecasts, score_probabilities
 from forecast_autotune.protocols import Surrogate
@@ -75,8 +75,8 @@ def judge_others(spaces: Sequence[RecordedSpace], known: Sequence[RecordedSpace]
         surrogates: dict[str, Surrogate] = {"roofline": Roofline(), "learned": Learned(prior_without(space.kernel))}
         told = [s.recording for s in known if s.kernel == space.kernel]
         for method, surrogate in surrogates.items():
-            question = Question(job=space.job, configs=space.job.space, recordings=told if method == "learned" else ())
-            forecasts = surrogate.forecast(question)
+            context = ForecastContext(job=space.job, recordings=told if method == "learned" else ())
+            forecasts = surrogate.start(context).predict({}, {})
             measured, reference = against_median(forecasts, space.log2_us.tolist(), default_us=None)
             rows.append(_row(space, method, way, score_forecasts(forecasts, measured, reference=reference)))
     return rows

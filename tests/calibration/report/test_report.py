@@ -16,6 +16,9 @@ import numpy as np
 import pytest
 from recorded import HERE, recording
 
+from forecast_autotune.core.context import ForecastContext
+from forecast_autotune.surrogates.base import StatelessSurrogate
+
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 pytest.importorskip("kernel_tuner")
@@ -29,7 +32,6 @@ from calibration.report.chart_data import Curve
 from calibration.report.page import Made, page
 from calibration.report.report import budgets_to, main
 from forecast_autotune.core.forecast import Abstention
-from forecast_autotune.core.job import Question
 from forecast_autotune.evaluation.replay_runner import ReplayPlan, Task
 from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.frontends.engine import make_surrogate
@@ -235,11 +237,11 @@ def case_of(path: Path) -> Any:
 
 
 def test_a_space_of_which_nothing_is_forecast_is_told_of(traces: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Silent:
+    class Silent(StatelessSurrogate):
         name = "silent"
 
-        def forecast(self, question: Question) -> list[Abstention]:
-            return [Abstention("silent", "it knows nothing")] * len(question.configs)
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Abstention]:
+            return [Abstention("silent", "it knows nothing")] * len(context.job.space)
 
     entry = Entry(trace=traces[0], setting="cold")
     monkeypatch.setattr("calibration.evaluate.honesty.case", lambda _: replace(case(entry), surrogate=Silent))

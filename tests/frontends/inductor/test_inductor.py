@@ -30,6 +30,7 @@ from triton.runtime.autotuner import Autotuner  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
 from forecast_autotune.cli import main  # noqa: E402
+from forecast_autotune.core.context import ForecastContext  # noqa: E402
 from forecast_autotune.core.forecast import Forecast  # noqa: E402
 from forecast_autotune.distributed.job_channel import JobChannel  # noqa: E402
 from forecast_autotune.distributed.job_store import JobStore  # noqa: E402
@@ -39,6 +40,7 @@ from forecast_autotune.frontends.inductor import templates as inductor  # noqa: 
 from forecast_autotune.settings import Settings  # noqa: E402
 from forecast_autotune.store.queries import StoreFile  # noqa: E402
 from forecast_autotune.store.sqlite import SqliteStore  # noqa: E402
+from forecast_autotune.surrogates.base import StatelessSurrogate  # noqa: E402
 
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -138,7 +140,7 @@ def in_a_triton_op(kernel: Any, grid: Callable[..., Any] = grid, **options: Any)
 routes = pytest.mark.parametrize("route", [traced_by_dynamo, in_a_triton_op])
 
 
-class Favours:
+class Favours(StatelessSurrogate):
     """A surrogate sure that a launch with one value of BLOCK is four times as fast as the rest."""
 
     name = "favours"
@@ -147,10 +149,10 @@ class Favours:
         self.block = block
         self.asked: list[Any] = []
 
-    def forecast(self, question: Any) -> list[Any]:
-        self.asked.append(question)
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Any]:
+        self.asked.append(context)
         return [
-            Forecast.normal(2.0 if c["BLOCK"] == self.block else 0.0, 0.01, source=self.name) for c in question.configs
+            Forecast.normal(2.0 if c["BLOCK"] == self.block else 0.0, 0.01, source=self.name) for c in context.job.space
         ]
 
 
@@ -413,7 +415,7 @@ def test_pruning_comes_before_the_choice(compiling: Compiling, route: Any) -> No
         (config,) = compiling(route(tuned(surrogate=surrogate, prune_configs_by=by)))
     assert config["BLOCK"] == 256
     assert set(asked) == {("cpu", torch.float32, (N,), (1,), N)}
-    assert [c["BLOCK"] for c in surrogate.asked[0].configs] == [256, 128]
+    assert [c["BLOCK"] for c in surrogate.asked[0].job.space] == [256, 128]
 
 
 def even_or_not(x_ptr, n, factor, BLOCK: tl.constexpr, EVEN: tl.constexpr):
@@ -467,7 +469,7 @@ def test_warps_given_at_the_call_hold_for_every_config(compiling: Compiling, rou
     kernel = tuned(surrogate=surrogate)
     with playing():
         assert compiling(route(kernel, num_warps=8)) == [{"BLOCK": 128, "num_warps": 8, "num_stages": 3}]
-    assert {c["num_warps"] for q in surrogate.asked for c in q.configs} == {8}
+    assert {c["num_warps"] for q in surrogate.asked for c in q.job.space} == {8}
     assert {c.num_warps for c in kernel.configs} == {4}
 
 

@@ -19,14 +19,15 @@ from rehearsed import BEST, own_triton_cache, playing, scale  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
+from forecast_autotune.core.context import ForecastContext  # noqa: E402
 from forecast_autotune.core.forecast import Abstention  # noqa: E402
-from forecast_autotune.core.job import Question  # noqa: E402
 from forecast_autotune.core.workload import Work  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.frontends import tuned_callable  # noqa: E402
 from forecast_autotune.frontends.variants import launches as variant_launches  # noqa: E402
 from forecast_autotune.frontends.variants.launches import Described  # noqa: E402
 from forecast_autotune.settings import Settings  # noqa: E402
+from forecast_autotune.surrogates.base import StatelessSurrogate  # noqa: E402
 
 N = 4000
 
@@ -60,17 +61,17 @@ def without_triton(x: Any, n: int) -> None:
     x[:n] *= 2
 
 
-class Listening:
+class Listening(StatelessSurrogate):
     """A surrogate that keeps what it is asked."""
 
     name = "listening"
 
     def __init__(self) -> None:
-        self.asked: list[Question] = []
+        self.asked: list[ForecastContext] = []
 
-    def forecast(self, question: Question) -> list[Abstention]:
-        self.asked.append(question)
-        return [Abstention(self.name, "it only listens")] * len(question.configs)
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Abstention]:
+        self.asked.append(context)
+        return [Abstention(self.name, "it only listens")] * len(context.job.space)
 
 
 def scaled(**options: Any) -> Any:
