@@ -23,7 +23,7 @@ class Compiler(Protocol):
         """How many configs it builds side by side."""
 
     @property
-    def beside_timing(self) -> bool:
+    def overlaps_timing(self) -> bool:
         """Whether it may build while a config is timed: not where both need the same cores."""
 
     def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
@@ -96,11 +96,11 @@ class Measurer(Protocol):
     repeatable: bool
     """Whether measuring a config again tells anything new (a recording's does not)."""
 
-    def spare_default(self) -> None:
+    def skip_default(self) -> None:
         """The default is known to take its process down: it is not to be run, not even to compare others with."""
 
-    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
-        """Time one compiled config; it need not be timed further once a run has taken longer than `hopeless_us`.
+    def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
+        """Time one compiled config; it need not be timed further once a run has taken longer than `early_stop_us`.
 
         Never raises for a config that misbehaves: that is a `Failure`.
         """

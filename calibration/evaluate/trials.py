@@ -15,7 +15,8 @@ from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Outcome
 from forecast_autotune.evaluation.recorded_space import RecordedSpace, log2_times
-from forecast_autotune.features.arrays import columns_of, knob_matrix
+from forecast_autotune.features.forecast_columns import columns_of
+from forecast_autotune.features.knob_matrix import knob_matrix
 from forecast_autotune.protocols import Surrogate
 
 Array = NDArray[np.float64]

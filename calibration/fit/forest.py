@@ -29,7 +29,7 @@ from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.scores import against_median, rank_correlation, score_forecasts
 from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.features import knob_roles
-from forecast_autotune.features.arrays import columns_of
+from forecast_autotune.features.forecast_columns import columns_of
 from forecast_autotune.processes.machine import usable_cores
 from forecast_autotune.processes.side_by_side import side_by_side
 from forecast_autotune.surrogates import prior as prior_module

@@ -95,7 +95,7 @@ def descriptions(
     Raises:
         InvalidInputError: the kernel has no such case.
     """
-    from forecast_autotune.compilers.triton_launches import described, launches
+    from forecast_autotune.compilers.triton_launches import launches, static_features
     from forecast_autotune.frontends.simulated_driver import rehearsal
 
     args = fake_inputs(kernel, kernel.case(case), SEED)
@@ -107,4 +107,4 @@ def descriptions(
             except Exception:  # it refuses the config at this size, or needs data to tell
                 yield {}
             else:
-                yield described(found, hardware)
+                yield static_features(found, hardware)

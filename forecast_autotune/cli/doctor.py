@@ -20,7 +20,8 @@ from .output import print_json, print_table
 if TYPE_CHECKING:
     from ..core.decision import Decision
     from ..language.model import LanguageModel
-    from ..store.queries import StoreFile, StoreStats
+    from ..store.queries import StoreFile
+    from ..store.stats import StoreStats
 
 RECENT_FAILURES = 200
 MOST_TOLD = 10  # decisions for which nothing ran
@@ -171,10 +172,10 @@ def _trouble_asking(model: LanguageModel, *, until: float) -> str:
 
 def _check_pack(pack: Path) -> Finding:
     from ..errors import InvalidInputError
-    from ..store.jsonl import read_lines
+    from ..store.jsonl import read_entries
 
     try:
-        entries = read_lines(pack)
+        entries = read_entries(pack)
     except (OSError, InvalidInputError) as err:
         advice = "write it again with 'forecast-autotune export', or take it out of FORECAST_AUTOTUNE_PACKS"
         return Finding(check="pack", status="problem", found=str(err), advice=advice)

@@ -25,6 +25,6 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    outcomes, decisions = store_of(arguments).import_lines(arguments.file)
+    outcomes, decisions = store_of(arguments).import_files(arguments.file)
     say(f"took in {outcomes} outcomes and {decisions} decisions that were not here")
     return OK

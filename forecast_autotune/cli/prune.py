@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..store.queries import UNSEEN_DAYS, Removed
+from ..store.queries import UNSEEN_DAYS
+from ..store.removal import Removed
 from ._exit_codes import NOTHING, OK
 from ._parsing import Subparsers, add_store_argument, new_parser
 from ._store import is_missing, store_of

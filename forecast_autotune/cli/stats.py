@@ -16,7 +16,7 @@ from .output import print_facts, print_json
 if TYPE_CHECKING:
     from ..core.sigma_scale import SigmaScale
     from ..evaluation.scores import ForecastScores, TrustScores
-    from ..store.queries import StoreStats
+    from ..store.stats import StoreStats
 
 HOW = """How the figures come about:
   hits    a process recalled a decision that it had not in memory; later calls in the same process are not counted, nor

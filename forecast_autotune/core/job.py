@@ -20,7 +20,7 @@ class Job:
     """One decision to make: a workload, on this hardware, with this toolchain, among these configs.
 
     `described` says of each config, in the order of the space, what can be told of it without compiling: see
-    `kernel_features.features` for the names. Empty where nothing can.
+    `launch_features.launch_features` for the names. Empty where nothing can.
     """
 
     workload: Workload

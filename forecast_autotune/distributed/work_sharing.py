@@ -16,7 +16,7 @@ from ..core.digest import digest
 from ..core.job import Job
 from ..errors import InvalidInputError
 from ..store import encoding
-from ..store.connection import transaction
+from ..store.database import transaction
 from ..store.holders import this_process
 from ..store.rows import Place, decision_digest, now
 from ..store.sqlite import SqliteStore
@@ -74,17 +74,17 @@ class SqliteWorkSharing:
 
         self._leads = True
         leader = os.getpid()
-        self._store.run(begin, None)
+        self._store.connection.run(begin)
         try:
             yield
         finally:
             self._leads = False
             if os.getpid() == leader:  # else the child of a fork leaves this block too, while its parent goes on
-                self._store.run(end, None)
+                self._store.connection.run(end)
 
     def wanted(self) -> bool:
         """Whether a run is led that has room for one more config, and this process may claim it."""
-        return (self._leads or self._job not in self._declined) and bool(self._store.run(self._has_room, False))
+        return (self._leads or self._job not in self._declined) and bool(self._store.connection.run(self._has_room))
 
     def claim(self, config: Config) -> bool:
         """Claim a config for oneself; False where another has it, it was tried, or there is room for no more."""
@@ -93,8 +93,9 @@ class SqliteWorkSharing:
             with transaction(connection):
                 return self._claim(connection, config)
 
+        claimed = self._store.connection.run(write)
         # Where the file is gone, nobody helps and nothing keeps the leader from its own work.
-        return bool(self._store.run(write, self._leads))
+        return self._leads if claimed is None else claimed
 
     def tried(self, config: Config) -> None:
         """Note that a claimed config was tried."""
@@ -105,7 +106,7 @@ class SqliteWorkSharing:
                     "UPDATE claim SET until = NULL WHERE job = ? AND config = ?", (self._job, config.text)
                 )
 
-        self._store.run(write, None)
+        self._store.connection.run(write)
 
     def release(self, config: Config) -> None:
         """Free a claimed config for others, and leave them the rest: from then on, this process is asked for no more."""
@@ -121,9 +122,8 @@ class SqliteWorkSharing:
                 (self._job, self._me, now()),
             ).fetchall()
 
-        nothing: list[tuple[str, str, str]] = []
         claimed: set[Config] = set()
-        for text, holder, device in self._store.run(read, nothing):
+        for text, holder, device in self._store.connection.run(read) or []:
             if not re.fullmatch(
                 r"[0-9a-f]{32}", str(device)
             ):  # becomes part of a file's name: no process wrote this row
@@ -156,7 +156,7 @@ class SqliteWorkSharing:
                     (self._job, config, holder),
                 )
 
-        self._store.run(write, None)
+        self._store.connection.run(write)
 
     def _has_room(self, connection: sqlite3.Connection, except_config: str = "") -> bool:
         """Whether one more config may be claimed, or `except_config` again.

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from .connection import StoreConnection
 
 if TYPE_CHECKING:
     import sqlite3
@@ -19,10 +23,27 @@ def this_process() -> str:
     return f"{prefix}process {os.getpid()} of {platform.node()}, thread {threading.get_ident():x}"
 
 
-def write_holder(connection: sqlite3.Connection, job: str, holder: str) -> None:
+def _write_holder(connection: sqlite3.Connection, job: str, holder: str) -> None:
     """Write who holds a job's lock, in place of what an earlier holder left: its name and the configs claimed then."""
     connection.execute("DELETE FROM claim WHERE job = ?", (job,))
     connection.execute("INSERT OR REPLACE INTO flight (job, holder) VALUES (?, ?)", (job, holder))
+
+
+@contextmanager
+def named_holder(connection: StoreConnection, job: str) -> Iterator[None]:
+    """Let other processes read who holds a job's lock, while this is held.
+
+    Args:
+        connection: the store's.
+        job: digest of its decision.
+    """
+    holder, process = this_process(), os.getpid()
+    connection.write(lambda opened: _write_holder(opened, job, holder))
+    try:
+        yield
+    finally:
+        if os.getpid() == process:  # else the child of a fork leaves this block too, while its parent goes on
+            connection.write(lambda opened: _remove_holder(opened, job, holder))
 
 
 def holder_of(connection: sqlite3.Connection, job: str) -> str | None:
@@ -31,8 +52,8 @@ def holder_of(connection: sqlite3.Connection, job: str) -> str | None:
     return None if row is None else str(row[0])
 
 
-def remove_holder(connection: sqlite3.Connection, job: str, holder: str) -> None:
-    """Remove what `write_holder` wrote, and the claims on the job, unless another holder has come meanwhile."""
+def _remove_holder(connection: sqlite3.Connection, job: str, holder: str) -> None:
+    """Remove what `_write_holder` wrote, and the claims on the job, unless another holder has come meanwhile."""
     removed = connection.execute("DELETE FROM flight WHERE job = ? AND holder = ?", (job, holder)).rowcount
     if removed:
         connection.execute("DELETE FROM claim WHERE job = ?", (job,))

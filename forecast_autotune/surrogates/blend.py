@@ -11,7 +11,7 @@ from ..core.config import Config
 from ..core.context import ForecastContext
 from ..core.forecast import Abstention, Forecast
 from ..core.outcome import Evidence, Outcome
-from ..features.arrays import Component, ForecastTable, columns_of
+from ..features.forecast_columns import Component, ForecastTable, columns_of
 from ..protocols import Surrogate, SurrogateSession
 from .base import BaseSession, BaseSurrogate, Forecasts, outcomes_in
 

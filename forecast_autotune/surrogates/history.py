@@ -9,7 +9,8 @@ from ..core.config import Config
 from ..core.context import ForecastContext
 from ..core.forecast import Abstention
 from ..core.outcome import Outcome
-from ..features.arrays import ForecastTable, knob_matrix
+from ..features.forecast_columns import ForecastTable
+from ..features.knob_matrix import knob_matrix
 from ..protocols import SurrogateSession
 from . import transfer
 from .base import BaseSurrogate, Forecasts, OutcomeSession, basis_text, default_us, outcomes_in

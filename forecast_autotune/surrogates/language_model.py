@@ -18,7 +18,8 @@ from ..core.forecast import Abstention, Forecast
 from ..core.outcome import Evidence, Outcome
 from ..core.space import Space
 from ..errors import MissingExtraError
-from ..features.arrays import Component, ForecastTable, knob_matrix
+from ..features.forecast_columns import Component, ForecastTable
+from ..features.knob_matrix import knob_matrix
 from ..language.answers import SCHEMA, Bins, from_log_probabilities, from_text
 from ..language.model import ANSWER_TOKENS, LanguageModel, ModelError, Unanswered
 from ..language.prompt import CHARS, CHARS_PER_TOKEN, Prompt, PromptTooLongError, prompts

@@ -13,7 +13,8 @@ from ..core.forecast import Abstention
 from ..core.job import Job, Recording
 from ..core.outcome import Outcome
 from ..errors import InvalidInputError
-from ..features.arrays import ForecastTable, knob_matrix
+from ..features.forecast_columns import ForecastTable
+from ..features.knob_matrix import knob_matrix
 from ..protocols import SurrogateSession
 from . import transfer
 from .base import BaseSurrogate, Forecasts, OutcomeSession, basis_text, default_us, outcomes_in

@@ -10,9 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.hardware import WARP_SIZE
 from ..core.job import Job
 from ..errors import InvalidInputError
-from .static_features import LAUNCH_FEATURES, WARP, launch_features, role_features
+from .static_features import LAUNCH_FEATURES, launch_features, role_features
 
 if TYPE_CHECKING:
     import numpy as np
@@ -147,7 +148,7 @@ def rules(job: Job) -> dict[str, Array]:
         return {}
 
     features = role_features(job)
-    warp = math.log2(job.hardware.warp_size if job.hardware.warp_size > 1 else WARP)
+    warp = math.log2(job.hardware.warp_size if job.hardware.warp_size > 1 else WARP_SIZE)
     broken: dict[str, Array] = {}
     if features.threads is not None:
         broken["idle_lanes"] = np.maximum(0.0, warp - features.threads)

@@ -10,7 +10,7 @@ from ..core.context import ForecastContext
 from ..core.forecast import Abstention, Forecast
 from ..core.outcome import Evidence, Outcome
 from ..core.sigma_scale import SigmaScale
-from ..features.arrays import ForecastTable
+from ..features.forecast_columns import ForecastTable
 from ..protocols import Surrogate, SurrogateSession
 from .base import BaseSession, Forecasts, WrappedSurrogate
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ..core.config import Config
 from ..core.context import ForecastContext
 from ..core.forecast import Abstention
-from ..core.hardware import Hardware
+from ..core.hardware import REGISTERS_PER_THREAD, WARP_SIZE, Hardware
 from ..core.job import Job, log2_speedups
 from ..core.outcome import Outcome
-from ..features.arrays import ForecastTable, normal_cdf
+from ..features.forecast_columns import ForecastTable, normal_cdf
 from ..protocols import SurrogateSession
 from .base import BaseSurrogate, Forecasts, OutcomeSession, default_us
 from .gaussian_process import most_telling
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 SIGMA = 0.9  # rules of thumb explain little: on kernels they were not written beside, they did harm (replays, 2026-11)
 TRUST_IN_RULES = 0.5  # of what the rules of thumb say, so much is believed
-WARP = 32  # where the sheet does not say
 FLOAT_BYTES = 4  # of an element, which no role tells
 SOURCE_SIGMA = 0.7  # what is read from a Triton kernel's source explains more than a knob's role, still not much
 TRUST_IN_SOURCE = 0.7
@@ -35,7 +34,6 @@ RESIDENT_THREADS = (
     768  # of a unit, counting each further pipeline stage once more: enough to hide most of a load's latency
 )
 DOT_SIDE = 64  # a shorter side of a product leaves tensor cores idle
-MOST_REGISTERS = 255  # of a thread; what is beyond spills
 SURE_FAILURE = (
     0.95  # shared memory counted from the source was the compiler's own figure in all cases checked (4 matmuls)
 )
@@ -164,7 +162,7 @@ def rules_of_thumb(configs: Sequence[Config], roles: dict[str, str], hardware: H
         penalty += 0.2 * np.log2(np.maximum(1.0, total / max(1, hardware.units)))
     elif threads is not None:
         total = threads.prod(axis=0)
-        warp = hardware.warp_size if hardware.warp_size > 1 else WARP
+        warp = hardware.warp_size if hardware.warp_size > 1 else WARP_SIZE
         penalty += 0.35 * np.log2(np.maximum(1.0, 2 * warp / total)) + 0.15 * (total % warp != 0)
         penalty += 0.2 * np.log2(np.maximum(1.0, total / 512))
         if hardware.max_threads:
@@ -176,7 +174,7 @@ def rules_of_thumb(configs: Sequence[Config], roles: dict[str, str], hardware: H
             penalty += 0.15 * np.log2(np.maximum(1.0, elements * FLOAT_BYTES / cached))
             penalty += 0.1 * np.log2(np.maximum(1.0, 64 / elements))
         else:
-            side_by_side = threads.prod(axis=0) if threads is not None else 4.0 * WARP
+            side_by_side = threads.prod(axis=0) if threads is not None else 4.0 * WARP_SIZE
             each = elements / side_by_side
             penalty += 0.12 * np.maximum(0.0, np.abs(np.log2(each / 8)) - 2) + 0.2 * np.log2(
                 np.maximum(1.0, each / 128)
@@ -227,7 +225,7 @@ def read_from_source(described: Sequence[Mapping[str, float]], hardware: Hardwar
     cost += 0.2 * np.log2(np.maximum(1.0, 1.0 / np.maximum(column("per_thread", 1), 1e-3)))
     side = np.minimum(column("tile_m", DOT_SIDE), column("tile_n", DOT_SIDE))
     cost += 0.3 * np.log2(np.maximum(1.0, DOT_SIDE / np.maximum(side, 1.0)))
-    cost += 2.0 * np.log2(np.maximum(1.0, column("registers", 0) / MOST_REGISTERS))
+    cost += 2.0 * np.log2(np.maximum(1.0, column("registers", 0) / REGISTERS_PER_THREAD))
     threads = column("threads", 0)
     too_large = (column("shared_share", 0) > 1) | (threads > (hardware.max_threads or np.inf))
     return cost, np.where(too_large, SURE_FAILURE, 0.02)
@@ -242,7 +240,7 @@ def _sizes(configs: Sequence[Config], roles: dict[str, str], role: str, hardware
         values = [c.knobs[knob] for c in configs]
         if all(issubclass(kind, (int, float)) for kind in set(map(type, values))):
             # Triton counts threads in warps.
-            each = max(WARP, hardware.warp_size) if role == "threads" and knob.endswith("warps") else 1
+            each = max(WARP_SIZE, hardware.warp_size) if role == "threads" and knob.endswith("warps") else 1
             rows.append(np.maximum(1.0, np.array(values, dtype=float) * each))
     return np.array(rows) if rows else None
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..core.hardware import Hardware
+from ..core.hardware import THREADS_PER_UNIT, WARP_SIZE, Hardware
 from ..core.job import Job
 from ..core.space import Space
-from ..features.arrays import number_of
+from ..features.knob_matrix import number_of
 from ..features.knob_roles import is_depth, roles_by_name
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-WARP = 32  # where the sheet does not say
-THREADS_OF_A_UNIT = 2048  # that one SM or CU holds at once, on most
 UNKNOWN = -5.0  # stands for what is not known, below anything that is: trees then keep it apart
 
 _OF_A_LAUNCH = (
@@ -58,7 +56,7 @@ def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware
     threads, programs, blocks = column("threads"), column("programs"), column("blocks_per_unit")
     tile_m, tile_n = log2(column("tile_m")), log2(column("tile_n"))
     bound, memory, flops = (log2(column(n), 0.5) for n in ("us_bound", "us_memory", "us_flops"))
-    traffic, in_flight = log2(column("traffic_bytes"), 1.0), log2(threads * programs / (units * THREADS_OF_A_UNIT))
+    traffic, in_flight = log2(column("traffic_bytes"), 1.0), log2(threads * programs / (units * THREADS_PER_UNIT))
     over_units = log2(programs / units)
     least_programs = column("least_programs")
     columns = [
@@ -67,7 +65,7 @@ def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware
         over_units, log2(np.where(np.isnan(least_programs), programs, least_programs) / units),
         log2(column("waves")), column("wave_tail"), log2(threads), log2(column("per_thread")), column("num_stages"),
         log2(column("tile_elements")), tile_m, tile_n, log2(column("tile_k")), np.minimum(tile_m, tile_n),
-        column("shared_share"), column("registers"), blocks, threads * blocks / THREADS_OF_A_UNIT, in_flight,
+        column("shared_share"), column("registers"), blocks, threads * blocks / THREADS_PER_UNIT, in_flight,
         log2(column("loaded_bytes")), log2(column("loaded_bytes") / threads), log2(column("flops_per_byte")),
         log2(column("trips")), log2(column("waste")), log2(column("overshoot")),
         (~np.isnan(column("atomic_bytes"))).astype(float),
@@ -111,7 +109,7 @@ def role_features(job: Job) -> RoleFeatures:
 
     space = job.space
     roles = {**roles_by_name(space.knobs), **space.roles}
-    warp = job.hardware.warp_size if job.hardware.warp_size > 1 else WARP
+    warp = job.hardware.warp_size if job.hardware.warp_size > 1 else WARP_SIZE
     sizes = {k: (v, r) for k, r in roles.items() if (v := _sizes(space, k)) is not None}
     threads = {k: v * (warp if "warps" in k.lower() else 1) for k, (v, r) in sizes.items() if r == "threads"}
     tiles = [v for k, (v, r) in sizes.items() if r == "tile" and not is_depth(k)]

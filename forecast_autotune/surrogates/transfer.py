@@ -12,7 +12,7 @@ from ..core.hardware import Hardware
 from ..core.job import Job, Recording, log2_speedups
 from ..core.outcome import Failure, Outcome
 from ..core.space import Space
-from ..features.arrays import knob_matrix
+from ..features.knob_matrix import knob_matrix
 from .gaussian_process import FITTED_ON, Known, choose_shape, most_telling, predict, share_of_failures
 from .gp_residual import OFFSET, OWN_SIGMA
 

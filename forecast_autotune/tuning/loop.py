@@ -139,7 +139,7 @@ class _Run:
         self.state.recall()
         default = self.state.outcomes.get(self.job.space.default)
         if isinstance(default, Failure) and default.crashed:
-            self.parts.measurer.spare_default()
+            self.parts.measurer.skip_default()
         self.state.start_forecasts(self.parts.store.related_recordings(self.job))
 
     def repeat_until_stop(self) -> Stop:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from ..core.config import Config
 from ..core.job import Compile, Measure, Stop, View, log2_speedups
 from ..core.outcome import Failure
-from ..features.arrays import Columns, KnobMatrix, columns_of, expected_gain, knob_matrix, normal_cdf
+from ..features.forecast_columns import Columns, columns_of, expected_gain, normal_cdf
+from ..features.knob_matrix import KnobMatrix, knob_matrix
 from ..features.knob_roles import role_of_name
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ class Trials:
                 state.compiled += 1
                 self._note_built(config, result)
                 state.report("compiling")
-                if self.compiler.beside_timing:
+                if self.compiler.overlaps_timing:
                     self._time(c for c in state.evidence if c not in state.outcomes)
                 if self._ending.reached():
                     break
@@ -94,7 +94,7 @@ class Trials:
                 if config == state.space.default:
                     return  # still being built
                 continue
-            outcome = self.measurer.measure(config, hopeless_us=self._early_stop_us(config))
+            outcome = self.measurer.measure(config, early_stop_us=self._early_stop_us(config))
             if isinstance(outcome, Measurement):
                 outcome = replace(outcome, compile_s=state.evidence[config].compile_s)
             state.keep(config, outcome)

@@ -22,9 +22,12 @@ from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
 from forecast_autotune.measure.clocks import DIGITS
-from forecast_autotune.store.connection import open_file, transaction
+from forecast_autotune.store.database import open_file, transaction
+from forecast_autotune.store.decisions import keep_decision
+from forecast_autotune.store.outcomes import keep_outcome
+from forecast_autotune.store.places import keep_place
 from forecast_autotune.store.queries import StoreFile
-from forecast_autotune.store.rows import Place, StoredOutcome, keep_decision, keep_outcome, keep_place
+from forecast_autotune.store.rows import Place, StoredOutcome
 from forecast_autotune.store.sqlite import SqliteStore
 
 pytestmark = pytest.mark.thorough  # speed itself is for `make bench`

@@ -54,9 +54,9 @@ class Telling(SqliteStore):
 
 
 class Unhurried(Replay):
-    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
+    def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
         time.sleep(MEASURE_S)
-        return super().measure(config, hopeless_us=hopeless_us)
+        return super().measure(config, early_stop_us=early_stop_us)
 
 
 class Blind(StatelessSurrogate):

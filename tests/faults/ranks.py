@@ -118,7 +118,7 @@ class Toy:
     """Compiler and measurer of a kernel whose best config is another one on every rank: alone, no two would agree."""
 
     workers = 1
-    beside_timing = False
+    overlaps_timing = False
     repeatable = True
 
     def __init__(self, rank: int, measure_s: float, before: Callable[[int], None]) -> None:
@@ -139,10 +139,10 @@ class Toy:
         yield
         self.again = False
 
-    def spare_default(self) -> None:
+    def skip_default(self) -> None:
         pass
 
-    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
+    def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
         self.before(len(self.measured))
         if not self.again:
             self.measured.append(config)

@@ -56,7 +56,7 @@ from forecast_autotune.language.labels import as_json, of_labels
 from forecast_autotune.language.model import ModelError, Unanswered
 from forecast_autotune.settings import PREFIX, Settings
 from forecast_autotune.store import encoding, schema
-from forecast_autotune.store.jsonl import read_lines
+from forecast_autotune.store.jsonl import read_entries
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates.prior import read_prior
@@ -579,10 +579,10 @@ def read_all(path: Path) -> None:
         write_trace(found, path.with_name("again.jsonl"))
         assert read_trace(path.with_name("again.jsonl")).outcomes == found.outcomes
     with refused_by(InvalidInputError, naming=[str(path)]):
-        read_lines(path)
+        read_entries(path)
         folder = path.with_name("imported")
         shutil.rmtree(folder, ignore_errors=True)
-        StoreFile(folder).import_lines([path])
+        StoreFile(folder).import_files([path])
         assert whole_use.tune(folder) == []
         whole_use.look(folder)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
-from forecast_autotune.features.arrays import Component, ForecastTable, columns_of
+from forecast_autotune.features.forecast_columns import Component, ForecastTable, columns_of
 
 
 def component(name: str, means: list[float], sigmas: list[float], weights: list[float]) -> Component:

@@ -76,8 +76,8 @@ def test_a_kind_of_hardware_knows_nothing_of_another(store: SqliteStore) -> None
 def many(store: SqliteStore, count: int) -> None:
     space = Space.grid({"X": list(range(count + 1))})
     job = a_job(space=space)
-    with store._lock:
-        connection = store._open()
+    with store.connection.lock:
+        connection = store.connection.open()
         connection.execute("PRAGMA synchronous = OFF")
     store.record(job, "run", space[0], a_measurement(10.0), None)
     rows = connection.execute(

@@ -96,8 +96,8 @@ class Noisy(Replay):
         self.spread = spread
         self.asked: list[tuple[Config, float]] = []
 
-    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
-        self.asked.append((config, hopeless_us))
+    def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
+        self.asked.append((config, early_stop_us))
         outcome = super().measure(config)
         assert isinstance(outcome, Measurement)
         shares = (1 - self.spread, 1.0, 1 + self.spread)

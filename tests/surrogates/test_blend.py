@@ -15,7 +15,7 @@ from recorded import ROLES, question, recording
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.space import Space
-from forecast_autotune.features.arrays import ForecastTable, columns_of
+from forecast_autotune.features.forecast_columns import ForecastTable, columns_of
 from forecast_autotune.protocols import Surrogate, SurrogateSession
 from forecast_autotune.surrogates.base import BaseSession, BaseSurrogate, StatelessSurrogate
 from forecast_autotune.surrogates.blend import Blend

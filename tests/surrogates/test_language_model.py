@@ -23,7 +23,7 @@ from forecast_autotune.core.forecast import Abstention, Forecast, bin_of
 from forecast_autotune.core.skill import Skill
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import MissingExtraError
-from forecast_autotune.features.arrays import ForecastTable, columns_of
+from forecast_autotune.features.forecast_columns import ForecastTable, columns_of
 from forecast_autotune.language.answers import Bins
 from forecast_autotune.language.model import ModelError, Unanswered
 from forecast_autotune.language.prompt import Prompt

@@ -20,7 +20,7 @@ from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.space import Space
-from forecast_autotune.features.arrays import columns_of
+from forecast_autotune.features.forecast_columns import columns_of
 from forecast_autotune.surrogates import prior as priors
 from forecast_autotune.surrogates.blend import Blend
 from forecast_autotune.surrogates.history import History

@@ -18,7 +18,7 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.sigma_scale import SigmaScale
 from forecast_autotune.evaluation.scores import recalibration, score_forecasts, score_trust
 from forecast_autotune.evaluation.traces import read_trace
-from forecast_autotune.features.arrays import ForecastTable
+from forecast_autotune.features.forecast_columns import ForecastTable
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import Surrogate, SurrogateSession
 from forecast_autotune.store.sqlite import SqliteStore

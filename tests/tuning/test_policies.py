@@ -12,7 +12,7 @@ from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.job import Compile, Measure, Stop, View
 from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
-from forecast_autotune.features.arrays import knob_matrix
+from forecast_autotune.features.knob_matrix import knob_matrix
 from forecast_autotune.tuning.policies import Exhaustive, First, Selective, StoredOnly
 
 WHOLE = recording()

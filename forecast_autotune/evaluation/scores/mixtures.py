@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...core.forecast import Abstention, Forecast
 from ...errors import InvalidInputError
-from ...features.arrays import ForecastTable, normal_cdf
+from ...features.forecast_columns import ForecastTable, normal_cdf
 
 if TYPE_CHECKING:
     import numpy as np

@@ -385,7 +385,7 @@ class _NoMeasurer:
 
     repeatable = False
 
-    def spare_default(self) -> None:
+    def skip_default(self) -> None:
         pass
 
     def measure(self, config: Config, **_: object) -> Outcome:

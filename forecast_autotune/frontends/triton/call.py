@@ -29,7 +29,7 @@ from ...core.space import Space
 from ...core.workload import Workload
 from ...errors import InvalidInputError
 from ...features.hardware_sheets import device_properties, target_of
-from ...features.launch_features import Call, describe_call, features, knob_roles, work_of
+from ...features.launch_features import Call, describe_call, knob_roles, launch_features, work_of
 from ...measure.base import BaseMeasurer
 from ...measure.checks import check_name
 from ...measure.probe import detect_hardware
@@ -147,7 +147,7 @@ class TritonCall:
         described: list[dict[str, float]] = []
         if self.kernel is not None:
             roles = {**knob_roles(self.kernel, configs[0].knobs), **roles}
-            described = features(
+            described = launch_features(
                 self.kernel,
                 self._call(),
                 [c.knobs for c in configs],

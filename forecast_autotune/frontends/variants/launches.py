@@ -60,10 +60,10 @@ class VariantLaunches:
 
     def described(self, config: Config, hardware: Hardware) -> Mapping[str, float]:
         """See `Job.described`; empty for a config that cannot be called, or that launches nothing known."""
-        from ...compilers.triton_launches import described
+        from ...compilers.triton_launches import static_features
 
         try:
-            return described(self(config), hardware)
+            return static_features(self(config), hardware)
         except Exception as err:
             log.debug("%s is not described: %r", config, err)
             return {}

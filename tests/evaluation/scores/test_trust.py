@@ -15,7 +15,7 @@ from forecast_autotune.evaluation.scores import (
     score_forecasts,
     score_trust,
 )
-from forecast_autotune.features.arrays import Component, ForecastTable
+from forecast_autotune.features.forecast_columns import Component, ForecastTable
 
 SILENT = Abstention("s", "no idea")
 FAILED = -math.inf

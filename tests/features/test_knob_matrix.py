@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 import pytest
 
-from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.space import Space
-from forecast_autotune.features import arrays
-from forecast_autotune.features.arrays import KEPT_SPACES, columns_of, expected_gain, knob_matrix, normal_cdf
+from forecast_autotune.features import knob_matrix as module
+from forecast_autotune.features.knob_matrix import KEPT_SPACES, knob_matrix
 
 
 def column(values: list[Any]) -> Any:
@@ -81,26 +79,5 @@ def test_threads_that_ask_for_more_spaces_than_are_kept_are_all_answered(monkeyp
             self.pop(key)  # as another thread may, just before
             super().move_to_end(key, last)
 
-    monkeypatch.setattr(arrays, "_kept", Dropping(arrays._kept))
+    monkeypatch.setattr(module, "_kept", Dropping(module._kept))
     assert knob_matrix(spaces[0]).values.shape == (3, 1)
-
-
-def test_the_bell_is_that_of_the_forecast() -> None:
-    z = np.array([-3.0, -0.5, 0.0, 1.2])
-    assert normal_cdf(z) == pytest.approx([0.5 * math.erfc(-v / math.sqrt(2)) for v in z])
-
-
-def test_gains_as_an_array_are_the_forecasts_own() -> None:
-    forecasts = [
-        Forecast.normal(0.2, 0.3, source="s", fail_probability=0.2),
-        Abstention("s", "no"),
-        Forecast.normal(-1.0, 0.1, source="s"),
-        Forecast((Normal(0.0, 1.0, 1.0),), "s"),
-    ]
-    gains = expected_gain(columns_of(forecasts), 0.1)
-    for gain, forecast in zip(gains, forecasts, strict=True):
-        if isinstance(forecast, Forecast):
-            assert gain == pytest.approx(forecast.expected_gain(0.1), abs=1e-12)
-        else:
-            assert math.isnan(gain)
-    assert columns_of([]).mean.size == 0
