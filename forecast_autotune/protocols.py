@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from .core.config import Config
+from .core.context import ForecastContext
 from .core.decision import Decision
 from .core.forecast import Abstention, Forecast
-from .core.job import Compile, Job, Measure, Progress, Question, Recording, Stop, View
+from .core.job import Compile, Job, Measure, Progress, Recording, Stop, View
 from .core.outcome import Evidence, Failure, Outcome
 
 
@@ -35,13 +36,51 @@ class Compiler(Protocol):
         """Nothing is built while this is held, what has begun included."""
 
 
+class SurrogateSession(Protocol):
+    """Forecasts for one job, in one thread. It keeps what it has computed for the job; derive it from `BaseSession`."""
+
+    @property
+    def loo_log_density(self) -> float | None:
+        """How well the outcomes of the last `predict` were forecast, each from all the others.
+
+        The sum of their log densities, nats per octave of speed-up. A blend weighs its members by it. None: it is not known.
+        """
+
+    def predict(
+        self, outcomes: Mapping[Config, Outcome], evidence: Mapping[Config, Evidence]
+    ) -> Sequence[Forecast | Abstention]:
+        """One answer for each config of the job's space, in its order; abstains where it knows nothing.
+
+        Args:
+            outcomes: what was measured for this job by now; the caller goes on filling it.
+            evidence: what the compiler said of the configs compiled by now.
+        """
+
+
 class Surrogate(Protocol):
-    """Forecasts configs without running them."""
+    """Forecasts configs without running them; derive it from `surrogates.base.BaseSurrogate`, which fills in defaults.
 
-    name: str
+    One object may serve several jobs at once, in several threads: what belongs to a job stands in its session.
+    """
 
-    def forecast(self, question: Question) -> Sequence[Forecast | Abstention]:
-        """One answer for each of the question's configs, in their order; abstains where it knows nothing."""
+    @property
+    def name(self) -> str:
+        """What forecasts are kept under, and `FORECAST_AUTOTUNE_SURROGATE` calls it."""
+
+    @property
+    def recalibrate(self) -> bool:
+        """Whether its sigmas may be corrected by what the store knows of its earlier forecasts."""
+
+    @property
+    def asks_model(self) -> bool:
+        """Whether it asks a language model, so that a forecast may take seconds."""
+
+    @property
+    def fitted_on(self) -> tuple[str, ...]:
+        """Names of the kernels whose measurements it was fitted on beforehand."""
+
+    def start(self, context: ForecastContext) -> SurrogateSession:
+        """A session that forecasts for the context's job."""
 
 
 class Policy(Protocol):

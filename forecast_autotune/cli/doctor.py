@@ -11,9 +11,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import NOTHING, OK
+from ._exit_codes import NOTHING, OK
 from ._failures import failures_alike
-from ._shared import JSON_HELP, Subparsers, add_store_argument, new_parser, print_json, print_table, short
+from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
+from ._words import short
+from .output import print_json, print_table
 
 if TYPE_CHECKING:
     from ..core.decision import Decision

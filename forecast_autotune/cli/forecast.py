@@ -12,19 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInputError, MissingExtraError
-from . import OK
-from ._shared import (
-    JSON_HELP,
-    Subparsers,
-    add_store_argument,
-    as_duration,
-    as_times,
-    count,
-    new_parser,
-    print_json,
-    print_table,
-    say,
-)
+from ._exit_codes import OK
+from ._parsing import JSON_HELP, Subparsers, add_store_argument, count, new_parser
+from ._words import as_duration, as_times
+from .output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from ..core.config import Config

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from ..store.queries import UNSEEN_DAYS
 from ..store.removal import Removed
-from . import NOTHING, OK
-from ._shared import Subparsers, add_store_argument, is_missing, new_parser, say, store_of
+from ._exit_codes import NOTHING, OK
+from ._parsing import Subparsers, add_store_argument, new_parser
+from ._store import is_missing, store_of
+from .output import say
 
 
 def add_parser(subparsers: Subparsers) -> None:

@@ -57,21 +57,6 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What a surrogate is asked: to forecast each of `configs` for this job, given all that is known.
-
-    `outcomes` and `evidence` are of this very job; `recordings` are of the same program at other keys, on other hardware,
-    under another toolchain or in older source.
-    """
-
-    job: Job
-    configs: Sequence[Config]
-    outcomes: Mapping[Config, Outcome] = field(default_factory=dict)
-    evidence: Mapping[Config, Evidence] = field(default_factory=dict)
-    recordings: Sequence[Recording] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """All that a policy may look at in one step.
 

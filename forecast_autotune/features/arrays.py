@@ -143,10 +143,16 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
-    """What one surrogate says of each config of a table: a bell, and how much it counts there."""
+class Component:
+    """One surrogate's part of a table: a bell for each config, and how much it counts there.
 
-    said_by: str
+    Attributes:
+        source: the surrogate's name.
+        mean, sigma: of each config, in log2 speed-up; shape `(configs,)`.
+        weight: how much the bell counts in each config's mixture, 0 to 1; shape `(configs,)`.
+    """
+
+    source: str
     mean: Array
     sigma: Array
     weight: Array
@@ -158,34 +164,30 @@ class ForecastTable(Sequence[Forecast | Abstention]):
     As objects, 10,000 forecasts of three bells each take 80 ms to make and 60 ms to read back (one core of an EPYC).
 
     Args:
-        voices: one bell each for every config; the weights of a config sum to 1, and are all 0 where nobody speaks of it.
-        fail: chance of failing of each config.
+        components: the weights of a config sum to 1, and are all 0 where nobody forecasts it.
+        fail: chance of failing of each config; shape `(configs,)`.
         source: who forecasts, for people.
         default_us: the default's time in microseconds where it is known.
-        silent: why a config without a voice has none.
-        widened: the factor by which recalibration has stretched the voices' sigmas.
-        foretold: log of the probability density that the surrogate gave to the outcomes here, each from all the others;
-            None where it does not say.
+        silent: why a config without a weight has no forecast.
+        sigma_scale: the factor by which recalibration has multiplied every sigma.
     """
 
     def __init__(
         self,
-        voices: Sequence[Voice],
+        components: Sequence[Component],
         fail: Array,
         *,
         source: str,
         default_us: float | None = None,
         silent: str = "not a config of the space",
-        widened: float = 1.0,
-        foretold: float | None = None,
+        sigma_scale: float = 1.0,
     ) -> None:
-        self.voices = tuple(voices)
+        self.components = tuple(components)
         self.fail = fail
         self.source = source
         self.default_us = default_us
         self.silent = silent
-        self.widened = widened
-        self.foretold = foretold
+        self.sigma_scale = sigma_scale
         self._columns: Columns | None = None
 
     @classmethod
@@ -198,13 +200,12 @@ class ForecastTable(Sequence[Forecast | Abstention]):
         *,
         source: str,
         default_us: float | None = None,
-        foretold: float | None = None,
     ) -> ForecastTable:
-        """A single bell for each config."""
+        """A single bell for each config; all arrays have the shape `(configs,)`."""
         import numpy as np
 
-        voice = Voice(name, mean, sigma, np.ones(mean.size))
-        return cls([voice], fail, source=source, default_us=default_us, foretold=foretold)
+        component = Component(name, mean, sigma, np.ones(mean.size))
+        return cls([component], fail, source=source, default_us=default_us)
 
     @property
     def columns(self) -> Columns:
@@ -212,8 +213,8 @@ class ForecastTable(Sequence[Forecast | Abstention]):
         import numpy as np
 
         if self._columns is None:
-            weight = np.array([v.weight for v in self.voices])
-            means, sigmas = np.array([v.mean for v in self.voices]), np.array([v.sigma for v in self.voices])
+            weight = np.array([c.weight for c in self.components])
+            means, sigmas = np.array([c.mean for c in self.components]), np.array([c.sigma for c in self.components])
             mean = np.where(weight > 0, weight * means, 0.0).sum(axis=0)
             spread = np.where(weight > 0, weight * (sigmas**2 + (means - mean) ** 2), 0.0).sum(axis=0)
             unknown = weight.sum(axis=0) <= 0
@@ -227,27 +228,26 @@ class ForecastTable(Sequence[Forecast | Abstention]):
         import numpy as np
 
         rows = np.array(positions, dtype=np.intp)
-        here = rows >= 0
-        voices = [Voice(v.said_by, v.mean[rows], v.sigma[rows], v.weight[rows] * here) for v in self.voices]
+        known = rows >= 0
+        components = [Component(c.source, c.mean[rows], c.sigma[rows], c.weight[rows] * known) for c in self.components]
         return ForecastTable(
-            voices,
+            components,
             self.fail[rows],
             source=self.source,
             default_us=self.default_us,
             silent=self.silent,
-            widened=self.widened,
-            foretold=self.foretold,
+            sigma_scale=self.sigma_scale,
         )
 
     def stretched(self, factor: float) -> ForecastTable:
-        """The same with every sigma multiplied by a factor, which the forecasts tell of."""
+        """The same with every sigma multiplied by a factor, and `sigma_scale` with it."""
         return ForecastTable(
-            [Voice(v.said_by, v.mean, v.sigma * factor, v.weight) for v in self.voices],
+            [Component(c.source, c.mean, c.sigma * factor, c.weight) for c in self.components],
             self.fail,
             source=self.source,
             default_us=self.default_us,
             silent=self.silent,
-            widened=self.widened * factor,
+            sigma_scale=self.sigma_scale * factor,
         )
 
     def __len__(self) -> int:
@@ -262,13 +262,15 @@ class ForecastTable(Sequence[Forecast | Abstention]):
 
     def _forecast(self, i: int) -> Forecast | Abstention:
         bells = tuple(
-            Normal(float(v.mean[i]), float(v.sigma[i]), float(v.weight[i]), v.said_by if len(self.voices) > 1 else "")
-            for v in self.voices
-            if v.weight[i] > 0
+            Normal(
+                float(c.mean[i]), float(c.sigma[i]), float(c.weight[i]), c.source if len(self.components) > 1 else ""
+            )
+            for c in self.components
+            if c.weight[i] > 0
         )
         if not bells:
             return Abstention(self.source, self.silent)
-        return Forecast(bells, self.source, float(self.fail[i]), self.default_us, self.widened)
+        return Forecast(bells, self.source, float(self.fail[i]), self.default_us, self.sigma_scale)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(other) == len(self) and all(map(eq, self, other))

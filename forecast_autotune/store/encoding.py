@@ -271,10 +271,10 @@ def encode_forecast(forecast: Forecast | Abstention | None) -> Json | None:
         "default_us": forecast.default_us,
     }
     # As they are missing in what earlier versions wrote.
-    if any(c.said_by for c in forecast.components):
-        encoded["said_by"] = [c.said_by for c in forecast.components]
-    if forecast.widened != 1.0:
-        encoded["widened"] = forecast.widened
+    if any(c.source for c in forecast.components):
+        encoded["said_by"] = [c.source for c in forecast.components]
+    if forecast.sigma_scale != 1.0:
+        encoded["widened"] = forecast.sigma_scale
     return encoded
 
 

@@ -30,16 +30,21 @@ _OF_A_LAUNCH = (
     "bound_over_least", "memory_over_least", "traffic_over_least", "flops_over_least", "programs_under_most",
     "in_flight_under_most",
 )  # fmt: skip
-LAUNCH_TRAITS = (*_OF_A_LAUNCH, *(f"{name}_over_default" for name in _OF_A_LAUNCH))
-"""What `launch_traits` gives, in this order; sizes, counts and times as log2."""
+LAUNCH_FEATURES = (*_OF_A_LAUNCH, *(f"{name}_over_default" for name in _OF_A_LAUNCH))
+"""What `launch_features` gives, in this order; sizes, counts and times as log2."""
 
 
-def launch_traits(described: Sequence[Mapping[str, float]], hardware: Hardware) -> Array:
-    """One row per config, columns as `LAUNCH_TRAITS`, from what was told of each config's launches without compiling.
+def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware) -> Array:
+    """What is known of each config's launches without compiling, as numbers that compare across kernels.
 
     The first config is the default, and people mostly write one down that does well: half the columns say how far others
-    are from it, or where nothing was told of it, from the first config that something was told of. `UNKNOWN` where nothing
-    was told. For the names in a description see `kernel_features.features` and `together`.
+    are from it, or where it is not described, from the first config that is.
+
+    Args:
+        described: of each config, as `Job.described`.
+        hardware: whose sheet counts.
+    Returns:
+        shape `(configs, len(LAUNCH_FEATURES))`; `UNKNOWN` where nothing is known.
     """
     import numpy as np
 
@@ -69,9 +74,9 @@ def launch_traits(described: Sequence[Mapping[str, float]], hardware: Hardware) 
         *(c - _or_nan(np.nanmin, c) for c in (bound, memory, traffic, flops)),
         *(c - _or_nan(np.nanmax, c) for c in (over_units, in_flight)),
     ]  # fmt: skip
-    traits = np.nan_to_num(np.stack(columns, axis=1), nan=UNKNOWN, posinf=UNKNOWN, neginf=UNKNOWN)
+    features = np.nan_to_num(np.stack(columns, axis=1), nan=UNKNOWN, posinf=UNKNOWN, neginf=UNKNOWN)
     default = next((i for i, d in enumerate(described) if d), 0)
-    return np.hstack([traits, traits - traits[default]])
+    return np.hstack([features, features - features[default]])
 
 
 def _or_nan(reduce: Callable[[Array], float], values: Array) -> float:
@@ -79,8 +84,8 @@ def _or_nan(reduce: Callable[[Array], float], values: Array) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class RoleTraits:
-    """What knobs that have a role say of each config, as log2; None where no knob says it.
+class RoleFeatures:
+    """What knobs that have a role say of each config, as log2, shape `(configs,)`; None where no knob says it.
 
     Attributes:
         threads: of a block.
@@ -100,7 +105,7 @@ class RoleTraits:
 BLOCK_TILE = 16  # a tile knob that goes beyond counts a block's elements, else a thread's: nobody has blocks that small
 
 
-def role_traits(job: Job) -> RoleTraits:
+def role_features(job: Job) -> RoleFeatures:
     """Read knobs by their role: as tagged, else as their names tell."""
     import numpy as np
 
@@ -119,7 +124,7 @@ def role_traits(job: Job) -> RoleTraits:
         total = np.maximum(1.0, elements / work)
     across = next((v for k, v in threads.items() if k.lower().endswith("x")), None)
     vector = _product([v for v, r in sizes.values() if r == "vector"])
-    return RoleTraits(
+    return RoleFeatures(
         threads=_log2(total),
         across=_log2(across),
         work=_log2(work),

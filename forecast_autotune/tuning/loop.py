@@ -14,14 +14,15 @@ from dataclasses import replace
 
 from ..core.budget import Budget
 from ..core.config import Config
+from ..core.context import ForecastContext
 from ..core.decision import FIRST_RETRY_S, Decision, Resolution
 from ..core.forecast import Abstention, Forecast
-from ..core.job import Compile, Job, Progress, Question, Stop, View, log2_speedups, reference_us
+from ..core.job import Compile, Job, Progress, Stop, View, log2_speedups, reference_us
 from ..core.outcome import Evidence, Failure, Measurement, Outcome
 from ..core.space import Space
 from ..core.text import plain
 from ..errors import NoWorkingConfigError
-from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate, WorkSharing
+from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate, SurrogateSession, WorkSharing
 
 log = logging.getLogger(__name__)
 failures_log = logging.getLogger(f"{__name__}.failures")
@@ -144,6 +145,7 @@ class _Run:
         self.space = job.space
         self.compiler = compiler
         self.surrogate = surrogate
+        self.session: SurrogateSession | None = None  # started by the first forecast
         self.policy = policy
         self.measurer = measurer
         self.store = store
@@ -258,15 +260,10 @@ class _Run:
         self.ahead = self.forecasts
 
     def forecast(self) -> None:
-        question = Question(
-            job=self.job,
-            configs=self.space,
-            outcomes=self.outcomes,
-            evidence=self.evidence,
-            recordings=self.recordings,
-        )
         try:
-            answer = self.surrogate.forecast(question)
+            if self.session is None:
+                self.session = self.surrogate.start(ForecastContext(job=self.job, recordings=self.recordings))
+            answer = self.session.predict(self.outcomes, self.evidence)
             if len(answer) != len(self.space):
                 raise ValueError(f"it answered for {len(answer)} of {len(self.space)} configs")
             if strange := [a for a in answer if not isinstance(a, Forecast | Abstention)]:

@@ -62,7 +62,7 @@ def test_a_second_variant_compiles_its_kernel_alone(toy: Toy) -> None:
     assert (slot / "main.o").stat().st_mtime_ns == binding
 
 
-def test_a_variant_that_does_not_compile_says_the_compilers_error_and_where_the_log_is(toy: Toy) -> None:
+def test_a_variant_that_does_not_compile_reports_the_error_and_the_log(toy: Toy) -> None:
     ((_, failure),) = toy.compiler().compile([toy.config("does_not_compile")])
     assert isinstance(failure, Failure)
     assert failure.stage == "compile"
@@ -108,7 +108,7 @@ def test_a_lock_that_torch_left_behind_does_not_hang_the_next_build(toy: Toy) ->
     assert isinstance(evidence, Evidence)
 
 
-def test_what_a_killed_build_wrote_to_its_slot_is_not_taken_for_what_it_was_asked_for(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_build_are_not_taken_for_a_result(tmp_path: Path) -> None:
     (tmp_path / "main.o").write_text("whole")
     _drop_what_was_cut_off(tmp_path)
     (tmp_path / "cuda.o").write_text("cut sh")  # and here it is killed
@@ -165,7 +165,7 @@ def test_a_library_that_others_may_write_to_is_built_again(toy: Toy) -> None:
 
 
 @pytest.mark.parametrize(("mode", "used"), [(0o775, True), (0o757, False)])
-def test_a_folder_of_builds_made_with_umask_002_is_taken_from_the_group_and_used(
+def test_a_group_writable_build_folder_is_closed_to_the_group_and_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, used: bool
 ) -> None:
     tmp_path.chmod(mode)
@@ -320,7 +320,7 @@ def test_an_edited_header_beside_its_includer_makes_another_variant(tmp_path: Pa
     assert len({r.variant(Config({}), toolchain, CPU).digest for r in recipes}) == 2
 
 
-def test_a_variant_is_built_again_when_a_header_that_its_compiler_has_read_changes(toy: Toy, tmp_path: Path) -> None:
+def test_a_variant_is_rebuilt_when_a_header_it_includes_changes(toy: Toy, tmp_path: Path) -> None:
     header = tmp_path / "mode.h"
     config = Config({"WITH": f"-include {header}"})
 

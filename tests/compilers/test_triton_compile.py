@@ -225,7 +225,7 @@ for times in (2, 5):
 """
 
 
-def test_kernels_of_main_with_globals_closures_and_helpers_are_compiled_without_running_main_again(
+def test_kernels_of_main_are_compiled_without_running_main_again(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "program.py"

@@ -116,7 +116,7 @@ def test_what_is_told_is_what_the_real_call_compiles(call: str) -> None:
     assert hashes == compiled
 
 
-def test_kernels_of_the_suite_compile_nothing_when_they_are_launched_after_it_was_done_ahead() -> None:
+def test_suite_kernels_compiled_ahead_compile_nothing_when_launched() -> None:
     calls = {}
     for suite in itertools.islice(suite_kernels(), 2):
         args = suite.make_inputs(suite.corners[-1], 0, "cpu")
@@ -266,7 +266,7 @@ def test_a_tuner_of_tritons_own_does_not_time_launches_that_are_not_made() -> No
     assert triton.runtime.autotuner.Autotuner._bench is before
 
 
-def test_what_is_known_of_several_kernels_is_the_most_that_one_takes_and_the_sum_of_code() -> None:
+def test_features_of_several_kernels_are_the_largest_needs_and_summed_code() -> None:
     first = Evidence(compile_s=1.0, registers=32, shared_bytes=512, code_bytes=100, instructions={"mma": 2})
     second = Evidence(compile_s=0.5, registers=24, shared_bytes=1024, code_bytes=50, spill_bytes=8)
     assert together([first, second]) == Evidence(

@@ -70,7 +70,7 @@ class StoreContract:
     def store(self) -> Store:
         raise NotImplementedError("a subclass gives the store")
 
-    def test_what_may_have_another_cause_is_held_against_a_config_when_it_comes_again(self, store: Store) -> None:
+    def test_a_transient_failure_counts_against_a_config_only_when_it_repeats(self, store: Store) -> None:
         job = a_job()
         failure = Failure(stage="launch", message="CUDA out of memory", transient=True)
         for run, known in (("one", False), ("two", True)):
@@ -79,9 +79,7 @@ class StoreContract:
         store.record(job, "three", job.space[1], a_measurement(), None)
         assert isinstance(store.outcomes(job)[job.space[1]], Measurement)
 
-    def test_such_a_failure_never_takes_the_place_of_a_time_nor_keeps_the_default_from_being_tried(
-        self, store: Store
-    ) -> None:
+    def test_a_transient_failure_never_replaces_a_time_nor_blocks_the_default(self, store: Store) -> None:
         job = a_job()
         failure = Failure(stage="launch", message="CUDA out of memory", transient=True)
         store.record(job, "one", job.space[1], a_measurement(), None)
@@ -118,7 +116,7 @@ class StoreContract:
             {"space": Space(SPACE, default=SPACE[1])},
         ],
     )
-    def test_a_decision_holds_for_its_own_key_hardware_toolchain_and_space_alone(
+    def test_a_decision_holds_only_for_its_key_hardware_toolchain_and_space(
         self, store: Store, change: dict[str, Any]
     ) -> None:
         store.decide(a_job(), a_decision(a_job()))
@@ -162,7 +160,7 @@ class StoreContract:
             store.record(a_job(), "run-1", SPACE[0], a_measurement(us), None)
         assert store.outcomes(a_job()) == {SPACE[0]: a_measurement(10.0)}
 
-    def test_times_of_several_runs_come_back_on_the_scale_of_the_newest_default(self, store: Store) -> None:
+    def test_times_of_several_runs_are_scaled_to_the_newest_default(self, store: Store) -> None:
         job = a_job()
         for run, slow in (("one", 1.0), ("two", 1.25)):
             store.record(job, run, job.space.default, a_measurement(10.0 * slow), None)
@@ -209,7 +207,7 @@ class StoreContract:
             assert recording.workload.features == {"grid": 128}
             assert recording.log2_speedups()[SPACE[2]] == pytest.approx(1.0)
 
-    def test_what_was_told_of_configs_without_compiling_comes_with_related_recordings(self, store: Store) -> None:
+    def test_features_of_configs_are_recalled_with_their_outcomes(self, store: Store) -> None:
         told = [{"n": float(n), "bytes": 1234567.0 * n} for n in range(len(SPACE))]
         for described in (told, [{}] * len(SPACE)):  # a later job may say nothing
             job = replace(a_job(key={"n": 1}), described=described)

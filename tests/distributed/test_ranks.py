@@ -238,7 +238,7 @@ class Silent:
         return self.check
 
 
-def test_a_key_value_store_that_stands_still_is_given_up_with_one_warning_and_not_asked_again() -> None:
+def test_a_stalled_key_value_store_is_abandoned_with_one_warning() -> None:
     line = JobChannel(Silent, rank=1, ranks=8, call_s=0.2)  # type: ignore[arg-type]
     rank = JobStore(SqliteStore.in_memory(), line, patience=HURRIED)
     began = time.monotonic()
@@ -324,7 +324,7 @@ sys.modules["slow"] = Slow()
 """
 
 
-def test_a_process_ends_as_it_should_after_it_gave_up_a_server_that_is_killed_while_it_ends() -> None:
+def test_a_process_that_abandoned_its_server_ends_well_after_its_death() -> None:
     with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -382,7 +382,7 @@ def test_torchruns_agent_is_found_without_a_process_group() -> None:
     assert (lines[1].add("count", 2), lines[0].add("count", 0)) == (2, 2)
 
 
-def test_a_rank_that_asks_before_it_has_a_process_group_is_heard_by_those_that_ask_afterwards() -> None:
+def test_a_rank_asking_before_the_process_group_exists_is_heard_afterwards() -> None:
     server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {
         "WORLD_SIZE": "2",
@@ -409,7 +409,7 @@ def test_a_rank_that_asks_before_it_has_a_process_group_is_heard_by_those_that_a
 
 
 @pytest.mark.parametrize("error", [KeyError("gone"), TypeError("no group"), AssertionError("no backend")])
-def test_whatever_looking_for_the_process_group_raises_there_is_one_warning(
+def test_any_error_while_looking_for_the_process_group_is_one_warning(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(*_: object) -> None:

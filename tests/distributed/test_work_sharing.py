@@ -109,9 +109,7 @@ def test_a_config_claimed_by_a_process_that_is_gone_is_free_again(tmp_path: Path
     assert leader.sharing.claim(SPACE[1])
 
 
-def test_a_config_claimed_by_a_process_on_ones_own_device_is_free_once_one_has_the_device(
-    tmp_path: Path, leader: Process
-) -> None:
+def test_a_config_left_by_an_earlier_owner_of_ones_device_is_free_again(tmp_path: Path, leader: Process) -> None:
     first, second = (Process(tmp_path, "device 1") for _ in range(2))
     with first.sharing.device():
         first.sharing.claim(SPACE[1])

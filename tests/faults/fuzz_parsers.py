@@ -18,7 +18,7 @@ with atheris.instrument_imports(include=["forecast_autotune"]):
     from forecast_autotune.core.model_names import parse_model_name
     from forecast_autotune.core.workload import Program
     from forecast_autotune.errors import InvalidInputError
-    from forecast_autotune.evaluation.trace import read_trace
+    from forecast_autotune.evaluation.traces import read_trace
     from forecast_autotune.language.answers import Bins, from_text
     from forecast_autotune.settings import Answer
     from forecast_autotune.store import encoding

@@ -48,7 +48,7 @@ from forecast_autotune.core.decision import BASES, Decision
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.outcome import STAGES, Failure, Measurement
 from forecast_autotune.errors import InvalidInputError, StoreWarning
-from forecast_autotune.evaluation.trace import read_trace, write_trace
+from forecast_autotune.evaluation.traces import read_trace, write_trace
 from forecast_autotune.features.hardware_sheets import hardware_named
 from forecast_autotune.language.answers import Bins, from_log_probabilities, from_text
 from forecast_autotune.language.folders import adapter_in
@@ -116,7 +116,7 @@ def replace_with_another_programs_database(path: Path) -> None:
         replace_with_another_programs_database,
     ],
 )
-def test_a_broken_store_is_set_aside_with_one_warning_and_a_fresh_one_begun(
+def test_a_broken_store_is_set_aside_with_one_warning_and_a_fresh_one_used(
     tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
     path = filled(tmp_path, 40)
@@ -167,7 +167,7 @@ def test_a_row_that_does_not_decode_is_passed_over_and_the_rest_is_read(tmp_path
     assert not list(tmp_path.glob("*.corrupt-*"))
 
 
-def test_a_newer_schema_is_left_untouched_and_the_process_goes_on_in_memory(tmp_path: Path) -> None:
+def test_a_newer_schema_is_left_untouched_and_the_process_uses_memory(tmp_path: Path) -> None:
     path = filled(tmp_path)
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
@@ -208,9 +208,7 @@ def test_a_store_of_an_older_schema_is_read_and_goes_on(tmp_path: Path, sample: 
 
 
 @pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.sqlite3")), ids=lambda p: p.stem)
-def test_rows_of_an_older_schema_tell_nothing_of_their_configs_and_new_ones_beside_them_do(
-    tmp_path: Path, sample: Path
-) -> None:
+def test_rows_of_an_older_schema_lack_features_and_newer_rows_have_them(tmp_path: Path, sample: Path) -> None:
     shutil.copy(sample, tmp_path / "store.sqlite3")
     older = int(sample.stem.rpartition("_")[2]) < 3
     before = {} if older else {SPACE[1]: {"programs": 64.0, "waves": 0.484848}}
@@ -358,9 +356,7 @@ def test_what_is_recorded_beside_a_flipped_bit_is_found_again(
 
 
 @pytest.mark.parametrize("bit", [0, 2, 7])
-def test_a_header_that_forbids_writing_is_told_of_and_what_is_recorded_stays_in_memory(
-    tmp_path: Path, good: Path, bit: int
-) -> None:
+def test_an_unwritable_header_is_reported_and_new_outcomes_stay_in_memory(tmp_path: Path, good: Path, bit: int) -> None:
     store = fresh(tmp_path / "store", good)
     found = bytearray(store.read_bytes())
     found[18] ^= 1 << bit
@@ -664,7 +660,7 @@ MOST_MEMORY = 3 * 2**30
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("said", ODD_FILES)
-def test_a_file_that_never_ends_or_is_none_is_refused_in_bounded_time_and_memory(
+def test_an_endless_or_unusual_file_is_refused_in_bounded_time_and_memory(
     tmp_path: Path, faults: Ledger, said: str
 ) -> None:
     with faults.case(
@@ -699,7 +695,7 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
 
 
-def test_parsers_led_by_what_they_reach_raise_nothing_but_what_they_document(tmp_path: Path, faults: Ledger) -> None:
+def test_parsers_fuzzed_by_coverage_raise_only_their_documented_errors(tmp_path: Path, faults: Ledger) -> None:
     pytest.importorskip("atheris", reason="needs the extra 'fuzz'")
     with faults.case(
         "bytes that grow towards each line of the parsers (atheris)", tmp_path, seen="the errors of the rows above"

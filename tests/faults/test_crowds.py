@@ -328,7 +328,7 @@ def test_processes_that_open_a_store_at_one_moment_make_or_migrate_it_once(
             assert list(case.store.glob("*.corrupt-*")) == []
 
 
-def test_a_process_out_of_file_descriptors_keeps_its_launch_and_says_so_once(faults: Ledger, tmp_path: Path) -> None:
+def test_a_process_out_of_file_descriptors_still_launches_and_warns_once(faults: Ledger, tmp_path: Path) -> None:
     fault = "no file descriptor left (RLIMIT_NOFILE)"
     with faults.case(fault, tmp_path, seen="one warning that names the store, then memory alone") as case:
         with SqliteStore(case.store) as store:
@@ -456,9 +456,7 @@ def ends_here() -> Iterator[None]:
 
 
 @pytest.mark.thorough
-def test_a_child_forked_while_its_parent_tunes_neither_holds_the_job_nor_frees_it(
-    faults: Ledger, tmp_path: Path
-) -> None:
+def test_a_child_forked_during_tuning_neither_holds_the_job_nor_frees_it(faults: Ledger, tmp_path: Path) -> None:
     with faults.case(FORK, tmp_path, seen=FORK_SEEN) as case, SqliteStore(case.store) as store:
         assert store.decision(a_job()) is None  # the file is open
         reading, writing = os.pipe()
@@ -518,7 +516,7 @@ def test_a_forked_child_that_outlives_its_parent_keeps_nobody_from_tuning(faults
             os.close(end)
 
 
-def test_a_fork_in_the_middle_of_another_threads_transaction_leaves_both_sides_whole(
+def test_a_fork_during_another_threads_transaction_leaves_both_sides_whole(
     faults: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_connection, "FORK_WAIT_S", LIMIT_S)  # however slow the disk
@@ -561,7 +559,7 @@ def test_a_fork_in_the_middle_of_another_threads_transaction_leaves_both_sides_w
 
 
 @pytest.mark.parametrize("journal", ["wal", "rollback"])
-def test_what_a_child_records_after_its_parent_has_closed_the_store_is_there(
+def test_what_a_child_records_after_its_parent_closed_the_store_is_kept(
     faults: Ledger, tmp_path: Path, journal: str
 ) -> None:
     with faults.case(FORK, tmp_path, seen=FORK_SEEN) as case:
@@ -632,7 +630,7 @@ def test_many_children_at_once_each_keep_their_row(faults: Ledger, tmp_path: Pat
 # Together ----------------------------------------------------------------------------------------------------------------
 
 
-def test_processes_that_meet_one_broken_store_set_aside_one_file_and_lose_no_row(tmp_path: Path) -> None:
+def test_many_processes_set_a_broken_store_aside_once_and_lose_no_row(tmp_path: Path) -> None:
     (tmp_path / "store.sqlite3").write_bytes(os.urandom(20_000))
     writers = [writer(tmp_path, name, rows=5) for name in "abcd"]
     for process in writers:
@@ -665,7 +663,7 @@ def test_a_store_used_before_a_fork_is_used_on_both_sides_of_it(tmp_path: Path) 
     assert sorted(runs_kept(tmp_path)) == ["before", *["child"] * 20, *["parent"] * 20]
 
 
-def test_a_fork_while_another_thread_is_inside_the_store_leaves_the_child_free(tmp_path: Path) -> None:
+def test_a_fork_while_another_thread_is_in_the_store_leaves_the_child_free(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
         store.decide(a_job(), a_decision(a_job()))
         inside, leave = threading.Event(), threading.Event()
@@ -732,7 +730,7 @@ class Watched:
         self._lock.release()
 
 
-def test_of_many_forks_beside_a_thread_that_waits_for_a_busy_file_one_waits(
+def test_of_many_forks_beside_a_thread_waiting_for_a_busy_file_one_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "BUSY_S", LIMIT_S)  # the thread is to wait until all children are there

@@ -88,9 +88,7 @@ def test_a_kill_while_a_store_is_brought_to_this_schema_loses_nothing(faults: Le
             assert list(case.store.glob("*.corrupt*")) == []
 
 
-def test_processes_that_meet_an_older_store_at_once_bring_it_over_once_and_keep_what_they_learn(
-    faults: Ledger, tmp_path: Path
-) -> None:
+def test_processes_meeting_an_older_store_migrate_it_once_and_lose_nothing(faults: Ledger, tmp_path: Path) -> None:
     with faults.case("8 processes that meet a store of an older schema at once", tmp_path, seen="nothing") as case:
         for _ in range(case.many(short=1, whole=20)):
             shutil.rmtree(case.store, ignore_errors=True)

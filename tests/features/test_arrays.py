@@ -43,7 +43,7 @@ def test_any_two_of_several_texts_stand_equally_far_apart() -> None:
     assert apart == pytest.approx([4.0] * 3)
 
 
-def test_a_number_that_may_be_missing_keeps_its_scale_beside_a_column_for_missing() -> None:
+def test_a_number_that_may_be_missing_keeps_its_scale_and_gets_a_flag() -> None:
     matrix = knob_matrix(Space([{"a": v} for v in (None, 32, 64, 128)]))
     assert matrix.knob_of == ("a", "a")
     assert matrix.values[1:, 1] == pytest.approx([0.0] * 3)

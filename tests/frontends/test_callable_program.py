@@ -117,7 +117,7 @@ def test_its_digest_changes_with(of: str) -> None:
     assert digest(first) == digest(same) != digest(other)
 
 
-def test_a_table_of_its_module_is_part_of_it_and_what_functions_write_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_table_is_part_of_a_program_and_what_calls_write_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest(by_table), digest(by_cache), digest(Scale(2))
     by_cache(1)
     (scale := Scale(2))(1)

@@ -148,7 +148,7 @@ def test_captured_launches_of_a_stored_key_decide_once(monkeypatch: pytest.Monke
         assert len(kernel._launches) == 1, "the next call goes straight to the launch"
 
 
-def test_captured_launches_of_an_undecided_key_decide_once_and_hold_nothing(
+def test_captured_launches_of_an_open_key_decide_once_and_hold_nothing(
     monkeypatch: pytest.MonkeyPatch, decided: list[Any]
 ) -> None:
     kernel = tuned()
@@ -295,7 +295,7 @@ def test_a_kernel_of_one_config_heeds_its_changes_too() -> None:
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 
-def test_tensors_without_elements_of_a_subclass_and_of_one_memory_are_tuned() -> None:
+def test_empty_subclassed_and_overlapping_tensors_are_tuned() -> None:
     @triton.jit
     def add(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
         offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

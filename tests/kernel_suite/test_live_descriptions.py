@@ -20,13 +20,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import calibration  # noqa: E402
 import forecast_autotune as fa  # noqa: E402
-from calibration.evidence import fake_inputs  # noqa: E402
-from calibration.recording import KNOB, SEED  # noqa: E402
+from calibration.record.evidence import fake_inputs  # noqa: E402
+from calibration.record.worker import KNOB, SEED  # noqa: E402
 from forecast_autotune.compilers.triton_launches import Launched, launches  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.job import Recording  # noqa: E402
 from forecast_autotune.core.space import Space  # noqa: E402
-from forecast_autotune.evaluation.trace import read_trace  # noqa: E402
+from forecast_autotune.evaluation.traces import read_trace  # noqa: E402
 from forecast_autotune.features.hardware_sheets import sheet_for  # noqa: E402
 from forecast_autotune.features.launch_features import together  # noqa: E402
 from forecast_autotune.frontends.simulated_driver import rehearsal  # noqa: E402

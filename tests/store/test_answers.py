@@ -126,7 +126,7 @@ def test_answers_are_not_exported(tmp_path: Path) -> None:
     assert StoreFile(tmp_path / "two").stats().answers == 0
 
 
-def test_a_store_of_schema_3_is_brought_to_keep_answers_and_only_reading_changes_nothing(tmp_path: Path) -> None:
+def test_reading_leaves_schema_3_as_it_is_and_keeping_answers_migrates_it(tmp_path: Path) -> None:
     shutil.copy(SAMPLES / "schema_3.sqlite3", tmp_path / "store.sqlite3")
     stats = StoreFile(tmp_path).stats()
     assert (stats.answers, stats.measurements) == (0, 2)

@@ -44,7 +44,7 @@ def test_decisions_are_listed_newest_first_and_filtered(tmp_path: Path) -> None:
     assert store.decisions(kernel="nothing") == []
 
 
-def test_a_decision_is_found_by_the_start_of_its_digest_or_its_kernels_name(tmp_path: Path) -> None:
+def test_a_decision_is_identified_by_its_digests_start_or_its_kernels_name(tmp_path: Path) -> None:
     store = filled(tmp_path)
     (softmax,) = store.find("softmax")
     assert store.find(softmax.digest[:8].upper()) == [softmax]
@@ -124,7 +124,7 @@ def test_a_prune_takes_few_rows_at_a_time_and_lets_others_write_in_between(
     connection.close()
 
 
-def test_the_file_is_made_smaller_where_much_of_it_is_empty_and_nobody_else_has_it_open(tmp_path: Path) -> None:
+def test_a_mostly_empty_file_is_shrunk_when_nobody_else_has_it_open(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
         for number in range(300):
             store.record(a_job(name=f"k{number}"), "run", SPACE[0], a_measurement(), None)
@@ -186,7 +186,7 @@ def test_what_is_exported_is_readable_and_comes_back_whole(tmp_path: Path, name:
         assert opened.outcomes(a_job())[SPACE[1]] == a_measurement(10.0)
 
 
-def test_what_was_told_of_a_config_is_exported_and_a_file_without_it_comes_back_too(tmp_path: Path) -> None:
+def test_features_are_exported_and_a_file_without_them_is_imported_too(tmp_path: Path) -> None:
     job = replace(a_job(), described=[{"programs": 64.0, "waves": 1 / 3}, *[{}] * (len(SPACE) - 1)])
     with SqliteStore(tmp_path / "a") as store:
         for config in SPACE[:2]:
@@ -207,7 +207,7 @@ def test_what_was_told_of_a_config_is_exported_and_a_file_without_it_comes_back_
         StoreFile(tmp_path / "bad").import_files([tmp_path / "bad.jsonl"])
 
 
-def test_an_imported_decision_holds_only_where_it_is_the_newer_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_an_imported_decision_holds_only_if_newer_and_nothing_is_lost(tmp_path: Path) -> None:
     now = time.time()
     for folder, when, config in (("a", now, SPACE[1]), ("b", now - 60, SPACE[2]), ("c", now + 60, SPACE[3])):
         with SqliteStore(tmp_path / folder) as store:

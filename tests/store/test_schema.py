@@ -29,7 +29,7 @@ def migrated(directory: Path) -> SqliteStore:
     return store
 
 
-def test_what_an_older_version_asks_of_a_newer_store_finds_nothing_and_is_not_taken_for_a_broken_one(
+def test_an_older_version_finds_a_newer_store_empty_and_not_broken(
     tmp_path: Path,
 ) -> None:
     path = of_schema_4(tmp_path, runs(3))
@@ -49,7 +49,7 @@ def test_what_an_older_version_asks_of_a_newer_store_finds_nothing_and_is_not_ta
             assert not is_broken(refused.value)
 
 
-def test_what_names_rows_that_are_gone_is_left_out_and_what_has_a_wrong_type_does_no_harm(tmp_path: Path) -> None:
+def test_rows_naming_missing_rows_are_skipped_and_wrong_types_do_no_harm(tmp_path: Path) -> None:
     path = of_schema_4(tmp_path, runs(6))
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("UPDATE outcome SET workload = 'gone' WHERE id = 1")

@@ -125,7 +125,7 @@ def a_pack(path: Path, job: Job, config: Config) -> Path:
     return path / "pack.jsonl"
 
 
-def test_a_packs_decision_for_this_toolchain_goes_before_a_stored_one_for_another(tmp_path: Path) -> None:
+def test_a_pack_for_this_toolchain_beats_a_stored_decision_for_another(tmp_path: Path) -> None:
     older = a_job(toolchain=Toolchain(versions={"triton": "2.0.0"}))
     packs = [a_pack(tmp_path / "exact", a_job(), SPACE[2]), a_pack(tmp_path / "older", older, SPACE[4])]
     found = []
@@ -149,7 +149,7 @@ def test_of_packs_that_say_different_things_at_equal_times_the_first_holds(tmp_p
     assert found == {"mine": SPACE[2], "base": SPACE[3]}
 
 
-def test_any_toolchain_is_good_enough_where_asked_for_but_its_own_is_better(tmp_path: Path) -> None:
+def test_any_toolchain_will_do_when_asked_for_but_its_own_is_better(tmp_path: Path) -> None:
     older = a_job(toolchain=Toolchain(versions={"triton": "3.0.0"}))
     with SqliteStore(tmp_path, toolchain="any") as store:
         store.decide(older, a_decision(older, SPACE[4], decided_at=1_900_000_000.0))
@@ -211,7 +211,7 @@ def test_a_pack_that_cannot_be_read_is_told_of_once_and_left_out(tmp_path: Path,
         assert store.decision(a_job(key={"n": 2})) is None
 
 
-def test_related_recordings_stop_at_so_many_outcomes_and_begin_with_the_closest(
+def test_related_recordings_stop_at_a_limit_and_begin_with_the_closest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recordings, "RELATED_OUTCOMES", 3)
@@ -337,7 +337,7 @@ def test_a_childs_child_uses_the_inherited_file_as_little(busy_thread: SqliteSto
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_child_that_inherited_a_file_does_not_wait_for_the_one_who_writes_it(
+def test_a_child_that_inherited_a_file_does_not_wait_for_its_writer(
     busy_thread: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "SNAPSHOT_S", 0.1)
@@ -374,7 +374,7 @@ def test_stores_are_listed_while_another_thread_makes_some(tmp_path: Path) -> No
         thread.join()
 
 
-def test_an_export_passes_by_a_name_that_somebody_took_because_it_was_to_be_foreseen(tmp_path: Path) -> None:
+def test_an_export_avoids_a_foreseeable_name_that_somebody_took(tmp_path: Path) -> None:
     taken = tmp_path / f".out.jsonl.{os.getpid()}"
     taken.write_text("another's")
     textfile.write_lines(tmp_path / "out.jsonl", ["ours"])

@@ -14,13 +14,15 @@ from recorded import best_us, job_of, measurement, recording
 
 from forecast_autotune.core.budget import Budget
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision, Resolution
 from forecast_autotune.core.forecast import Abstention, Forecast
-from forecast_autotune.core.job import Compile, Job, Measure, Progress, Question, Recording, Stop, View
+from forecast_autotune.core.job import Compile, Job, Measure, Progress, Recording, Stop, View
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.errors import NoWorkingConfigError
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import Policy, Surrogate
+from forecast_autotune.surrogates.base import StatelessSurrogate
 from forecast_autotune.surrogates.history import History
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.policies import Exhaustive, First, Selective, StoredOnly
@@ -73,7 +75,7 @@ class Memory:
         return contextlib.nullcontext(self.alone)
 
 
-class Fixed:
+class Fixed(StatelessSurrogate):
     """Forecasts what it is given."""
 
     name = "fixed"
@@ -81,8 +83,8 @@ class Fixed:
     def __init__(self, forecasts: Mapping[Config, Forecast] | None = None) -> None:
         self.forecasts = forecasts or {}
 
-    def forecast(self, asked: Question) -> Sequence[Forecast | Abstention]:
-        return [self.forecasts.get(c, Abstention("fixed", "not said")) for c in asked.configs]
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Sequence[Forecast | Abstention]:
+        return [self.forecasts.get(c, Abstention("fixed", "not said")) for c in context.job.space]
 
 
 def recorded_as(times_us: Sequence[float | Outcome]) -> Recording:
@@ -325,7 +327,7 @@ def test_the_first_config_may_be_asked_for() -> None:
     assert (decision.config, decision.basis) == (Config({"i": 0}), "default")
 
 
-def test_a_default_that_brings_the_process_down_is_an_error_where_nothing_else_runs() -> None:
+def test_a_default_that_kills_the_process_is_an_error_if_nothing_else_runs() -> None:
     crash = Failure(stage="launch", message="segmentation fault", cost_s=0.1, crashed=True)
     with pytest.raises(NoWorkingConfigError, match="segmentation fault"):
         decide(recorded_as([crash, FAILED]))
@@ -341,11 +343,11 @@ def test_without_a_working_default_the_fastest_is_taken() -> None:
     assert "default does not run" in decision.reason
 
 
-def test_a_surrogate_that_answers_for_other_than_all_configs_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
-    class Terse:
+def test_a_surrogate_that_answers_for_the_wrong_configs_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    class Terse(StatelessSurrogate):
         name = "terse"
 
-        def forecast(self, question: Question) -> list[Forecast | Abstention]:
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Forecast | Abstention]:
             return [Forecast.normal(0.0, 1.0, source=self.name)]
 
     assert decide(recorded_as([100, 60]), policy=Selective(), surrogate=Terse()).config == Config({"i": 1})
@@ -353,10 +355,10 @@ def test_a_surrogate_that_answers_for_other_than_all_configs_is_done_without(cap
 
 
 def test_a_surrogate_that_raises_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
-    class Raises:
+    class Raises(StatelessSurrogate):
         name = "raises"
 
-        def forecast(self, asked: Question) -> Sequence[Forecast | Abstention]:
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Sequence[Forecast | Abstention]:
             raise RuntimeError("no server")
 
     caplog.set_level(logging.WARNING)
@@ -392,13 +394,13 @@ def test_while_another_process_tunes_the_best_known_is_run_at_once() -> None:
         assert store.decided == decided
 
 
-def test_a_later_look_forecasts_nothing_and_takes_the_decision_once_it_is_there() -> None:
+def test_later_looks_forecast_nothing_and_take_the_decision_once_stored() -> None:
     class Counting(Fixed):
         asked = 0
 
-        def forecast(self, asked: Question) -> Sequence[Forecast | Abstention]:
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Sequence[Forecast | Abstention]:
             self.asked += 1
-            return super().forecast(asked)
+            return super().forecast(context, outcomes, evidence)
 
     of, store, surrogate = recorded_as([100, 60]), Memory(alone=False), Counting()
     first = resolve(of, store=store, surrogate=surrogate)
@@ -542,7 +544,7 @@ def test_times_of_an_earlier_run_are_brought_to_this_one_by_its_default(factor: 
     assert [c["i"] for c, _ in measurer.asked[:3]] == [0, 3, 4]
 
 
-def test_without_a_default_that_ran_the_fastest_brings_earlier_times_to_this_run() -> None:
+def test_without_a_working_default_the_fastest_scales_earlier_times() -> None:
     of = recorded_as([150, 100, 90, 110, 95])
     known: dict[Config, Outcome] = {Config({"i": 0}): FAILED}
     known |= {Config({"i": i}): measurement(t * 2) for i, t in ((1, 100), (2, 90))}
@@ -556,7 +558,7 @@ def test_a_run_that_finds_everything_timed_still_decides_by_turns() -> None:
     assert (decision.config, decision.measured) == (Config({"i": 2}), 0)
 
 
-def test_of_many_equally_fast_the_first_in_the_space_is_among_the_finalists() -> None:
+def test_of_many_equally_fast_the_first_in_the_space_is_a_finalist() -> None:
     of = recorded_as([150, *(100 + 0.01 * i for i in range(9, 0, -1))])
     assert tuned_by(of, Noisy(of, 0.0001)).config == Config({"i": 1})
 
@@ -580,7 +582,7 @@ def test_who_looked_slow_beside_a_neighbour_is_timed_again_in_the_finals() -> No
     assert tuned_by(of, Neighboured(of, 0.0001)).config == Config({"i": 2})
 
 
-def test_a_run_is_hopeless_beyond_what_the_best_the_forecast_and_a_single_runs_error_allow() -> None:
+def test_the_early_stop_allows_for_the_best_the_forecast_and_the_noise() -> None:
     of = recorded_as([100, 50, 60, 70])
     blind, sure_slow, sure_fast = Noisy(of, 0.001), Noisy(of, 0.001), Noisy(of, 0.001)
     tuned_by(of, blind)
@@ -595,7 +597,7 @@ def test_a_run_is_hopeless_beyond_what_the_best_the_forecast_and_a_single_runs_e
     assert not math.isfinite(sure_fast.asked[-1][1]), "finalists are timed in full"
 
 
-def test_selective_with_history_comes_near_the_best_on_a_quarter_of_the_space() -> None:
+def test_selective_with_history_nears_the_best_on_a_quarter_of_the_space() -> None:
     whole = recording()
     slowdowns = []
     for seed in range(5):
@@ -609,7 +611,7 @@ def test_selective_with_history_comes_near_the_best_on_a_quarter_of_the_space() 
 # Ranks ------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_ranks_hold_to_is_taken_whatever_its_basis_and_nothing_is_measured() -> None:
+def test_the_ranks_shared_decision_is_taken_whatever_its_basis_unmeasured() -> None:
     held = replace(decide(recorded_as([100, 50, 70])), basis="forecast", measured=0)
     for store in (Memory(held=held), Memory(held_later=held), Memory(held_later=held, alone=False)):
         assert decide(recorded_as([100, 50, 70]), store=store) == held
@@ -617,7 +619,7 @@ def test_what_the_ranks_hold_to_is_taken_whatever_its_basis_and_nothing_is_measu
 
 
 @pytest.mark.parametrize("budget", ["all", "0"])
-def test_a_decision_is_given_to_the_other_ranks_and_theirs_is_taken_where_they_were_first(budget: str) -> None:
+def test_a_decision_is_published_to_other_ranks_unless_theirs_came_first(budget: str) -> None:
     theirs = replace(decide(recorded_as([100, 50, 70])), config=Config({"i": 2}))
 
     class Late(Memory):
@@ -713,14 +715,14 @@ def tune_shared(of: Recording, taken: dict[Config, str], store: Memory) -> Decis
     ).decision
 
 
-def test_a_config_that_another_process_tried_to_no_visible_end_is_passed_over_and_the_rest_is_tried() -> None:
+def test_a_config_another_process_never_finishes_is_skipped() -> None:
     store = Memory()
     decision = tune_shared(recorded_as([100, 90, 80, 50]), {Config({"i": 1}): ""}, store)
     assert [c["i"] for c, _, _ in store.recorded] == [0, 2, 3]
     assert decision.config == Config({"i": 3})
 
 
-def test_a_helper_gives_back_what_failed_for_no_fault_of_its_own_and_helps_no_more() -> None:
+def test_a_helper_releases_what_failed_through_no_fault_and_helps_no_more() -> None:
     taken: dict[Config, str] = {Config({"i": 0}): "the leader"}
     store = Memory(alone=False)
     tune_shared(recorded_as([100, 90, FULL, 50]), taken, store)
@@ -735,7 +737,7 @@ def test_a_helper_passes_over_what_the_leader_tried_to_no_visible_end() -> None:
     assert [c["i"] for c, _, _ in store.recorded] == [2, 3]
 
 
-def test_a_config_that_a_helper_gives_back_while_the_leader_waits_for_it_is_tried_by_the_leader() -> None:
+def test_a_config_released_while_the_leader_waits_is_tried_by_the_leader() -> None:
     late = Config({"i": 2})
 
     class GivenBack(Together):

@@ -195,7 +195,7 @@ def test_selective_tries_an_untried_algorithm_before_other_rare_values() -> None
     assert "c" in picked
 
 
-def test_selective_goes_on_with_what_was_forecast_before_anything_was_measured() -> None:
+def test_selective_goes_on_with_the_forecasts_made_before_any_measurement() -> None:
     space = Space([{"BLOCK": b} for b in range(1, 101)])
     outcomes: dict[Config, Outcome] = {c: Measurement(samples_us=(10.0,)) for c in space[:11]}
     bent = [Forecast.normal(-0.01 * c["BLOCK"], 0.1, source="s") for c in space]

@@ -12,9 +12,9 @@ from triton.runtime.autotuner import Autotuner, Heuristics
 
 from ...compilers.triton_source import jit_function
 from ...core.config import Config
+from ...core.context import ForecastContext
 from ...core.forecast import Abstention, Forecast
 from ...core.hardware import Hardware
-from ...core.job import Question
 from ...core.outcome import Evidence, Failure
 from ...errors import InvalidInputError
 from ...protocols import Store, Surrogate
@@ -58,14 +58,10 @@ class NamedCall:
 
     def ranked(self, surrogate: Surrogate, store: Store) -> list[tuple[Config, Forecast | Abstention]]:
         """Each config with its forecast, the fastest first; those more likely to fail than not behind, then abstentions."""
-        question = Question(
-            job=self.job,
-            configs=self.job.space,
-            outcomes={c: o for c, o in store.outcomes(self.job).items() if c in self.job.space},
-            recordings=store.related_recordings(self.job),
-        )
-        told = zip(self.job.space, surrogate.forecast(question), strict=True)
-        return sorted(told, key=lambda item: _place(item[1]))
+        outcomes = {c: o for c, o in store.outcomes(self.job).items() if c in self.job.space}
+        session = surrogate.start(ForecastContext(job=self.job, recordings=store.related_recordings(self.job)))
+        forecasts = zip(self.job.space, session.predict(outcomes, {}), strict=True)
+        return sorted(forecasts, key=lambda item: _place(item[1]))
 
     def compiled(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
         """What the compiler says of configs, as each is done."""

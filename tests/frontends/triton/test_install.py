@@ -81,7 +81,7 @@ def test_a_place_that_somebody_changed_since_is_left_to_them(monkeypatch: pytest
     assert triton.runtime.autotune is not triton_autotune.autotune
 
 
-def test_kernels_decorated_afterwards_are_ours_with_positional_arguments_too() -> None:
+def test_kernels_decorated_later_are_ours_even_with_positional_arguments() -> None:
     fa.install()
     kernel = triton.autotune(configs(), ["n"], {"early_config_prune": lambda found, named, **_: found[:1]})(scale)
     assert type(kernel) is fa.ForecastAutotuner

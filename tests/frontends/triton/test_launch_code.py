@@ -147,7 +147,7 @@ def test_names_that_cannot_be_written_out_are_left_to_the_long_way(form: tuple[A
     assert made is None
 
 
-def test_arguments_may_have_the_names_of_builtins_and_of_what_is_written_around_them() -> None:
+def test_arguments_may_be_named_like_builtins_or_the_generated_codes_names() -> None:
     names = ("dict", "getattr", "_found", "key", "launch")
     form = form_of(Tuner(), X, 1, 2, 3, 4, names=names, key=("key",))
     form.table[key(form, X, 1, 2, 3, 4)] = Launch.of(PLAIN)

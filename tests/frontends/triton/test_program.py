@@ -78,7 +78,7 @@ def test_its_digest_changes_with_the_code_it_calls_and_the_constants(monkeypatch
     assert program_of(kernel).digest != before
 
 
-def test_two_kernels_of_one_name_are_two_programs_and_where_they_stand_does_not_matter() -> None:
+def test_kernels_of_one_name_differ_by_source_and_not_by_position() -> None:
     one, other = of("    tl.store(x_ptr, n)\n"), of("    tl.store(x_ptr, n + 1)\n")
     moved = of("\n\n    tl.store(x_ptr, n)\n")
     assert program_of(one).name == program_of(other).name
@@ -209,7 +209,7 @@ def test_a_line_above_changes_tritons_cache_key_but_not_the_digest(
     assert one.cache_key != moved.cache_key
 
 
-def test_reading_a_kernel_does_not_fix_the_globals_that_its_launch_will_see(
+def test_reading_a_kernel_does_not_freeze_the_globals_of_its_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel, _ = versions(tmp_path, monkeypatch, EDITS["a number"])

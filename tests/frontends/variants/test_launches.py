@@ -19,14 +19,15 @@ from rehearsed import BEST, own_triton_cache, playing, scale  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
+from forecast_autotune.core.context import ForecastContext  # noqa: E402
 from forecast_autotune.core.forecast import Abstention  # noqa: E402
-from forecast_autotune.core.job import Question  # noqa: E402
 from forecast_autotune.core.workload import Work  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.frontends import tuned_callable  # noqa: E402
 from forecast_autotune.frontends.variants import launches as variant_launches  # noqa: E402
 from forecast_autotune.frontends.variants.launches import Described  # noqa: E402
 from forecast_autotune.settings import Settings  # noqa: E402
+from forecast_autotune.surrogates.base import StatelessSurrogate  # noqa: E402
 
 N = 4000
 
@@ -60,17 +61,17 @@ def without_triton(x: Any, n: int) -> None:
     x[:n] *= 2
 
 
-class Listening:
+class Listening(StatelessSurrogate):
     """A surrogate that keeps what it is asked."""
 
     name = "listening"
 
     def __init__(self) -> None:
-        self.asked: list[Question] = []
+        self.asked: list[ForecastContext] = []
 
-    def forecast(self, question: Question) -> list[Abstention]:
-        self.asked.append(question)
-        return [Abstention(self.name, "it only listens")] * len(question.configs)
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Abstention]:
+        self.asked.append(context)
+        return [Abstention(self.name, "it only listens")] * len(context.job.space)
 
 
 def scaled(**options: Any) -> Any:
@@ -135,7 +136,7 @@ def test_a_forecast_sees_it_and_the_store_keeps_it(mode: str) -> None:
         assert recording.described == {job.space.default: pytest.approx(job.described[0], rel=1e-5)}
 
 
-def test_nothing_is_described_without_being_asked_for_nor_where_a_graph_is_captured(
+def test_launches_are_described_only_on_request_and_never_in_graph_capture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     listening = Listening()
@@ -161,7 +162,7 @@ def plainly(x: Any, y: Any, n: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_is_compiled_with_a_call_is_described_too_and_is_no_part_of_its_graph() -> None:
+def test_what_is_compiled_with_a_call_is_described_and_not_in_its_graph() -> None:
     listening = Listening()
     variants = [plainly, (adding, fa.Space.grid({"BLOCK": [64, 128]}))]
     tuned = fa.variants(variants, key="n", compile_ahead=True, surrogate=listening)
@@ -232,7 +233,7 @@ def test_of_very_many_a_drawn_part_is_described_in_about_the_time_there_is(
 @pytest.mark.parametrize(
     ("how", "longest_s"), [({"budget": "500ms"}, 0.05), ({}, 2.0), ({"mode": "forecast"}, float("inf"))]
 )
-def test_no_more_than_a_tenth_of_a_budget_is_spent_on_it_and_mode_forecast_does_not_look_at_the_clock(
+def test_describing_launches_takes_at_most_a_tenth_of_a_budget_in_seconds(
     how: dict[str, Any], longest_s: float
 ) -> None:
     listening = Listening()
