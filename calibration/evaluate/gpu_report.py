@@ -304,8 +304,8 @@ def report(about: dict[str, Any], keys: Sequence[Key], given: argparse.Namespace
             }
             for key in keys
         ]
-        told = {"spent_s": clock.spent_s, "missing": clock.notes, "summary": rows, "keys": described, "runs": runs}
-        given.json.write_text(json.dumps({**about, **told}, indent=1))
+        results = {"spent_s": clock.spent_s, "missing": clock.notes, "summary": rows, "keys": described, "runs": runs}
+        given.json.write_text(json.dumps({**about, **results}, indent=1))
     unusable = sum(row["unusable"] for row in rows)
     if unusable:
         print(f"{unusable} choices do not run by stock's account")

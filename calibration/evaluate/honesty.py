@@ -48,8 +48,8 @@ class Honesty:
         return True
 
     def do(self) -> list[Row]:
-        found = case(self.entry)
-        scored = [score(found, self.known, draw) for draw in range(self.draws if self.known else 1)]
+        recorded = case(self.entry)
+        scored = [score(recorded, self.known, draw) for draw in range(self.draws if self.known else 1)]
         wrong, confidence = np.array([w for _, w, _ in scored]), np.array([c for _, _, c in scored])
         return [
             {
@@ -63,7 +63,7 @@ class Honesty:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foretold:
+class PageForecasts:
     """All that the report tells of forecasts of a space: every score, and the forecasts beside what was then measured.
 
     `known` and the bins as in `Honesty`. A row has each score over all configs, and again as `rest_…` over those that were
@@ -80,20 +80,20 @@ class Foretold:
         return True
 
     def do(self) -> list[Row]:
-        found = case(self.entry)
-        draws = [foretell(found, self.known, draw) for draw in range(self.draws if self.known else 1)]
+        recorded = case(self.entry)
+        draws = [forecast_space(recorded, self.known, draw) for draw in range(self.draws if self.known else 1)]
         rests = [d.rest() for d in draws]
         curves = [risk_coverage(d.forecasts, d.measured, reference=d.reference) for d in rests]
-        judged = [d.judged() for d in rests]
-        wrong, confidence = np.array([w for w, _ in judged]), np.array([c for _, c in judged])
-        steps = [discovery(found.space, d.forecasts, d.measured) for d in draws]
+        marks = [d.wrong_and_confidence() for d in rests]
+        wrong, confidence = np.array([w for w, _ in marks]), np.array([c for _, c in marks])
+        steps = [discovery(recorded.space, d.forecasts, d.measured) for d in draws]
         return [
             {
                 **self.entry.named,
                 "known": self.known,
                 "draws": len(draws),
-                "configs": len(found.space),
-                "fitted_on": list(getattr(found.surrogate(), "fitted_on", ())),
+                "configs": len(recorded.space),
+                "fitted_on": list(getattr(recorded.surrogate(), "fitted_on", ())),
                 **all_scores(draws),
                 **{f"rest_{name}": value for name, value in all_scores(rests).items()},
                 "events": sum(each.events for each in steps),
@@ -108,7 +108,7 @@ class Foretold:
         ]
 
 
-def all_scores(draws: Sequence[Foretelling]) -> dict[str, float | None]:
+def all_scores(draws: Sequence[SpaceForecasts]) -> dict[str, float | None]:
     """The mean over draws of each score."""
     scores = [score_forecasts(d.forecasts, d.measured, reference=d.reference) for d in draws]
     trust = [score_trust(d.forecasts, d.measured, reference=d.reference) for d in draws]
@@ -119,7 +119,7 @@ def all_scores(draws: Sequence[Foretelling]) -> dict[str, float | None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foretelling:
+class SpaceForecasts:
     """Forecasts of all configs of a space, and the log2 speed-ups measured: over the default, minus infinity for a failure.
 
     `reference` is the speed-up of the median config, which the bins relate to.
@@ -128,21 +128,21 @@ class Foretelling:
     forecasts: Sequence[Forecast | Abstention]
     speedups: Array
     reference: float
-    told: frozenset[int]  # positions of the configs whose outcomes were told
+    given: frozenset[int]  # positions of the configs whose outcomes were told
 
-    def rest(self) -> Foretelling:
+    def rest(self) -> SpaceForecasts:
         """Of the configs that were not told."""
-        if not self.told:
+        if not self.given:
             return self
-        left = [i for i in range(self.speedups.size) if i not in self.told]
+        left = [i for i in range(self.speedups.size) if i not in self.given]
         forecasts = [self.forecasts[i] for i in left]
-        return replace(self, forecasts=forecasts, speedups=self.speedups[left], told=frozenset())
+        return replace(self, forecasts=forecasts, speedups=self.speedups[left], given=frozenset())
 
     @property
     def measured(self) -> list[float]:
         return self.speedups.tolist()  # type: ignore[no-any-return]  # numbers, of an array of numbers
 
-    def judged(self) -> tuple[NDArray[np.bool_], Array]:
+    def wrong_and_confidence(self) -> tuple[NDArray[np.bool_], Array]:
         """For each config whether its most probable bin was wrong, and how probable it was."""
         probabilities = bin_probabilities(self.forecasts, reference=self.reference)
         truth = np.searchsorted(np.asarray(BIN_EDGES_LOG2), self.speedups - self.reference, side="left")
@@ -160,28 +160,28 @@ class Foretelling:
         }
 
 
-def foretell(found: Case, known: int, draw: int) -> Foretelling:
+def forecast_space(recorded: Case, known: int, draw: int) -> SpaceForecasts:
     """Forecast a space of which so many outcomes are told."""
-    space, recorded = found.space, found.recording.outcomes
+    space = recorded.space
     rest = random.Random(f"{draw} {known}").sample(space[1:], min(max(0, known - 1), len(space) - 1))
-    outcomes = {c: recorded[c] for c in [space.default, *rest][:known]}
-    forecasts = found.surrogate().forecast(
-        Question(job=found.job, configs=space, outcomes=outcomes, recordings=found.recordings)
+    outcomes = {c: recorded.recording.outcomes[c] for c in [space.default, *rest][:known]}
+    forecasts = recorded.surrogate().forecast(
+        Question(job=recorded.job, configs=space, outcomes=outcomes, recordings=recorded.recordings)
     )
-    log2_us = np.where(np.isfinite(found.log2_us), found.log2_us, np.inf)
+    log2_us = np.where(np.isfinite(recorded.log2_us), recorded.log2_us, np.inf)
     speedups, reference = against_median(forecasts, log2_us.tolist(), default_us=reference_us(outcomes, space.default))
-    return Foretelling(
+    return SpaceForecasts(
         forecasts=forecasts,
         speedups=np.array(speedups),
         reference=reference,
-        told=frozenset(map(space.index, outcomes)),
+        given=frozenset(map(space.index, outcomes)),
     )
 
 
-def score(found: Case, known: int, draw: int) -> tuple[ForecastScores, NDArray[np.bool_], Array]:
+def score(recorded: Case, known: int, draw: int) -> tuple[ForecastScores, NDArray[np.bool_], Array]:
     """The scores, and for each config whether its most probable bin was wrong and how probable it was."""
-    told = foretell(found, known, draw)
-    return score_forecasts(told.forecasts, told.measured, reference=told.reference), *told.judged()
+    drawn = forecast_space(recorded, known, draw)
+    return score_forecasts(drawn.forecasts, drawn.measured, reference=drawn.reference), *drawn.wrong_and_confidence()
 
 
 def _mean(values: list[float | None]) -> float | None:

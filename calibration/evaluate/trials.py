@@ -70,8 +70,8 @@ class Case:
         return float(2.0 ** (self.log2_us[config] - self.log2_us.min()))
 
     @cached_property
-    def told(self) -> Told:
-        return read_told(self)
+    def history(self) -> History:
+        return read_history(self)
 
 
 def log2_times(recording: Recording, space: Space) -> Array:
@@ -86,7 +86,7 @@ def log2_times(recording: Recording, space: Space) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class History:
     """What other recordings say of a space: a row for each, log2 of time over its median; NaN where one lacks a config.
 
     A config that failed there is `FAILED` beyond the slowest.
@@ -103,7 +103,7 @@ class Told:
         return total
 
 
-def read_told(case: Case) -> Told:
+def read_history(case: Case) -> History:
     rows, kinds = [], []
     for recording in case.recordings:
         row = log2_times(recording, case.space)
@@ -114,7 +114,7 @@ def read_told(case: Case) -> Told:
         rows.append(row - np.median(ran))
         kinds.append(recording.hardware.kind == case.recording.hardware.kind)
     log2 = np.array(rows) if rows else np.zeros((0, len(case.space)))
-    return Told(log2=log2, same_vendor=np.array(kinds, dtype=bool))
+    return History(log2=log2, same_vendor=np.array(kinds, dtype=bool))
 
 
 class Trial:
@@ -178,9 +178,9 @@ class Trial:
 
     def costs(self) -> Array:
         """Log2 time of each config tried; one that failed is `FAILED` beyond the slowest that ran."""
-        found = self.case.log2_us[self.at]
-        ran = found[np.isfinite(found)]
-        return np.where(np.isfinite(found), found, (ran.max() if ran.size else 0.0) + FAILED)
+        times = self.case.log2_us[self.at]
+        ran = times[np.isfinite(times)]
+        return np.where(np.isfinite(times), times, (ran.max() if ran.size else 0.0) + FAILED)
 
     def draw(self, pool: Indices | None = None) -> int:
         """One of the untried configs, or of a pool of them, at random."""

@@ -232,14 +232,14 @@ def fit_spread(left_out: Sequence[tuple[Array, Array]]) -> tuple[float, float]:
         return SPREAD
     missed, spread = (np.concatenate(columns) for columns in zip(*left_out, strict=True))
     weight = np.concatenate([np.full(m.size, 1.0 / m.size) for m, _ in left_out])
-    best, found = math.inf, SPREAD
+    best, spread_of_best = math.inf, SPREAD
     for times in (0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0):
         for apart in (0.2, 0.3, 0.4, 0.5, 0.6, 0.8):
             sigma = np.hypot(times * spread, apart)
             cost = float((weight * (np.log(sigma) + 0.5 * (missed / sigma) ** 2)).sum())
             if cost < best:
-                best, found = cost, (times, apart)
-    return found
+                best, spread_of_best = cost, (times, apart)
+    return spread_of_best
 
 
 def fit_factors(examples: Sequence[Example]) -> dict[str, Factor]:
@@ -264,16 +264,16 @@ def fit_factors(examples: Sequence[Example]) -> dict[str, Factor]:
             precision = precision + share * x.T @ x
             pulled = pulled + share * x.T @ y
         covariance = np.linalg.inv(precision)
-        told = covariance @ pulled
+        estimate = covariance @ pulled
         for place, name in enumerate(names):
             if covariance[place, place] < 0.8 / alone[place, place]:  # it has said something of this rule
-                witnesses.setdefault(name, []).append((float(told[place]), float(covariance[place, place])))
+                witnesses.setdefault(name, []).append((float(estimate[place]), float(covariance[place, place])))
     factors = {}
     for name, belief in BELIEFS.items():
-        said = witnesses.get(name, [])
+        estimates = witnesses.get(name, [])
         # The belief counts like three witnesses.
-        values = [belief.mean] * 3 + [value for value, _ in said]
-        variances = [belief.sigma**2] * 3 + [variance for _, variance in said]
+        values = [belief.mean] * 3 + [value for value, _ in estimates]
+        variances = [belief.sigma**2] * 3 + [variance for _, variance in estimates]
         mean = statistics.fmean(values)
         sigma = math.sqrt(statistics.fmean(v + (m - mean) ** 2 for m, v in zip(values, variances, strict=True)))
         factors[name] = Factor(round(max(0.0, mean), 4), round(sigma, 4))
@@ -439,15 +439,15 @@ def fit_and_score(paths: Sequence[Path], *, trees: int = TREES, jobs: int = 1) -
         )
     by_kernel, by_size = kernels_left_out(examples), sizes_left_out(examples)
     rounds = [frozenset[int](), *by_kernel, *by_size]
-    found: dict[int, Prior] = {}
+    priors: dict[int, Prior] = {}
     for number, prior in fits(chosen, rounds, trees, jobs):
-        found[number] = prior
-        print(f"fit: {len(found)} of {len(rounds)} models", file=sys.stderr, flush=True)
+        priors[number] = prior
+        print(f"fit: {len(priors)} of {len(rounds)} models", file=sys.stderr, flush=True)
     missed = {
-        i: misses(examples[i], found[number])
+        i: misses(examples[i], priors[number])
         for number, places in enumerate(by_kernel, start=1)
         for i in sorted(places)
-        if examples[i].traits is not None and found[number].feature.size
+        if examples[i].traits is not None and priors[number].feature.size
     }
     spread = fit_spread(list(missed.values()))
     # The two numbers of the spread, too, come from other kernels where a kernel is scored.
@@ -457,12 +457,12 @@ def fit_and_score(paths: Sequence[Path], *, trees: int = TREES, jobs: int = 1) -
 
     def scored(first: int, rounds: Sequence[frozenset[int]]) -> dict[int, Scores]:
         return {
-            i: score(examples[i], replace(found[number], spread=spread_without[examples[i].kernel]))
+            i: score(examples[i], replace(priors[number], spread=spread_without[examples[i].kernel]))
             for number, places in enumerate(rounds, start=first)
             for i in sorted(places)
         }
 
-    prior = replace(found[0], spread=spread)
+    prior = replace(priors[0], spread=spread)
     card = {
         "data": data_card(examples),
         "trees": {"count": len(prior.feature), "nodes": sum(2 * int((f >= 0).sum()) + 1 for f in prior.feature)},

@@ -28,7 +28,7 @@ from .training.grpo import Plan, learn_form, learn_from_reward
 from .training.loop import CHECKPOINT
 from .training.rewards import REWARDS
 from .training.spaces import read_spaces
-from .training.written_answers import judge_written
+from .training.written_answers import evaluate_written
 
 FRAME_TOKENS = 64  # what a chat's form adds to a prompt, at most
 
@@ -98,24 +98,26 @@ def _run(given: argparse.Namespace) -> int:
         most_chars=min(CHARS, int((context - given.answer_tokens - FRAME_TOKENS) * CHARS_PER_TOKEN)),
     )
     folder, learned = Path(given.to), divided.learned
-    judged_on = {way: out for way, out in divided.left_out.items() if out} or {"held back": divided.chosen_on}
+    evaluated_on = {way: out for way, out in divided.left_out.items() if out} or {"held back": divided.chosen_on}
     scores: dict[str, dict[str, Any]] = {}
 
-    def judge(when: str) -> None:
+    def evaluate(when: str) -> None:
         scores[when] = {}
-        for way, out in judged_on.items():
-            scores[when][way] = judge_written(
+        for way, out in evaluated_on.items():
+            scores[when][way] = evaluate_written(
                 model, tokenizer, out, learned, reward=plan.reward,
                 most_tokens=plan.answer_tokens, most_chars=plan.most_chars,
             )  # fmt: skip
-            told = (f"{name} {value:.3f}" for name, value in scores[when][way].items() if isinstance(value, float))
-            say(f"{when}, {way}: {', '.join(told)}")
+            scores_text = (
+                f"{name} {value:.3f}" for name, value in scores[when][way].items() if isinstance(value, float)
+            )
+            say(f"{when}, {way}: {', '.join(scores_text)}")
 
-    judge("before")
+    evaluate("before")
     learn_form(model, tokenizer, learned, plan, folder / CHECKPOINT / "form", say)
-    judge("form")
+    evaluate("form")
     learn_from_reward(model, tokenizer, learned, plan, folder / CHECKPOINT / "reward", say)
-    judge("after")
+    evaluate("after")
     card: dict[str, object] = {
         "model": {"base": None if given.full else given.base, "taught_further": given.base},
         "plan": {**asdict(plan), "objective": f"reward {plan.reward}"},

@@ -23,7 +23,7 @@ from forecast_autotune.language.model import ModelError
 from forecast_autotune.language.prompt import CHARS, CHARS_PER_TOKEN
 
 from .forest import suite_paths
-from .training.loop import Plan, cool, foretell, train
+from .training.loop import Plan, cool, forecast_held_back, train
 from .training.objectives import OBJECTIVES
 from .training.small_model import Shape, make_model, make_tokenizer
 from .training.spaces import WAYS, RecordedSpace, held_back, left_out, read_spaces, stored_spaces
@@ -36,7 +36,7 @@ TOKENIZER_TEXTS = 12  # prompts of each space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Which spaces a model learns from, chooses on, and is judged on: the latter by the way they were left out."""
+    """Which spaces a model learns from, chooses on, and is evaluated on: the latter by the way they were left out."""
 
     learned: tuple[RecordedSpace, ...]
     chosen_on: tuple[RecordedSpace, ...]
@@ -44,7 +44,7 @@ class Split:
 
 
 def split(spaces: Sequence[RecordedSpace], asked: Sequence[str]) -> Split:
-    """Divide spaces as each `--leave-out` says: WAY:ROUND/ROUNDS. What is left out in two ways is judged in neither.
+    """Divide spaces as each `--leave-out` says: WAY:ROUND/ROUNDS. What is left out in two ways counts in neither.
 
     Raises:
         InvalidInputError: one says something else, or nothing is left.
@@ -56,7 +56,7 @@ def split(spaces: Sequence[RecordedSpace], asked: Sequence[str]) -> Split:
         if way not in WAYS or not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
             raise InvalidInputError(f"--leave-out {text!r}: give {'|'.join(WAYS)}:ROUND/ROUNDS, such as sizes:0/4")
         out[way] = left_out(spaces, way, int(first), int(last))
-    names = [name for found in out.values() for name in found]
+    names = [name for chosen in out.values() for name in chosen]
     rest_of = [s for s in spaces if s.name not in names]
     back = held_back(rest_of, "hardware" if "hardware" in out else "sizes", HELD_BACK)
     learned = tuple(s for s in rest_of if s.name not in back)
@@ -66,7 +66,8 @@ def split(spaces: Sequence[RecordedSpace], asked: Sequence[str]) -> Split:
         learned=learned,
         chosen_on=tuple(s for s in rest_of if s.name in back),
         left_out={
-            way: tuple(s for s in spaces if s.name in found and names.count(s.name) == 1) for way, found in out.items()
+            way: tuple(s for s in spaces if s.name in chosen and names.count(s.name) == 1)
+            for way, chosen in out.items()
         },
     )
 
@@ -115,7 +116,7 @@ def _run(asked: argparse.Namespace) -> int:
     )
     temperature = None
     if divided.chosen_on and not asked.base:
-        temperature = cool(model, foretell(model, tokenizer, divided.chosen_on, plan, divided.learned))
+        temperature = cool(model, forecast_held_back(model, tokenizer, divided.chosen_on, plan, divided.learned))
     card = {
         "model": {"base": asked.base, "parameters": parameters, **({} if asked.base else asdict(shape))},
         "plan": asdict(plan),

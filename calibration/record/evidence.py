@@ -72,7 +72,7 @@ SEED = 0
 
 JOBS_OF_A_FEEDER = 16  # one process lowers some 50 configs a second, 16 compilers take about as many at their quickest
 LOT = 64  # configs for each compiler that are told ahead, in 2 ms each; at a lot's end some compilers wait for the last
-SAID_EVERY_S = 10.0
+REPORT_EVERY_S = 10.0
 
 Result = Evidence | Failure
 Subject = SuiteKernel | Kernel
@@ -126,20 +126,20 @@ def _decoded(value: Mapping[str, object], what: str) -> Result:
         if isinstance(outcome, Failure):
             return outcome
         raise InvalidInputError(f"{what}: its failure has no stage")
-    found = encoding.fields(value.get("evidence"), f"{what}: evidence")
-    counts = encoding.fields(found.get("instructions", {}), f"{what}: instructions")
+    facts = encoding.fields(value.get("evidence"), f"{what}: evidence")
+    counts = encoding.fields(facts.get("instructions", {}), f"{what}: instructions")
     sizes = ("registers", "spill_bytes", "stack_bytes", "shared_bytes", "code_bytes")
     return Evidence(
-        compile_s=encoding.number_field(found, "compile_s", what),
+        compile_s=encoding.number_field(facts, "compile_s", what),
         instructions={name: encoding.count_field(counts, name, what) for name in counts},
-        **{name: encoding.count_field(found, name, what) for name in sizes if found.get(name) is not None},
+        **{name: encoding.count_field(facts, name, what) for name in sizes if facts.get(name) is not None},
     )
 
 
 def _line(config: Config, result: Result) -> str:
     if isinstance(result, Failure):
-        told = encoding.encode_outcome(result) | {"cost_s": round(result.cost_s, 4)}
-        return to_text({"config": encoding.encode_config(config), "failure": told})
+        fields = encoding.encode_outcome(result) | {"cost_s": round(result.cost_s, 4)}
+        return to_text({"config": encoding.encode_config(config), "failure": fields})
     known = {name: value for name, value in asdict(result).items() if value is not None}
     known["compile_s"] = round(result.compile_s, 4)
     return to_text({"config": encoding.encode_config(config), "evidence": known})
@@ -281,23 +281,23 @@ def by_triton(
     They are called with the target's usual device as the current one, which some kernels ask for its size.
     """
     from forecast_autotune.compilers.triton_launches import LaunchesCompiler
-    from forecast_autotune.compilers.triton_worker import told as said_by
+    from forecast_autotune.compilers.triton_worker import told as message_of
     from forecast_autotune.frontends.simulated_driver import rehearsal
 
-    told: dict[Config, Sequence[Launched]] = {}
+    launched: dict[Config, Sequence[Launched]] = {}
     refused: list[tuple[int, Failure]] = []
     with rehearsal(target):
         for place, call in enumerate(calls):
             began = time.perf_counter()
             try:
-                told[Config({"call": place})] = call()
+                launched[Config({"call": place})] = call()
             except Exception as err:
-                why = str(err) if isinstance(err, InvalidInputError) else said_by(err)
+                why = str(err) if isinstance(err, InvalidInputError) else message_of(err)
                 refused.append((place, Failure(stage="launch", message=why, cost_s=time.perf_counter() - began)))
     yield from refused
     limits = device_properties(sheet_for(target))
-    compiler = LaunchesCompiler(told.__getitem__, target=target, properties=limits, pool=pool)
-    for called, result in compiler.compile(list(told)):
+    compiler = LaunchesCompiler(launched.__getitem__, target=target, properties=limits, pool=pool)
+    for called, result in compiler.compile(list(launched)):
         yield int(called["call"]), result  # type: ignore[arg-type]  # it is the number put there above
 
 
@@ -330,8 +330,8 @@ def _nvcc_report(asked: Asked) -> Result:
         if result is None:
             logs = [path.read_text(errors="replace") for path in folder.rglob("kernel_report.log")]
             errors = re.findall(r".*\b(?:error|fatal)\b.*", logs[0]) if logs else []
-            said = errors[0].replace(name, "").strip() if errors else "nvcc ended without a word"
-            return Failure(stage="compile", message=said[:1500], cost_s=time.perf_counter() - began)
+            message = errors[0].replace(name, "").strip() if errors else "nvcc ended without a word"
+            return Failure(stage="compile", message=message[:1500], cost_s=time.perf_counter() - began)
         if isinstance(result, Evidence):
             cubin = next(folder.rglob("kernel_part.cubin")).read_bytes()
             result = Evidence(**{**asdict(result), "code_bytes": cubin_facts(cubin).get("code_bytes")})
@@ -392,8 +392,8 @@ def _feed(end: Any, asked: Sequence[Asked], jobs: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process, which ends the others
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     places = {each: place for place, each in enumerate(asked)}
-    with contextlib.suppress(BrokenPipeError), contextlib.closing(answers(asked, jobs)) as found:
-        for each, result in found:
+    with contextlib.suppress(BrokenPipeError), contextlib.closing(answers(asked, jobs)) as results:
+        for each, result in results:
             end.send((places[each], result))
 
 
@@ -412,7 +412,7 @@ class Table:
         self.open_path = folder / f"{subject.name}.{short}.jsonl"
         self.path = self.open_path.with_suffix(".jsonl.gz")
         self.results: dict[Config, Result] = {}
-        self.anew = ""  # why what is there is of no use
+        self.discarded = ""  # why what is there is of no use
         self._file: TextIO | None = None
         self._load()
 
@@ -422,15 +422,17 @@ class Table:
             if not path.exists():
                 continue
             try:
-                found = read_evidence(path)
+                earlier = read_evidence(path)
             except InvalidInputError as err:
-                self.anew = str(err)
+                self.discarded = str(err)
                 continue
-            other = next((name for name in self.header if found.header.get(name) != self.header[name]), None)
+            other = next((name for name in self.header if earlier.header.get(name) != self.header[name]), None)
             if other is None:
-                self.results, self.anew = dict(found.results), ""
+                self.results, self.discarded = dict(earlier.results), ""
                 return
-            self.anew = f"{path} is of another {other} ({_difference(found.header.get(other), self.header[other])})"
+            self.discarded = (
+                f"{path} is of another {other} ({_difference(earlier.header.get(other), self.header[other])})"
+            )
 
     @property
     def complete(self) -> bool:
@@ -511,8 +513,8 @@ def collect(
     left = Counter((each.target, each.kernel) for each in asked)
     tell = _teller(len(wanted), len(asked), say)
     try:
-        with contextlib.closing(answers_of_several(asked, jobs)) as found:
-            for done, (each, result) in enumerate(found, start=1):
+        with contextlib.closing(answers_of_several(asked, jobs)) as results:
+            for done, (each, result) in enumerate(results, start=1):
                 key = each.target, each.kernel
                 whose[key].add(each.config, result)
                 left[key] -= 1
@@ -529,12 +531,12 @@ def collect(
 
 def _teller(total: int, asked: int, say: Callable[[str], None]) -> Callable[[int, str], None]:
     """Tells, now and then, how far it has come."""
-    began = said = time.monotonic()
+    began = printed = time.monotonic()
 
     def tell(done: int, label: str) -> None:
-        nonlocal said
-        if (now := time.monotonic()) - said > SAID_EVERY_S:
-            said, rate = now, done / (now - began)
+        nonlocal printed
+        if (now := time.monotonic()) - printed > REPORT_EVERY_S:
+            printed, rate = now, done / (now - began)
             minutes = (asked - done) / rate / 60
             say(f"{label}: {total - asked + done} of {total} configs, {rate:.1f} a second, {minutes:.0f} min left")
 
@@ -628,14 +630,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with held(given.to):
             tables = [Table(subject, target, given.to) for subject, target in pairs]
             for each in tables:
-                if each.anew:
-                    say(f"{each.label} is begun anew: {each.anew}")
+                if each.discarded:
+                    say(f"{each.label} is begun anew: {each.discarded}")
             status = _finished(tables, given.sample, jobs, until, say)
     except InvalidInputError as err:
         say(str(err))
         return 2
-    told = [each.summary(each.wanted(given.sample)) for each in tables]
-    print(json.dumps(told) if given.json else report(told))
+    summaries = [each.summary(each.wanted(given.sample)) for each in tables]
+    print(json.dumps(summaries) if given.json else report(summaries))
     return status
 
 
@@ -661,7 +663,7 @@ def _jobs(asked: int | None) -> int:
     return asked
 
 
-def report(told: Sequence[Mapping[str, Any]]) -> str:
+def report(summaries: Sequence[Mapping[str, Any]]) -> str:
     """A row for each table."""
     head = ("kernel", "target", "configs", "looked at", "compiled", "spilling", "median s", "total s", "failed")
     rows = [
@@ -671,7 +673,7 @@ def report(told: Sequence[Mapping[str, Any]]) -> str:
             *(number(t["median_compile_s"], 2), number(t["total_compile_s"])),
             ", ".join(f"{count} {stage}" for stage, count in t["failed"].items()),
         )
-        for t in told
+        for t in summaries
     ]
     return table(head, rows)
 

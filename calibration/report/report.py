@@ -26,7 +26,7 @@ from pathlib import Path
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.frontends.engine import make_surrogate
 
-from ..evaluate.baselines import DRAWS, EVERY, TOLD, cold, positive
+from ..evaluate.baselines import DRAWS, EVERY, WITH_HISTORY, cold, positive
 from ..evaluate.benchmark import (
     OURS,
     UNSTOPPED,
@@ -40,24 +40,24 @@ from ..evaluate.benchmark import (
     distinct,
     kernel_of,
     recording,
-    told_progress,
+    with_progress,
     work,
 )
-from ..evaluate.honesty import Foretold
+from ..evaluate.honesty import PageForecasts
 from ..evaluate.searches import METHODS
 from ..paths import TRACES
 from .page import Made, Source, page
 
 METHODS_COLD = (OURS, "top-forecast-again", "gp-ei", "lfbo", "kt-bayes_opt", "random")
-METHODS_TOLD = (OURS, "top-forecast-again", "look-up", "gp-on-look-up", "hedge", "gp-ei", "lfbo", "random")
+METHODS_WITH_HISTORY = (OURS, "top-forecast-again", "look-up", "gp-on-look-up", "hedge", "gp-ei", "lfbo", "random")
 KNOWN = (0, 10, 50)  # outcomes told before forecasts are scored
 STEPS = (1, 1.5, 2, 3, 5, 7)  # and ten, a hundred times as many: at these budgets searches are looked at
 
 
 def budgets_to(most: int) -> tuple[str, ...]:
     """Nothing measured, and from there on in even steps of a logarithmic scale up to the most."""
-    found = {0, most, *(int(step * 10**e) for e in range(5) for step in STEPS if step * 10**e <= most)}
-    return tuple(map(str, sorted(found)))
+    counts = {0, most, *(int(step * 10**e) for e in range(5) for step in STEPS if step * 10**e <= most)}
+    return tuple(map(str, sorted(counts)))
 
 
 def traces_of(given: argparse.Namespace) -> list[Path]:
@@ -68,81 +68,81 @@ def traces_of(given: argparse.Namespace) -> list[Path]:
         OSError: one cannot be read.
     """
     suite = sorted(TRACES.glob("*.jsonl.gz"))
-    found: list[Path] = [*given.traces, *(suite if given.all else [])]
-    if not found:
+    paths: list[Path] = [*given.traces, *(suite if given.all else [])]
+    if not paths:
         firsts: dict[str, Path] = {}
         for path in suite:
             firsts.setdefault(kernel_of(recording(path)), path)
-        found = list(firsts.values())
-    if not found:
+        paths = list(firsts.values())
+    if not paths:
         raise InvalidInputError(f"there are no traces in {TRACES}: name some")
-    found = distinct(found)
-    for path in found:
+    paths = distinct(paths)
+    for path in paths:
         recording(path)
-    return found
+    return paths
 
 
 def tasks_for(entries: Sequence[Entry], given: argparse.Namespace, budgets: tuple[str, ...]) -> list[Task]:
     """Forecasts first, then searches seed by seed, so that what is done at any moment holds for all spaces."""
     draws = min(DRAWS, given.seeds)
     tasks: list[Task] = [
-        Foretold(entry=entry, known=known, draws=draws)
+        PageForecasts(entry=entry, known=known, draws=draws)
         for entry in entries
         for known in KNOWN
         if known < len(recording(entry.trace).outcomes)
     ]
     for seed in range(given.seeds):
         for entry in entries:
-            for method in given.methods or (METHODS_TOLD if entry.setting == TOLD else METHODS_COLD):
+            for method in given.methods or (METHODS_WITH_HISTORY if entry.setting == WITH_HISTORY else METHODS_COLD):
                 if method in METHODS and METHODS[method].history and not entry.history:
                     continue
-                anew = method in METHODS and METHODS[method].anew
-                parts = [(budget,) for budget in budgets] if anew else [budgets]
+                alone = method in METHODS and METHODS[method].per_budget
+                parts = [(budget,) for budget in budgets] if alone else [budgets]
                 tasks += [Search(entry=entry, method=method, seed=seed, budgets=part) for part in parts]
     return tasks
 
 
 def collect(tasks: Sequence[Task], given: argparse.Namespace, kept: ResultCache) -> tuple[list[Row], bool]:
     """Rows in the order of the tasks, and whether all are done."""
-    found: dict[int, list[Row]] = {}
+    rows_of: dict[int, list[Row]] = {}
     place = {task: i for i, task in enumerate(tasks)}
     finished = True
     try:
-        for task, rows in told_progress(work(tasks, given.jobs, kept), len(tasks), name="report"):
-            found[place[task]] = rows
+        for task, rows in with_progress(work(tasks, given.jobs, kept), len(tasks), name="report"):
+            rows_of[place[task]] = rows
     except KeyboardInterrupt:
         finished = False
-        print(f"report: interrupted with {len(found)} of {len(tasks)} done, which the page shows", file=sys.stderr)
-    return [row for i in sorted(found) for row in found[i]], finished
+        print(f"report: interrupted with {len(rows_of)} of {len(tasks)} done, which the page shows", file=sys.stderr)
+    return [row for i in sorted(rows_of) for row in rows_of[i]], finished
 
 
 def sources(traces: Sequence[Path]) -> list[Source]:
     """What the page tells of the traces; the hardware is left out of their labels where all have the same."""
     hardware = {recording(path).hardware.name for path in traces}
     shared = f".{hardware.pop().replace(' ', '_')}" if len(hardware) == 1 else ""
-    told = []
+    lines = []
     for path in traces:
-        of, found = recording(path), case(Entry(trace=path, setting=""))
+        of, recorded = recording(path), case(Entry(trace=path, setting=""))
         label = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json").removesuffix(shared)
-        told.append(
+        lines.append(
             Source(
                 name=path.name,
                 label=label or path.name,
                 kernel=kernel_of(of),
                 hardware=of.hardware.name,
-                configs=len(found.space),
-                default_over_best=found.default_slowdown,
+                configs=len(recorded.space),
+                default_over_best=recorded.default_slowdown,
                 digest=hashlib.sha256(path.read_bytes()).hexdigest()[:16],
             )
         )
-    return told
+    return lines
 
 
 def versions() -> dict[str, str]:
     """Of Python, of what searches and draws, and of the package itself."""
     names = ("forecast-autotune", "numpy", "scikit-learn", "kernel-tuner", "matplotlib")
-    here = {str(of.metadata["Name"]).replace("_", "-"): of.version for of in importlib.metadata.distributions()}
-    return {"Python": platform.python_version(), **{name: here[name] for name in names if name in here}}
+    installed = {str(of.metadata["Name"]).replace("_", "-"): of.version for of in importlib.metadata.distributions()}
+    return {"Python": platform.python_version(), **{name: installed[name] for name in names if name in installed}}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -167,8 +167,8 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes to use")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="where results are kept and found again")
-    said = list(sys.argv[1:] if words is None else words)
-    given = parser.parse_args(said)
+    arguments = list(sys.argv[1:] if words is None else words)
+    given = parser.parse_args(arguments)
     try:
         if unknown := [name for name in given.methods if name not in (*EVERY, UNSTOPPED)]:
             raise InvalidInputError(f"no method {unknown[0]!r}: there are {', '.join((*EVERY, UNSTOPPED))}")
@@ -181,7 +181,7 @@ def main(words: Sequence[str] | None = None) -> int:
             sources=sources(traces),
             history=[path.name for path in given.history],
             seeds=given.seeds,
-            command=shlex.join(["python", "-m", "calibration", "report", *said]),
+            command=shlex.join(["python", "-m", "calibration", "report", *arguments]),
             code=code(own=True)[:16],
             versions=versions(),
             shipped_on=list(getattr(make_surrogate("auto"), "fitted_on", ())),

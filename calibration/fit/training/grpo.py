@@ -110,8 +110,8 @@ def learn_from_reward(
         for _ in range(plan.prompts):
             asked = drawn(spaces, 1, plan.most_chars, random)
             (prompt,), (measured,) = asked.prompts("reasoned"), asked.measured
-            said = [{"role": "user", "content": prompt.text}] if tokenizer.chat_template else prompt.text
-            yield {"prompt": said, "measured": measured}
+            message = [{"role": "user", "content": prompt.text}] if tokenizer.chat_template else prompt.text
+            yield {"prompt": message, "measured": measured}
 
     def earned(completions: Sequence[Any], measured: Sequence[int], **more: Any) -> list[float]:
         texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]

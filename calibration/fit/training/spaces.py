@@ -1,4 +1,4 @@
-"""Recorded spaces as what a language model learns from and is judged on, and which of them are left out."""
+"""Recorded spaces as what a language model learns from and is evaluated on, and which of them are left out."""
 
 from __future__ import annotations
 
@@ -79,15 +79,15 @@ class RecordedSpace:
         """
         job = self.job
         elsewhere = [s.recording for s in known if s.kernel == self.kernel and s.name != self.name]
-        told = [recording for _, recording in most_alike(job, elsewhere)]
+        recordings = [recording for _, recording in most_alike(job, elsewhere)]
         if not named:
             unnamed = replace(job.hardware, name="")
-            told = [replace(r, hardware=unnamed) if r.hardware == job.hardware else r for r in told]
+            recordings = [replace(r, hardware=unnamed) if r.hardware == job.hardware else r for r in recordings]
             job = replace(job, hardware=unnamed)
         asked = [job.space[i] for i in configs]
         skills = skills_for(self, tuple(skilled)) if skilled else ()
         return prompts(
-            job, asked, reference=job.space[reference], skills=skills, recordings=told, most_chars=most_chars
+            job, asked, reference=job.space[reference], skills=skills, recordings=recordings, most_chars=most_chars
         )
 
     @property
@@ -98,11 +98,11 @@ class RecordedSpace:
 @cache
 def skills_for(space: RecordedSpace, known: tuple[RecordedSpace, ...]) -> tuple[Skill, ...]:
     """What changing single knobs did in known spaces, this one apart, as far as it bears on this one."""
-    found: list[Skill] = []
+    skills: list[Skill] = []
     for kernel in sorted({s.kernel for s in known}):
         of_kernel = tuple(s for s in known if s.kernel == kernel)
-        found += _skills(tuple(s for s in of_kernel if s is not space))
-    return tuple(fitting(found, space.job))
+        skills += _skills(tuple(s for s in of_kernel if s is not space))
+    return tuple(fitting(skills, space.job))
 
 
 @cache
@@ -117,14 +117,14 @@ def read_spaces(paths: Iterable[Path]) -> tuple[RecordedSpace, ...]:
         OSError: one cannot be read.
         InvalidInputError: one is no trace, or there are none.
     """
-    found = []
+    spaces = []
     for path in sorted(paths, key=lambda p: p.name):
         recording = read_trace(path)
         kernel = recording.workload.program.name.rpartition(".")[2]  # an extension has a module before its name
-        found.append(RecordedSpace(name=path.name, kernel=kernel, recording=recording))
-    if not found:
+        spaces.append(RecordedSpace(name=path.name, kernel=kernel, recording=recording))
+    if not spaces:
         raise InvalidInputError("no traces to learn from: name some, or record some with 'make record'")
-    return tuple(found)
+    return tuple(spaces)
 
 
 LEAST_MEASURED = 4  # configs of a stored space: of fewer there are hardly pairs
@@ -139,15 +139,15 @@ def stored_spaces(folder: Path) -> tuple[RecordedSpace, ...]:
     store = StoreFile(folder)
     if not store.exists():
         return ()
-    found = []
+    spaces = []
     for recording in store.recordings():
         measured = sum(isinstance(o, Measurement) for o in recording.outcomes.values())
         if recording.hardware.kind in REHEARSAL_KINDS or measured < LEAST_MEASURED:
             continue
         kernel = recording.workload.program.name.rpartition(".")[2]
         name = f"{kernel}.{recording.workload.digest[:8]}.{recording.hardware.name}.{recording.toolchain.digest[:8]}"
-        found.append(RecordedSpace(name=name, kernel=kernel, recording=recording))
-    return tuple(sorted(found, key=lambda s: s.name))
+        spaces.append(RecordedSpace(name=name, kernel=kernel, recording=recording))
+    return tuple(sorted(spaces, key=lambda s: s.name))
 
 
 def left_out(spaces: Sequence[RecordedSpace], way: str, fold: int, folds: int) -> frozenset[str]:
