@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forecast_autotune.cli._shared import print_json, print_table
 from forecast_autotune.errors import InvalidInputError
 
+from ..command import positive, print_json, print_table
 from ..paths import TRACES
 from . import aggregates
 from .benchmark import (
@@ -44,11 +44,10 @@ from .benchmark import (
     Row,
     Search,
     Task,
+    collect,
     distinct,
     limit_of,
     others,
-    with_progress,
-    work,
 )
 from .honesty import Honesty
 from .searches import METHODS
@@ -266,12 +265,6 @@ def plain(value: Any) -> Any:
 # The command ------------------------------------------------------------------------------------------------------------
 
 
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
-    return int(text)
-
-
 def entries_for(given: argparse.Namespace, budgets: Sequence[str]) -> list[Entry]:
     """What is searched.
 
@@ -292,20 +285,6 @@ def entries_for(given: argparse.Namespace, budgets: Sequence[str]) -> list[Entry
     if not entries:
         raise InvalidInputError(f"none of {len(traces)} traces has another one to learn from: name more, or --history")
     return entries
-
-
-def collect(tasks: Sequence[Task], given: argparse.Namespace, kept: ResultCache) -> tuple[list[Row], bool]:
-    """Rows in the order of the tasks, and whether all are done."""
-    rows_of: dict[int, list[Row]] = {}
-    place = {task: i for i, task in enumerate(tasks)}
-    finished = True
-    try:
-        for task, rows in with_progress(work(tasks, given.jobs, kept), len(tasks), name="baselines"):
-            rows_of[place[task]] = rows
-    except KeyboardInterrupt:
-        finished = False
-        print(f"baselines: interrupted with {len(rows_of)} of {len(tasks)} done; these follow", file=sys.stderr)
-    return [row for i in sorted(rows_of) for row in rows_of[i]], finished
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -332,7 +311,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except (InvalidInputError, OSError) as err:
         print(f"baselines: {err}", file=sys.stderr)
         return 2
-    rows, finished = collect(tasks_for(given.table, entries, given, budgets), given, kept)
+    tasks = tasks_for(given.table, entries, given, budgets)
+    rows, finished = collect(tasks, given.jobs, kept, name="baselines", partly="; these follow")
     answer = report(given.table, rows)
     if given.json:
         print_json(plain(answer))

@@ -374,3 +374,20 @@ def with_progress(
             left_min = (now - began) / count * (total - count) / 60
             print(f"{name}: {count} of {total}, some {left_min:.0f} min left", file=sys.stderr, flush=True)
         yield each
+
+
+def collect(tasks: Sequence[Task], jobs: int, kept: ResultCache, *, name: str, partly: str) -> tuple[list[Row], bool]:
+    """Do tasks in so many processes, until Ctrl-C: rows in the order of the tasks, and whether all are done.
+
+    `name` begins each line on stderr; `partly` says there what becomes of the rows after Ctrl-C.
+    """
+    rows_of: dict[int, list[Row]] = {}
+    place = {task: i for i, task in enumerate(tasks)}
+    finished = True
+    try:
+        for task, rows in with_progress(work(tasks, jobs, kept), len(tasks), name=name):
+            rows_of[place[task]] = rows
+    except KeyboardInterrupt:
+        finished = False
+        print(f"{name}: interrupted with {len(rows_of)} of {len(tasks)} done{partly}", file=sys.stderr)
+    return [row for i in sorted(rows_of) for row in rows_of[i]], finished

@@ -41,15 +41,14 @@ from forecast_autotune.errors import TuningWarning
 from forecast_autotune.evaluation.trace import read_trace
 from forecast_autotune.frontends.simulated_driver import rehearsal
 
+from ..command import number, table
 from .side_by_side import (
     device,
     has_device,
-    number,
     own_environment,
     own_store,
     rehearsing,
     surroundings,
-    table,
 )
 
 KERNELS = ("matmul", "softmax", "layer_norm", "attention", "swiglu")
@@ -322,7 +321,11 @@ def recorded_key() -> Key:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m calibration gpu-report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     known = {k.name: k for k in triton_kernels()}
     parser.add_argument(
         "--kernels", nargs="+", default=KERNELS, choices=list(known), metavar="NAME", help=f"of {', '.join(known)}"

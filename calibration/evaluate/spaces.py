@@ -29,7 +29,6 @@ from typing import Any
 
 from kernel_suite.__main__ import described, listed
 
-from forecast_autotune.cli._shared import print_facts, print_json, print_table
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement
@@ -38,8 +37,9 @@ from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.trace import read_recorded, read_trace
 from forecast_autotune.store import encoding
 
+from ..command import print_facts, print_json, print_table
 from ..paths import TRACES
-from .side_by_side import rank_correlation
+from .rank_correlation import rank_correlation
 
 VARIANT_KNOBS = ("variant", "source", "ALGORITHM")  # of Triton, CUDA and C++ kernels with several variants
 NEAR = (0.01, 0.05, 0.1)  # of the best

@@ -38,6 +38,7 @@ from forecast_autotune.surrogates.learned import Learned
 from forecast_autotune.surrogates.prior import RULES, SHIPPED, Factor, Prior, prior_text, read_prior, rules
 from forecast_autotune.surrogates.static_features import launch_traits
 
+from ..command import positive
 from ..paths import REPOSITORY, TRACES
 
 if TYPE_CHECKING:
@@ -488,9 +489,9 @@ def main(words: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="default: the shipped model, which is fitted on the suite's traces alone",
     )
-    parser.add_argument("--trees", type=_positive, default=TREES, metavar="N", help="default: %(default)s")
+    parser.add_argument("--trees", type=positive, default=TREES, metavar="N", help="default: %(default)s")
     parser.add_argument(
-        "--jobs", type=_positive, default=usable_cores(), metavar="N", help="processes to use; default: %(default)s"
+        "--jobs", type=positive, default=usable_cores(), metavar="N", help="processes to use; default: %(default)s"
     )
     parser.add_argument("--json", action="store_true", help="print the card as JSON")
     given = parser.parse_args(words)
@@ -518,13 +519,6 @@ def main(words: Sequence[str] | None = None) -> int:
     else:
         _show(card)
     return 0
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a positive whole number")
-    return number
 
 
 def _show(card: Mapping[str, Any]) -> None:

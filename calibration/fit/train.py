@@ -84,21 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(asked: argparse.Namespace) -> int:
     import torch
 
-    stored = stored_spaces(Path(asked.store)) if asked.store else ()
-    paths = [Path(p) for p in asked.traces]
-    spaces = (*stored, *(read_spaces(paths or suite_paths()) if paths or not stored else ()))
-    divided = split(spaces, asked.leave_out)
+    divided = split(_spaces(asked), asked.leave_out)
     device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
     shape = Shape(hidden=asked.hidden, layers=asked.layers, context=asked.context)
-    plan = Plan(
-        objective=asked.objective,
-        steps=asked.steps,
-        rate=asked.rate or (LORA_RATE if asked.base else Plan.rate),
-        spaces=asked.spaces,
-        configs=asked.configs,
-        most_chars=min(CHARS, int(shape.context * CHARS_PER_TOKEN)),
-        seed=asked.seed,
-    )
+    plan = _plan(asked, shape)
     if asked.base:
         model, tokenizer = with_adapter(asked.base)
     else:
@@ -124,14 +113,40 @@ def _run(asked: argparse.Namespace) -> int:
         "trained_s": round(progress.trained_s, 1),
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         "temperature": temperature,
+        **spaces_card(divided),
+    }
+    save(model, tokenizer, folder, card, keep_full_precision=bool(asked.base))
+    say(f"{folder}: done")
+    return 0
+
+
+def _spaces(asked: argparse.Namespace) -> tuple[RecordedSpace, ...]:
+    """Of a store and of traces, as asked for; the suite's where neither is named."""
+    stored = stored_spaces(Path(asked.store)) if asked.store else ()
+    paths = [Path(p) for p in asked.traces]
+    return (*stored, *(read_spaces(paths or suite_paths()) if paths or not stored else ()))
+
+
+def _plan(asked: argparse.Namespace, shape: Shape) -> Plan:
+    return Plan(
+        objective=asked.objective,
+        steps=asked.steps,
+        rate=asked.rate or (LORA_RATE if asked.base else Plan.rate),
+        spaces=asked.spaces,
+        configs=asked.configs,
+        most_chars=min(CHARS, int(shape.context * CHARS_PER_TOKEN)),
+        seed=asked.seed,
+    )
+
+
+def spaces_card(divided: Split) -> dict[str, object]:
+    """What a model's card says of the spaces it learned from, was chosen on, and has not seen."""
+    return {
         "learned": [s.name for s in divided.learned],
         "chosen_on": [s.name for s in divided.chosen_on],
         "left_out": {way: [s.name for s in out] for way, out in divided.left_out.items()},
         "hardware": sorted({s.hardware for s in divided.learned}),
     }
-    save(model, tokenizer, folder, card, keep_full_precision=bool(asked.base))
-    say(f"{folder}: done")
-    return 0
 
 
 def _texts(spaces: Sequence[RecordedSpace], plan: Plan) -> list[str]:

@@ -57,7 +57,7 @@ from forecast_autotune.store import encoding
 from forecast_autotune.store.encoding import Json, from_text, to_text
 from forecast_autotune.store.textfile import read_text, write_lines
 
-from ..evaluate.side_by_side import number, table
+from ..command import number, table
 from ..paths import EVIDENCE
 
 if TYPE_CHECKING:
@@ -605,7 +605,9 @@ def chosen(kernels: Sequence[str], targets: Sequence[str], say: Callable[[str], 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 when all was looked at, 1 when some is left, 2 when what was asked makes no sense."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m calibration evidence", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="all if none is named")
     parser.add_argument("--target", nargs="+", default=[], metavar="TARGET", help="such as cuda:90 or hip:gfx942")
     parser.add_argument(

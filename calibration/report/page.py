@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from forecast_autotune.core.text import plain
 
+from ..command import number
 from ..evaluate.benchmark import OURS
 from . import captions, chart_data, pictures
 from .captions import percent, times
@@ -313,12 +314,8 @@ def beside(made: Made, rows: Rows) -> str:
     return folded(what, panels(each)) if each else ""
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
 def score(rows: Rows, name: str) -> str:
-    return number(chart_data.mean_score(rows, name))
+    return number(chart_data.mean_score(rows, name), 3)
 
 
 def scores_table(known: Mapping[int, Rows]) -> str:
@@ -330,7 +327,7 @@ def scores_table(known: Mapping[int, Rows]) -> str:
         for name, (words, ideal) in SCORES.items()
     ]
     for place, name in enumerate(("precision", "recall")):
-        pairs = ["" if prefix else number(chart_data.discovered(rows)[place]) for _, rows, prefix in columns]
+        pairs = ["" if prefix else number(chart_data.discovered(rows)[place], 3) for _, rows, prefix in columns]
         body.append(("", [write(f"{name} of \u201cthis neighbour is 1.5 times as fast\u201d"), *pairs, "1"]))
     explained = (
         "Means over spaces, and over draws of what was measured; the last two are over the pairs of all spaces. Over all "

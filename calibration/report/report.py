@@ -26,22 +26,21 @@ from pathlib import Path
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.frontends.engine import make_surrogate
 
-from ..evaluate.baselines import DRAWS, EVERY, WITH_HISTORY, cold, positive
+from ..command import positive
+from ..evaluate.baselines import DRAWS, EVERY, WITH_HISTORY, cold
 from ..evaluate.benchmark import (
     OURS,
     UNSTOPPED,
     Entry,
     ResultCache,
-    Row,
     Search,
     Task,
     case,
     code,
+    collect,
     distinct,
     kernel_of,
     recording,
-    with_progress,
-    work,
 )
 from ..evaluate.honesty import PageForecasts
 from ..evaluate.searches import METHODS
@@ -102,20 +101,6 @@ def tasks_for(entries: Sequence[Entry], given: argparse.Namespace, budgets: tupl
     return tasks
 
 
-def collect(tasks: Sequence[Task], given: argparse.Namespace, kept: ResultCache) -> tuple[list[Row], bool]:
-    """Rows in the order of the tasks, and whether all are done."""
-    rows_of: dict[int, list[Row]] = {}
-    place = {task: i for i, task in enumerate(tasks)}
-    finished = True
-    try:
-        for task, rows in with_progress(work(tasks, given.jobs, kept), len(tasks), name="report"):
-            rows_of[place[task]] = rows
-    except KeyboardInterrupt:
-        finished = False
-        print(f"report: interrupted with {len(rows_of)} of {len(tasks)} done, which the page shows", file=sys.stderr)
-    return [row for i in sorted(rows_of) for row in rows_of[i]], finished
-
-
 def sources(traces: Sequence[Path]) -> list[Source]:
     """What the page tells of the traces; the hardware is left out of their labels where all have the same."""
     hardware = {recording(path).hardware.name for path in traces}
@@ -145,8 +130,56 @@ def versions() -> dict[str, str]:
     return {"Python": platform.python_version(), **{name: installed[name] for name in names if name in installed}}
 
 
+def make(given: argparse.Namespace, arguments: Sequence[str]) -> Made:
+    """Search and forecast what is asked for: all that the page shows.
+
+    Raises:
+        InvalidInputError: there is no such method, or the traces make no sense.
+        OSError: a trace cannot be read.
+    """
+    if unknown := [name for name in given.methods if name not in (*EVERY, UNSTOPPED)]:
+        raise InvalidInputError(f"no method {unknown[0]!r}: there are {', '.join((*EVERY, UNSTOPPED))}")
+    traces = traces_of(given)
+    entries = cold(traces, given.history)
+    given.to.parent.mkdir(parents=True, exist_ok=True)  # before minutes are spent
+    rows, finished = collect(
+        tasks_for(entries, given, budgets_to(given.budget)),
+        given.jobs,
+        ResultCache(given.keep),
+        name="report",
+        partly=", which the page shows",
+    )
+    return Made(
+        rows=rows,
+        sources=sources(traces),
+        history=[path.name for path in given.history],
+        seeds=given.seeds,
+        command=shlex.join(["python", "-m", "calibration", "report", *arguments]),
+        code=code(own=True)[:16],
+        versions=versions(),
+        shipped_on=list(getattr(make_surrogate("auto"), "fitted_on", ())),
+        finished=finished,
+    )
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Search, forecast, and write the page."""
+    arguments = list(sys.argv[1:] if words is None else words)
+    given = _parser().parse_args(arguments)
+    try:
+        made = make(given, arguments)
+        given.to.write_text(page(made), encoding="utf-8")
+    except (InvalidInputError, OSError) as err:
+        print(f"report: {err}", file=sys.stderr)
+        return 2
+    print(given.to)
+    failed = [row for row in made.rows if row.get("failed")]
+    for row in failed[:3]:
+        print(f"report: {row.get('method', 'forecasts')} on {row['trace']}: {row['why']}", file=sys.stderr)
+    return 130 if not made.finished else 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m calibration report",
         description=__doc__,
@@ -167,36 +200,4 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes to use")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="where results are kept and found again")
-    arguments = list(sys.argv[1:] if words is None else words)
-    given = parser.parse_args(arguments)
-    try:
-        if unknown := [name for name in given.methods if name not in (*EVERY, UNSTOPPED)]:
-            raise InvalidInputError(f"no method {unknown[0]!r}: there are {', '.join((*EVERY, UNSTOPPED))}")
-        traces = traces_of(given)
-        entries = cold(traces, given.history)
-        given.to.parent.mkdir(parents=True, exist_ok=True)
-        rows, finished = collect(tasks_for(entries, given, budgets_to(given.budget)), given, ResultCache(given.keep))
-        made = Made(
-            rows=rows,
-            sources=sources(traces),
-            history=[path.name for path in given.history],
-            seeds=given.seeds,
-            command=shlex.join(["python", "-m", "calibration", "report", *arguments]),
-            code=code(own=True)[:16],
-            versions=versions(),
-            shipped_on=list(getattr(make_surrogate("auto"), "fitted_on", ())),
-            finished=finished,
-        )
-        given.to.write_text(page(made), encoding="utf-8")
-    except (InvalidInputError, OSError) as err:
-        print(f"report: {err}", file=sys.stderr)
-        return 2
-    print(given.to)
-    failed = [row for row in rows if row.get("failed")]
-    for row in failed[:3]:
-        print(f"report: {row.get('method', 'forecasts')} on {row['trace']}: {row['why']}", file=sys.stderr)
-    return 130 if not finished else 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return parser

@@ -25,16 +25,15 @@ from typing import Any
 import triton
 from kernel_suite import Call, TritonKernel, add_inplace
 
+from calibration.command import number, table
+from calibration.evaluate.rank_correlation import rank_correlation
 from calibration.evaluate.side_by_side import (
     cold_times_us,
     device,
     has_device,
     kernel_times_us,
-    number,
-    rank_correlation,
     rehearsing,
     surroundings,
-    table,
 )
 
 WAYS = ("stock", "ours", "truth")

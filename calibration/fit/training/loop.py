@@ -147,11 +147,11 @@ def train(
     """
     import torch
 
-    device = next(model.parameters()).device
-    trained = [p for p in model.parameters() if p.requires_grad]
+    fused = next(model.parameters()).device.type == "cuda"
     optimizer = torch.optim.AdamW(
-        trained, lr=plan.rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY, fused=device.type == "cuda"
-    )
+        [p for p in model.parameters() if p.requires_grad],
+        lr=plan.rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY, fused=fused,
+    )  # fmt: skip
     checkpoint = Checkpoint(folder / CHECKPOINT, identity={"plan": asdict(plan), "spaces": [s.name for s in spaces]})
     progress = checkpoint.load(model, optimizer)
     began = time.monotonic() - progress.trained_s
@@ -159,38 +159,51 @@ def train(
     every = max(1, plan.steps // LOOKS)
     losses: list[torch.Tensor] = []
     for batch in _batches(Batches(spaces, tokenizer, plan), progress.step, workers):
-        for group in optimizer.param_groups:
-            group["lr"] = plan.rate * _share_of_rate(progress.step / plan.steps)
-        model.train()
-        optimizer.zero_grad(set_to_none=True)
-        for rows, bins in batch:
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                logits = label_logits(model, rows, labels)
-            loss = loss_of(plan.objective, logits, torch.tensor(bins, device=device)) / len(batch)
-            loss.backward()
-            losses.append(loss.detach() * len(batch))
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
+        losses += _step(model, optimizer, batch, labels, plan, progress.step)
         progress.step += 1
-        if progress.step % every == 0 or progress.step == plan.steps:
-            progress.trained_s = time.monotonic() - began
-            lately = float(torch.stack(losses).mean())
-            if not math.isfinite(lately):
-                raise InvalidInputError(f"the loss before step {progress.step} is {lately}: train with a lower rate")
-            nll = nll_at(forecast_held_back(model, tokenizer, held_back, plan, spaces), 1.0) if held_back else -math.inf
-            better = nll <= progress.best_nll
-            if better:
-                progress.best_nll, progress.best_step = nll, progress.step
-            checkpoint.save(model, optimizer, progress, best=better)
-            tell(
-                f"step {progress.step} of {plan.steps}: {plan.objective} {lately:.3f}"
-                + (f", held back {nll:.3f}, at best {progress.best_nll:.3f}" if held_back else "")
-                + f", {progress.trained_s:.0f} s"
-            )
-            losses.clear()
+        if progress.step % every and progress.step != plan.steps:
+            continue
+        progress.trained_s = time.monotonic() - began
+        lately = float(torch.stack(losses).mean())
+        losses.clear()
+        if not math.isfinite(lately):
+            raise InvalidInputError(f"the loss before step {progress.step} is {lately}: train with a lower rate")
+        nll = nll_at(forecast_held_back(model, tokenizer, held_back, plan, spaces), 1.0) if held_back else -math.inf
+        better = nll <= progress.best_nll
+        if better:
+            progress.best_nll, progress.best_step = nll, progress.step
+        checkpoint.save(model, optimizer, progress, best=better)
+        tell(
+            f"step {progress.step} of {plan.steps}: {plan.objective} {lately:.3f}"
+            + (f", held back {nll:.3f}, at best {progress.best_nll:.3f}" if held_back else "")
+            + f", {progress.trained_s:.0f} s"
+        )
     checkpoint.load_best(model)
     model.eval()
     return progress
+
+
+def _step(
+    model: Any, optimizer: torch.optim.Optimizer, batch: Batch, labels: Sequence[int], plan: Plan, step: int
+) -> list[torch.Tensor]:
+    """One step of the optimizer; the loss of each space of the batch."""
+    import torch
+
+    device = next(model.parameters()).device
+    losses = []
+    for group in optimizer.param_groups:
+        group["lr"] = plan.rate * _share_of_rate(step / plan.steps)
+    model.train()
+    optimizer.zero_grad(set_to_none=True)
+    for rows, bins in batch:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = label_logits(model, rows, labels)
+        loss = loss_of(plan.objective, logits, torch.tensor(bins, device=device)) / len(batch)
+        loss.backward()
+        losses.append(loss.detach() * len(batch))
+    torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+    optimizer.step()
+    return losses
 
 
 HeldBackForecasts = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]

@@ -376,7 +376,7 @@ def test_ctrl_c_keeps_what_is_done(
         yield tasks[0], attempt(tasks[0])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(baselines, "work", interrupted)
+    monkeypatch.setattr("calibration.evaluate.benchmark.work", interrupted)
     assert main(["large", str(traces[0]), "--budget", "4", "--methods", "random", "--json"]) == 130
     heard = capsys.readouterr()
     assert "1 of 10 done" in heard.err
