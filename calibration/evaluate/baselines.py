@@ -53,7 +53,7 @@ from .honesty import Honesty
 from .searches import METHODS
 
 COLD, WITH_HISTORY = "cold", "with history"
-KNOWN = {COLD: (10, 50), WITH_HISTORY: (0, 50)}  # outcomes told before forecasts are scored
+KNOWN = {COLD: (10, 50), WITH_HISTORY: (0, 50)}  # outcomes given before forecasts are scored
 DRAWS = 10  # of those outcomes, at most
 
 Paths = Sequence[Path]
@@ -126,7 +126,7 @@ EVERY = (OURS, *METHODS)
 ALSO_WITH_HISTORY = (
     "lfbo",
     "gp-ei",
-)  # of those that look at no history, the two that lead without; the others are run cold
+)  # the two leaders among methods that use no history; the others run cold only
 
 
 def methods_for(entry: Entry, named: Sequence[str], table: Table) -> list[str]:
@@ -324,7 +324,3 @@ def main(words: Sequence[str] | None = None) -> int:
     if failed:
         print(f"baselines: {len(failed)} searches failed", file=sys.stderr)
     return 130 if not finished else 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

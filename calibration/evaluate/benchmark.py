@@ -40,8 +40,8 @@ from .trials import Case, Trial
 
 OURS, UNSTOPPED = "ours", "ours-unstopped"
 REPORT_EVERY_S = 10.0
-SHARES = (0.01, 0.1, 0.5)  # of a ranking, of which the best is taken
-RANDOM_RANKINGS = 101  # of which the median stands for a ranking that knows nothing
+SHARES = (0.01, 0.1, 0.5)  # of a ranking: the best config within each is scored
+RANDOM_RANKINGS = 101  # whose median stands for a ranking that knows nothing
 
 Row = dict[str, object]
 
@@ -118,7 +118,7 @@ def others(trace: Path, among: Iterable[Path], which: Alike = lambda _mine, _the
     """Traces of the same kernel that may be its history as `replay` understands it: not the same run, nor a repeat of it."""
     mine = recording(trace)
     same = [path for path in among if recording(path).workload.program.name == mine.workload.program.name]
-    with contextlib.redirect_stderr(io.StringIO()):  # here it goes without saying which are left out
+    with contextlib.redirect_stderr(io.StringIO()):  # it prints which are left out
         (kept,) = histories([trace], same)
     return tuple(path for path in kept if which(mine, recording(path)))
 

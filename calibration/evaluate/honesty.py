@@ -36,7 +36,7 @@ TRUST_MEANS = ("aurc", "coverage_50", "coverage_90", "rank_correlation", "regret
 class Honesty:
     """Forecasts of all configs of a space, scored in eight bins against its median config; the mean over draws.
 
-    `known` outcomes are told beforehand: the default's, and others drawn at random.
+    The surrogate is given `known` outcomes beforehand: the default's, and others drawn at random.
     """
 
     entry: Entry
@@ -64,11 +64,11 @@ class Honesty:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageForecasts:
-    """All that the report tells of forecasts of a space: every score, and the forecasts beside what was then measured.
+    """Everything the report's page shows of forecasts of a space: every score, and forecasts beside measurements.
 
-    `known` and the bins as in `Honesty`. A row has each score over all configs, and again as `rest_…` over those that were
-    not told; all lists are over the latter. Of `confidence` and `wrong` there is one for each draw; `risk` is the error of
-    the surest 1, 2, … 100 %, the mean over draws; the others are of the first draw, over configs that ran.
+    `known` and the bins as in `Honesty`. A row has each score over all configs, and again as `rest_…` over those whose
+    outcomes were not given; all lists are over the latter. `confidence` and `wrong` hold a list for each draw; `risk` is
+    the error of the surest 1, 2, … 100 %, the mean over draws; the others are of the first draw, over configs that ran.
     """
 
     entry: Entry
@@ -128,10 +128,10 @@ class SpaceForecasts:
     forecasts: Sequence[Forecast | Abstention]
     speedups: Array
     reference: float
-    given: frozenset[int]  # positions of the configs whose outcomes were told
+    given: frozenset[int]  # positions of the configs whose outcomes the surrogate was given
 
     def rest(self) -> SpaceForecasts:
-        """Of the configs that were not told."""
+        """The same without the configs whose outcomes were given."""
         if not self.given:
             return self
         left = [i for i in range(self.speedups.size) if i not in self.given]
@@ -161,7 +161,7 @@ class SpaceForecasts:
 
 
 def forecast_space(recorded: Case, known: int, draw: int) -> SpaceForecasts:
-    """Forecast a space of which so many outcomes are told."""
+    """Forecast a space, given so many of its outcomes."""
     space = recorded.space
     rest = random.Random(f"{draw} {known}").sample(space[1:], min(max(0, known - 1), len(space) - 1))
     outcomes = {c: recorded.recording.outcomes[c] for c in [space.default, *rest][:known]}

@@ -594,7 +594,3 @@ def main(words: Sequence[str] | None = None) -> int:
     else:
         show(answer)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

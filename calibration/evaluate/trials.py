@@ -87,9 +87,9 @@ def log2_times(recording: Recording, space: Space) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What other recordings say of a space: a row for each, log2 of time over its median; NaN where one lacks a config.
+    """What other recordings say of a space, a row each: log2 of time over the median, NaN for a config they lack.
 
-    A config that failed there is `FAILED` beyond the slowest.
+    A config that failed there counts as `FAILED` octaves beyond the slowest.
     """
 
     log2: Array

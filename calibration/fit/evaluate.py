@@ -128,7 +128,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         show(lines)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,10 +1,10 @@
 """Fit the shipped model on the suite's recorded spaces: `make fit`, or `python -m calibration fit [TRACE …] [--to FILE]`.
 
-Two things are fitted, both told in `forecast_autotune/surrogates/prior.py`: a forest over what launches do, of randomised
-trees each of which sees a part of the kernels, and factors of the rules of thumb over knobs' roles. The file's card says on
-what, and how well the model does on kernels, and on sizes, that were left out of the fit: once each kernel with all its
-sizes, and in as many rounds as a kernel has sizes one size of every kernel. What is scored there forecasts alone: no
-outcome of the space and no recording of the kernel is known to it.
+Two things are fitted, both explained in `forecast_autotune/surrogates/prior.py`: a forest over features of launches, of
+randomised trees that each see a part of the kernels; and the factors of the rules of thumb over knobs' roles. The file's
+card says on which traces, and how well the model does on kernels and on sizes that were left out: each kernel once with
+all its sizes; then, in as many rounds as a kernel has sizes, one size of every kernel. Only forecasts are scored: no
+outcome of the space and no recording of the kernel is known to the model.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
     random = np.random.default_rng(0)
     kernels = sorted({e.kernel for e in examples})
     known = [~np.isnan(e.log2_time) for e in examples]
-    x = np.vstack([_told(e)[k] for e, k in zip(examples, known, strict=True)]) if examples else np.zeros((0, 1))
+    x = np.vstack([_traits(e)[k] for e, k in zip(examples, known, strict=True)]) if examples else np.zeros((0, 1))
     y = np.concatenate([np.clip(e.log2_time[k], *CLIP) for e, k in zip(examples, known, strict=True)] or [np.zeros(0)])
     of_kernel = np.concatenate(
         [np.full(k.sum(), kernels.index(e.kernel)) for e, k in zip(examples, known, strict=True)] or [np.zeros(0)]
@@ -216,10 +216,10 @@ def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
 
 
 def misses(example: Example, prior: Prior) -> tuple[Array, Array]:
-    """By how much the trees are off each config that ran, a common offset apart, and how far they disagree of it."""
+    """For each config that ran: by how much the trees' mean is off, less a common offset, and how far the trees disagree."""
     import numpy as np
 
-    of_trees = prior.each_tree(_told(example))
+    of_trees = prior.each_tree(_traits(example))
     known = ~np.isnan(example.log2_time)
     missed = np.clip(example.log2_time, *CLIP) - of_trees.mean(axis=1)
     return (missed - np.nanmedian(missed))[known], of_trees.std(axis=1)[known]
@@ -244,7 +244,7 @@ def fit_spread(left_out: Sequence[tuple[Array, Array]]) -> tuple[float, float]:
 
 
 def fit_factors(examples: Sequence[Example]) -> dict[str, Factor]:
-    """What the suite makes of the beliefs: each kernel is one witness, and how far witnesses differ is the new doubt."""
+    """The beliefs, updated by the suite: each kernel is one witness, and the spread of witnesses is the new uncertainty."""
     import numpy as np
 
     witnesses: dict[str, list[tuple[float, float]]] = {}
@@ -267,7 +267,7 @@ def fit_factors(examples: Sequence[Example]) -> dict[str, Factor]:
         covariance = np.linalg.inv(precision)
         estimate = covariance @ pulled
         for place, name in enumerate(names):
-            if covariance[place, place] < 0.8 / alone[place, place]:  # it has said something of this rule
+            if covariance[place, place] < 0.8 / alone[place, place]:  # the kernel says something of this rule
                 witnesses.setdefault(name, []).append((float(estimate[place]), float(covariance[place, place])))
     factors = {}
     for name, belief in BELIEFS.items():
@@ -281,7 +281,7 @@ def fit_factors(examples: Sequence[Example]) -> dict[str, Factor]:
     return factors
 
 
-def _told(example: Example) -> Array:
+def _traits(example: Example) -> Array:
     assert example.traits is not None  # noqa: S101  # for mypy: callers have sorted these out
     return example.traits
 
@@ -529,7 +529,3 @@ def _show(card: Mapping[str, Any]) -> None:
         for name, row in ((what.replace("_", " "), split), *((f"  {k}", r) for k, r in split["by_kernel"].items())):
             cells = ("-" if row[n] is None else f"{row[n]:.2f}" for n in Scores.__slots__)
             print(f"{name:<24}" + "".join(f"{cell:>17}" for cell in cells))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -149,7 +149,3 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=1e-5, help="learning rate of GRPO; the form is taught at tenfold")
     parser.add_argument("--answer-tokens", type=int, default=256, help="of an answer, at most")
     return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

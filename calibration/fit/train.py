@@ -213,7 +213,3 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="processes that make batches")
     parser.add_argument("--device", help="cuda or cpu; the GPU if there is one")
     return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,7 @@
-"""What can be told of the configs in the suite's traces without a GPU, and into the traces with it.
+"""Add static features to the configs of existing traces, without a GPU: `python -m calibration record --describe`.
 
-This is `python -m calibration record --describe`. New recordings hold it from the start. The kernels of a trace must be
-those of the suite as it is: each variant is called with arguments that hold no data, and what it launches is described on
-the hardware that the trace's header tells of.
+New recordings hold them from the start. The kernels of a trace must be those of the suite as it is today: each variant is
+called with arguments that hold no data, and its launches are described on the hardware that the trace's header names.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def describe_trace(path: Path) -> Described:
 def descriptions(
     kernel: SuiteKernel, case: str, configs: Sequence[Config], hardware: Hardware
 ) -> Iterator[Mapping[str, float]]:
-    """What can be told of each joint config at a case; nothing of one that its variant refuses.
+    """Static features of each joint config at a case; none of one that its variant refuses.
 
     Raises:
         InvalidInputError: the kernel has no such case.

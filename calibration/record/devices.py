@@ -64,7 +64,7 @@ class Device:
         self._closed = False
 
     def record(self, task: Task, tell: Any) -> Status:
-        """Record one workload, telling of every round."""
+        """Record one workload; `tell` is called with the status after each round."""
         last = Status(kernel=task.kernel, case=task.case, done=True)
         for _ in range(ATTEMPTS):
             with self._lock:
@@ -304,7 +304,3 @@ def main(words: Sequence[str] | None = None) -> int:
         tried = sum(t.tried for t in results)
         print(f"{len(ran)} of {len(results)} workloads recorded, {tried} configs tried, in {given.to}")
     return 0 if all(not t.problem for t in results) else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -12,12 +12,12 @@ Every other line is a config; of a kernel with variants, the knob `variant` name
     {"config": {knob: value}, "evidence": {"compile_s", "registers", …, "instructions": {name: count}}}
     {"config": {knob: value}, "failure": {"stage", "message", "cost_s", "crashed"}}
 
-A config that its variant refuses at that size fails at `launch`. What lies in Triton's cache already, as a kernel does that
-an earlier config has in common, is read there: its `compile_s` is what reading took, and its spills are unknown if it has a
-stack frame. nvcc counts no instructions.
+A config that its variant refuses at that size fails at `launch`. A kernel that an earlier config has compiled is read from
+Triton's cache: its `compile_s` is the time to read it, and its spills are unknown if it has a stack frame. nvcc counts no
+instructions.
 
-Each result is written at once. A run that was stopped goes on where it was; a table that is complete is compressed. What
-stands in a table of another source, case, device or toolchain is not mixed with what is found now.
+Each result is written at once. A run that was stopped goes on where it was; a complete table is compressed. A table of
+another source, case, device or toolchain is begun again: results are never mixed.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _line(config: Config, result: Result) -> str:
     return to_text({"config": encoding.encode_config(config), "evidence": known})
 
 
-# What there is to look at -----------------------------------------------------------------------------------------------
+# Kernels and their spaces -----------------------------------------------------------------------------------------------
 
 
 @cache
@@ -207,7 +207,7 @@ def launches_of(name: str, config: Config) -> list[Launched]:
 
 
 def header_of(subject: Subject, target: str) -> Json:
-    """All that evidence depends on beside the config."""
+    """A table's first line: all that evidence depends on beside the config."""
     import torch
 
     case = subject.cases[0]
@@ -254,7 +254,7 @@ class Asked(NamedTuple):
 
 
 def answers(asked: Sequence[Asked], jobs: int) -> Generator[tuple[Asked, Result]]:
-    """What the compilers say, each answer as it comes, with so many compilers at a time in processes of this one's."""
+    """What the compilers say, each answer as it comes. So many compilers run at a time, in child processes."""
     from forecast_autotune.compilers.triton_pool import WorkerPool
 
     def kind(each: Asked) -> tuple[str, str]:
@@ -276,9 +276,9 @@ def answers(asked: Sequence[Asked], jobs: int) -> Generator[tuple[Asked, Result]
 def by_triton(
     calls: Sequence[Callable[[], Sequence[Launched]]], target: str, pool: WorkerPool | None = None
 ) -> Iterator[tuple[int, Result]]:
-    """What Triton says of what each call tells to be launched, by its place; a call that raises fails at `launch`.
+    """What Triton says of the launches that each call returns, by the call's place; a call that raises fails at `launch`.
 
-    They are called with the target's usual device as the current one, which some kernels ask for its size.
+    While they are called, the target's usual device is the current one: some kernels ask for its size.
     """
     from forecast_autotune.compilers.triton_launches import LaunchesCompiler
     from forecast_autotune.compilers.triton_worker import told as message_of
@@ -388,7 +388,7 @@ def answers_of_several(asked: Sequence[Asked], jobs: int) -> Generator[tuple[Ask
 
 
 def _feed(end: Any, asked: Sequence[Asked], jobs: int) -> None:
-    """The life of one of several processes; it ends when told to, and when nobody is left to hear it."""
+    """What a child process does. It ends by SIGTERM, or when its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process, which ends the others
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     places = {each: place for place, each in enumerate(asked)}
@@ -412,12 +412,12 @@ class Table:
         self.open_path = folder / f"{subject.name}.{short}.jsonl"
         self.path = self.open_path.with_suffix(".jsonl.gz")
         self.results: dict[Config, Result] = {}
-        self.discarded = ""  # why what is there is of no use
+        self.discarded = ""  # why an earlier table is of no use
         self._file: TextIO | None = None
         self._load()
 
     def _load(self) -> None:
-        """Go on from what was found by an earlier run, unless it was asked something else."""
+        """Go on from an earlier run's table, unless that is of another source, case, device or toolchain."""
         for path in (self.open_path, self.path):
             if not path.exists():
                 continue
@@ -439,7 +439,7 @@ class Table:
         return all(config in self.results for space in self.spaces for config in space)
 
     def wanted(self, sample: int | None) -> list[Config]:
-        """Configs to look at, in a drawn order, so that what is done at any time stands for the whole."""
+        """Configs to compile, in a random order, so that what is done at any time stands for the whole."""
         if sample is None:
             drawn = [config for space in self.spaces for config in space]
         else:
@@ -506,7 +506,7 @@ def _brief(value: object) -> str:
 def collect(
     tables: Sequence[Table], *, sample: int | None, jobs: int, until: float, say: Callable[[str], None]
 ) -> bool:
-    """Look at what is wanted of some tables and not in them yet; False where time ran out before all of it was."""
+    """Compile the configs that are wanted and missing in some tables; False if time ran out before all were done."""
     whose = {(t.target, t.subject.name): t for t in tables}
     wanted = [Asked(t.target, t.subject.name, config) for t in tables for config in t.wanted(sample)]
     asked = [each for each in wanted if each.config not in whose[each.target, each.kernel].results]
@@ -530,7 +530,7 @@ def collect(
 
 
 def _teller(total: int, asked: int, say: Callable[[str], None]) -> Callable[[int, str], None]:
-    """Tells, now and then, how far it has come."""
+    """What prints progress, at most every ten seconds."""
     began = printed = time.monotonic()
 
     def tell(done: int, label: str) -> None:
@@ -678,7 +678,3 @@ def report(summaries: Sequence[Mapping[str, Any]]) -> str:
         for t in summaries
     ]
     return table(head, rows)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -114,10 +114,9 @@ def recordable(kind: str) -> dict[str, Recordable]:
 
 
 def has_code_of(recorded: Program, now: Program) -> bool:
-    """Whether a recorded program has every function and constant of today's as it is.
+    """Whether a recorded program has every function and constant of today's, unchanged.
 
-    A program's text has told more or less of what surrounds its functions over time, so that digests of traces are not
-    to be compared.
+    Digests cannot say: over time, a program's text has held more or less of what surrounds its functions.
     """
     there, needed = (
         {_REMARKS.sub("", section.text) for section in sections_of(program, None)} for program in (recorded, now)
@@ -219,7 +218,7 @@ class Recorder:
         self.blank: list[Any] = []  # the outputs as they are before a launch
 
     def record(self) -> Iterator[Status]:
-        """Measure round by round, telling of each; the trace is as new as what was told last.
+        """Measure round by round; a status after each. The trace on file is as new as the last status.
 
         Raises:
             torch.OutOfMemoryError: the device has no room for the workload.
@@ -285,9 +284,9 @@ class Recorder:
     def tune(
         self, count: int, store: Path, args: tuple[Any, ...], *, only: frozenset[tuple[int, Config]] | None = None
     ) -> Any:
-        """Measure so many configs through the front door; of these only some, beside the defaults, if so asked.
+        """Measure so many configs through the front door; with `only`, these alone beside the defaults.
 
-        These are told by the place of their variant, for two variants may have equal configs.
+        `only` names a config with the place of its variant, since two variants may have equal configs.
         """
         chosen = beginning(self.groups, count)
         if only is not None:
@@ -358,7 +357,7 @@ class Recorder:
         return next(i for i, configs in enumerate(self.kernel.variants.values()) if joint in configs)
 
     def written(self, recording: Recording, *, done: bool, problem: str = "") -> Status:
-        """Write the trace, if anything ran and there is no longer one, and tell of it."""
+        """Write the trace, if any config ran and the one on file is not longer; the status."""
         ran = {c: o for c, o in recording.outcomes.items() if isinstance(o, Measurement)}
         if not ran:
             failures = [str(o.message) for o in recording.outcomes.values() if not isinstance(o, Measurement)]
@@ -384,7 +383,7 @@ class Recorder:
         )
 
     def recorded(self) -> dict[str, object]:
-        """What the trace tells of how it was recorded."""
+        """The trace's field `recorded`: how it was made."""
         return {
             "kernel": self.task.kernel,
             "case": self.task.case,
@@ -401,9 +400,9 @@ class Recorder:
         }
 
     def begun_elsewhere(self) -> Status | None:
-        """What a trace on file says, if it is of another device of this kind and has all that is asked for.
+        """The status of a trace on file, if another device of this kind recorded all that is asked for.
 
-        It has not where it is shorter, of older source, or torn: then it is begun anew, for a trace mixes no two devices.
+        One that is shorter, of older source, or torn is begun again: a trace never mixes two devices.
         """
         path = self.path / trace_name(self.task, detect_hardware(self.device))
         if not path.exists():
@@ -443,9 +442,9 @@ def trace_name(task: Task, hardware: Hardware) -> str:
 
 
 def machine_of(device: str) -> str:
-    """What tells a device from every other in traces and among stores.
+    """A name that no other device has, in traces and among stores.
 
-    Where the device does not say, that is which of its host's it is; here it is `cuda:0` always.
+    Where the device has no identity of its own, the name says which of its host's devices it is.
     """
     which = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return digest(device_identity(device) or f"{device} of {which} of {platform.node()}")[:12]
@@ -453,7 +452,7 @@ def machine_of(device: str) -> str:
 
 @contextlib.contextmanager
 def noting_in(path: Path) -> Iterator[None]:
-    """Have a file tell which config is being measured, so that it is known if the process ends with it."""
+    """Write into a file which config is being measured, so that it is known if the process dies of it."""
     measure = BaseMeasurer.measure
     left = path.read_text().splitlines() if path.exists() else []
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -491,7 +490,7 @@ def serve(device: str) -> None:
     import torch
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what kernels and compilers print is no answer
+    os.dup2(2, 1)  # what kernels and compilers print must not mix with answers
     warnings.simplefilter("error", TuningWarning)  # the caller is not spared here: what was not tuned was not recorded
     for line in sys.stdin:
         task = Task(**json.loads(line))

@@ -49,8 +49,8 @@ from .page import Made, Source, page
 
 METHODS_COLD = (OURS, "top-forecast-again", "gp-ei", "lfbo", "kt-bayes_opt", "random")
 METHODS_WITH_HISTORY = (OURS, "top-forecast-again", "look-up", "gp-on-look-up", "hedge", "gp-ei", "lfbo", "random")
-KNOWN = (0, 10, 50)  # outcomes told before forecasts are scored
-STEPS = (1, 1.5, 2, 3, 5, 7)  # and ten, a hundred times as many: at these budgets searches are looked at
+KNOWN = (0, 10, 50)  # outcomes given before forecasts are scored
+STEPS = (1, 1.5, 2, 3, 5, 7)  # times 1, 10, 100, …: the budgets at which searches are scored
 
 
 def budgets_to(most: int) -> tuple[str, ...]:

@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 WARM_UP = 0.05  # share of the steps in which the rate rises; it falls to a twentieth by the end
 WEIGHT_DECAY = 0.1
 UNNAMED = 0.5  # share of prompts that do not name the device, so that its sheet is read
-WITHOUT_HISTORY = 0.4  # share told nothing of other spaces' times, and likewise of skills
+WITHOUT_HISTORY = 0.4  # share of prompts without other spaces' times, and likewise without skills
 MOST_LINES = 200_000  # whose tokens are kept
-LOOKS = 12  # at the spaces held back, over the whole training
+LOOKS = 12  # checkpoints, each with a score on the spaces held back, over the whole training
 LOOKED_AT = 48  # configs of each
 CHECKPOINT = "checkpoint"
 
@@ -125,6 +125,13 @@ class Progress:
     best_nll: float = math.inf
     trained_s: float = 0.0
 
+    def is_best(self, nll: float) -> bool:
+        """Whether the model forecasts as well as it ever did; if so, this step is noted as the best."""
+        best = nll <= self.best_nll
+        if best:
+            self.best_nll, self.best_step = nll, self.step
+        return best
+
 
 def train(
     model: Any,
@@ -169,15 +176,9 @@ def train(
         if not math.isfinite(lately):
             raise InvalidInputError(f"the loss before step {progress.step} is {lately}: train with a lower rate")
         nll = nll_at(forecast_held_back(model, tokenizer, held_back, plan, spaces), 1.0) if held_back else -math.inf
-        better = nll <= progress.best_nll
-        if better:
-            progress.best_nll, progress.best_step = nll, progress.step
-        checkpoint.save(model, optimizer, progress, best=better)
-        tell(
-            f"step {progress.step} of {plan.steps}: {plan.objective} {lately:.3f}"
-            + (f", held back {nll:.3f}, at best {progress.best_nll:.3f}" if held_back else "")
-            + f", {progress.trained_s:.0f} s"
-        )
+        checkpoint.save(model, optimizer, progress, best=progress.is_best(nll))
+        apart = f", held back {nll:.3f}, at best {progress.best_nll:.3f}" if held_back else ""
+        tell(f"step {progress.step} of {plan.steps}: {plan.objective} {lately:.3f}{apart}, {progress.trained_s:.0f} s")
     checkpoint.load_best(model)
     model.eval()
     return progress
