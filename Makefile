@@ -50,7 +50,7 @@ lint: setup
 # One environment for each Triton: its own Triton and package, the rest from $(VENV).
 OLDEST_TRITON := 3.6.0
 TRITONS       ?= $(OLDEST_TRITON) 3.7.1 3.8.0 3.9.0
-TRITON_TESTS  := tests/frontends/triton tests/compilers/test_triton*.py tests/frontends/test_simulated_driver.py \
+TRITON_TESTS  := tests/frontends/triton tests/compilers/test_triton*.py \
                  tests/features/test_launch_features.py tests/benchmarks/test_cached_call.py tests/frontends/inductor/test_inductor.py
 
 test-triton-all: $(TRITONS:%=test-triton-%)  ## the Triton tests on each Triton that is supported

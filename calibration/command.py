@@ -1,14 +1,9 @@
-"""What the commands share: an argument that must be positive, tables, numbers and JSON on stdout."""
+"""What the commands share: an argument that must be positive, a plain table, numbers with so many digits."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-from forecast_autotune.core.text import plain
 
 
 def positive(text: str) -> int:
@@ -42,54 +37,3 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         ).rstrip()
         for line in lines
     )
-
-
-def print_json(value: object) -> None:
-    """Print one JSON value: on one line into a pipe, indented on a terminal."""
-    print(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
-
-
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """Print rows under a head; columns named in `right` are set flush right. A pipe gets one line for each row."""
-    if not sys.stdout.isatty():
-        lines = [[plain(cell) for cell in row] for row in (head, *rows)]
-        widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-        for line in lines:
-            cells = (
-                cell.rjust(width) if name in right else cell.ljust(width)
-                for cell, width, name in zip(line, widths, head, strict=True)
-            )
-            print("  ".join(cells).rstrip())
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for name in head:
-        drawn.add_column(name, justify="right" if name in right else "left")
-    for row in rows:
-        drawn.add_row(*(Text(plain(cell)) for cell in row))
-    _console().print(drawn)
-
-
-def print_facts(facts: Sequence[tuple[str, str]]) -> None:
-    """Print lines of a name and a value."""
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table.grid(padding=(0, 2))
-    drawn.add_column(style="bold", no_wrap=True)
-    drawn.add_column(overflow="fold")
-    for name, value in facts:
-        drawn.add_row(name, Text(plain(value)))
-    _console().print(drawn)
-
-
-def _console() -> Any:
-    """A pipe gets no colour and one line for each row, however long."""
-    from rich.console import Console
-
-    if sys.stdout.isatty():
-        return Console(file=sys.stdout, highlight=False)
-    return Console(file=sys.stdout, highlight=False, no_color=True, width=10_000, soft_wrap=False)

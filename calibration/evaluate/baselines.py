@@ -30,9 +30,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forecast_autotune.cli.output import print_json, print_table
 from forecast_autotune.errors import InvalidInputError
 
-from ..command import positive, print_json, print_table
+from ..command import positive
 from ..paths import TRACES
 from . import aggregates
 from .benchmark import (

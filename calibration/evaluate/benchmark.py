@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import io
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,18 +17,16 @@ import numpy as np
 
 import forecast_autotune
 from forecast_autotune.core.budget import Budget
-from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.digest import digest
 from forecast_autotune.core.job import Compile, Measure, Recording, Stop, View, log2_speedups
-from forecast_autotune.errors import InvalidInputError, NoWorkingConfigError
-from forecast_autotune.evaluation.replay_runner import Given, histories
-from forecast_autotune.evaluation.trace import read_trace
-from forecast_autotune.features.arrays import columns_of, expected_gain
+from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.evaluation.history import history_of
+from forecast_autotune.evaluation.recorded_space import read_space
+from forecast_autotune.evaluation.replay_runner import replay, use_one_thread
+from forecast_autotune.features.forecast_columns import columns_of, expected_gain
 from forecast_autotune.frontends.engine import make_surrogate
-from forecast_autotune.measure.replay import Replay
 from forecast_autotune.processes.side_by_side import side_by_side
 from forecast_autotune.protocols import Policy, Surrogate
-from forecast_autotune.tuning.loop import failures_untold, tune
 from forecast_autotune.tuning.policies import Selective
 
 from ..fit.forest import prior_without
@@ -65,36 +60,25 @@ class Entry:
     @property
     def named(self) -> Row:
         """What each row about it begins with."""
-        of = recording(self.trace)
+        space = read_space(self.trace)
         return {
             "setting": self.setting,
             "trace": self.trace.name,
-            "kernel": kernel_of(of),
-            "hardware": of.hardware.name,
+            "kernel": space.kernel,
+            "hardware": space.hardware,
             "history": len(self.history),
         }
 
 
-@lru_cache(maxsize=128)
-def recording(path: Path) -> Recording:
-    read = read_trace(path)
-    gc.freeze()  # it stays for good: see `replay_runs`
-    return read
-
-
 @lru_cache(maxsize=16)
 def case(entry: Entry) -> Case:
-    of = recording(entry.trace)
+    space = read_space(entry.trace)
     return Case(
-        recording=of,
-        recordings=tuple(map(recording, entry.history)),
-        surrogate=partial(surrogate_without, kernel_of(of)),
+        name=space.name,
+        recording=space.recording,
+        recordings=tuple(read_space(path).recording for path in entry.history),
+        surrogate=partial(surrogate_without, space.kernel),
     )
-
-
-def kernel_of(of: Recording) -> str:
-    """The program's name; an extension of the suite has a module before it."""
-    return of.workload.program.name.rpartition(".")[2]
 
 
 def distinct(traces: Iterable[Path]) -> list[Path]:
@@ -116,11 +100,8 @@ Alike = Callable[[Recording, Recording], bool]
 
 def others(trace: Path, among: Iterable[Path], which: Alike = lambda _mine, _theirs: True) -> tuple[Path, ...]:
     """Traces of the same kernel that may be its history as `replay` understands it: not the same run, nor a repeat of it."""
-    mine = recording(trace)
-    same = [path for path in among if recording(path).workload.program.name == mine.workload.program.name]
-    with contextlib.redirect_stderr(io.StringIO()):  # it prints which are left out
-        (kept,) = histories([trace], same)
-    return tuple(path for path in kept if which(mine, recording(path)))
+    kept = history_of(trace, list(among)).kept
+    return tuple(path for path in kept if which(read_space(trace).recording, read_space(path).recording))
 
 
 def limit_of(budget: str, size: int) -> int:
@@ -204,26 +185,19 @@ def result(recorded: Case, slowdown: float, measured: int) -> Row:
 
 def tuned(recorded: Case, budget: str, seed: int, method: str) -> Row:
     """The real tuning run, on the recording."""
-    replay = Replay(recorded.recording)
-    spent = Budget(budget, clock=replay.clock)
     policy: Policy = Selective(seed)
-    decision: Decision | None = None
-    with contextlib.suppress(NoWorkingConfigError), failures_untold():
-        resolution = tune(
-            recorded.job,
-            compiler=replay,
-            surrogate=recorded.surrogate(),
-            policy=policy if method == OURS else Unstopped(policy),
-            measurer=replay,
-            store=Given(recordings=recorded.recordings),
-            budget=spent,
-        )
-        decision = resolution.decision
-    slowdown = recorded.slowdown(recorded.space.index(decision.config)) if decision else math.inf
-    if decision and not spent.measures and math.isinf(slowdown):
+    run = replay(
+        recorded,
+        surrogate=recorded.surrogate(),
+        policy=policy if method == OURS else Unstopped(policy),
+        budget=budget,
+        history=recorded.recordings,
+    )
+    slowdown = run.slowdown
+    if run.decision and not Budget(budget).measures and math.isinf(slowdown):
         slowdown = recorded.default_slowdown  # a launch of an unmeasured choice that is refused falls back to it
-    basis = decision.basis if decision else "nothing runs"
-    return {**result(recorded, slowdown, spent.tried), "basis": basis}
+    basis = run.decision.basis if run.decision else "nothing runs"
+    return {**result(recorded, slowdown, run.measured), "basis": basis}
 
 
 class Unstopped:
@@ -315,6 +289,7 @@ def code(*, own: bool) -> str:
     package = Path(forecast_autotune.__file__).parent
     searching, fitting = Path(__file__).parent, Path(__file__).parents[1] / "fit"
     files = [searching / name for name in ("trials.py", "searches.py", "kernel_tuner_strategies.py")]
+    files.append(package / "evaluation" / "recorded_space.py")
     if own:
         files += [
             *sorted(package.rglob("*.py")),
@@ -334,12 +309,6 @@ def attempt(task: Task) -> list[Row]:
         return [{**task.entry.named, **named, "why": repr(err), "failed": True}]
 
 
-def one_thread() -> None:
-    """For this process and those it starts, if numpy is not loaded yet: workers are as many as there are cores."""
-    for library in ("OPENBLAS", "OMP", "MKL"):
-        os.environ[f"{library}_NUM_THREADS"] = "1"
-
-
 def work(tasks: Sequence[Task], jobs: int, kept: ResultCache) -> Iterator[tuple[Task, list[Row]]]:
     """Each task with its rows: first those that are kept, then the others as they finish."""
     left = []
@@ -349,7 +318,7 @@ def work(tasks: Sequence[Task], jobs: int, kept: ResultCache) -> Iterator[tuple[
             left.append(task)
         else:
             yield task, rows
-    one_thread()
+    use_one_thread()
     for task, rows in _alone(left) if jobs == 1 or len(left) < 2 else side_by_side(attempt, left, jobs):
         kept.add(task, rows)
         yield task, rows

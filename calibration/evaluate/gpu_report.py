@@ -38,8 +38,8 @@ from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import TuningWarning
-from forecast_autotune.evaluation.trace import read_trace
-from forecast_autotune.frontends.simulated_driver import rehearsal
+from forecast_autotune.evaluation.traces import read_trace
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
 from ..command import number, table
 from .side_by_side import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecast_autotune.core.forecast import BIN_EDGES_LOG2, Abstention, Forecast
-from forecast_autotune.core.job import Question, reference_us
+from forecast_autotune.evaluation.replay_runner import forecast_space
 from forecast_autotune.evaluation.scores import (
     ForecastScores,
-    against_median,
     bin_probabilities,
     discovery,
     risk_coverage,
@@ -81,7 +79,7 @@ class PageForecasts:
 
     def do(self) -> list[Row]:
         recorded = case(self.entry)
-        draws = [forecast_space(recorded, self.known, draw) for draw in range(self.draws if self.known else 1)]
+        draws = [drawn_forecasts(recorded, self.known, draw) for draw in range(self.draws if self.known else 1)]
         rests = [d.rest() for d in draws]
         curves = [risk_coverage(d.forecasts, d.measured, reference=d.reference) for d in rests]
         marks = [d.wrong_and_confidence() for d in rests]
@@ -93,7 +91,7 @@ class PageForecasts:
                 "known": self.known,
                 "draws": len(draws),
                 "configs": len(recorded.space),
-                "fitted_on": list(getattr(recorded.surrogate(), "fitted_on", ())),
+                "fitted_on": list(recorded.surrogate().fitted_on),
                 **all_scores(draws),
                 **{f"rest_{name}": value for name, value in all_scores(rests).items()},
                 "events": sum(each.events for each in steps),
@@ -160,27 +158,22 @@ class SpaceForecasts:
         }
 
 
-def forecast_space(recorded: Case, known: int, draw: int) -> SpaceForecasts:
+def drawn_forecasts(recorded: Case, known: int, draw: int) -> SpaceForecasts:
     """Forecast a space, given so many of its outcomes."""
-    space = recorded.space
-    rest = random.Random(f"{draw} {known}").sample(space[1:], min(max(0, known - 1), len(space) - 1))
-    outcomes = {c: recorded.recording.outcomes[c] for c in [space.default, *rest][:known]}
-    forecasts = recorded.surrogate().forecast(
-        Question(job=recorded.job, configs=space, outcomes=outcomes, recordings=recorded.recordings)
+    result = forecast_space(
+        recorded, surrogate=recorded.surrogate(), known=known, draw=draw, history=recorded.recordings
     )
-    log2_us = np.where(np.isfinite(recorded.log2_us), recorded.log2_us, np.inf)
-    speedups, reference = against_median(forecasts, log2_us.tolist(), default_us=reference_us(outcomes, space.default))
     return SpaceForecasts(
-        forecasts=forecasts,
-        speedups=np.array(speedups),
-        reference=reference,
-        given=frozenset(map(space.index, outcomes)),
+        forecasts=result.forecasts,
+        speedups=np.array(result.speedups),
+        reference=result.reference,
+        given=frozenset(map(recorded.space.index, result.known)),
     )
 
 
 def score(recorded: Case, known: int, draw: int) -> tuple[ForecastScores, NDArray[np.bool_], Array]:
     """The scores, and for each config whether its most probable bin was wrong and how probable it was."""
-    drawn = forecast_space(recorded, known, draw)
+    drawn = drawn_forecasts(recorded, known, draw)
     return score_forecasts(drawn.forecasts, drawn.measured, reference=drawn.reference), *drawn.wrong_and_confidence()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from forecast_autotune.features.arrays import normal_cdf
+from forecast_autotune.features.forecast_columns import normal_cdf
 
 from .kernel_tuner_strategies import STRATEGIES, strategy_order
 from .trials import Array, Indices, Trial

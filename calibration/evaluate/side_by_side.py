@@ -15,7 +15,7 @@ import triton
 from kernel_suite import TritonKernel
 from triton.runtime.driver import driver
 
-from forecast_autotune.frontends.simulated_driver import current_rehearsal, rehearsal
+from forecast_autotune.frontends.triton.simulated_driver import current_rehearsal, rehearsal
 
 Launch = Callable[[], None]
 

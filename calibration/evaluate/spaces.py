@@ -29,15 +29,15 @@ from typing import Any
 
 from kernel_suite.__main__ import described, listed
 
+from forecast_autotune.cli.output import print_facts, print_json, print_table
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.text import plain
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.evaluation.trace import read_recorded, read_trace
+from forecast_autotune.evaluation.traces import read_recorded, read_trace
 from forecast_autotune.store import encoding
 
-from ..command import print_facts, print_json, print_table
 from ..paths import TRACES
 from .rank_correlation import rank_correlation
 

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecast_autotune.core.config import Config
-from forecast_autotune.core.job import Job, Question, Recording
-from forecast_autotune.core.outcome import Measurement, Outcome
-from forecast_autotune.core.space import Space
-from forecast_autotune.features.arrays import columns_of, knob_matrix
-from forecast_autotune.measure.replay import Replay
+from forecast_autotune.core.context import ForecastContext
+from forecast_autotune.core.job import Recording
+from forecast_autotune.core.outcome import Outcome
+from forecast_autotune.evaluation.recorded_space import RecordedSpace, log2_times
+from forecast_autotune.features.forecast_columns import columns_of
+from forecast_autotune.features.knob_matrix import knob_matrix
 from forecast_autotune.protocols import Surrogate
 
 Array = NDArray[np.float64]
@@ -26,24 +27,12 @@ FAILED = 0.3 / math.log(
 )  # octaves beyond the slowest at which a failure counts, so that models have a number for it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A recorded space to search, and what is known beforehand: the same kernel's times at other sizes or elsewhere.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Case(RecordedSpace):
+    """A recorded space to search, and what is known beforehand: the same kernel's times at other sizes or elsewhere."""
 
-    Configs go by their position in the space; the default is at 0.
-    """
-
-    recording: Recording
     recordings: Sequence[Recording] = ()
     surrogate: Callable[[], Surrogate]
-
-    @cached_property
-    def space(self) -> Space:
-        return self.job.space
-
-    @cached_property
-    def job(self) -> Job:
-        return Replay(self.recording).job
 
     @cached_property
     def x(self) -> Array:
@@ -57,32 +46,8 @@ class Case:
         return np.stack(columns, axis=1) if columns else np.zeros((len(self.space), 0), dtype=np.intp)
 
     @cached_property
-    def log2_us(self) -> Array:
-        """Log2 of the time of each config, infinite where it fails."""
-        return log2_times(self.recording, self.space)
-
-    @property
-    def default_slowdown(self) -> float:
-        return self.slowdown(0)
-
-    def slowdown(self, config: int) -> float:
-        """Time over that of the best, infinite where it fails."""
-        return float(2.0 ** (self.log2_us[config] - self.log2_us.min()))
-
-    @cached_property
     def history(self) -> History:
         return read_history(self)
-
-
-def log2_times(recording: Recording, space: Space) -> Array:
-    """Log2 of the time of each config of a space: infinite where it fails, NaN where it was not recorded."""
-
-    def one(outcome: Outcome | None) -> float:
-        if outcome is None:
-            return math.nan
-        return math.log2(outcome.median_us) if isinstance(outcome, Measurement) else math.inf
-
-    return np.array([one(recording.outcomes.get(c)) for c in space])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +96,7 @@ class Trial:
         self.tried: list[int] = []
         self.unmeasured = 0
         self.broke = ""
-        self._surrogate = case.surrogate()
+        self._session = case.surrogate().start(ForecastContext(job=case.job, recordings=case.recordings))
         self._free = np.ones(len(case.space), dtype=bool)
         if self.limit:
             self.measure(0)
@@ -167,9 +132,7 @@ class Trial:
 
     def forecast(self, outcomes: dict[Config, Outcome]) -> Array:
         """Log2 speed-up of each config as our surrogate forecasts it, failing included; 0 where it abstains."""
-        case = self.case
-        question = Question(job=case.job, configs=case.space, outcomes=outcomes, recordings=case.recordings)
-        columns = columns_of(self._surrogate.forecast(question))
+        columns = columns_of(self._session.predict(outcomes, {}))
         expected: Array = np.nan_to_num(columns.mean + np.log2(np.maximum(1.0 - columns.fail, 1e-9)), nan=0.0)
         return expected
 

@@ -21,22 +21,22 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.digest import digest
-from forecast_autotune.core.job import Job, Question
-from forecast_autotune.core.outcome import Measurement
+from forecast_autotune.core.job import Job
 from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.scores import against_median, rank_correlation, score_forecasts
-from forecast_autotune.evaluation.trace import read_trace
+from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.features import knob_roles
-from forecast_autotune.features.arrays import columns_of
-from forecast_autotune.measure.replay import Replay
+from forecast_autotune.features.forecast_columns import columns_of
 from forecast_autotune.processes.machine import usable_cores
 from forecast_autotune.processes.side_by_side import side_by_side
 from forecast_autotune.surrogates import prior as prior_module
 from forecast_autotune.surrogates import static_features as traits_module
 from forecast_autotune.surrogates.learned import Learned
 from forecast_autotune.surrogates.prior import RULES, SHIPPED, Factor, Prior, prior_text, read_prior, rules
-from forecast_autotune.surrogates.static_features import launch_traits
+from forecast_autotune.surrogates.static_features import launch_features
 
 from ..command import positive
 from ..paths import REPOSITORY, TRACES
@@ -93,17 +93,14 @@ def read_example(path: Path) -> Example:
     """
     import numpy as np
 
-    recording = read_trace(path)
-    job = Replay(recording).job
-    times = np.array(
-        [o.median_us if isinstance(o, Measurement) else np.nan for o in (recording.outcomes[c] for c in job.space)]
-    )
-    log2_time = np.log2(times)
+    space = RecordedSpace(name=path.name, recording=read_trace(path))
+    job = space.job
+    log2_time = np.where(np.isfinite(space.log2_us), space.log2_us, np.nan)
     return Example(
         name=path.name,
-        kernel=recording.workload.program.name.rpartition(".")[2],  # an extension has a module before its name
+        kernel=space.kernel,
         job=job,
-        traits=launch_traits(job.described, job.hardware) if job.described else None,
+        traits=launch_features(job.described, job.hardware) if job.described else None,
         broken=rules(job),
         log2_time=log2_time - np.nanmedian(log2_time),
     )
@@ -355,7 +352,7 @@ def score(example: Example, prior: Prior) -> Scores:
     """How a model does on one space, nothing of which is known to it."""
     import numpy as np
 
-    forecasts = Learned(prior).forecast(Question(job=example.job, configs=example.job.space))
+    forecasts = Learned(prior).start(ForecastContext(job=example.job)).predict({}, {})
     log2_us = np.where(np.isnan(example.log2_time), np.inf, example.log2_time)
     measured, median = against_median(forecasts, log2_us.tolist(), default_us=None)
     scores = score_forecasts(forecasts, measured, reference=median)

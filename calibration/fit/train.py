@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import AutotuneError, InvalidInputError
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.language.model import ModelError
 from forecast_autotune.language.prompt import CHARS, CHARS_PER_TOKEN
 
@@ -26,7 +27,7 @@ from .forest import suite_paths
 from .training.loop import Plan, cool, forecast_held_back, train
 from .training.objectives import OBJECTIVES
 from .training.small_model import Shape, make_model, make_tokenizer
-from .training.spaces import WAYS, RecordedSpace, held_back, left_out, read_spaces, stored_spaces
+from .training.spaces import WAYS, held_back, left_out, prompts_of, read_spaces, stored_spaces
 
 CARD = "training.json"
 HELD_BACK = 0.1
@@ -155,7 +156,7 @@ def _texts(spaces: Sequence[RecordedSpace], plan: Plan) -> list[str]:
     for space in spaces:
         every = max(1, len(space.job.space) // TOKENIZER_TEXTS)
         places = range(0, len(space.job.space), every)
-        asked = space.prompts(space.median, places, plan.most_chars, known=spaces, skilled=spaces)
+        asked = prompts_of(space, space.median, places, plan.most_chars, known=spaces, skilled=spaces)
         texts += [asked[0].shared, *(p.own for p in asked)]
     return texts
 

@@ -94,8 +94,8 @@ def descriptions(
     Raises:
         InvalidInputError: the kernel has no such case.
     """
-    from forecast_autotune.compilers.triton_launches import described, launches
-    from forecast_autotune.frontends.simulated_driver import rehearsal
+    from forecast_autotune.compilers.triton_launches import launches, static_features
+    from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
     args = fake_inputs(kernel, kernel.case(case), SEED)
     with rehearsal(hardware=hardware):  # some variants ask their device how large it is
@@ -106,4 +106,4 @@ def descriptions(
             except Exception:  # it refuses the config at this size, or needs data to tell
                 yield {}
             else:
-                yield described(launched, hardware)
+                yield static_features(launched, hardware)

@@ -213,7 +213,7 @@ def header_of(subject: Subject, target: str) -> Json:
     case = subject.cases[0]
     if isinstance(subject, SuiteKernel):
         from forecast_autotune.compilers.triton_source import gpu_target
-        from forecast_autotune.frontends.triton.call import current_toolchain
+        from forecast_autotune.frontends.triton.target import current_toolchain
 
         source = subject.tuned().tuned.program.digest
         toolchain = dict(current_toolchain(gpu_target(target)).versions)
@@ -282,7 +282,7 @@ def by_triton(
     """
     from forecast_autotune.compilers.triton_launches import LaunchesCompiler
     from forecast_autotune.compilers.triton_worker import told as message_of
-    from forecast_autotune.frontends.simulated_driver import rehearsal
+    from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
     launched: dict[Config, Sequence[Launched]] = {}
     refused: list[tuple[int, Failure]] = []

@@ -31,18 +31,20 @@ from kernel_suite import Kernel, Output, SuiteKernel, kernels, suite_kernels
 from kernel_suite.suite import cuda_kernels
 
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.digest import digest
 from forecast_autotune.core.forecast import Abstention
 from forecast_autotune.core.hardware import Hardware
-from forecast_autotune.core.job import Question, Recording
+from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Work
 from forecast_autotune.errors import InvalidInputError, TuningWarning
-from forecast_autotune.evaluation.trace import read_recorded, read_trace, write_trace
+from forecast_autotune.evaluation.traces import read_recorded, read_trace, write_trace
 from forecast_autotune.language.sources import sections_of
 from forecast_autotune.measure.base import BaseMeasurer
 from forecast_autotune.measure.probe import detect_hardware, device_identity
+from forecast_autotune.surrogates.base import StatelessSurrogate
 
 KNOB = "variant"
 SEED = 11
@@ -95,13 +97,13 @@ class Status:
     lost: bool = False  # the device's context is gone: this process ends and another goes on
 
 
-class Silent:
+class Silent(StatelessSurrogate):
     """A surrogate that forecasts nothing: every config is measured anyway."""
 
     name = "silent"
 
-    def forecast(self, question: Question) -> Sequence[Abstention]:
-        return [Abstention(self.name, "everything is measured")] * len(question.configs)
+    def forecast(self, context: ForecastContext, *_: object) -> Sequence[Abstention]:
+        return [Abstention(self.name, "everything is measured")] * len(context.job.space)
 
 
 def recordable(kind: str) -> dict[str, Recordable]:

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.evaluation.recorded_space import read_space
 from forecast_autotune.frontends.engine import make_surrogate
 
 from ..command import positive
@@ -35,12 +36,9 @@ from ..evaluate.benchmark import (
     ResultCache,
     Search,
     Task,
-    case,
     code,
     collect,
     distinct,
-    kernel_of,
-    recording,
 )
 from ..evaluate.honesty import PageForecasts
 from ..evaluate.searches import METHODS
@@ -71,13 +69,13 @@ def traces_of(given: argparse.Namespace) -> list[Path]:
     if not paths:
         firsts: dict[str, Path] = {}
         for path in suite:
-            firsts.setdefault(kernel_of(recording(path)), path)
+            firsts.setdefault(read_space(path).kernel, path)
         paths = list(firsts.values())
     if not paths:
         raise InvalidInputError(f"there are no traces in {TRACES}: name some")
     paths = distinct(paths)
     for path in paths:
-        recording(path)
+        read_space(path)
     return paths
 
 
@@ -88,7 +86,7 @@ def tasks_for(entries: Sequence[Entry], given: argparse.Namespace, budgets: tupl
         PageForecasts(entry=entry, known=known, draws=draws)
         for entry in entries
         for known in KNOWN
-        if known < len(recording(entry.trace).outcomes)
+        if known < len(read_space(entry.trace).space)
     ]
     for seed in range(given.seeds):
         for entry in entries:
@@ -103,20 +101,20 @@ def tasks_for(entries: Sequence[Entry], given: argparse.Namespace, budgets: tupl
 
 def sources(traces: Sequence[Path]) -> list[Source]:
     """What the page tells of the traces; the hardware is left out of their labels where all have the same."""
-    hardware = {recording(path).hardware.name for path in traces}
+    hardware = {read_space(path).hardware for path in traces}
     shared = f".{hardware.pop().replace(' ', '_')}" if len(hardware) == 1 else ""
     lines = []
     for path in traces:
-        of, recorded = recording(path), case(Entry(trace=path, setting=""))
+        space = read_space(path)
         label = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json").removesuffix(shared)
         lines.append(
             Source(
                 name=path.name,
                 label=label or path.name,
-                kernel=kernel_of(of),
-                hardware=of.hardware.name,
-                configs=len(recorded.space),
-                default_over_best=recorded.default_slowdown,
+                kernel=space.kernel,
+                hardware=space.hardware,
+                configs=len(space.space),
+                default_over_best=space.default_slowdown,
                 digest=hashlib.sha256(path.read_bytes()).hexdigest()[:16],
             )
         )
@@ -157,7 +155,7 @@ def make(given: argparse.Namespace, arguments: Sequence[str]) -> Made:
         command=shlex.join(["python", "-m", "calibration", "report", *arguments]),
         code=code(own=True)[:16],
         versions=versions(),
-        shipped_on=list(getattr(make_surrogate("auto"), "fitted_on", ())),
+        shipped_on=list(make_surrogate("auto").fitted_on),
         finished=finished,
     )
 

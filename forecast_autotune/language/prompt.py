@@ -38,7 +38,7 @@ SKILLS = 12
 SKILLS_SHARE = 1 / 8  # of a prompt's characters, at most
 ELSEWHERE = 4  # recordings that a prompt tells of
 
-# What a description (`kernel_features`) says of a launch and a reader can use: as powers of two, and as tenths.
+# Launch features that a reader can use: as powers of two, and as tenths.
 POWERS = (
     "programs", "waves", "trips", "tile_elements", "per_thread", "registers", "shared_bytes", "blocks_per_unit",
     "loaded_bytes", "traffic_bytes", "us_flops", "us_memory", "us_bound", "launches",

@@ -30,7 +30,7 @@ import triton.language as tl
 from calibration.evaluate.side_by_side import device, has_device, own_environment, own_store, surroundings
 from forecast_autotune import autotune
 from forecast_autotune.frontends.key_table import MAX_KEYS
-from forecast_autotune.frontends.simulated_driver import rehearsal
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
 KEYS = 100_000
 MINUTES = 8.0

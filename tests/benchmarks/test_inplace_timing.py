@@ -23,7 +23,7 @@ def own_cache(tmp_path: Path) -> Iterator[None]:
         yield
 
 
-def test_equal_orders_correlate_fully_opposite_ones_negatively_and_a_flat_one_says_nothing() -> None:
+def test_equal_orders_correlate_opposite_negatively_and_flat_not_at_all() -> None:
     assert rank_correlation([1, 5, 9], [10, 11, 900]) == pytest.approx(1)
     assert rank_correlation([1, 5, 9], [3, 2, 1]) == pytest.approx(-1)
     assert rank_correlation([1, 1, 1], [3, 2, 1]) is None

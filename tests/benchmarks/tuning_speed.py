@@ -28,11 +28,11 @@ from kernel_suite.matmul import KEY, KNOBS, RECORDING, SIZE, arguments, matmul, 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Measurement
-from forecast_autotune.evaluation.trace import read_trace, write_trace
+from forecast_autotune.evaluation.traces import read_trace, write_trace
 from forecast_autotune.frontends.engine import make_store
-from forecast_autotune.frontends.simulated_driver import rehearsal
 from forecast_autotune.frontends.triton.autotuner import ForecastAutotuner
 from forecast_autotune.frontends.triton.call import TritonCall
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 from forecast_autotune.settings import Settings
 
 

@@ -60,7 +60,7 @@ def report(folder: Path, source: str = SOURCE, tile: int = 16, threads: int | No
     )
 
 
-def test_the_kernel_part_leaves_out_what_speaks_of_torch_and_asks_for_its_instances() -> None:
+def test_the_kernel_part_leaves_out_torch_and_instantiates_its_templates() -> None:
     part = kernel_part(SOURCE)
     assert "torch" not in part.replace("torch::Tensor in a comment", "")
     assert "struct Params { int n; };" in part
@@ -69,7 +69,7 @@ def test_the_kernel_part_leaves_out_what_speaks_of_torch_and_asks_for_its_instan
 
 
 @needs_nvcc
-def test_registers_and_shared_memory_are_what_cuobjdump_reads_from_the_cubin(tmp_path: Path) -> None:
+def test_registers_and_shared_memory_are_read_from_the_cubin_by_cuobjdump(tmp_path: Path) -> None:
     found = report(tmp_path)
     assert isinstance(found, Evidence)
     assert found.shared_bytes == 2 * 16 * 16 * 4

@@ -23,7 +23,7 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Evidence, Failure
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.features.hardware_sheets import device_properties, sheet_for
-from forecast_autotune.frontends.simulated_driver import rehearsal
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -194,7 +194,7 @@ import os, sys
 import torch, triton, triton.language as tl
 from forecast_autotune.compilers.triton_compile import TritonCompiler, binding
 from forecast_autotune.core.config import Config
-from forecast_autotune.frontends.simulated_driver import rehearsal
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
 with open(sys.argv[1], "a") as f:
     f.write("ran\\n")
@@ -225,7 +225,7 @@ for times in (2, 5):
 """
 
 
-def test_kernels_of_main_with_globals_closures_and_helpers_are_compiled_without_running_main_again(
+def test_kernels_of_main_are_compiled_without_running_main_again(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "program.py"

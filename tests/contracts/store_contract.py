@@ -70,7 +70,7 @@ class StoreContract:
     def store(self) -> Store:
         raise NotImplementedError("a subclass gives the store")
 
-    def test_what_may_have_another_cause_is_held_against_a_config_when_it_comes_again(self, store: Store) -> None:
+    def test_a_transient_failure_counts_against_a_config_only_when_it_repeats(self, store: Store) -> None:
         job = a_job()
         failure = Failure(stage="launch", message="CUDA out of memory", transient=True)
         for run, known in (("one", False), ("two", True)):
@@ -79,9 +79,7 @@ class StoreContract:
         store.record(job, "three", job.space[1], a_measurement(), None)
         assert isinstance(store.outcomes(job)[job.space[1]], Measurement)
 
-    def test_such_a_failure_never_takes_the_place_of_a_time_nor_keeps_the_default_from_being_tried(
-        self, store: Store
-    ) -> None:
+    def test_a_transient_failure_never_replaces_a_time_nor_blocks_the_default(self, store: Store) -> None:
         job = a_job()
         failure = Failure(stage="launch", message="CUDA out of memory", transient=True)
         store.record(job, "one", job.space[1], a_measurement(), None)
@@ -93,7 +91,7 @@ class StoreContract:
     def test_an_empty_store_knows_nothing(self, store: Store) -> None:
         assert store.decision(a_job()) is None
         assert store.outcomes(a_job()) == {}
-        assert list(store.recollect(a_job())) == []
+        assert list(store.related_recordings(a_job())) == []
 
     def test_a_decision_comes_back_as_it_was(self, store: Store) -> None:
         store.decide(a_job(), a_decision(a_job()))
@@ -118,7 +116,7 @@ class StoreContract:
             {"space": Space(SPACE, default=SPACE[1])},
         ],
     )
-    def test_a_decision_holds_for_its_own_key_hardware_toolchain_and_space_alone(
+    def test_a_decision_holds_only_for_its_key_hardware_toolchain_and_space(
         self, store: Store, change: dict[str, Any]
     ) -> None:
         store.decide(a_job(), a_decision(a_job()))
@@ -136,7 +134,7 @@ class StoreContract:
         here = a_job(hardware=replace(HARDWARE, power_limit_w=limit_w))
         assert (store.decision(here) is not None) is holds
         assert (SPACE[1] in store.outcomes(here)) is holds
-        assert [r.hardware.power_limit_w for r in store.recollect(here)] == ([] if holds else [700])
+        assert [r.hardware.power_limit_w for r in store.related_recordings(here)] == ([] if holds else [700])
 
     def test_decisions_under_far_power_limits_hold_beside_each_other(self, store: Store) -> None:
         jobs = [a_job(hardware=replace(HARDWARE, power_limit_w=limit_w)) for limit_w in (700, 500, 690)]
@@ -162,7 +160,7 @@ class StoreContract:
             store.record(a_job(), "run-1", SPACE[0], a_measurement(us), None)
         assert store.outcomes(a_job()) == {SPACE[0]: a_measurement(10.0)}
 
-    def test_times_of_several_runs_come_back_on_the_scale_of_the_newest_default(self, store: Store) -> None:
+    def test_times_of_several_runs_are_scaled_to_the_newest_default(self, store: Store) -> None:
         job = a_job()
         for run, slow in (("one", 1.0), ("two", 1.25)):
             store.record(job, run, job.space.default, a_measurement(10.0 * slow), None)
@@ -189,7 +187,7 @@ class StoreContract:
         store.record(job, "run", SPACE[0], Failure(stage="compile", message=message), None)
         assert store.outcomes(job) == {SPACE[0]: Failure(stage="compile", message=message)}
 
-    def test_recollects_the_program_elsewhere_and_not_this_job(self, store: Store) -> None:
+    def test_related_recordings_are_the_programs_elsewhere_and_not_this_jobs(self, store: Store) -> None:
         elsewhere = {
             "key": a_job(key={"n": 1}),
             "hardware": a_job(hardware=Hardware(kind="cuda", name="NVIDIA A100", units=108)),
@@ -199,7 +197,9 @@ class StoreContract:
         for job in (a_job(), *elsewhere.values(), a_job(name="layernorm")):
             store.record(job, "run", job.space[2], a_measurement(), None)
             store.record(job, "run", job.space[0], a_measurement(20.0), None)
-        found = {(r.workload.digest, r.hardware.digest, r.toolchain.digest): r for r in store.recollect(a_job())}
+        found = {
+            (r.workload.digest, r.hardware.digest, r.toolchain.digest): r for r in store.related_recordings(a_job())
+        }
         assert set(found) == {(j.workload.digest, j.hardware.digest, j.toolchain.digest) for j in elsewhere.values()}
         for recording in found.values():
             assert recording.default == SPACE[0]
@@ -207,22 +207,22 @@ class StoreContract:
             assert recording.workload.features == {"grid": 128}
             assert recording.log2_speedups()[SPACE[2]] == pytest.approx(1.0)
 
-    def test_what_was_told_of_configs_without_compiling_is_recollected_with_their_outcomes(self, store: Store) -> None:
+    def test_features_of_configs_are_recalled_with_their_outcomes(self, store: Store) -> None:
         told = [{"n": float(n), "bytes": 1234567.0 * n} for n in range(len(SPACE))]
         for described in (told, [{}] * len(SPACE)):  # a later job may say nothing
             job = replace(a_job(key={"n": 1}), described=described)
             for config in SPACE[1:3]:
                 store.record(job, "run", config, a_measurement(), None)
         store.record(replace(a_job(key={"n": 1}), described=()), "run", SPACE[3], a_measurement(), None)
-        (recording,) = store.recollect(a_job())
+        (recording,) = store.related_recordings(a_job())
         assert recording.outcomes.keys() == set(SPACE[1:4])
         assert recording.described == {SPACE[1]: {"n": 1, "bytes": 1234570}, SPACE[2]: {"n": 2, "bytes": 2469130}}
 
     def test_a_rehearsal_teaches_nothing_about_a_device(self, store: Store) -> None:
         rehearsal = Hardware(kind="replay", name="NVIDIA H200")
         store.record(a_job(hardware=rehearsal), "run", SPACE[0], a_measurement(), None)
-        assert list(store.recollect(a_job())) == []
-        assert len(store.recollect(a_job(hardware=rehearsal, key={"n": 2}))) == 1
+        assert list(store.related_recordings(a_job())) == []
+        assert len(store.related_recordings(a_job(hardware=rehearsal, key={"n": 2}))) == 1
 
     def test_a_value_that_cannot_be_written_is_told_and_passed_over(self, store: Store) -> None:
         with pytest.warns(UserWarning, match="cannot read or keep"):
@@ -270,4 +270,4 @@ class StoreContract:
         for thread in threads:
             thread.join()
         assert not errors
-        assert len(store.recollect(a_job(key={"n": -1}))) == 30
+        assert len(store.related_recordings(a_job(key={"n": -1}))) == 30

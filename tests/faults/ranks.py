@@ -28,16 +28,18 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.forecast import Abstention
 from forecast_autotune.core.hardware import Hardware, Toolchain
-from forecast_autotune.core.job import Job, Progress, Question
+from forecast_autotune.core.job import Job, Progress
 from forecast_autotune.core.outcome import Evidence, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
-from forecast_autotune.distributed.ranks import Patience
+from forecast_autotune.distributed.job_store import Patience
 from forecast_autotune.frontends.engine import Request, decide, make_store
 from forecast_autotune.settings import Settings
+from forecast_autotune.surrogates.base import StatelessSurrogate
 
 LIMIT_S = 60.0
 """A rank that has not decided after so long is stuck; the longest wait of any scenario is a sixth of it."""
@@ -116,7 +118,7 @@ class Toy:
     """Compiler and measurer of a kernel whose best config is another one on every rank: alone, no two would agree."""
 
     workers = 1
-    beside_timing = False
+    overlaps_timing = False
     repeatable = True
 
     def __init__(self, rank: int, measure_s: float, before: Callable[[int], None]) -> None:
@@ -137,10 +139,10 @@ class Toy:
         yield
         self.again = False
 
-    def spare_default(self) -> None:
+    def skip_default(self) -> None:
         pass
 
-    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
+    def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
         self.before(len(self.measured))
         if not self.again:
             self.measured.append(config)
@@ -151,13 +153,13 @@ class Toy:
         return Measurement(samples_us=(us, us * 1.001, us * 0.999))
 
 
-class Blind:
+class Blind(StatelessSurrogate):
     """Knows nothing."""
 
     name = "blind"
 
-    def forecast(self, question: Question) -> Sequence[Abstention]:
-        return [Abstention(self.name, "knows nothing")] * len(question.configs)
+    def forecast(self, context: ForecastContext, *_: object) -> Sequence[Abstention]:
+        return [Abstention(self.name, "knows nothing")] * len(context.job.space)
 
 
 def job_of(kind: str) -> Job:

@@ -48,7 +48,7 @@ from forecast_autotune.core.decision import BASES, Decision
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.outcome import STAGES, Failure, Measurement
 from forecast_autotune.errors import InvalidInputError, StoreWarning
-from forecast_autotune.evaluation.trace import read_trace, write_trace
+from forecast_autotune.evaluation.traces import read_trace, write_trace
 from forecast_autotune.features.hardware_sheets import hardware_named
 from forecast_autotune.language.answers import Bins, from_log_probabilities, from_text
 from forecast_autotune.language.folders import adapter_in
@@ -56,7 +56,7 @@ from forecast_autotune.language.labels import as_json, of_labels
 from forecast_autotune.language.model import ModelError, Unanswered
 from forecast_autotune.settings import PREFIX, Settings
 from forecast_autotune.store import encoding, schema
-from forecast_autotune.store.jsonl import read_lines
+from forecast_autotune.store.jsonl import read_entries
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates.prior import read_prior
@@ -116,7 +116,7 @@ def replace_with_another_programs_database(path: Path) -> None:
         replace_with_another_programs_database,
     ],
 )
-def test_a_broken_store_is_set_aside_with_one_warning_and_a_fresh_one_begun(
+def test_a_broken_store_is_set_aside_with_one_warning_and_a_fresh_one_used(
     tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
     path = filled(tmp_path, 40)
@@ -128,7 +128,7 @@ def test_a_broken_store_is_set_aside_with_one_warning_and_a_fresh_one_begun(
             store.decision(a_job())
             store.decide(a_job(key={"n": -1}), a_decision(a_job()))
             store.outcomes(a_job())
-            store.recollect(a_job())
+            store.related_recordings(a_job())
             store.record(a_job(), "run", SPACE[1], a_measurement(), None)
             assert store.decision(a_job(key={"n": -1})) == a_decision(a_job())
 
@@ -167,7 +167,7 @@ def test_a_row_that_does_not_decode_is_passed_over_and_the_rest_is_read(tmp_path
     assert not list(tmp_path.glob("*.corrupt-*"))
 
 
-def test_a_newer_schema_is_left_untouched_and_the_process_goes_on_in_memory(tmp_path: Path) -> None:
+def test_a_newer_schema_is_left_untouched_and_the_process_uses_memory(tmp_path: Path) -> None:
     path = filled(tmp_path)
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
@@ -208,9 +208,7 @@ def test_a_store_of_an_older_schema_is_read_and_goes_on(tmp_path: Path, sample: 
 
 
 @pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.sqlite3")), ids=lambda p: p.stem)
-def test_rows_of_an_older_schema_tell_nothing_of_their_configs_and_new_ones_beside_them_do(
-    tmp_path: Path, sample: Path
-) -> None:
+def test_rows_of_an_older_schema_lack_features_and_newer_rows_have_them(tmp_path: Path, sample: Path) -> None:
     shutil.copy(sample, tmp_path / "store.sqlite3")
     older = int(sample.stem.rpartition("_")[2]) < 3
     before = {} if older else {SPACE[1]: {"programs": 64.0, "waves": 0.484848}}
@@ -221,11 +219,11 @@ def test_rows_of_an_older_schema_tell_nothing_of_their_configs_and_new_ones_besi
     assert (tmp_path / "store.sqlite3").read_bytes() == sample.read_bytes()
     with SqliteStore(tmp_path) as store:
         elsewhere = a_job(key={"n": 2})
-        (recording,) = store.recollect(elsewhere)
+        (recording,) = store.related_recordings(elsewhere)
         assert (set(recording.outcomes), recording.described) == (set(SPACE[:3]), before)
         job = replace(a_job(), described=[{"programs": float(i)} for i in range(len(SPACE))])
         store.record(job, "run-3", SPACE[3], a_measurement(), None)
-        (recording,) = store.recollect(elsewhere)
+        (recording,) = store.related_recordings(elsewhere)
         assert set(recording.outcomes) == set(SPACE[:4])
         assert recording.described == {**before, SPACE[3]: {"programs": 3.0}}
 
@@ -237,7 +235,7 @@ def test_a_description_that_is_damaged_is_told_and_its_outcome_stays(tmp_path: P
     connection.execute('UPDATE outcome SET described = \'{"programs": "many"}\'')
     connection.close()
     with SqliteStore(tmp_path) as store, pytest.warns(StoreWarning, match="programs 'many': it must be a number"):
-        (recording,) = store.recollect(a_job())
+        (recording,) = store.related_recordings(a_job())
     assert (recording.outcomes, recording.described) == ({SPACE[0]: a_measurement()}, {})
 
 
@@ -358,9 +356,7 @@ def test_what_is_recorded_beside_a_flipped_bit_is_found_again(
 
 
 @pytest.mark.parametrize("bit", [0, 2, 7])
-def test_a_header_that_forbids_writing_is_told_of_and_what_is_recorded_stays_in_memory(
-    tmp_path: Path, good: Path, bit: int
-) -> None:
+def test_an_unwritable_header_is_reported_and_new_outcomes_stay_in_memory(tmp_path: Path, good: Path, bit: int) -> None:
     store = fresh(tmp_path / "store", good)
     found = bytearray(store.read_bytes())
     found[18] ^= 1 << bit
@@ -583,10 +579,10 @@ def read_all(path: Path) -> None:
         write_trace(found, path.with_name("again.jsonl"))
         assert read_trace(path.with_name("again.jsonl")).outcomes == found.outcomes
     with refused_by(InvalidInputError, naming=[str(path)]):
-        read_lines(path)
+        read_entries(path)
         folder = path.with_name("imported")
         shutil.rmtree(folder, ignore_errors=True)
-        StoreFile(folder).import_lines([path])
+        StoreFile(folder).import_files([path])
         assert whole_use.tune(folder) == []
         whole_use.look(folder)
 
@@ -664,7 +660,7 @@ MOST_MEMORY = 3 * 2**30
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("said", ODD_FILES)
-def test_a_file_that_never_ends_or_is_none_is_refused_in_bounded_time_and_memory(
+def test_an_endless_or_unusual_file_is_refused_in_bounded_time_and_memory(
     tmp_path: Path, faults: Ledger, said: str
 ) -> None:
     with faults.case(
@@ -699,7 +695,7 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
 
 
-def test_parsers_led_by_what_they_reach_raise_nothing_but_what_they_document(tmp_path: Path, faults: Ledger) -> None:
+def test_parsers_fuzzed_by_coverage_raise_only_their_documented_errors(tmp_path: Path, faults: Ledger) -> None:
     pytest.importorskip("atheris", reason="needs the extra 'fuzz'")
     with faults.case(
         "bytes that grow towards each line of the parsers (atheris)", tmp_path, seen="the errors of the rows above"

@@ -23,8 +23,10 @@ from faults.threads import alone
 
 import forecast_autotune as fa
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.errors import TuningWarning
+from forecast_autotune.surrogates.base import StatelessSurrogate
 
 # For what never ends, or the test would take minutes. Whether a library loads is seen while others are built, and good ones
 # have no longer than this for it; nor for a run, a look at which takes up to three times as long as the second.
@@ -198,7 +200,7 @@ def test_a_kernel_that_meddles_with_its_process_meddles_with_a_childs(
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_without_a_child_process_lies_are_found_out_and_meddling_is_put_back_all_the_same(
+def test_without_a_child_process_lies_are_caught_and_state_is_restored(
     faults: Ledger, builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with faults.case(
@@ -212,7 +214,7 @@ def test_without_a_child_process_lies_are_found_out_and_meddling_is_put_back_all
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_a_kernel_that_takes_all_memory_is_ended_before_the_machine_is_out_of_it(
+def test_a_kernel_taking_all_memory_is_ended_before_the_machine_runs_out(
     faults: Ledger, builds: Path, tmp_path: Path
 ) -> None:
     with faults.case(
@@ -446,7 +448,7 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return call
 
 
-class Nonsense:
+class Nonsense(StatelessSurrogate):
     """A surrogate that answers whatever it likes."""
 
     name = "nonsense"
@@ -454,8 +456,8 @@ class Nonsense:
     def __init__(self, answer: Callable[[Any], Any]) -> None:
         self._answer = answer
 
-    def forecast(self, question: Any) -> Any:
-        return self._answer(question)
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Any:
+        return self._answer(context.job.space)
 
 
 def _raise(_: Any) -> Any:
@@ -466,8 +468,8 @@ def _raise(_: Any) -> Any:
     "answer",
     [
         _raise,
-        lambda q: [None] * len(q.configs),
-        lambda q: [1.0] * len(q.configs),
+        lambda space: [None] * len(space),
+        lambda space: [1.0] * len(space),
         lambda _: (c for c in ()),
         lambda _: 7,
     ],

@@ -19,8 +19,8 @@ from faults.ledger import Case, Ledger, marked_processes
 from faults.stores import runs_kept
 from recorded import recording
 
-from forecast_autotune.evaluation.trace import write_trace
-from forecast_autotune.store.jsonl import read_lines
+from forecast_autotune.evaluation.traces import write_trace
+from forecast_autotune.store.jsonl import read_entries
 from forecast_autotune.store.sqlite import SqliteStore
 
 COMMAND = [sys.executable, "-m", "forecast_autotune"]
@@ -78,11 +78,11 @@ def test_a_killed_export_leaves_the_old_file_or_the_whole_new_one(faults: Ledger
                 kill_somewhere(case, whole_s, chance, "export", target)
             assert target.read_bytes() in (old, new)
             assert {p.name for p in target.parent.iterdir()} == {"pack.jsonl.gz", "other.jsonl.gz"}
-        read_lines(target)
+        read_entries(target)
 
 
 @pytest.mark.parametrize("command", ["import", "prune", "clear"])
-def test_a_killed_import_prune_or_clear_leaves_a_whole_store_and_the_next_one_does_the_rest(
+def test_a_killed_import_prune_or_clear_leaves_a_store_the_next_completes(
     faults: Ledger, tmp_path: Path, command: str
 ) -> None:
     chance = random.Random(command)
@@ -183,7 +183,7 @@ def test_a_replay_whose_worker_is_killed_finishes_all_its_runs(faults: Ledger, t
 
 
 @pytest.mark.thorough
-def test_a_command_beside_a_writer_that_holds_the_store_waits_and_then_says_so(faults: Ledger, tmp_path: Path) -> None:
+def test_a_command_waits_for_a_writer_holding_the_store_and_then_says_so(faults: Ledger, tmp_path: Path) -> None:
     fault = "a process that holds the store's lock and stands still"
     with faults.case(
         fault, tmp_path, seen="reading goes on; writing waits 20 s, then says that the store is locked"

@@ -182,7 +182,7 @@ ENDS = {
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("end", ENDS)
-def test_a_tuning_that_is_told_to_end_does_so_at_once_and_keeps_what_it_has(
+def test_a_tuning_asked_to_end_does_so_at_once_and_keeps_what_it_has(
     faults: Ledger, builds: Path, tmp_path: Path, draw: random.Random, end: str
 ) -> None:
     signals, error = ENDS[end]
@@ -243,7 +243,7 @@ def test_a_child_that_freezes_is_ended_by_its_time_limit(
 
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
-def test_another_that_calls_the_key_takes_over_when_the_process_that_tunes_is_killed(
+def test_another_caller_of_the_key_takes_over_when_the_tuner_is_killed(
     faults: Ledger, builds: Path, tmp_path: Path, draw: random.Random
 ) -> None:
     seen = "one of those goes on where it was, the others take its decision"
@@ -283,7 +283,7 @@ def adopting() -> Iterator[None]:
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("adopting")
 @pytest.mark.parametrize("moment", ["paused", "kept", "ready"])
-def test_a_triton_tuning_killed_at_any_moment_leaves_no_worker_stopped_and_is_finished_by_the_next_one(
+def test_a_killed_triton_tuning_leaves_no_worker_and_the_next_finishes_it(
     faults: Ledger, tmp_path: Path, draw: random.Random, moment: str
 ) -> None:
     with faults.case(PARENT, tmp_path, seen=PARENT_SEEN) as case:
@@ -314,7 +314,7 @@ def test_a_triton_tuning_killed_at_any_moment_leaves_no_worker_stopped_and_is_fi
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("victim", ["fork server", "worker", "tool"])
-def test_a_compile_worker_or_ptxas_killed_at_any_moment_is_held_against_no_config(
+def test_a_compile_worker_or_ptxas_killed_anytime_counts_against_no_config(
     faults: Ledger, tmp_path: Path, draw: random.Random, victim: str
 ) -> None:
     with faults.case(CHILD, tmp_path, seen=CHILD_SEEN) as case:
@@ -343,7 +343,7 @@ def test_a_compile_worker_or_ptxas_killed_at_any_moment_is_held_against_no_confi
 
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
-def test_a_compiler_that_cannot_write_its_objects_is_held_against_no_config(
+def test_a_compiler_that_cannot_write_its_objects_counts_against_no_config(
     faults: Ledger, builds: Path, tmp_path: Path, draw: random.Random
 ) -> None:
     """No file may grow past a limit: what compilers meet is a failed write or a signal, as on a full disk."""

@@ -103,7 +103,7 @@ def _rows(store: SqliteStore, job: Any) -> list[Any]:
     return list(StoreFile(store.directory).detail(decision).touched)
 
 
-def test_where_nothing_runs_the_user_is_told_once_and_the_call_raises_its_own_error(
+def test_where_nothing_runs_the_user_gets_one_warning_and_the_calls_error(
     faults: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with faults.case(

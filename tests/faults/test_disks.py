@@ -105,7 +105,7 @@ def test_a_read_only_store_is_read_and_goes_on_in_memory(open_folder: Path, fold
     assert path.read_bytes() == before
 
 
-def test_a_disk_that_fills_up_leaves_the_process_in_memory_with_all_it_knew(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_leaves_the_process_all_it_knew_in_memory(tmp_path: Path) -> None:
     """No file may grow past a limit: what SQLite meets is a failed write, as on a full disk, on any machine."""
 
     def use() -> tuple[int, list[str]]:
@@ -139,7 +139,7 @@ def tmpfs(folder: Path, options: str) -> Iterator[None]:
         libc.umount2(str(folder).encode(), 2)
 
 
-def test_a_tmpfs_that_is_full_leaves_the_process_in_memory_with_all_it_knew(tmp_path: Path) -> None:
+def test_a_full_tmpfs_leaves_the_process_all_it_knew_in_memory(tmp_path: Path) -> None:
     with tmpfs(tmp_path, "size=400k"):
         kept, told = fill_up(tmp_path)
         assert kept == 300
@@ -283,7 +283,7 @@ def test_where_nothing_can_be_locked_two_processes_at_worst_tune_twice(
 
 
 @pytest.mark.parametrize("journal", ["wal", "rollback"])
-def test_a_disk_that_fails_at_any_write_leaves_the_process_in_memory_with_all_it_knew(
+def test_a_disk_failing_at_any_write_leaves_all_that_is_known_in_memory(
     faults: Ledger, shim: Path, tmp_path: Path, journal: str
 ) -> None:
     seen = "one warning that names the error; all is kept in memory"
@@ -314,7 +314,7 @@ def test_a_slow_disk_delays_and_nothing_else(faults: Ledger, shim: Path, tmp_pat
             account(case, found)
 
 
-def test_a_clock_that_jumps_leaves_the_newest_decision_and_outcomes_in_force(
+def test_a_clock_that_jumps_keeps_the_newest_decision_and_outcomes_valid(
     faults: Ledger, shim: Path, tmp_path: Path
 ) -> None:
     jumps = [0, 10, 0, -10, 0.001, -0.001]
@@ -336,9 +336,7 @@ def test_a_clock_that_jumps_leaves_the_newest_decision_and_outcomes_in_force(
             assert StoreFile(case.store).prune().outcomes == 0, "what was used just now is not forgotten"
 
 
-def test_what_is_used_under_a_clock_set_back_is_not_pruned_when_it_is_right_again(
-    faults: Ledger, shim: Path, tmp_path: Path
-) -> None:
+def test_what_is_used_under_a_clock_set_back_is_not_pruned_later(faults: Ledger, shim: Path, tmp_path: Path) -> None:
     with faults.case("a clock that jumps by ten years, to and fro", tmp_path, seen="nothing") as case, case.attempt():
         with SqliteStore(case.store) as store:
             store.record(a_job(name="other"), "earlier", SPACE[0], a_measurement(), None)
@@ -359,7 +357,7 @@ ODD = {
 
 @pytest.mark.parametrize("ending", ["", "-wal", "-journal"])
 @pytest.mark.parametrize("odd", ODD)
-def test_something_odd_in_the_place_of_a_store_is_left_alone_and_hangs_nobody(
+def test_an_odd_file_in_a_stores_place_is_left_alone_and_hangs_nobody(
     faults: Ledger, tmp_path: Path, odd: str, ending: str
 ) -> None:
     seen = "one warning that names it; all is kept in memory"

@@ -16,8 +16,7 @@ from faults.ledger import Ledger
 from faults.older import of_schema_4, runs
 from faults.stores import runs_kept, told_by
 
-from forecast_autotune.store import connection as opening
-from forecast_autotune.store import schema
+from forecast_autotune.store import database, schema
 from forecast_autotune.store.sqlite import SqliteStore
 
 SEED = 20261121
@@ -89,9 +88,7 @@ def test_a_kill_while_a_store_is_brought_to_this_schema_loses_nothing(faults: Le
             assert list(case.store.glob("*.corrupt*")) == []
 
 
-def test_processes_that_meet_an_older_store_at_once_bring_it_over_once_and_keep_what_they_learn(
-    faults: Ledger, tmp_path: Path
-) -> None:
+def test_processes_meeting_an_older_store_migrate_it_once_and_lose_nothing(faults: Ledger, tmp_path: Path) -> None:
     with faults.case("8 processes that meet a store of an older schema at once", tmp_path, seen="nothing") as case:
         for _ in range(case.many(short=1, whole=20)):
             shutil.rmtree(case.store, ignore_errors=True)
@@ -119,7 +116,7 @@ connection.close()
 def test_who_opens_an_older_store_waits_longer_for_it_than_for_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "BUSY_S", 0.5)  # what is read first has to wait as well
+    monkeypatch.setattr(database, "BUSY_S", 0.5)  # what is read first has to wait as well
     path = of_schema_4(tmp_path, runs(1))
     other = subprocess.Popen([sys.executable, "-c", HOLDS, str(path)], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None

@@ -99,7 +99,7 @@ def told_in(runs: dict[str, list[dict[str, Any]]], scenario: str) -> list[list[d
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_no_rank_is_stuck_and_all_decide_alike_or_by_themselves_where_that_is_stated(
+def test_no_rank_hangs_and_all_decide_alike_or_alone_where_that_is_stated(
     runs: dict[str, list[dict[str, Any]]], scenario: str
 ) -> None:
     for run in runs[scenario]:
@@ -148,7 +148,7 @@ def test_a_rank_of_another_kind_measures_for_itself(
         assert [t["rank"] for t in told if t["tried"] and t["rank"] == rank] == [rank]
 
 
-def test_who_does_not_tune_launches_the_default_and_takes_the_measured_decision_later(
+def test_ranks_that_do_not_tune_launch_the_default_and_later_the_decision(
     runs: dict[str, list[dict[str, Any]]],
 ) -> None:
     for told in told_in(runs, "tuning takes long"):
@@ -170,7 +170,7 @@ def test_a_world_size_that_does_not_match_is_told_once(runs: dict[str, list[dict
             assert rank["warnings"] == ["WORLD_SIZE='4', but the process group says 8: the process group's is taken"]
 
 
-def test_devices_share_one_budget_and_all_but_one_measure_at_different_configs(
+def test_devices_share_one_budget_and_measure_different_configs(
     runs: dict[str, list[dict[str, Any]]],
 ) -> None:
     for told in told_in(runs, "shared, a device each"):

@@ -112,7 +112,7 @@ def test_targets_come_without_duplicates() -> None:
         ("GeForce RTX 2080 Ti", "NVIDIA GeForce RTX 2080 Ti"),
     ],
 )
-def test_hardware_that_is_only_named_has_its_sheets_figures_and_keeps_its_name(name: str, sheet: str) -> None:
+def test_hardware_known_by_name_has_its_sheets_figures_and_keeps_its_name(name: str, sheet: str) -> None:
     found, known = hardware_named(name), sheet_for(sheet)
     assert found.name == name
     for figure in ("kind", "capability", "units", "warp_size", "max_threads", "shared_bytes", "l2_bytes"):
@@ -135,7 +135,7 @@ def test_hardware_that_is_only_named_has_its_sheets_figures_and_keeps_its_name(n
         ("x86_64", "cpu"),
     ],
 )
-def test_hardware_without_a_sheet_has_the_kind_its_name_tells_and_no_figures(name: str, kind: str) -> None:
+def test_hardware_without_a_sheet_has_the_kind_of_its_name_and_no_figures(name: str, kind: str) -> None:
     assert hardware_named(name) == Hardware(kind=kind, name=name)
     assert hardware_named(name).bandwidth_gb_per_s == hardware_named(name).shared_bytes == 0
 

@@ -17,7 +17,7 @@ from toy import Toy
 import forecast_autotune as fa
 from forecast_autotune.core.budget import TotalSpent
 from forecast_autotune.frontends.pending import measuring_is_wanted
-from forecast_autotune.frontends.simulated_driver import current_rehearsal
+from forecast_autotune.frontends.triton.simulated_driver import current_rehearsal
 from forecast_autotune.store.queries import StoreFile
 
 torch = pytest.importorskip("torch")
@@ -86,7 +86,7 @@ def test_a_key_that_may_not_be_measured_is_noted_once_in_a_process(
 
 
 @pytest.mark.parametrize("where", ["code", "environment"])
-def test_once_the_total_of_the_process_is_spent_keys_go_unmeasured_and_are_noted(
+def test_once_the_process_total_is_spent_keys_go_unmeasured_and_are_noted(
     own_settings: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     spent = TotalSpent(lambda: clock)
@@ -120,7 +120,7 @@ def test_whoever_asks_for_pending_keys_to_be_tuned_goes_beyond_the_total(
     assert noted(own_settings) == []
 
 
-def test_a_key_in_which_the_total_ends_before_anything_was_measured_is_noted(
+def test_a_key_where_the_total_ends_before_any_measurement_is_noted(
     own_settings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks = itertools.count()
@@ -132,7 +132,7 @@ def test_a_key_in_which_the_total_ends_before_anything_was_measured_is_noted(
     assert [d.measured for d in kernel.decisions.values()] == [0]
 
 
-def test_a_key_whose_default_alone_was_timed_when_the_total_ended_stays_open(
+def test_a_key_with_only_its_default_timed_when_the_total_ends_stays_open(
     own_settings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = 0.0
@@ -218,7 +218,7 @@ def test_within_tune_pending_keys_are_measured_though_dynamo_comes_later() -> No
 
 
 @pytest.mark.parametrize("mode", ["cached", "forecast", "first", "strict", "tune"])
-def test_within_tune_pending_keys_decided_unmeasured_are_measured_whatever_the_mode(
+def test_tune_pending_measures_keys_decided_unmeasured_whatever_the_mode(
     own_settings: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)

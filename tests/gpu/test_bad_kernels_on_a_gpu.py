@@ -31,7 +31,7 @@ def draws(x: Any) -> Any:
     return x * (1 + torch.rand_like(x))
 
 
-def test_random_numbers_of_the_device_are_the_callers_and_a_workspace_that_is_not_cleared_is_found_out() -> None:
+def test_the_random_state_is_kept_and_an_uncleared_workspace_is_caught() -> None:
     sums = torch.zeros(1, device="cuda")
 
     def adds_up(x: Any) -> Any:

@@ -138,7 +138,7 @@ def test_drawn_variants_agree_with_the_reference(
 
 
 @every_kernel
-def test_a_kernel_is_tuned_through_the_front_door_and_says_what_it_does_not_take(
+def test_a_kernel_is_tuned_through_the_front_door_and_refuses_what_it_must(
     kernel: Kernel, tunings: dict[str, subprocess.Popen[str]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     process = tunings[kernel.name]

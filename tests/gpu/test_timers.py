@@ -28,7 +28,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def test_events_and_the_gpus_own_clock_agree_on_a_kernel_that_lasts_and_on_which_config_is_slower() -> None:
+def test_events_and_the_gpus_clock_agree_on_times_and_on_the_slower_config() -> None:
     kernel = add_inplace.KERNEL
     call = kernel.make_call(Case(name="large", sizes={"n": 2**27}), 0, "cuda")
     saved = call.out.clone()

@@ -84,7 +84,7 @@ def test_the_default_and_sampled_configs_agree_with_the_reference(kernel: Triton
 
 
 @every_kernel
-def test_a_kernel_is_tuned_on_its_first_call_and_computes_the_right_thing_then_and_afterwards(
+def test_a_kernel_is_tuned_on_its_first_call_and_always_computes_correctly(
     kernel: TritonKernel,
 ) -> None:
     tuner = kernel.tuned(budget=4)
@@ -128,7 +128,7 @@ def accumulate(total_ptr, x_ptr, n, BLOCK: tl.constexpr):
 
 
 @pytest.mark.parametrize("isolate", [False, True])
-def test_what_starts_from_zeros_does_so_in_every_trial_wherever_that_is_run(isolate: bool) -> None:
+def test_what_starts_from_zeros_does_so_in_every_trial_in_either_process(isolate: bool) -> None:
     x = torch.rand(100_000, device="cuda")
     configs = [triton.Config({"BLOCK": block}) for block in (256, 1024, 4096)]
     tuner = fa.autotune(
@@ -156,7 +156,7 @@ def test_a_kernel_in_place_that_does_not_say_so_is_timed_and_ends_right(timing: 
 
 
 @pytest.mark.timeout(180)
-def test_a_config_that_writes_to_an_illegal_address_does_not_take_the_process_with_it() -> None:
+def test_a_config_that_writes_to_an_illegal_address_spares_the_process() -> None:
     x = torch.randn(100_000, device="cuda")
     tuner = tuned(triton.Config({"BLOCK": 512, "STRAY": FAR}, num_warps=4), isolate=True)
     y = torch.full_like(x, torch.nan)
@@ -169,7 +169,7 @@ def test_a_config_that_writes_to_an_illegal_address_does_not_take_the_process_wi
     assert float(torch.ones(8, device="cuda").sum()) == 8.0, "the caller's context is whole"
 
 
-def test_a_miss_within_a_graph_capture_is_decided_unmeasured_noted_and_tuned_by_a_later_call(
+def test_a_miss_during_graph_capture_is_noted_and_tuned_by_a_later_call(
     own_settings: Path,
 ) -> None:
     x = torch.randn(100_000, device="cuda")
@@ -195,7 +195,7 @@ def test_a_miss_within_a_graph_capture_is_decided_unmeasured_noted_and_tuned_by_
     torch.testing.assert_close(y, 2 * x)
 
 
-def test_threads_that_miss_one_key_at_once_tune_it_once_and_both_get_their_results() -> None:
+def test_threads_missing_one_key_at_once_tune_it_once_and_all_get_results() -> None:
     tuner = tuned()
     xs = [torch.randn(100_000, device="cuda") for _ in range(2)]
     ys = [torch.full_like(x, torch.nan) for x in xs]

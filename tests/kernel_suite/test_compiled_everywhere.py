@@ -29,7 +29,7 @@ from calibration.record.evidence import KNOB, by_triton, fake_arguments, launche
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Evidence, Failure  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
-from forecast_autotune.frontends.simulated_driver import rehearsal  # noqa: E402
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal  # noqa: E402
 
 SEED = 11
 SMALLEST = 3  # configs to try where nothing drawn fits

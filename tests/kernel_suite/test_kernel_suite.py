@@ -180,7 +180,7 @@ def test_work_counts_every_multiply_add_and_every_tensor_once(kernel: Kernel) ->
 
 @needs_compiler
 @every_cuda_kernel
-def test_one_variant_of_each_cuda_source_agrees_with_the_reference_when_emulated(
+def test_one_variant_of_each_cuda_source_is_right_when_emulated(
     kernel: Kernel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     wrong = {str(config): wrong_cases(kernel, emulated(kernel, config, tmp_path)) for config in drawn(kernel, SEED)}
@@ -192,7 +192,7 @@ def test_one_variant_of_each_cuda_source_agrees_with_the_reference_when_emulated
 @pytest.mark.timeout(1200)
 @needs_compiler
 @every_cuda_kernel
-def test_many_variants_of_each_cuda_source_agree_with_the_reference_when_emulated(
+def test_many_variants_of_each_cuda_source_are_right_when_emulated(
     kernel: Kernel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sample = drawn(kernel, SEED, more=12)
@@ -236,7 +236,7 @@ def test_a_wrong_cuda_kernel_is_caught_by_the_emulation(
     ],
     ids=["shared_memory", "wide_loads"],
 )
-def test_the_emulation_tells_of_an_index_out_of_its_array_and_of_a_load_off_its_alignment(
+def test_the_emulation_reports_out_of_range_indices_and_misaligned_loads(
     kernel: Kernel,
     source: str,
     written: str,
@@ -268,7 +268,7 @@ def _compiles(kernel: Kernel, configs: list[Config], capability: str, monkeypatc
 @needs_nvcc
 @pytest.mark.parametrize("capability", ["8.0", "9.0"])
 @every_cuda_kernel
-def test_the_default_and_one_variant_of_each_other_source_compile_for_ampere_and_hopper(
+def test_the_default_and_one_variant_per_source_compile_for_both_gpus(
     kernel: Kernel, capability: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _compiles(kernel, drawn(kernel, SEED), capability, monkeypatch)
@@ -310,7 +310,7 @@ def test_a_cuda_source_compiled_without_knobs_is_a_config_of_the_space(kernel: K
 
 
 @every_cuda_kernel
-def test_no_two_configs_of_a_cuda_source_differ_only_in_what_it_does_not_read(kernel: Kernel) -> None:
+def test_no_two_configs_of_a_cuda_source_differ_only_in_an_unread_knob(kernel: Kernel) -> None:
     for source in dict.fromkeys(str(config["source"]) for config in kernel.space):
         words = set(re.findall(r"\w+", _with_headers(kernel, source)))
         for knob, role in kernel.space.roles.items():
@@ -319,7 +319,7 @@ def test_no_two_configs_of_a_cuda_source_differ_only_in_what_it_does_not_read(ke
 
 
 @every_cuda_kernel
-def test_work_of_a_cuda_kernel_counts_every_tensor_once_and_every_multiply_add(kernel: Kernel) -> None:
+def test_work_of_a_cuda_kernel_counts_each_tensor_and_multiply_add_once(kernel: Kernel) -> None:
     *inputs, out = _inputs(kernel, kernel.corners[-1])
     work = kernel.work(*inputs, out)
     assert work.bytes == sum(4 * tensor.numel() for tensor in (*inputs, out))

@@ -43,7 +43,7 @@ from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Evidence  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.features.hardware_sheets import device_properties, sheet_for  # noqa: E402
-from forecast_autotune.frontends.simulated_driver import rehearsal  # noqa: E402
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal  # noqa: E402
 from forecast_autotune.processes.machine import usable_cores  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[2]
@@ -116,7 +116,7 @@ def in_the_interpreter(request: pytest.FixtureRequest) -> dict[str, dict[str, An
 
 @interpreted_once
 @every_kernel_at_length
-def test_the_default_sampled_configs_and_the_tuned_kernel_agree_with_the_reference(
+def test_the_default_samples_and_the_tuned_kernel_match_the_reference(
     kernel: TritonKernel, in_the_interpreter: dict[str, dict[str, Any]]
 ) -> None:
     found = in_the_interpreter[f"{kernel.name}.KERNEL"]
@@ -299,7 +299,7 @@ def test_every_config_compiles_for_hopper_and_nearly_all_fit_it(kernel: TritonKe
 
 
 @every_kernel
-def test_spaces_are_of_a_size_that_people_tune_and_every_knob_has_a_role_and_a_choice(kernel: TritonKernel) -> None:
+def test_spaces_have_realistic_sizes_and_every_knob_a_role_and_a_choice(kernel: TritonKernel) -> None:
     assert (12 if kernel.name == "add_inplace" else 24) <= len(kernel.space) <= 64
     assert set(kernel.space.roles) == set(kernel.space.knobs)
     for knob in kernel.space.knobs:
@@ -336,7 +336,7 @@ def checked(variant: Variant, found: dict[str, Any]) -> list[str]:
 
 @interpreted_once
 @every_variant_at_length
-def test_the_default_and_sampled_configs_of_each_variant_agree_with_the_reference(
+def test_the_default_and_samples_of_each_variant_match_the_reference(
     suite: SuiteKernel, variant: Variant, variants_in_the_interpreter: dict[str, dict[str, Any]]
 ) -> None:
     found = variants_in_the_interpreter[suite.name]
@@ -347,7 +347,7 @@ def test_the_default_and_sampled_configs_of_each_variant_agree_with_the_referenc
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @every_suite_kernel
-def test_many_configs_of_each_variant_agree_with_the_reference_at_every_corner(suite: SuiteKernel) -> None:
+def test_many_configs_of_each_variant_match_the_reference_at_every_corner(suite: SuiteKernel) -> None:
     found = interpreted("all:4", [suite.name])[suite.name]
     assert all(len(checked(variant, found)) > len(suite.corners) for variant in suite.variants)
     assert found["wrong"] == {}
@@ -374,9 +374,7 @@ def built(suite: SuiteKernel, variant: Variant, configs: Sequence[Config]) -> di
 
 
 @every_variant_at_length
-def test_the_default_and_a_sampled_config_of_each_variant_compile_for_hopper(
-    suite: SuiteKernel, variant: Variant
-) -> None:
+def test_the_default_and_a_sample_of_each_variant_compile_for_hopper(suite: SuiteKernel, variant: Variant) -> None:
     sample = [variant.space.default, random.Random(SEED).choice(variant.space[1:])]
     default, further = built(suite, variant, sample).values()
     assert len(default) >= len(variant.functions)
@@ -387,9 +385,7 @@ def test_the_default_and_a_sampled_config_of_each_variant_compile_for_hopper(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @every_variant_at_length
-def test_of_many_configs_of_each_variant_nearly_all_compile_for_hopper_and_fit_it(
-    suite: SuiteKernel, variant: Variant
-) -> None:
+def test_nearly_all_of_many_configs_of_each_variant_fit_hopper(suite: SuiteKernel, variant: Variant) -> None:
     sample = random.Random(SEED).sample(variant.space[1:], min(12, len(variant.space) - 1))
     refused = {c: told for c, told in built(suite, variant, sample).items() if isinstance(told, Exception)}
     assert len(refused) <= 0.5 * len(sample), refused
@@ -397,7 +393,7 @@ def test_of_many_configs_of_each_variant_nearly_all_compile_for_hopper_and_fit_i
 
 
 @every_suite_kernel
-def test_variants_differ_in_name_and_launch_and_their_spaces_are_worth_searching(suite: SuiteKernel) -> None:
+def test_variants_differ_in_name_and_launch_and_are_worth_searching(suite: SuiteKernel) -> None:
     assert len({v.name for v in suite.variants}) == len({v.launch for v in suite.variants}) == len(suite.variants) >= 2
     assert 64 <= sum(len(v.space) for v in suite.variants) <= 4096
     for variant in suite.variants:
@@ -411,7 +407,7 @@ def test_variants_differ_in_name_and_launch_and_their_spaces_are_worth_searching
 
 
 @every_suite_kernel
-def test_cases_of_variants_are_named_once_and_make_the_same_inputs_each_time(suite: SuiteKernel) -> None:
+def test_cases_of_variants_are_named_once_and_make_equal_inputs_each_time(suite: SuiteKernel) -> None:
     names = [case.name for case in (*suite.cases, *suite.corners)]
     assert len(set(names)) == len(names)
     assert "odd" in names
@@ -451,7 +447,7 @@ def test_each_default_is_of_use_at_every_case(suite: SuiteKernel, case: Case) ->
 
 
 @every_suite_kernel
-def test_work_of_variants_counts_every_tensor_once_and_every_product_of_the_reference(suite: SuiteKernel) -> None:
+def test_work_of_variants_counts_each_tensor_and_product_once(suite: SuiteKernel) -> None:
     args = suite.make_inputs(suite.corners[-1], SEED, "cpu")
     with FlopCounterMode(display=False) as counted:
         suite.reference(*args)
@@ -490,7 +486,7 @@ def test_on_a_gpu_without_float8_a_kernel_says_so_or_takes_another_format() -> N
         assert decision.config["variant"] == "halves"
 
 
-def test_a_suite_kernel_runs_any_config_of_any_variant_and_refuses_names_it_does_not_know() -> None:
+def test_a_suite_kernel_runs_any_config_of_any_variant_and_refuses_others() -> None:
     suite = next(iter(suite_kernels()))
     variant, case = suite.variants[-1], suite.corners[0]
     with rehearsal("H200", 1.0) as on:
@@ -512,7 +508,7 @@ def test_all_variants_are_tuned_as_one_behind_the_front_door() -> None:
     assert {name for name, _ in on.launches} <= {f.__name__ for v in suite.variants for f in v.functions}
 
 
-def test_the_list_says_of_every_kernel_its_variants_and_spaces_its_workloads_and_its_checks() -> None:
+def test_the_list_names_each_kernels_variants_spaces_workloads_and_checks() -> None:
     paths = os.pathsep.join([str(REPOSITORY), str(SUITE.parent), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "kernel_suite", "list", "--json"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)

@@ -22,7 +22,7 @@ from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.skill import Condition, Skill
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program
-from forecast_autotune.evaluation.trace import read_trace
+from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.language.skills import fitting, key_numbers, skills_of
 
 TOOLCHAIN = Toolchain(versions={"nvcc": "13.0"})
@@ -133,7 +133,7 @@ def test_another_knobs_value_is_a_condition_and_variants_are_never_mixed() -> No
     assert "variant" not in {s.knob for s in skills}
 
 
-def test_failures_are_parted_by_what_they_depend_on_and_told_with_their_first_words() -> None:
+def test_failures_are_split_by_their_conditions_and_keep_their_first_words() -> None:
     def log2_us(_: object, config: Config) -> float | str:
         if config["block"] == 64 and config["stages"] == 3:
             return f"OutOfResources: out of resource: shared memory, Required: {config['warps']}48, Hardware limit: 9"
@@ -159,7 +159,7 @@ def test_noise_has_no_conditions_and_no_gains() -> None:
     assert sum(s.faster for s in skills) < 0.08 * sum(s.tried for s in skills)
 
 
-def test_workloads_that_differ_for_no_reason_a_key_gives_yield_hardly_any_condition() -> None:
+def test_workloads_differing_by_chance_yield_hardly_any_condition() -> None:
     told = parted = 0
     for seed in range(20):
         rng = random.Random(seed)
@@ -235,7 +235,7 @@ def test_what_may_have_failed_for_another_cause_is_no_case() -> None:
     assert [s for s in skills_of([replace(known, outcomes=outcomes)]) if s.knob == "stages"] == []
 
 
-def test_one_and_true_are_two_values_and_the_order_of_recordings_changes_nothing() -> None:
+def test_1_and_true_are_two_values_and_recording_order_changes_nothing() -> None:
     knobs = {"flag": (1, True, None), "block": (16, 32, 64), "order": (0, 1)}
     recordings = [recorded(lambda _, c: 0.3 * (c["flag"] is True), {"n": n}, knobs) for n in (1, 2, 3)]
     skills = skills_of(recordings)
@@ -265,7 +265,7 @@ def a_skill(**changes: Any) -> Skill:
 JOB = job_for(recorded(lambda *_: 0.0))
 
 
-def test_own_skills_come_first_then_those_of_the_same_hardware_then_the_most_telling() -> None:
+def test_own_skills_come_first_then_same_hardware_then_the_most_telling() -> None:
     elsewhere = a_skill(hardware="B", speedup=9.0)
     small, large, rare = a_skill(speedup=1.1), a_skill(speedup=0.5), a_skill(speedup=0.5, tried=3)
     other = a_skill(program="other", speedup=16.0)
@@ -303,7 +303,7 @@ def test_conditions_that_a_job_meets_fit() -> None:
     assert fitting([skill], JOB) == [skill]
 
 
-def test_of_other_programs_only_knobs_that_mean_the_same_everywhere_are_told() -> None:
+def test_other_programs_give_only_knobs_that_mean_the_same_everywhere() -> None:
     space = Space.grid({"stages": [2, 3], "fold": [0, 1]})
     job = replace(JOB, space=space)
     told, meant_here = a_skill(program="other"), a_skill(program="other", knob="fold", before=0, after=1)

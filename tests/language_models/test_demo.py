@@ -93,7 +93,7 @@ def test_a_model_that_answers_nothing_is_an_error_with_its_reason(
     assert capsys.readouterr().err == "make lm-demo: the model answered nothing: it is mute\n"
 
 
-def test_a_folder_without_a_model_and_a_server_that_ends_are_errors_that_say_so(
+def test_a_folder_without_a_model_and_a_server_that_ends_are_clear_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert lm_demo.main(["--model", str(tmp_path)]) == 1

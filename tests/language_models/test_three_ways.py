@@ -169,7 +169,7 @@ def test_chat_marks_in_a_prompt_are_plain_text_to_models_in_this_process(base: P
             assert close(log_probabilities(model, [marked]), [tuple(expected)])
 
 
-def test_a_prompt_beyond_the_context_is_refused_and_the_others_are_answered(model: LanguageModel) -> None:
+def test_a_prompt_beyond_the_context_is_refused_and_others_are_answered(model: LanguageModel) -> None:
     assert model.open(until=soon()).context == CONTEXT
     long = Prompt(SHARED, "x = 1\n" * CONTEXT + "# Forecast\nbin:")
     found = dict(model.log_probabilities([RAGGED[0], long, RAGGED[1]], until=soon()))

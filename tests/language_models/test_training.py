@@ -24,12 +24,13 @@ from calibration.fit.evaluate import evaluate, load
 from calibration.fit.training import grpo, logits, loop, written_answers
 from calibration.fit.training.evaluation import summary
 from calibration.fit.training.rewards import REWARDS
-from calibration.fit.training.spaces import RecordedSpace, read_spaces
+from calibration.fit.training.spaces import prompts_of, read_spaces
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.workload import Program, Workload
-from forecast_autotune.evaluation.trace import write_trace
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
+from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.language.answers import Bins, from_log_probabilities, from_text
 from forecast_autotune.language.in_transformers import TransformersModel
 from forecast_autotune.language.in_vllm import VllmModel
@@ -93,7 +94,7 @@ def test_a_planted_rule_is_learned_for_a_size_never_seen(trained: Path, traces: 
 
 
 def test_a_folder_is_read_alike_by_transformers_and_vllm(trained: Path, spaces: tuple[RecordedSpace, ...]) -> None:
-    asked = spaces[1].prompts(0, range(0, 48, 3), 1_800, known=spaces, skilled=spaces)
+    asked = prompts_of(spaces[1], 0, range(0, 48, 3), 1_800, known=spaces, skilled=spaces)
     model, tokenizer = load(trained, {"model": {}}, "cpu")
     with torch.inference_mode():
         rows = logits.encoded(tokenizer, [p.text for p in asked])
@@ -212,7 +213,7 @@ def test_an_adapter_learns_and_is_read_alike_by_peft_transformers_and_vllm(
     assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.3
     assert {f.name: f.read_bytes() for f in base.iterdir()} == before
 
-    asked = spaces[1].prompts(0, range(0, 48, 3), 1_800, known=spaces, skilled=spaces)
+    asked = prompts_of(spaces[1], 0, range(0, 48, 3), 1_800, known=spaces, skilled=spaces)
     tokenizer = AutoTokenizer.from_pretrained(base)
     plain = AutoModelForCausalLM.from_pretrained(base).eval()
 
@@ -282,7 +283,7 @@ def digits(text: str, _: int) -> float:
     return sum(c.isdigit() for c in text) / max(1, len(text))
 
 
-def test_what_is_rewarded_is_written_more_and_an_interruption_changes_nothing(
+def test_what_is_rewarded_is_written_more_and_resuming_changes_nothing(
     trained: Path,
     spaces: tuple[RecordedSpace, ...],
     tmp_path: Path,
@@ -320,7 +321,7 @@ def test_what_is_rewarded_is_written_more_and_an_interruption_changes_nothing(
     assert {f.suffix for f in tmp_path.rglob("*") if f.is_file()} == {".safetensors", ".json"}
 
 
-def test_reinforcing_writes_an_adapter_and_a_card_and_nothing_it_was_kept_from(
+def test_reinforcing_writes_an_adapter_and_a_card_without_what_is_left_out(
     base: Path, tmp_path: Path, traces: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     steps = ("--form-steps", "2", "--steps", "1", "--answer-tokens", "8", *traces)

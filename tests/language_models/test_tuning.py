@@ -239,7 +239,7 @@ def test_a_model_in_this_process_is_asked_through_the_same_door(
 # In bad times -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_killed_costs_a_warning_and_neither_decisions_nor_results(
+def test_a_killed_server_costs_a_warning_and_neither_decisions_nor_results(
     base: Path, ask: Callable[..., None], warned: Callable[[], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once between two keys, asked directly; and once while it is asked, by another way."""

@@ -76,7 +76,7 @@ def test_each_row_is_held_to_its_own_scale() -> None:
     assert disagreement("allclose", [right + 1e-5 * right.abs().mean(1, keepdim=True)], [right]) is None
 
 
-def test_sums_in_another_order_pass_where_rows_are_sparse_short_or_cancel_out() -> None:
+def test_reordered_sums_pass_where_rows_are_sparse_short_or_cancel_out() -> None:
     x = torch.randn(64, 4096, dtype=torch.float64)
     for right, other in (
         (x.float().sum(1, keepdim=True), x.float().flip(1).sum(1, keepdim=True)),

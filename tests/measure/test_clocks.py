@@ -144,7 +144,7 @@ def test_processes_that_share_a_store_time_on_a_device_in_turns(
         pass
 
 
-def test_of_a_disturbed_measurement_and_a_quiet_one_the_quiet_samples_count() -> None:
+def test_of_a_disturbed_and_a_quiet_measurement_the_quiet_samples_count() -> None:
     disturbed = Measurement(samples_us=(160.0, 170.0), run_s=1.0, disturbance=0.4)
     still = Measurement(samples_us=(100.0, 101.0), run_s=1.0)
     for together in (disturbed.with_more(still), still.with_more(disturbed)):

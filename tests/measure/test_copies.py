@@ -46,7 +46,7 @@ class Record:
 Pair = namedtuple("Pair", "left right")
 
 
-def test_tensors_within_containers_and_records_are_copied_and_the_rest_is_handed_on() -> None:
+def test_tensors_in_containers_and_records_are_copied_and_the_rest_shared() -> None:
     x, other = torch.ones(3), object()
     record, pair, mapping, same = copies_of(Record(x, [3]), Pair(x, 1), {"x": x}, other)
     assert record.base is pair.left is mapping["x"] is not x
@@ -124,7 +124,7 @@ def test_of_the_callers_own_memory_only_elements_that_differ_are_written() -> No
     assert state.tolist() == [0, 1, 2, 3, 4, 7, 6, 7]
 
 
-def test_other_numbers_for_an_output_are_finite_of_its_range_and_differ_everywhere() -> None:
+def test_stand_in_outputs_are_finite_in_range_and_differ_everywhere() -> None:
     left = torch.tensor([1.0, 0.0, 0.0, -3.0, 2.0, torch.nan, torch.inf, 1.0])
     other = stand_in(left)
     assert torch.isfinite(other).all()

@@ -80,7 +80,7 @@ def test_what_is_only_written_is_neither_told_nor_restored() -> None:
     assert torch.equal(x, torch.arange(100.0))
 
 
-def test_a_kernel_that_reads_what_it_writes_is_told_of_and_what_it_finds_is_always_the_original() -> None:
+def test_a_kernel_that_reads_its_output_is_reported_and_finds_the_original() -> None:
     x, told, seen = torch.zeros(100), [], set()
 
     def adds(x: Any) -> None:
@@ -107,7 +107,7 @@ def test_an_idempotent_kernel_in_place_is_found_out_as_well() -> None:
 
 
 @pytest.mark.parametrize("check", [None, "allclose"])
-def test_a_kernel_that_writes_a_part_of_its_output_reads_none_of_it_and_the_rest_stays(check: str | None) -> None:
+def test_a_kernel_writing_part_of_its_output_reads_none_and_keeps_the_rest(check: str | None) -> None:
     told: list[Sequence[str]] = []
     out = torch.arange(100.0)
 
@@ -160,7 +160,7 @@ def test_restore_value_and_reset_to_zero_are_honoured_and_nothing_is_told() -> N
 
 
 @pytest.mark.parametrize("borrowed", [False, True])
-def test_what_is_to_be_restored_is_though_the_kernel_is_not_seen_to_read_it(borrowed: bool) -> None:
+def test_declared_tensors_are_restored_even_if_the_kernel_never_reads_them(borrowed: bool) -> None:
     x, seen = torch.full((4,), 5.0), set()
 
     def overwrites(x: Any) -> None:
@@ -208,7 +208,7 @@ def test_restoring_is_no_part_of_what_is_timed() -> None:
     assert outcome.median_us < 1000
 
 
-def test_a_candidate_that_computes_nothing_fails_although_the_answer_lies_in_the_output() -> None:
+def test_a_config_computing_nothing_fails_though_the_answer_is_in_place() -> None:
     x = torch.arange(100.0)
     out = torch.zeros(100)
     with measurer([add_into, lambda out, x: None], {"out": out, "x": x}, check="allclose") as measuring:
@@ -296,7 +296,7 @@ def test_where_the_default_does_not_run_the_first_that_does_is_looked_at() -> No
     assert torch.equal(x, torch.zeros(100))
 
 
-def test_gaps_between_the_elements_of_a_tensor_are_left_alone_and_cost_no_memory(
+def test_gaps_between_a_tensors_elements_are_untouched_and_cost_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(copies, "usable_memory_bytes", lambda: 1 << 20)
@@ -352,7 +352,7 @@ def test_a_check_that_would_compare_nothing_is_an_error() -> None:
 def test_a_default_known_to_crash_is_not_run_to_compare_others_with() -> None:
     runs: list[int] = []
     with measurer([lambda x: runs.append(0), add_in_place], {"x": torch.zeros(4)}, check="allclose") as measuring:
-        measuring.spare_default()
+        measuring.skip_default()
         assert isinstance(measuring.measure(OTHER), Measurement)
     assert not runs
 
@@ -409,7 +409,7 @@ class LostClock(CpuClock):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-def test_a_context_lost_to_a_config_ends_measuring_and_is_held_against_that_config_alone() -> None:
+def test_a_config_that_destroys_the_context_ends_measuring_and_fails_alone() -> None:
     with measurer([add_in_place, add_in_place], {"x": torch.zeros(4)}, clock=lambda c: LostClock()) as m:
         outcome = m.measure(OTHER)
         assert isinstance(outcome, Failure)
@@ -457,7 +457,7 @@ def test_a_lack_of_memory_is_never_held_against_a_config(err: Exception) -> None
 
 
 @pytest.mark.parametrize("err", [KeyError("BM"), RuntimeError("a slip")])
-def test_what_a_config_alone_raises_is_kept_and_what_the_default_raises_too_is_not(err: Exception) -> None:
+def test_an_error_of_one_config_is_kept_and_one_the_default_shares_is_not(err: Exception) -> None:
     for default, transient in ((add_in_place, False), (raising(err), True), (raising(ValueError("other")), True)):
         with measurer([default, raising(err)], {"x": torch.zeros(4)}) as measuring:
             measuring.measure(DEFAULT)

@@ -18,7 +18,7 @@ from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.measure import arguments, isolated
 from forecast_autotune.measure.arguments import Arguments, snapshot
 from forecast_autotune.measure.base import CheckError
-from forecast_autotune.measure.clocks import HOPELESS_AFTER, CpuClock, Launch
+from forecast_autotune.measure.clocks import EARLY_STOP_SAMPLES, CpuClock, Launch
 from forecast_autotune.measure.copies import CopiedArguments, UnportableError
 from forecast_autotune.measure.in_process import InProcess, Trial
 from forecast_autotune.measure.isolated import Isolated, extension_trials
@@ -68,10 +68,10 @@ def test_a_slower_variant_measures_slower(toy: Toy, tmp_path: Path) -> None:
     with measuring(toy, "scaled", (torch.ones(20_000), 2.0), tmp_path, check=None) as measurer:
         plain = measurer.measure(toy.config("plain"))
         assert isinstance(plain, Measurement)
-        slower = measurer.measure(toy.config("slower"), hopeless_us=4 * plain.median_us)
+        slower = measurer.measure(toy.config("slower"), early_stop_us=4 * plain.median_us)
     assert isinstance(slower, Measurement)
     assert slower.median_us > 4 * plain.median_us
-    assert len(slower.samples_us) <= HOPELESS_AFTER, "a hopeless variant is not timed further"
+    assert len(slower.samples_us) <= EARLY_STOP_SAMPLES, "what cannot win is not timed further"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_bad_variant_becomes_a_failure(
     assert outcome.cost_s > 0
 
 
-def test_a_variant_that_computes_nothing_fails_although_the_answer_lies_in_the_output(toy: Toy, tmp_path: Path) -> None:
+def test_a_variant_computing_nothing_fails_though_the_answer_is_in_place(toy: Toy, tmp_path: Path) -> None:
     x = torch.arange(5000, dtype=torch.float32)
     with measuring(toy, "scale_into", (2 * x, x, 2.0), tmp_path) as measurer:
         assert isinstance(measurer.measure(toy.config("slow")), Measurement)
@@ -129,7 +129,7 @@ def test_a_good_variant_of_large_arguments_is_timed_where_memory_is_short(
         assert isinstance(measurer.measure(toy.config("slow")), Measurement)
 
 
-def test_a_variant_that_takes_the_last_memory_is_ended_and_may_be_tried_once_more(
+def test_a_variant_that_takes_the_last_memory_is_ended_and_may_be_retried(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "WATCH_S", 0.001)
@@ -231,7 +231,7 @@ def test_a_check_that_raises_fails_the_candidate_not_the_caller(toy: Toy, tmp_pa
     assert "not what I wanted" in outcome.message
 
 
-def test_a_check_that_the_default_does_not_pass_either_is_an_error_that_says_so(toy: Toy, tmp_path: Path) -> None:
+def test_a_check_that_the_default_fails_too_is_an_error_that_says_so(toy: Toy, tmp_path: Path) -> None:
     def check(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
         raise KeyError("a slip in the check")
 

@@ -52,7 +52,7 @@ def shared() -> list[Any]:
     return [os.environ.get("MEDDLED"), process_state._umask(), os.getcwd(), torch.get_default_dtype()]
 
 
-def test_where_the_program_has_one_thread_what_a_candidate_changed_is_put_back() -> None:
+def test_in_a_single_threaded_program_what_a_candidate_changed_is_restored() -> None:
     before = shared()
     with preserve_process_state():
         meddle()
@@ -77,7 +77,7 @@ def test_where_another_thread_may_have_changed_it_it_is_left() -> None:
 
 
 @pytest.mark.usefixtures("another_thread")
-def test_random_numbers_and_gradients_are_put_back_whatever_threads_there_are() -> None:
+def test_random_state_and_gradient_mode_are_restored_whatever_threads_run() -> None:
     random.seed(1)
     torch.manual_seed(1)
     with preserve_process_state():
@@ -102,7 +102,7 @@ def test_the_umask_is_not_set_to_read_it(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch older than 2.9")
-def test_precision_set_by_torchs_newer_switch_stays_and_stands_in_nobodys_way() -> None:
+def test_precision_set_by_torchs_newer_switch_is_kept_and_harms_nothing() -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     before = shared()
     with preserve_process_state():

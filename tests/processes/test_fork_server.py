@@ -77,7 +77,7 @@ def test_a_killed_worker_is_told_from_one_that_raised(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT])
-def test_a_worker_killed_from_outside_is_told_from_one_that_brought_itself_down(
+def test_a_worker_killed_from_outside_differs_from_one_that_killed_itself(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     with start_trial(tmp_path) as trial:
@@ -102,12 +102,12 @@ def test_a_worker_killed_from_outside_is_told_from_one_that_brought_itself_down(
         ("PTXASError: `ptxas` failed with error code 255", False),
     ],
 )
-def test_what_a_tool_says_of_a_disk_or_a_signal_from_outside_blames_the_machine(said: str, blames: bool) -> None:
+def test_disk_errors_and_signals_that_a_tool_reports_blame_the_machine(said: str, blames: bool) -> None:
     assert endings.blames_the_machine(said) == blames
 
 
 @pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGPIPE, signal.SIGUSR1])
-def test_a_process_that_its_own_timer_or_pipe_ends_was_not_killed_from_outside(number: signal.Signals) -> None:
+def test_a_process_ended_by_its_timer_or_pipe_was_not_killed_from_outside(number: signal.Signals) -> None:
     assert not isinstance(endings.died(-number), WorkerKilledError)
 
 
@@ -310,7 +310,7 @@ time.sleep(300)
 """
 
 
-def test_a_worker_in_an_endless_pass_ends_with_a_killed_caller_that_had_forked() -> None:
+def test_a_hanging_worker_ends_with_a_killed_caller_that_had_forked() -> None:
     caller = subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE, env=PATH_OF_TESTS)
     assert caller.stdout is not None
     with caller, caller.stdout:

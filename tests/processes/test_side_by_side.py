@@ -89,7 +89,7 @@ def test_what_a_killed_process_left_undone_is_done_by_another(
     assert "a worker process died" in capsys.readouterr().err
 
 
-def test_processes_that_die_again_and_again_are_an_error_that_says_what_to_do() -> None:
+def test_processes_that_keep_dying_are_an_error_that_says_what_to_do() -> None:
     with pytest.raises(WorkerError, match=r"died twice in a row with 3 of 3 tasks to do.*--jobs"):
         list(side_by_side(die, [1, 2, 3], 2))
 

@@ -122,11 +122,11 @@ def test_answers_are_not_exported(tmp_path: Path) -> None:
         store.keep_answers({"a question": an_answer()})
     assert StoreFile(tmp_path / "one").export(tmp_path / "lines") == 1
     assert "a question" not in (tmp_path / "lines").read_text()
-    assert StoreFile(tmp_path / "two").import_lines([tmp_path / "lines"]) == (1, 0)
+    assert StoreFile(tmp_path / "two").import_files([tmp_path / "lines"]) == (1, 0)
     assert StoreFile(tmp_path / "two").stats().answers == 0
 
 
-def test_a_store_of_schema_3_is_brought_to_keep_answers_and_only_reading_changes_nothing(tmp_path: Path) -> None:
+def test_reading_leaves_schema_3_as_it_is_and_keeping_answers_migrates_it(tmp_path: Path) -> None:
     shutil.copy(SAMPLES / "schema_3.sqlite3", tmp_path / "store.sqlite3")
     stats = StoreFile(tmp_path).stats()
     assert (stats.answers, stats.measurements) == (0, 2)

@@ -100,7 +100,7 @@ def test_a_workload_comes_back_with_its_features_and_digest() -> None:
     assert (decoded, decoded.features, decoded.digest) == (workload, workload.features, workload.digest)
 
 
-def test_a_check_is_part_of_a_workload_and_without_one_nothing_is_said_of_it() -> None:
+def test_a_check_is_part_of_a_workload_and_left_out_where_there_is_none() -> None:
     plain = a_job().workload
     assert "check" not in encoding.encode_workload(plain)
     checked = replace(plain, check="allclose")
@@ -189,5 +189,5 @@ def test_a_name_that_differs_in_nothing_but_code_is_another_program() -> None:
     assert Toolchain(versions={"a": "1"}).digest != Toolchain(versions={"a": "2"}).digest
 
 
-def test_a_forecast_of_one_voice_that_was_not_widened_is_written_as_it_always_was() -> None:
+def test_a_forecast_of_one_component_without_scaling_keeps_its_old_format() -> None:
     assert set(FORECAST) == {"source", "components", "fail_probability", "default_us"}

@@ -47,7 +47,7 @@ def test_of_many_processes_that_miss_one_key_one_tunes(tmp_path: Path) -> None:
     assert len(list((tmp_path / "tuned").iterdir())) == 1
 
 
-def test_who_finds_a_key_held_hears_so_at_once_and_a_killed_holder_frees_it(tmp_path: Path) -> None:
+def test_a_held_key_is_reported_at_once_and_a_killed_holder_frees_it(tmp_path: Path) -> None:
     holding = spawn.Event()
     holder = spawn.Process(target=hold, args=(tmp_path, holding))
     holder.start()

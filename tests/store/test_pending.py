@@ -78,7 +78,7 @@ def test_only_a_decision_that_measuring_had_a_say_in_strikes_a_key_out(tmp_path:
     assert not is_unmeasured(a_decision(job, budget="of another kind"))
 
 
-def test_mode_forecast_reads_nothing_and_notes_into_the_store_of_its_folder(own_settings: Path) -> None:
+def test_mode_forecast_reads_nothing_and_notes_into_its_folders_store(own_settings: Path) -> None:
     with SqliteStore(own_settings) as store:
         store.decide(a_job(), a_decision(a_job()))
     forecasting = open_store(Settings.from_environment({"FORECAST_AUTOTUNE_DIR": str(own_settings)}, mode="forecast"))

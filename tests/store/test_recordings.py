@@ -66,7 +66,7 @@ def test_rehearsals_teach_themselves_alone(store: SqliteStore) -> None:
     assert told(store, asking()) == [("rmsnorm", "num_warps 2 -> 4", 2.0, 3)]
 
 
-def test_the_newest_outcome_of_a_config_counts_and_transient_failures_do_not(store: SqliteStore) -> None:
+def test_a_configs_newest_outcome_counts_and_transient_failures_do_not(store: SqliteStore) -> None:
     fill(store, a_job(), lambda _: 10.0, run="old")
     fill(store, a_job(), run="new")
     transient = Failure(stage="launch", message="no memory", transient=True)
@@ -107,9 +107,7 @@ def test_a_packs_outcomes_count_too(tmp_path: Path) -> None:
         assert told(store, a_job()) == [("rmsnorm", "num_warps 2 -> 4", 2.0, 3)]
 
 
-def test_all_skills_are_told_to_the_command_and_filters_match_parts_of_names(
-    store: SqliteStore, tmp_path: Path
-) -> None:
+def test_the_command_gets_all_skills_and_filters_match_parts_of_names(store: SqliteStore, tmp_path: Path) -> None:
     fill(store, a_job())
     fill(store, a_job(name="softmax", hardware=Hardware(kind="cuda", name="NVIDIA L4")))
     file = StoreFile(tmp_path / "store")

@@ -15,7 +15,7 @@ from faults.older import PLACE, ROWS, insert, of_schema_4, runs
 from forecast_autotune.core.digest import canonical_json, digest
 from forecast_autotune.errors import StoreWarning
 from forecast_autotune.store import schema
-from forecast_autotune.store.connection import connect, is_broken
+from forecast_autotune.store.database import connect, is_broken
 from forecast_autotune.store.encoding import encode_decision, encode_hardware, encode_program, encode_workload, to_text
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
@@ -29,7 +29,7 @@ def migrated(directory: Path) -> SqliteStore:
     return store
 
 
-def test_what_an_older_version_asks_of_a_newer_store_finds_nothing_and_is_not_taken_for_a_broken_one(
+def test_an_older_version_finds_a_newer_store_empty_and_not_broken(
     tmp_path: Path,
 ) -> None:
     path = of_schema_4(tmp_path, runs(3))
@@ -49,7 +49,7 @@ def test_what_an_older_version_asks_of_a_newer_store_finds_nothing_and_is_not_ta
             assert not is_broken(refused.value)
 
 
-def test_what_names_rows_that_are_gone_is_left_out_and_what_has_a_wrong_type_does_no_harm(tmp_path: Path) -> None:
+def test_rows_naming_missing_rows_are_skipped_and_wrong_types_do_no_harm(tmp_path: Path) -> None:
     path = of_schema_4(tmp_path, runs(6))
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("UPDATE outcome SET workload = 'gone' WHERE id = 1")
@@ -75,7 +75,7 @@ def test_an_export_of_an_older_store_brings_nothing_new_to_it(tmp_path: Path) ->
     file = StoreFile(tmp_path / "store")
     assert file.export(tmp_path / "pack") == 7
     migrated(tmp_path / "store").close()
-    assert file.import_lines([tmp_path / "pack"]) == (0, 0)
+    assert file.import_files([tmp_path / "pack"]) == (0, 0)
 
 
 @pytest.mark.parametrize("older", range(1, schema.VERSION))

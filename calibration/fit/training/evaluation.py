@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import BIN_EDGES_LOG2
-from forecast_autotune.core.job import Question
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.scores import ForecastScores, against_median, score_forecasts, score_probabilities
 from forecast_autotune.protocols import Surrogate
 from forecast_autotune.surrogates.learned import Learned
@@ -20,7 +21,6 @@ from forecast_autotune.surrogates.roofline import Roofline
 
 from ..forest import prior_without
 from .logits import forecast_pool
-from .spaces import RecordedSpace
 
 Row = dict[str, Any]
 MIDDLES = np.array([-2.5, *((a + b) / 2 for a, b in pairwise(BIN_EDGES_LOG2)), 2.5])
@@ -75,10 +75,8 @@ def evaluate_others(spaces: Sequence[RecordedSpace], known: Sequence[RecordedSpa
         surrogates: dict[str, Surrogate] = {"roofline": Roofline(), "learned": Learned(prior_without(space.kernel))}
         history = [s.recording for s in known if s.kernel == space.kernel]
         for method, surrogate in surrogates.items():
-            question = Question(
-                job=space.job, configs=space.job.space, recordings=history if method == "learned" else ()
-            )
-            forecasts = surrogate.forecast(question)
+            context = ForecastContext(job=space.job, recordings=history if method == "learned" else ())
+            forecasts = surrogate.start(context).predict({}, {})
             measured, reference = against_median(forecasts, space.log2_us.tolist(), default_us=None)
             rows.append(_row(space, method, way, score_forecasts(forecasts, measured, reference=reference)))
     return rows

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.language.answers import Bins, from_text
 
 from .loop import LOOKS, Checkpoint, Progress
 from .rewards import REWARDS
-from .spaces import RecordedSpace
 from .written_answers import drawn, examples, precision_of
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.language.answers import LABELS
 from forecast_autotune.language.labels import label_tokens
 
-from .spaces import RecordedSpace
+from .spaces import prompts_of
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +96,7 @@ def forecast_pool(
     places = np.arange(len(space.job.space))
     if most is not None and most < places.size:
         places = np.sort(np.random.default_rng(0).choice(places, most, replace=False))
-    asked = space.prompts(reference, places.tolist(), most_chars, known=known, skilled=known)
+    asked = prompts_of(space, reference, places.tolist(), most_chars, known=known, skilled=known)
     rows = encoded(tokenizer, [p.text for p in asked])
     labels = label_ids(tokenizer)
     logits = np.zeros((len(rows), len(LABELS)))

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 
 from .logits import encoded, forecast_pool, label_ids, label_logits
 from .objectives import OBJECTIVES, loss_of
 from .small_model import splits_at_lines
-from .spaces import RecordedSpace, skills_for
+from .spaces import prompts_of, skills_for
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +95,8 @@ class Batches:
             reference = draw_reference(space, random)
             places = random.choice(len(space.job.space), min(self.plan.configs, len(space.job.space)), replace=False)
             others = [s for s in of_kernel if s is not space and random.random() < 0.7]
-            asked = space.prompts(
+            asked = prompts_of(
+                space,
                 reference,
                 places.tolist(),
                 self.plan.most_chars,

@@ -1,26 +1,23 @@
-"""Recorded spaces as what a language model learns from and is evaluated on, and which of them are left out."""
+"""What a language model is asked of recorded spaces, and which of them are left out of its training."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forecast_autotune.core.forecast import bin_of
 from forecast_autotune.core.hardware import REHEARSAL_KINDS
-from forecast_autotune.core.job import Job, Recording
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.core.skill import Skill
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.evaluation.trace import read_trace
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
+from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.language.prompt import Prompt, prompts
 from forecast_autotune.language.skills import fitting, skills_of
-from forecast_autotune.measure.replay import Replay
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.surrogates.transfer import most_alike
 
@@ -29,70 +26,36 @@ Array = NDArray[np.float64]
 WAYS = ("sizes", "kernels", "hardware")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RecordedSpace:
-    """A recorded space: every pair of its configs is a labelled example.
+def prompts_of(
+    space: RecordedSpace,
+    reference: int,
+    configs: Sequence[int],
+    most_chars: int,
+    *,
+    known: Sequence[RecordedSpace] = (),
+    skilled: Sequence[RecordedSpace] = (),
+    named: bool = True,
+) -> list[Prompt]:
+    """What is asked of configs of a space, by their positions.
 
-    `log2_us` is the time of each config in the space's order, infinite where it failed.
+    A prompt gives what the same configs took on `known` spaces of the same kernel, and what changing single knobs did on
+    `skilled` ones of any kernel. The space itself may be among them, and is passed over.
+
+    Raises:
+        PromptTooLongError: they cannot be made so short.
     """
-
-    name: str
-    kernel: str
-    recording: Recording = field(repr=False)
-
-    @cached_property
-    def job(self) -> Job:
-        return Replay(self.recording).job
-
-    @cached_property
-    def log2_us(self) -> Array:
-        outcomes = (self.recording.outcomes[c] for c in self.job.space)
-        return np.array([math.log2(o.median_us) if isinstance(o, Measurement) else math.inf for o in outcomes])
-
-    @cached_property
-    def median(self) -> int:
-        """Position of the config with the median time of those that ran."""
-        ran = np.flatnonzero(np.isfinite(self.log2_us))
-        return int(ran[np.argsort(self.log2_us[ran], kind="stable")[len(ran) // 2]])
-
-    def bins(self, reference: int) -> list[int]:
-        """The bin of each config's speed-up over one that ran; of one that failed, the slowest."""
-        return [bin_of(float(s)) for s in self.log2_us[reference] - self.log2_us]
-
-    def prompts(
-        self,
-        reference: int,
-        configs: Sequence[int],
-        most_chars: int,
-        *,
-        known: Sequence[RecordedSpace] = (),
-        skilled: Sequence[RecordedSpace] = (),
-        named: bool = True,
-    ) -> list[Prompt]:
-        """What is asked of configs, by their positions.
-
-        Of `known` spaces of the same kernel it is told what the same configs took; of `skilled` ones, of any kernel, what
-        changing single knobs did. This space itself may be among them, and is passed over.
-
-        Raises:
-            PromptTooLongError: they cannot be made so short.
-        """
-        job = self.job
-        elsewhere = [s.recording for s in known if s.kernel == self.kernel and s.name != self.name]
-        recordings = [recording for _, recording in most_alike(job, elsewhere)]
-        if not named:
-            unnamed = replace(job.hardware, name="")
-            recordings = [replace(r, hardware=unnamed) if r.hardware == job.hardware else r for r in recordings]
-            job = replace(job, hardware=unnamed)
-        asked = [job.space[i] for i in configs]
-        skills = skills_for(self, tuple(skilled)) if skilled else ()
-        return prompts(
-            job, asked, reference=job.space[reference], skills=skills, recordings=recordings, most_chars=most_chars
-        )
-
-    @property
-    def hardware(self) -> str:
-        return self.recording.hardware.name
+    job = space.job
+    elsewhere = [s.recording for s in known if s.kernel == space.kernel and s.name != space.name]
+    recordings = [recording for _, recording in most_alike(job, elsewhere)]
+    if not named:
+        unnamed = replace(job.hardware, name="")
+        recordings = [replace(r, hardware=unnamed) if r.hardware == job.hardware else r for r in recordings]
+        job = replace(job, hardware=unnamed)
+    asked = [job.space[i] for i in configs]
+    skills = skills_for(space, tuple(skilled)) if skilled else ()
+    return prompts(
+        job, asked, reference=job.space[reference], skills=skills, recordings=recordings, most_chars=most_chars
+    )
 
 
 @cache
@@ -117,14 +80,12 @@ def read_spaces(paths: Iterable[Path]) -> tuple[RecordedSpace, ...]:
         OSError: one cannot be read.
         InvalidInputError: one is no trace, or there are none.
     """
-    spaces = []
-    for path in sorted(paths, key=lambda p: p.name):
-        recording = read_trace(path)
-        kernel = recording.workload.program.name.rpartition(".")[2]  # an extension has a module before its name
-        spaces.append(RecordedSpace(name=path.name, kernel=kernel, recording=recording))
+    spaces = tuple(
+        RecordedSpace(name=path.name, recording=read_trace(path)) for path in sorted(paths, key=lambda p: p.name)
+    )
     if not spaces:
         raise InvalidInputError("no traces to learn from: name some, or record some with 'make record'")
-    return tuple(spaces)
+    return spaces
 
 
 LEAST_MEASURED = 4  # configs of a stored space: of fewer there are hardly pairs
@@ -146,7 +107,7 @@ def stored_spaces(folder: Path) -> tuple[RecordedSpace, ...]:
             continue
         kernel = recording.workload.program.name.rpartition(".")[2]
         name = f"{kernel}.{recording.workload.digest[:8]}.{recording.hardware.name}.{recording.toolchain.digest[:8]}"
-        spaces.append(RecordedSpace(name=name, kernel=kernel, recording=recording))
+        spaces.append(RecordedSpace(name=name, recording=recording))
     return tuple(sorted(spaces, key=lambda s: s.name))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.scores import score_probabilities
 from forecast_autotune.language.answers import LABELS, Bins, from_text
 from forecast_autotune.language.prompt import Prompt, prompts
@@ -21,7 +22,7 @@ from .evaluation import MIDDLES
 from .logits import encoded, label_ids, label_logits
 from .loop import WITHOUT_HISTORY, draw_reference
 from .rewards import REWARDS
-from .spaces import RecordedSpace, skills_for
+from .spaces import skills_for
 
 JUDGED = 24  # answers on each space
 AT_ONCE = 16  # answers written side by side while judging

@@ -39,7 +39,7 @@ from forecast_autotune.core.job import Compile, Measure, Stop, View
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.evaluation.trace import write_trace
+from forecast_autotune.evaluation.traces import write_trace
 
 SOFTMAX = TRACES / "softmax.scores.NVIDIA_H200.jsonl.gz"
 OTHER = replace(HERE, name="B", units=60)
@@ -151,7 +151,7 @@ def test_stopping_says_what_was_spent_and_lost() -> None:
     assert (found["spent_share"], found["ratio"]) == (pytest.approx(0.5), pytest.approx(1.1))
 
 
-def test_error_falls_with_confidence_unless_it_rises_by_more_than_chance_does() -> None:
+def test_error_falls_with_confidence_unless_it_rises_beyond_chance() -> None:
     n = 1000
     confidence = np.linspace(0.2, 1.0, n)[None]
     honest = np.random.default_rng(0).random((1, n)) > confidence

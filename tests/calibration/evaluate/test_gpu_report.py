@@ -32,8 +32,8 @@ from calibration.evaluate.gpu_report import (  # noqa: E402
     tune_ours,
 )
 from calibration.evaluate.side_by_side import own_environment, rehearsing  # noqa: E402
-from forecast_autotune.evaluation.trace import read_trace  # noqa: E402
-from forecast_autotune.frontends.simulated_driver import rehearsal  # noqa: E402
+from forecast_autotune.evaluation.traces import read_trace  # noqa: E402
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[3]
 KERNEL = add_inplace.KERNEL

@@ -100,7 +100,7 @@ def test_nothing_but_the_default_is_tried_with_a_budget_of_one(method: str) -> N
     assert searched(method, bowl(), 0).tried == []
 
 
-def test_a_config_that_fails_costs_one_and_counts_as_slower_than_the_slowest() -> None:
+def test_a_failing_config_costs_one_and_counts_as_slower_than_the_slowest() -> None:
     trial = Trial(case(few({0: 8.0, 1: None, 2: 2.0, 3: 1.0})), 3, 0)
     assert math.isinf(Trial(case(few({0: None, 1: 1.0})), 1, 0).slowdown(1))
     trial.measure(1)
@@ -119,7 +119,7 @@ def test_a_trial_refuses_what_it_has_tried_and_more_than_it_may() -> None:
         trial.measure(2)
 
 
-def test_unmeasured_is_what_a_method_would_run_or_the_default_where_that_fails() -> None:
+def test_unmeasured_scores_what_a_method_would_run_or_a_working_default() -> None:
     elsewhere = few({0: 4.0, 1: 1.0, 2: 2.0})
     assert searched("look-up", case(few({0: 4.0, 1: 2.0, 2: 1.0}), elsewhere), 0).slowdown(0) == pytest.approx(2.0)
     assert searched("look-up", case(few({0: 4.0, 1: None, 2: 1.0}), elsewhere), 0).slowdown(0) == pytest.approx(4.0)

@@ -19,7 +19,7 @@ from calibration.command import table  # noqa: E402
 from calibration.evaluate.side_by_side import cold_times_us, device, durations_us, in_turns, rehearsing  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Failure, Measurement  # noqa: E402
-from forecast_autotune.frontends.simulated_driver import rehearsal  # noqa: E402
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal  # noqa: E402
 
 CUDA, CPU = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
 
@@ -36,7 +36,7 @@ def event(name: str, start: float, length: float, where: Any = CUDA) -> Any:
     )
 
 
-def test_runs_of_the_kernel_alone_are_taken_in_the_order_in_which_they_began() -> None:
+def test_runs_of_the_kernel_alone_are_taken_in_the_order_they_began() -> None:
     seen = [event("scale", 30, 3.5), event("memset", 5, 9), event("scale", 10, 1.5), event("scale", 11, 80, CPU)]
     assert durations_us(seen, "scale") == [1.5, 3.5]
 
@@ -45,7 +45,7 @@ def test_each_contender_gets_its_own_runs_without_the_first_round() -> None:
     assert in_turns([90, 91, 1, 2, 3, 4], contenders=2, rounds=3) == [[1, 3], [2, 4]]
 
 
-def test_a_launch_that_the_profiler_missed_is_an_error_and_not_another_contenders_time() -> None:
+def test_a_launch_missed_by_the_profiler_is_an_error_not_a_wrong_time() -> None:
     with pytest.raises(RuntimeError, match="6 launches, but the profiler saw 5"):
         in_turns([1, 2, 3, 4, 5], contenders=2, rounds=3)
 
@@ -65,7 +65,7 @@ def test_launches_are_timed_in_turns_and_one_that_does_not_run_has_no_time() -> 
     assert found == [[pytest.approx(3.0), pytest.approx(1e4)], None, [pytest.approx(7.0)] * 2]
 
 
-def test_a_rehearsal_says_that_its_times_are_made_up_and_gives_each_config_its_own() -> None:
+def test_a_rehearsal_declares_its_times_made_up_and_gives_each_config_one() -> None:
     from calibration.evaluate.side_by_side import surroundings
 
     kernel = add_inplace.KERNEL

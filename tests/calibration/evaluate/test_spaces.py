@@ -20,7 +20,7 @@ from forecast_autotune.core.hardware import Hardware, Toolchain
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.workload import Program, Workload
-from forecast_autotune.evaluation.trace import write_trace
+from forecast_autotune.evaluation.traces import write_trace
 
 GEMM = Path(__file__).parents[2] / "traces" / "gemm_few_rows.jsonl.gz"
 Times = Mapping[

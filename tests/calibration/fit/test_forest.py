@@ -40,7 +40,7 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.evaluation.trace import write_trace
+from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.surrogates.prior import SHIPPED, read_prior, shipped_prior
 
 NONE_RAN = Failure(stage="launch", message="no")
@@ -101,7 +101,7 @@ def test_a_failed_config_is_no_time(tmp_path: Path) -> None:
     assert np.flatnonzero(np.isnan(read_example(tmp_path / "t.jsonl.gz").log2_time)).tolist() == [3]
 
 
-def test_trees_learn_what_the_examples_share_and_rank_a_kernel_they_have_not_seen(traces: list[Path]) -> None:
+def test_trees_learn_what_examples_share_and_rank_an_unseen_kernel(traces: list[Path]) -> None:
     of = examples(traces)
     prior = fit(of[:3], trees=8)
     assert prior.fitted_on == ("one", "other")
@@ -156,14 +156,14 @@ def test_what_trees_miss_is_told_apart_from_a_common_offset(traces: list[Path]) 
 # Leaving out ------------------------------------------------------------------------------------------------------------
 
 
-def test_each_kernel_is_left_out_once_with_all_its_sizes_and_each_size_of_several_once(traces: list[Path]) -> None:
+def test_each_kernel_and_each_of_several_sizes_is_left_out_once(traces: list[Path]) -> None:
     of = examples(traces)
     assert kernels_left_out(of) == [{0, 1}, {2}, {4}, {3}]  # one, other, plain, third
     assert sizes_left_out(of) == [{0}, {1}]
     assert sizes_left_out(of[2:]) == []
 
 
-def test_a_ranking_that_puts_a_failing_config_first_falls_back_on_the_default(traces: list[Path]) -> None:
+def test_a_ranking_with_a_failing_config_first_falls_back_on_the_default(traces: list[Path]) -> None:
     one = read_example(traces[0])
     best = int(np.nanargmin(one.log2_time))
     times = one.log2_time.copy()
@@ -291,9 +291,7 @@ def test_too_few_kernels_are_refused_with_what_there_is(
     assert not target.exists()
 
 
-def test_a_folder_that_is_not_there_is_made_and_nothing_but_the_model_is_left_in_it(
-    traces: list[Path], tmp_path: Path
-) -> None:
+def test_a_missing_folder_is_made_and_only_the_model_is_left_in_it(traces: list[Path], tmp_path: Path) -> None:
     target = tmp_path / "new" / "model.json"
     assert main([*map(str, traces), "--to", str(target), "--trees", "2", "--jobs", "1"]) == 0
     assert list(target.parent.iterdir()) == [target]
@@ -338,7 +336,7 @@ def test_a_model_without_a_kernel_of_the_suite_does_not_know_it(small_suite: Pat
     assert found.fitted_on == ("one", "plain", "third")
 
 
-def test_a_model_without_a_kernel_is_kept_for_the_next_process_and_fitted_anew_if_that_broke(
+def test_a_model_fitted_without_a_kernel_is_kept_and_refitted_if_broken(
     small_suite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted: list[int] = []

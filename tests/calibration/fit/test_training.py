@@ -18,10 +18,11 @@ from calibration.fit.train import split
 from calibration.fit.training.loop import Batches, Plan, nll_at
 from calibration.fit.training.objectives import OBJECTIVES, loss_of
 from calibration.fit.training.rewards import REWARDS
-from calibration.fit.training.spaces import RecordedSpace
+from calibration.fit.training.spaces import prompts_of
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.core.workload import Program
 from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 
 SIZES = (1024, 4096, 16384, 65536)
 DEVICES = ("A", "B", "C")
@@ -32,7 +33,7 @@ def space(kernel: str, n: int, device: str, *, best_block: float = 7.0) -> Recor
     found = recording(hardware=replace(HERE, name=device), n=n, best_block=best_block)
     program = Program(name=kernel, language="cuda", source=f"void {kernel}();")
     found = replace(found, workload=replace(found.workload, program=program))
-    return RecordedSpace(name=f"{kernel}.{n}.{device}", kernel=kernel, recording=found)
+    return RecordedSpace(name=f"{kernel}.{n}.{device}", recording=found)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_a_proper_score_is_least_at_the_truth(objective: str) -> None:
     assert torch.allclose(minimum(objective), TRUE, atol=1e-4)
 
 
-def test_rewarding_correctness_beside_brier_is_least_at_something_sharper_than_the_truth() -> None:
+def test_adding_correctness_to_brier_rewards_more_certainty_than_is_true() -> None:
     """It is the projection on the simplex of 2 q: max(1.5 q - t, 0) with the t at which it sums to 1."""
     low, high = 0.0, 1.0
     for _ in range(100):
@@ -115,7 +116,7 @@ def answer(percent: Sequence[int]) -> str:
     return f'{{"reasoning": "", {said}}}'
 
 
-def test_a_certain_right_answer_earns_most_and_one_that_cannot_be_read_nothing() -> None:
+def test_a_certain_right_answer_earns_most_and_an_unreadable_one_nothing() -> None:
     certain = answer([0, 0, 100, 0, 0, 0, 0, 0])
     assert [REWARDS[name](certain, 2) for name in ("correct", "brier", "crps")] == [1, 2, 2]
     for unreadable in ("", "I think it is faster", certain[:-1], certain + ".", answer([0] * 8), '{"A": 100}'):
@@ -132,7 +133,7 @@ def test_rewards_are_what_the_paper_says_of_an_unsure_answer() -> None:
     assert REWARDS["crps"](text, 5) == pytest.approx(0 + 1 - (0.6**2 + 1 + 1) / 7)
 
 
-def test_saying_the_truth_earns_most_but_correctness_alone_pays_certainty_as_well() -> None:
+def test_the_true_answer_earns_most_unless_only_correctness_is_rewarded() -> None:
     """Unlike in a loss over logits: a written answer is right or wrong as a whole, whatever its confidence."""
     true = np.array([0, 0, 10, 20, 50, 15, 5, 0])
     sharp = np.array([0, 0, 0, 0, 100, 0, 0, 0])
@@ -203,12 +204,13 @@ def test_a_prompt_tells_nothing_of_the_times_of_its_own_space(spaces: tuple[Reco
         config: measurement(1e6 / o.median_us) if isinstance(o, Measurement) else o
         for config, o in own.recording.outcomes.items()
     }
-    other = RecordedSpace(name=own.name, kernel=own.kernel, recording=replace(own.recording, outcomes=outcomes))
+    other = RecordedSpace(name=own.name, recording=replace(own.recording, outcomes=outcomes))
     reference = own.median
     assert own.bins(reference) != other.bins(reference)
     for known in ((*found.learned, *found.chosen_on), (*spaces,)):  # the second with itself among those known
         told, told_otherwise = (
-            s.prompts(
+            prompts_of(
+                s,
                 reference,
                 range(len(s.job.space)),
                 4_500,
@@ -219,7 +221,7 @@ def test_a_prompt_tells_nothing_of_the_times_of_its_own_space(spaces: tuple[Reco
         )
         assert told == told_otherwise
         # The comparison can fail: what is known of others is told.
-        assert told != own.prompts(reference, range(len(own.job.space)), 4_500)
+        assert told != prompts_of(own, reference, range(len(own.job.space)), 4_500)
 
 
 # Batches -----------------------------------------------------------------------------------------------------------------
@@ -237,7 +239,7 @@ def test_a_batch_is_labelled_with_what_was_measured() -> None:
     """Where a block that is twice as large is 0.9 octaves faster, a prompt's own words say which bin is right."""
     outcomes = {c: measurement(1000 / float(str(c.knobs["block"])) ** 0.9) for c in recording().outcomes}
     one = space("kernel", 4096, "A")
-    one = RecordedSpace(name="one", kernel="kernel", recording=replace(one.recording, outcomes=outcomes))
+    one = RecordedSpace(name="one", recording=replace(one.recording, outcomes=outcomes))
     batches = Batches([one], Letters(), Plan(spaces=1, configs=20, steps=5))
     met = set()
     for rows, bins in (part for step in range(5) for part in batches[step]):

@@ -16,7 +16,7 @@ from calibration.record import devices
 from calibration.record.describe import Described, describe_trace
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.evaluation.trace import read_trace
+from forecast_autotune.evaluation.traces import read_trace
 
 TRACES = Path(calibration.__file__).parent / "traces"
 TRACE = "rms_norm.few_rows.NVIDIA_H200.jsonl.gz"

@@ -25,7 +25,7 @@ from calibration.record.devices import Device, Plan, workloads  # noqa: E402
 from calibration.record.worker import Recorder, Status, Task, beginning, groups, recordable  # noqa: E402
 from forecast_autotune.core.outcome import Failure, Measurement  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
-from forecast_autotune.evaluation.trace import read_recorded, read_trace  # noqa: E402
+from forecast_autotune.evaluation.traces import read_recorded, read_trace  # noqa: E402
 from forecast_autotune.measure.checks import check_name  # noqa: E402
 
 TOY = Path(toy_recording.__file__)
@@ -73,7 +73,7 @@ def test_a_trace_holds_what_its_job_says_of_configs_without_compiling(task: Task
     assert read_trace(trace_of(task)).described == {first: {"programs": 3.0}, third: {"programs": 5.0}}
 
 
-def test_every_config_is_measured_and_the_trace_tells_all_that_replaying_it_takes(task: Task) -> None:
+def test_every_config_is_measured_and_the_trace_holds_what_replaying_needs(task: Task) -> None:
     *_, told = Recorder(task, "cpu").record()
     found, recorded = read_trace(trace_of(task)), read_recorded(trace_of(task))
     assert (told.done, told.tried, told.of, told.failed, told.problem) == (True, 15, 15, 2, "")
@@ -104,7 +104,7 @@ def test_a_second_pass_over_a_tenth_says_how_far_the_first_can_be_repeated(task:
         assert min(each["samples_us"]) >= 1000 * (each["config"]["WAIT"] or each["config"]["PARTS"])
 
 
-def test_a_shorter_sample_is_the_beginning_of_a_longer_one_and_fair_to_every_variant() -> None:
+def test_a_shorter_sample_begins_a_longer_one_and_is_fair_to_every_variant() -> None:
     whole = groups(toy_recording.TOY)
     assert [len(group) for group in whole] == [8, 7]
     assert [group[0].knobs for group in whole] == [{"WAIT": 6}, {"PARTS": 2}]
@@ -154,7 +154,7 @@ def test_a_longer_trace_is_not_replaced_before_there_is_as_much(task: Task, monk
     assert len(read_trace(trace_of(task)).outcomes) == 12
 
 
-def test_a_trace_of_another_device_is_kept_if_it_is_whole_and_begun_anew_if_not(
+def test_a_trace_of_another_device_is_kept_if_whole_and_restarted_if_not(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list(Recorder(replace(task, configs=6), "cpu").record())
@@ -252,7 +252,7 @@ def test_what_cannot_be_started_is_a_problem_at_once(tmp_path: Path, monkeypatch
     assert told.problem.startswith("FileNotFoundError: ")
 
 
-def test_a_trace_that_is_torn_or_of_older_source_or_of_other_hardware_is_begun_anew(
+def test_a_torn_or_outdated_trace_or_one_of_other_hardware_is_restarted(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = replace(task, configs=2)

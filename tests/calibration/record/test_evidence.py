@@ -73,7 +73,7 @@ def lines_of(path: Path) -> list[str]:
     return gzip.decompress(path.read_bytes()).decode().splitlines()
 
 
-def test_a_complete_table_is_compressed_holds_every_config_and_is_not_made_again(
+def test_a_complete_table_is_compressed_holds_every_config_and_is_reused(
     look: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, asked = look()
@@ -113,7 +113,7 @@ def test_a_long_run_tells_how_far_it_has_come(
     assert second.endswith(" a second, 0 min left")
 
 
-def test_configs_of_which_nobody_knows_whether_they_spill_are_counted_apart(
+def test_configs_of_unknown_spilling_are_counted_apart(
     look: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     look()
@@ -147,7 +147,7 @@ def test_what_a_torn_line_was_about_is_asked_again_and_nothing_else_is(look: Any
         ("sizes", {"rows": 1, "columns": 1000}, "of another sizes (rows 1, now 65536)"),
     ],
 )
-def test_a_table_of_another_origin_is_begun_anew_and_stays_until_the_new_one_is_complete(
+def test_a_table_of_another_origin_stays_until_its_replacement_is_complete(
     look: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str, then: Any, said: str
 ) -> None:
     look()
@@ -183,7 +183,7 @@ def test_a_damaged_table_is_begun_anew_and_the_reader_names_the_line(
         read_evidence(tmp_path / "other.jsonl")
 
 
-def test_a_run_whose_time_is_up_or_that_is_stopped_says_so_and_the_next_goes_on(
+def test_a_run_out_of_time_or_stopped_reports_it_and_the_next_continues(
     look: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert look("--minutes", "0")[0] == 1

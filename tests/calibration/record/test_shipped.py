@@ -18,7 +18,7 @@ from calibration.record.worker import recordable
 from forecast_autotune.cli import main
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Evidence, Failure, Measurement
-from forecast_autotune.evaluation.trace import read_recorded, read_trace
+from forecast_autotune.evaluation.traces import read_recorded, read_trace
 
 HERE = Path(calibration.__file__).parent
 TRACES = sorted((HERE / "traces").glob("*.jsonl.gz"))
@@ -36,7 +36,7 @@ def test_they_hold_ten_thousand_measurements_in_few_megabytes(recordings: dict[P
     assert sum(path.stat().st_size for path in TRACES) < 20e6
 
 
-def test_each_is_of_one_workload_of_the_suite_on_one_device_and_says_how_it_was_recorded(
+def test_each_recording_names_one_workload_one_device_and_how_it_was_made(
     recordings: dict[Path, Recording],
 ) -> None:
     kernels, met = recordable("cuda"), Counter[tuple[object, ...]]()
@@ -56,7 +56,7 @@ def test_each_is_of_one_workload_of_the_suite_on_one_device_and_says_how_it_was_
     assert {kernel for kernel, *_ in met} == set(kernels)
 
 
-def test_each_holds_a_fair_sample_of_every_variant_with_what_was_timed_and_how(
+def test_each_recording_samples_every_variant_and_keeps_how_it_was_timed(
     recordings: dict[Path, Recording],
 ) -> None:
     kernels = recordable("cuda")

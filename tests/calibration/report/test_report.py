@@ -7,6 +7,7 @@ import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +15,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from recorded import HERE, recording
+
+from forecast_autotune.core.context import ForecastContext
+from forecast_autotune.surrogates.base import StatelessSurrogate
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
@@ -28,9 +32,9 @@ from calibration.report.chart_data import Curve
 from calibration.report.page import Made, page
 from calibration.report.report import budgets_to, main
 from forecast_autotune.core.forecast import Abstention
-from forecast_autotune.core.job import Question
 from forecast_autotune.evaluation.replay_runner import ReplayPlan, Task
-from forecast_autotune.evaluation.trace import write_trace
+from forecast_autotune.evaluation.traces import write_trace
+from forecast_autotune.frontends.engine import make_surrogate
 
 REAL = TRACES / "cuda_transpose.small.NVIDIA_H200.jsonl.gz"
 NASTY = 'bowl<script>alert(1)&"$x$".jsonl.gz'
@@ -202,7 +206,8 @@ def test_scores_are_those_that_replay_tells(traces: list[Path], tmp_path: Path) 
         == 0
     )
     table = Page(to).table("score")
-    plan = ReplayPlan(traces=tuple(traces), histories=((), ()), policy="selective", surrogate="auto")
+    auto = partial(make_surrogate, "auto")
+    plan = ReplayPlan(traces=tuple(traces), histories=((), ()), policy="selective", surrogate=auto)
     for known, column in ((0, "before measuring"), (10, "after 10 measured"), (50, "after 50 measured")):
         rows: list[dict[str, Any]] = [
             plan.do(Task(trace, known, draw)) for trace in range(2) for draw in range(2 if known else 1)
@@ -221,7 +226,7 @@ def test_the_pictures_leave_out_what_was_measured(traces: list[Path]) -> None:
     assert row["rest_accuracy"] == pytest.approx(1 - wrong.mean())
     assert row["risk"][-1] == pytest.approx(wrong.mean())
     assert row["rest_aurc"] == pytest.approx(np.mean(row["risk"]), abs=0.02)
-    ran = sum(np.isfinite(found.speedups).sum() for found in [honesty.forecast_space(case_of(traces[1]), 10, 0).rest()])
+    ran = sum(np.isfinite(found.speedups).sum() for found in [honesty.drawn_forecasts(case_of(traces[1]), 10, 0).rest()])
     assert len(row["expected"]) == len(row["measured"]) == len(row["inside_90"]) == ran
 
 
@@ -232,11 +237,11 @@ def case_of(path: Path) -> Any:
 
 
 def test_a_space_of_which_nothing_is_forecast_is_told_of(traces: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Silent:
+    class Silent(StatelessSurrogate):
         name = "silent"
 
-        def forecast(self, question: Question) -> list[Abstention]:
-            return [Abstention("silent", "it knows nothing")] * len(question.configs)
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Abstention]:
+            return [Abstention("silent", "it knows nothing")] * len(context.job.space)
 
     entry = Entry(trace=traces[0], setting="cold")
     monkeypatch.setattr("calibration.evaluate.honesty.case", lambda _: replace(case(entry), surrogate=Silent))
@@ -255,7 +260,7 @@ def test_reliability_counts_every_space_alike() -> None:
     assert found.mean_accuracy == pytest.approx(1 / 3)
 
 
-def test_fifths_together_are_the_mean_over_spaces_and_hold_it_between_their_ends() -> None:
+def test_combined_fifths_are_the_mean_over_spaces_between_their_bounds() -> None:
     one = {"error_by_fifth": [0.8, 0.6, 0.4, 0.2, 0.0], "error_low": [0.0] * 5, "error_high": [1.0] * 5}
     other = one | {"error_by_fifth": [0.4] * 5}
     found = chart_data.fifths_together([one, other])

@@ -15,7 +15,7 @@ from forecast_autotune.evaluation.scores import (
     score_forecasts,
     score_trust,
 )
-from forecast_autotune.features.arrays import ForecastTable, Voice
+from forecast_autotune.features.forecast_columns import Component, ForecastTable
 
 SILENT = Abstention("s", "no idea")
 FAILED = -math.inf
@@ -62,7 +62,7 @@ def test_rank_correlation_is_spearmans_with_mean_ranks_for_ties() -> None:
     assert rank_correlation(forecasts[:2], [0.2, 0.1]) == pytest.approx(-1.0)
 
 
-def test_rank_correlation_is_of_configs_that_ran_and_unknown_without_an_order() -> None:
+def test_rank_correlation_covers_configs_that_ran_and_needs_an_order() -> None:
     assert rank_correlation([normal(1.0), normal(2.0), normal(9.0), SILENT], [0.1, 0.2, FAILED, 0.0]) == 1.0
     assert rank_correlation([normal(1.0)], [0.1]) is None
     assert rank_correlation([normal(1.0), normal(1.0)], [0.1, 0.2]) is None
@@ -126,12 +126,12 @@ def test_a_table_scores_as_the_same_forecasts_one_by_one() -> None:
     weight[:5] = 0.0
     silent = np.zeros(40)
     silent[35:] = 1.0
-    voices = [
-        Voice("one", draw.normal(0, 1, 40), draw.uniform(0.1, 1, 40), weight * (1 - silent)),
-        Voice("other", draw.normal(0, 1, 40), draw.uniform(0.1, 1, 40), (1 - weight) * (1 - silent)),
+    components = [
+        Component("one", draw.normal(0, 1, 40), draw.uniform(0.1, 1, 40), weight * (1 - silent)),
+        Component("other", draw.normal(0, 1, 40), draw.uniform(0.1, 1, 40), (1 - weight) * (1 - silent)),
     ]
-    voices[0].mean[35:] = math.nan  # what nobody says may be anything
-    table = ForecastTable(voices, draw.uniform(0, 0.3, 40), source="s", default_us=5.0)
+    components[0].mean[35:] = math.nan  # what nobody says may be anything
+    table = ForecastTable(components, draw.uniform(0, 0.3, 40), source="s", default_us=5.0)
     truth = draw.normal(0, 1, 40)
     truth[3] = FAILED
     objects = list(table)

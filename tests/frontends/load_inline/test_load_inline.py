@@ -63,7 +63,7 @@ def test_the_faster_variant_is_found_used_and_right(toy: Toy) -> None:
     assert (decision.forecast, decision.measured) == (3, 3)
 
 
-def test_a_second_process_decides_from_the_store_without_building_or_timing(toy: Toy, counting: Counting) -> None:
+def test_a_second_process_decides_from_the_store_and_builds_nothing(toy: Toy, counting: Counting) -> None:
     load(toy, ["slower", "plain"]).scaled(X, 2.0)
     assert counting.built == 2
     counting.built = counting.timed = 0

@@ -31,7 +31,7 @@ import triton.language as tl  # noqa: E402
 from rehearsed import BEST, call, configs, launched, own_triton_cache, playing, scale, tuned  # noqa: E402
 
 from forecast_autotune.frontends import dispatch  # noqa: E402
-from forecast_autotune.frontends.triton import autotuner as triton_autotune  # noqa: E402
+from forecast_autotune.frontends.triton import door  # noqa: E402
 from forecast_autotune.frontends.triton.autotuner import ForecastAutotuner  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[3]
@@ -116,7 +116,7 @@ SCRIPT = """
 def test_another_process_recalls_the_decision(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
 
     def told() -> str:
         done = subprocess.run(
@@ -181,7 +181,7 @@ def test_each_value_dtype_and_device_is_a_key_of_its_own() -> None:
         assert len(kernel.cache) == 5
 
 
-def test_an_argument_that_is_a_tensor_in_some_calls_only_counts_by_its_dtype_there(interpreted: None) -> None:
+def test_an_argument_that_is_sometimes_a_tensor_counts_by_its_dtype_there(interpreted: None) -> None:
     @triton.jit
     def fill(out_ptr, bias, BLOCK: tl.constexpr):
         tl.store(out_ptr, BLOCK)
@@ -198,7 +198,7 @@ def test_an_argument_that_is_a_tensor_in_some_calls_only_counts_by_its_dtype_the
     }
 
 
-def test_keywords_in_another_order_are_another_key_only_if_their_values_are(interpreted: None) -> None:
+def test_reordered_keywords_are_another_key_only_if_their_values_are(interpreted: None) -> None:
     @triton.jit
     def fill(out_ptr, m, n, BLOCK: tl.constexpr):
         tl.store(out_ptr, BLOCK)
@@ -256,7 +256,7 @@ def test_mode_first_runs_the_first_config() -> None:
         assert launched(on) == {(64, 4)}
 
 
-def test_mode_forecast_answers_alike_whatever_is_stored_and_measures_nothing() -> None:
+def test_mode_forecast_ignores_what_is_stored_and_measures_nothing() -> None:
     def forecast() -> Any:
         kernel = tuned(configs=configs(warps=(1, 4, 8)), mode="forecast")
         with playing() as on:
@@ -365,7 +365,7 @@ def call_hungry(kernel: Any) -> None:
     kernel[(1,)](a, a, a, 4096)
 
 
-def test_a_config_that_does_not_fit_leaves_without_a_launch_unless_the_users_hook_is_to_hear_of_it() -> None:
+def test_a_config_that_does_not_fit_is_launched_only_for_a_users_hook() -> None:
     sizes = tiles((64, 64, 32), (128, 256, 128))
     with playing(times=20_000.0) as on:
         quiet = tuned(hungry, configs=sizes)
@@ -491,7 +491,7 @@ def test_a_single_config_left_is_run_without_being_timed(capsys: pytest.CaptureF
     assert not alone.cache
 
 
-def test_a_benchmark_of_the_users_own_is_the_measurer_and_is_not_asked_twice() -> None:
+def test_a_users_own_benchmark_is_the_measurer_and_is_not_asked_twice() -> None:
     times = iter([4.0, 1.0, 1.01, 3.0])
     bench = Bench(lambda: next(times))
     kernel = tuned(do_bench=bench)
@@ -807,11 +807,11 @@ def test_a_compiler_that_aborts_takes_down_a_worker_and_not_the_caller(
     assert decision.failed == 2
 
 
-def test_nothing_is_timed_while_a_graph_is_captured_and_the_key_is_tuned_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_timed_during_graph_capture_and_the_key_is_tuned_later(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = tuned()
     with playing() as on:
         with monkeypatch.context() as patch:
-            patch.setattr(triton_autotune, "_capturing", lambda: True)
+            patch.setattr(door, "is_capturing", lambda: True)
             call(kernel)
             call(kernel)
             assert sum(on.launches.values()) == 2
@@ -825,7 +825,7 @@ def test_tuning_that_fails_does_not_break_the_launch(monkeypatch: pytest.MonkeyP
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("no reason")
 
-    for module, name in ((dispatch, "decide"), (triton_autotune, "TritonCall"), (dispatch, "make_store")):
+    for module, name in ((dispatch, "decide"), (door, "TritonCall"), (dispatch, "make_store")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, broken)
             kernel = tuned()
@@ -835,7 +835,7 @@ def test_tuning_that_fails_does_not_break_the_launch(monkeypatch: pytest.MonkeyP
                 assert launched(on) == {(64, 4)}
 
 
-def test_names_that_are_no_arguments_are_refused_where_triton_refuses_them_and_else_warned_about() -> None:
+def test_names_of_no_argument_are_refused_where_triton_does_else_warned_of() -> None:
     for arguments in ({"key": ["m"]}, {"reset_to_zero": ["m"]}, {"restore_value": ["m"]}):
         told = f"{next(iter(arguments))} of kernel scale .* not kernel arguments: m. Valid .* x_ptr, n, factor, BLOCK"
         if VERSION >= (3, 9):
@@ -852,7 +852,7 @@ def test_a_key_that_cannot_be_hashed_is_pythons_own_error() -> None:
         kernel[(1,)](torch.empty(10), 10, [2.0])
 
 
-def test_configs_with_different_knobs_are_refused_unless_the_kernel_has_a_default() -> None:
+def test_configs_missing_a_knob_are_refused_unless_the_kernel_defaults_it() -> None:
     @triton.jit
     def wide(x_ptr, n, BLOCK: tl.constexpr, WIDE: tl.constexpr = 1):
         tl.store(x_ptr + tl.arange(0, BLOCK), WIDE)
@@ -949,7 +949,7 @@ def test_two_kernels_of_one_name_do_not_share_decisions() -> None:
         assert sum(on.launches.values()) > before + 4
 
 
-def test_a_decision_made_under_another_triton_is_no_hit_but_tells_something(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_made_under_another_triton_is_no_hit_but_informs(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, playing():
         patch.setattr(triton, "__version__", "3.0.0")
         call(tuned(configs=configs(warps=(1, 2, 4, 8)), budget="all"))
@@ -1004,7 +1004,7 @@ def test_an_error_in_the_callers_grid_is_not_kept_against_the_configs() -> None:
         assert (decision.measured, decision.failed) == (4, 0)
 
 
-def test_a_default_that_does_not_run_leaves_nothing_to_compare_with_and_fails_alone(
+def test_a_failing_default_leaves_no_reference_and_fails_alone(
     interpreted: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     @triton.jit
@@ -1170,11 +1170,11 @@ def test_any_other_error_of_a_forecast_config_is_the_callers(monkeypatch: pytest
         tuned(mode="forecast")[lambda meta: (meta["BLOK"],)](torch.empty(4096), 1000, 2.0)
 
 
-def test_configs_assigned_while_a_call_is_remembered_are_not_answered_from_the_old_list(
+def test_configs_assigned_during_a_call_are_not_answered_from_the_old_list(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kernel = tuned(configs=configs((64, 256)))
-    remember = kernel._remember
+    remember = kernel._shortcuts.remember
     assigning = threading.Thread(target=lambda: setattr(kernel, "configs", configs((128, 512))))
 
     def slowly(*args: Any) -> None:
@@ -1184,7 +1184,7 @@ def test_configs_assigned_while_a_call_is_remembered_are_not_answered_from_the_o
 
     with playing():
         with monkeypatch.context() as patch:
-            patch.setattr(kernel, "_remember", slowly)
+            patch.setattr(kernel._shortcuts, "remember", slowly)
             call(kernel)
         assigning.join()
         call(kernel)

@@ -51,7 +51,7 @@ def test_a_config_is_the_same_whatever_others_stand_beside_it() -> None:
     assert set(alone) < set(among)
 
 
-def test_equal_configs_count_once_and_those_that_differ_in_their_hook_are_two() -> None:
+def test_equal_configs_count_once_and_different_hooks_make_two() -> None:
     def hook(named: dict[str, Any]) -> None:
         pass
 
@@ -60,7 +60,7 @@ def test_equal_configs_count_once_and_those_that_differ_in_their_hook_are_two() 
     assert [call.theirs(c) for c in call.job.space] == [choices[0], choices[2]]
 
 
-def test_a_config_with_a_hook_is_the_same_wherever_it_stands_and_of_two_alike_the_first_counts() -> None:
+def test_a_config_with_a_hook_is_the_same_anywhere_and_counts_once() -> None:
     def made(size: int) -> Callable[[dict[str, Any]], None]:
         def hook(named: dict[str, Any]) -> None:
             named["size"] = size
@@ -90,7 +90,7 @@ def test_dtypes_and_functions_are_knobs_by_their_names() -> None:
     assert [c["DTYPE"] for c in call.job.space] == ["fp16", "fp32"]
 
 
-def test_a_hook_sees_copies_while_its_config_is_compiled_and_replaces_nothing() -> None:
+def test_a_hook_sees_copies_during_compiling_and_replaces_nothing() -> None:
     class Box:
         def __init__(self) -> None:
             self.block_shape = [1]
@@ -106,7 +106,7 @@ def test_a_hook_sees_copies_while_its_config_is_compiled_and_replaces_nothing() 
 
     x, box = torch.ones(64), Box()
     call = bound(tuned(configs=[triton.Config({"BLOCK": 64}, pre_hook=hook), *configs((128,))]), x, 64, box)
-    args, kwargs = call.binder(call.job.space[0])
+    args, kwargs = call.arguments_of(call.job.space[0])
     assert args[0] is x
     assert args[1] == 64
     assert (args[2].block_shape, args[2].other) == ([64], 64)

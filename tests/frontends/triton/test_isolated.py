@@ -94,7 +94,7 @@ def test_a_crash_and_a_hang_cost_the_child_its_life_and_nothing_else(monkeypatch
     assert isinstance(found[256], Measurement)
 
 
-def test_what_a_config_alone_raises_is_kept_against_it_and_the_child_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_one_config_alone_is_kept_and_the_child_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     start = isolated.Isolated._start
     monkeypatch.setattr(isolated.Isolated, "_start", lambda *given: started.append(1) or start(*given))
@@ -124,7 +124,7 @@ def test_what_a_child_cannot_run_is_said_and_the_default_launched(what: str) -> 
     assert kernel.best_config is kernel.configs[0]
 
 
-def test_a_hook_of_a_config_that_changes_tensors_cannot_be_left_out_in_a_child() -> None:
+def test_a_hook_that_changes_tensors_cannot_be_left_out_in_a_child() -> None:
     def clears(named: dict[str, Any]) -> None:
         named["x_ptr"].zero_()
 
@@ -185,7 +185,7 @@ def test_a_script_without_a_main_guard_is_run_once_and_its_kernel_tuned(tmp_path
     script.write_text(textwrap.dedent(SCRIPT))
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}",
+        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests' / 'support'}",
         "FORECAST_AUTOTUNE_DIR": str(tmp_path / "store"),
     }
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=200)

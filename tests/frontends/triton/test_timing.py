@@ -21,7 +21,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from rehearsed import call, configs, own_triton_cache, playing, tuned  # noqa: E402
 
-from forecast_autotune.frontends.triton import autotuner as triton_autotune  # noqa: E402
+from forecast_autotune.frontends.triton import door  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def launch(kernel: Any, x: Any) -> None:
     kernel[lambda knobs: (triton.cdiv(len(x), knobs["BLOCK"]),)](x, len(x))
 
 
-def test_a_kernel_in_place_that_does_not_say_so_is_told_of_and_computes_the_right_thing_all_the_same() -> None:
+def test_an_undeclared_in_place_kernel_is_reported_and_computes_correctly() -> None:
     kernel, x = kernel_in_place(), torch.zeros(64)
     with pytest.warns(TuningWarning, match="reads what it writes to x_ptr: name that in restore_value"):
         launch(kernel, x)
@@ -86,7 +86,7 @@ def test_hooks_of_the_users_run_around_each_launch_and_are_not_timed() -> None:
 
 
 @pytest.mark.parametrize("parameter", ["restore_value", "reset_to_zero"])
-def test_a_name_to_put_back_that_is_no_tensor_is_said_and_the_first_config_launched(parameter: str) -> None:
+def test_restoring_what_is_no_tensor_is_reported_and_the_first_config_runs(parameter: str) -> None:
     kernel, x = kernel_in_place(**{parameter: ["n"]}), torch.zeros(64)
     with pytest.warns(TuningWarning, match=f"{parameter} names n, which is 64 in this call"):
         kernel[(2,)](x, 64)
@@ -102,7 +102,7 @@ def test_more_to_restore_than_memory_is_said_and_the_first_config_launched(monke
     assert x.tolist() == [1.0] * 64
 
 
-def test_where_memory_is_short_for_copies_nothing_is_measured_and_that_is_said(
+def test_without_memory_for_copies_nothing_is_measured_and_the_user_warned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(copies, "usable_memory_bytes", lambda: 1000)
@@ -116,7 +116,7 @@ def test_where_memory_is_short_for_copies_nothing_is_measured_and_that_is_said(
 
 
 @pytest.mark.parametrize("parameter", ["restore_value", "reset_to_zero"])
-def test_where_it_is_said_what_is_written_configs_then_run_on_the_tensors_themselves(
+def test_configs_run_on_the_callers_tensors_where_writes_are_declared(
     monkeypatch: pytest.MonkeyPatch, parameter: str
 ) -> None:
     monkeypatch.setattr(copies, "usable_memory_bytes", lambda: 1000)
@@ -127,7 +127,7 @@ def test_where_it_is_said_what_is_written_configs_then_run_on_the_tensors_themse
     assert decision.measured == 2
 
 
-def test_an_unexpected_exception_ends_one_config_and_is_named_in_one_warning() -> None:
+def test_an_unexpected_exception_ends_one_config_and_warns_once() -> None:
     def broken(named: dict[str, Any]) -> None:
         raise KeyError("a slip")
 
@@ -187,7 +187,7 @@ def test_a_check_that_raises_is_said_and_the_first_config_launched() -> None:
     assert x.tolist() == [1.0] * 64
 
 
-def test_a_tensor_that_a_candidate_left_half_done_is_put_back_when_tuning_is_interrupted() -> None:
+def test_a_half_written_tensor_is_restored_when_tuning_is_interrupted() -> None:
     kernel, x = kernel_in_place(restore_value=["x_ptr"]), torch.zeros(64)
     runs = []
 
@@ -210,12 +210,12 @@ def test_nothing_is_timed_while_a_graph_is_captured_and_the_key_is_noted(
     triton.knobs.runtime.interpret = False
     kernel = tuned()
     with own_triton_cache(tmp_path), playing() as on:
-        monkeypatch.setattr(triton_autotune, "_capturing", lambda: True)
+        monkeypatch.setattr(door, "is_capturing", lambda: True)
         call(kernel)
         assert on.launches.total() == 1
         main(["pending"])
         assert "a CUDA graph was being captured" in capsys.readouterr().out
-        monkeypatch.setattr(triton_autotune, "_capturing", lambda: False)
+        monkeypatch.setattr(door, "is_capturing", lambda: False)
         call(kernel)
     (decision,) = kernel.decisions.values()
     assert decision.measured == 4

@@ -319,7 +319,7 @@ def test_enums_complex_numbers_and_dtypes_are_parts_of_a_key() -> None:
     assert len(tuned.decisions) == 6
 
 
-def test_a_function_of_load_inline_runs_its_default_on_what_cannot_be_copied(toy: Toy) -> None:
+def test_a_load_inline_function_runs_its_default_on_what_cannot_be_copied(toy: Toy) -> None:
     module = fa.load_inline(**{**toy.arguments(), "space": toy.space(["plain", "slow"])})
     with pytest.warns(
         TuningWarning, match="toy.same runs its default where it cannot be tuned: x is a tensor that is sparse_coo"
@@ -335,7 +335,7 @@ def test_a_function_of_load_inline_runs_its_default_on_what_cannot_be_copied(toy
 # A winner that was recalled -----------------------------------------------------------------------------------------
 
 
-def test_a_recalled_variant_that_is_wrong_by_now_is_replaced_by_the_default() -> None:
+def test_a_recalled_variant_that_has_become_wrong_gives_way_to_the_default() -> None:
     broken = threading.Event()  # what no digest sees
 
     def slow(x: Any) -> Any:

@@ -145,14 +145,14 @@ def looks_up(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("default", [converging, guarded, looks_up])
-def test_the_default_meets_real_numbers_only_and_wrong_variants_are_found_out(default: Callable[..., Any]) -> None:
+def test_the_default_gets_real_numbers_only_and_wrong_variants_are_caught(default: Callable[..., Any]) -> None:
     x = torch.rand(100) / 2 + 1
     tuned = fa.variants([slowed(default), lambda x: x * 3], name=default.__name__)
     assert torch.equal(tuned(x), default(x))
     assert chosen(tuned) == "slow"
 
 
-def test_memory_is_not_mistaken_for_an_output_of_a_default_that_writes_in_place() -> None:
+def test_memory_is_not_mistaken_for_an_output_of_an_in_place_default() -> None:
     def in_place(x: Any) -> None:
         x.copy_(converging(x))
 
@@ -330,7 +330,7 @@ def test_state_of_a_module_is_as_after_one_call() -> None:
     assert next(iter(tuned.decisions.values())).failed == 0
 
 
-def test_a_variant_that_changes_state_which_the_default_leaves_is_wrong_and_it_is_put_back() -> None:
+def test_a_variant_changing_state_the_default_leaves_is_wrong_and_undone() -> None:
     state = torch.zeros(4)
     tuned = fa.variants([slowed(lambda x: x + 1), lambda x: state.add_(1) * 0 + x + 1])
     assert "wrote to state, which the default leaves as it was" in failure_of(tuned, torch.rand(4))
@@ -365,7 +365,7 @@ def test_a_backward_pass_within_variants_counts_once() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch gives quantized tensors up
-def test_an_argument_that_cannot_be_copied_runs_the_default_with_one_warning() -> None:
+def test_an_argument_that_cannot_be_copied_runs_the_default_with_a_warning() -> None:
     quantized = torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.qint8)
     tuned = fa.variants([lambda q: q.dequantize(), lambda q: q.int_repr() * 0.1])
     with pytest.warns(TuningWarning, match="q is a tensor that is quantized") as warned:

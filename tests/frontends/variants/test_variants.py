@@ -84,7 +84,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 # What is chosen -----------------------------------------------------------------------------------------------------
 
 
-def test_wrong_and_raising_variants_are_told_in_one_line_with_the_key_to_show(
+def test_wrong_and_raising_variants_are_reported_in_one_line_with_the_key(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     function = fa.variants([quick, wrong, raises, raises], name="told")
@@ -202,7 +202,7 @@ def test_what_autograd_has_saved_is_not_taken_for_changed() -> None:
     torch.testing.assert_close(weight.grad, 2 * X.exp())
 
 
-def test_a_variant_without_a_backward_is_chosen_where_autograd_does_not_follow_alone() -> None:
+def test_a_variant_without_a_backward_is_chosen_only_without_autograd() -> None:
     double = fa.variants([lazy, lambda x, factor=2.0: x.detach() * factor])
     weight = X.clone().requires_grad_()
     with torch.no_grad():
@@ -330,7 +330,7 @@ print(decision.config["variant"], decision.run)
 """
 
 
-def test_a_second_process_recalls_what_the_first_has_measured_of_the_same_source(tmp_path: Path) -> None:
+def test_a_second_process_recalls_times_the_first_took_of_the_same_source(tmp_path: Path) -> None:
     def run(mode: str, shift: int = 1) -> subprocess.CompletedProcess[str]:
         (tmp_path / "program.py").write_text(PROGRAM.format(shift=shift))
         command = [sys.executable, str(tmp_path / "program.py"), mode]
@@ -342,7 +342,7 @@ def test_a_second_process_recalls_what_the_first_has_measured_of_the_same_source
     assert "CacheMissError" in run("strict", shift=2).stderr, "a constant that a variant reads is part of it"
 
 
-def test_a_recalled_variant_that_does_not_run_here_is_replaced_by_the_default() -> None:
+def test_a_recalled_variant_that_fails_to_run_gives_way_to_the_default() -> None:
     broken = threading.Event()  # state, where the items of a list would be taken for a part of the code
 
     def fragile(x: Any) -> Any:
@@ -362,7 +362,7 @@ def test_a_recalled_variant_that_does_not_run_here_is_replaced_by_the_default() 
     assert (chosen(double), only_decision(double).basis) == ({"variant": "lazy"}, "default")
 
 
-def test_while_one_thread_measures_another_runs_the_default_and_its_key_stays_open() -> None:
+def test_while_one_thread_measures_another_runs_the_default_of_an_open_key() -> None:
     measuring, go_on = threading.Event(), threading.Event()
     callers: list[tuple[str, int]] = []
 
@@ -435,9 +435,7 @@ def graph_of(f: Callable[..., Any], *args: Any) -> str:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled_code_holds_what_is_decided_else_forecast_else_the_default_and_measures_nothing(
-    timed: list[Any], compiling: Any
-) -> None:
+def test_compiled_code_runs_the_decided_forecast_or_default_unmeasured(timed: list[Any], compiling: Any) -> None:
     double = fa.variants([marked_first, quick])
     assert "add" in graph_of(lambda x: double(x), X)
     assert (timed, double.decisions) == ([], {})
@@ -499,7 +497,7 @@ def scaling(kernel: Any, **keywords: Any) -> Callable[..., Any]:
     return launch
 
 
-def test_tuners_in_a_variant_are_decided_jointly_and_do_not_tune_themselves(triton_cache: None) -> None:
+def test_tuners_in_a_variant_are_decided_jointly_and_not_by_themselves(triton_cache: None) -> None:
     kernel = tuned()
     scaled = fa.variants([scaling(scale, BLOCK=1024, num_warps=4), scaling(kernel)], key="n")
     x = torch.empty(4096)
@@ -559,7 +557,7 @@ def test_a_variant_with_two_tuners_is_decided_over_both(triton_cache: None) -> N
     assert (chosen(scaled)["scale.BLOCK"], chosen(scaled)["scale2.BLOCK"]) == (BEST, BEST)
 
 
-def test_kernels_are_compiled_ahead_where_the_caller_says_that_variants_keep_nothing(
+def test_kernels_are_compiled_ahead_if_variants_are_declared_stateless(
     triton_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: dict[Any, Any] = {}
@@ -588,7 +586,7 @@ def test_kernels_are_compiled_ahead_where_the_caller_says_that_variants_keep_not
 
 
 @pytest.mark.parametrize(("mode", "seen"), [("cached", 2), ("forecast", 2), ("first", 0)])
-def test_what_it_launches_is_seen_where_it_is_forecast_and_not_where_a_decision_is_stored(
+def test_launches_are_read_for_a_forecast_and_not_for_a_stored_decision(
     triton_cache: None, mode: str, seen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
@@ -623,7 +621,7 @@ def test_variants_within_variants_are_one_decision(triton_cache: None) -> None:
         assert (launched(on), on.launches.total()) == ({(BEST, 4)}, 1)
 
 
-def test_a_tuner_that_no_source_names_tunes_itself_but_not_while_the_joint_decision_is_made(triton_cache: None) -> None:
+def test_a_tuner_no_source_names_tunes_itself_outside_joint_decisions(triton_cache: None) -> None:
     kernel = tuned()
     hidden = weakref.ref(kernel)
 
@@ -646,7 +644,7 @@ def interpreted() -> Iterator[None]:
         yield
 
 
-def test_interpreted_kernels_are_compared_by_what_they_write_and_what_their_wrappers_return(interpreted: None) -> None:
+def test_interpreted_kernels_are_compared_by_writes_and_return_values(interpreted: None) -> None:
     @triton.jit
     def double_kernel(x_ptr, y_ptr, n, shift, BLOCK: tl.constexpr):
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -738,7 +736,7 @@ def test_a_language_model_may_say_what_it_likes_or_nothing(
     assert "variant=quick" in capsys.readouterr().out
 
 
-def test_where_nothing_may_be_measured_the_variant_runs_that_a_language_model_is_sure_of(
+def test_unmeasured_the_variant_a_language_model_is_sure_of_runs(
     monkeypatch: pytest.MonkeyPatch, timed: list[Any]
 ) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "cached")
@@ -771,7 +769,7 @@ def leave_once(number: int, frame: object) -> None:
     [leave, lambda *_: sys.exit(3), functools.partial(leave, 1), leave_once],
     ids=["function", "lambda", "partial", "once"],
 )
-def test_a_program_that_is_told_to_end_while_it_tunes_ends_and_blames_no_config(handler: Callable[..., None]) -> None:
+def test_a_program_asked_to_end_while_tuning_ends_and_blames_no_config(handler: Callable[..., None]) -> None:
     """What a supervisor's SIGTERM means to a program that has a handler for it."""
     told_to_end = False
 
