@@ -20,6 +20,7 @@ from typing import Any
 import filelock
 import pytest
 import torch
+from contracts.compiler_contract import CompilerContract
 from toy import GOOD, Toy
 
 import forecast_autotune as fa
@@ -41,6 +42,21 @@ OPERATORS = r"""
 int64_t knob(const at::Tensor& x) { return KNOB; }
 TORCH_LIBRARY(toy_operators, m) { m.def("knob(Tensor x) -> int"); m.impl("knob", c10::kCPU, &knob); }
 """
+
+
+class TestCppCompiler(CompilerContract):
+    @pytest.fixture(autouse=True)
+    def _toy(self, toy: Toy) -> None:
+        self.toy = toy
+
+    def make_compiler(self) -> CppCompiler:
+        return self.toy.compiler()
+
+    def good(self) -> list[Config]:
+        return [self.toy.config("plain"), self.toy.config("slow")]
+
+    def unbuildable(self) -> Config:
+        return self.toy.config("does_not_compile")
 
 
 def test_variants_are_built_side_by_side_and_only_once(toy: Toy) -> None:

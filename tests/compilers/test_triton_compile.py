@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from contracts.compiler_contract import CompilerContract
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Evidence, Failure
@@ -35,7 +36,7 @@ from forecast_autotune.compilers import (  # noqa: E402
     triton_pool,
     triton_source,
 )
-from forecast_autotune.compilers.triton_compile import TritonCompiler, binding  # noqa: E402
+from forecast_autotune.compilers.triton_compile import SourceCompiler, TritonCompiler, binding  # noqa: E402
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 REPOSITORY = Path(__file__).parents[2]
@@ -117,6 +118,25 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
         yield folder
     triton_pool.shared_pool().close()
+
+
+class TestTritonCompiler(CompilerContract):
+    def make_compiler(self) -> TritonCompiler:
+        return compiler(refused, (half(1024),))
+
+    def good(self) -> list[Config]:
+        return [Config({"BLOCK": block, "num_warps": 4}) for block in (64, 128)]
+
+    def unbuildable(self) -> Config:
+        return Config({"BLOCK": 32, "num_warps": 4})
+
+
+class TestSourceCompiler(TestTritonCompiler):
+    """The same, given the source of each config in the place of a kernel and its arguments."""
+
+    def make_compiler(self) -> SourceCompiler:
+        limits = device_properties(sheet_for("cuda:90"))
+        return SourceCompiler(super().make_compiler().source, properties=limits)
 
 
 # The launch's own cache entry ----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from contracts.compiler_contract import CompilerContract
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -59,6 +60,20 @@ def at_least_64(x_ptr, BLOCK: tl.constexpr):
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
         yield
+
+
+class TestLaunchesCompiler(CompilerContract):
+    def make_compiler(self) -> LaunchesCompiler:
+        def launched(config: Config) -> Sequence[Any]:
+            return launches(at_least_64[(1,)], (half(1024),), config.knobs)
+
+        return LaunchesCompiler(launched, target=TARGET, properties=LIMITS)
+
+    def good(self) -> list[Config]:
+        return [Config({"BLOCK": 64}), Config({"BLOCK": 128})]
+
+    def unbuildable(self) -> Config:
+        return Config({"BLOCK": 32})
 
 
 def half(*shape: int) -> Any:

@@ -62,6 +62,13 @@ class TestInProcess(MeasurerContract):
         return Config({"which": 2})
 
 
+class TestInProcessOnBorrowedArguments(TestInProcess):
+    def make_measurer(self) -> InProcess:
+        tensors = {"out": torch.zeros(8), "x": torch.ones(8)}
+        kernels = [add_into, lambda **_: add_into(**_), raising(ValueError("a slip"))]
+        return measurer(kernels, tensors, check="allclose", restored=["out"], borrowed=True)
+
+
 def add_into(out: Any, x: Any) -> None:
     torch.add(x, 1, out=out)
 

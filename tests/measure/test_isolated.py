@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from contracts.measurer_contract import MeasurerContract
 from toy import Toy
 
 from forecast_autotune.core.config import Config
@@ -55,6 +56,23 @@ def outcome_of(toy: Toy, mode: str, log: Path, function: str = "scaled") -> Outc
     args = {"scaled": (x, 2.0), "scale_into": (torch.zeros_like(x), x, 2.0), "scale_in_place": (x, 2.0)}[function]
     with measuring(toy, function, args, log) as measurer:
         return measurer.measure(toy.config(mode))
+
+
+class TestIsolated(MeasurerContract):
+    @pytest.fixture(autouse=True)
+    def _in_reach(self, toy: Toy, tmp_path: Path) -> Iterator[None]:
+        self.toy, self.log = toy, tmp_path
+        with contextlib.ExitStack() as self.open:
+            yield
+
+    def make_measurer(self) -> Isolated:
+        return self.open.enter_context(measuring(self.toy, "scaled", (torch.ones(5000), 2.0), self.log))
+
+    def good(self) -> list[Config]:
+        return [self.toy.config("plain"), self.toy.config("slow")]
+
+    def bad(self) -> Config:
+        return self.toy.config("segfaults")
 
 
 def test_a_good_variant_is_timed(toy: Toy, tmp_path: Path) -> None:
