@@ -53,6 +53,17 @@ class TestRollbackJournal(StoreContract):
         assert journal_of(tmp_path / "store") in ("delete", None)
 
 
+class TestWithAPackBehindIt(StoreContract):
+    """A pack is only read: what it says of another program changes nothing."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[SqliteStore]:
+        pack = a_pack(tmp_path, a_job(name="packed"), SPACE[2])
+        with SqliteStore(tmp_path / "store", packs=[pack]) as store:
+            yield store
+            assert store.decision(a_job(name="packed")) is not None
+
+
 class TestTwoStoresOnOneFile(StoreContract):
     """Each call goes to the other one in turn, as two processes would."""
 
