@@ -395,12 +395,15 @@ def test_a_compile_that_takes_too_long_is_killed_with_the_tools_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_ptxas(tmp_path, monkeypatch, f"echo $$ > {tmp_path}/pid\nexec sleep 300")
-    failure = only(compiler(scale, (half(900), 900), timeout_s=3.0).compile([Config({"BLOCK": 64})]))
-    assert failure.stage == "timeout"
-    assert failure.crashed
-    assert "3 s" in failure.message
-    assert 3.0 <= failure.cost_s < 30
-    deadline = time.monotonic() + 5
+    for timeout_s in (3.0, 9.0, 27.0):  # on a busy machine three seconds may be over before ptxas is called
+        failure = only(compiler(scale, (half(900), 900), timeout_s=timeout_s).compile([Config({"BLOCK": 64})]))
+        assert failure.stage == "timeout"
+        assert failure.crashed
+        assert f"{timeout_s:.0f} s" in failure.message
+        assert failure.cost_s >= timeout_s
+        if (tmp_path / "pid").exists():
+            break
+    deadline = time.monotonic() + 60
     while alive(int((tmp_path / "pid").read_text())) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(int((tmp_path / "pid").read_text()))
@@ -519,7 +522,7 @@ def test_workers_can_be_had_ready_before_the_first_config() -> None:
     pool = triton_pool.WorkerPool(2)
     compiling = compiler(scale, (half(300), 300), pool=pool)
     compiling.warm()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while len(pool.processes()) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert pool.started == 2

@@ -247,7 +247,7 @@ def test_a_stalled_key_value_store_is_abandoned_with_one_warning() -> None:
         with rank.single_flight(a_job()) as alone:
             assert alone
         assert rank.agree(a_job(), a_decision(a_job())) == a_decision(a_job())
-    assert time.monotonic() - began < 8  # 150 questions of 0.2 s would take 30
+    assert time.monotonic() - began < 20  # 150 questions of 0.2 s would take 30
 
 
 def test_one_that_cannot_be_connected_to_is_given_up(unused_port: int) -> None:
@@ -306,10 +306,12 @@ port, server = sys.argv[1:]
 line = job_channel({
     "WORLD_SIZE": "2", "RANK": "1", "TORCHELASTIC_USE_AGENT_STORE": "True",
     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-}, call_s=0.5)
+}, call_s=30.0)
 line.look("key")
+line.call_s = 0.5
 os.kill(int(server), signal.SIGSTOP)
-time.sleep(0.2)  # until it stands
+while open(f"/proc/{server}/stat").read().rpartition(")")[2].split()[0] != "T":
+    time.sleep(0.01)
 try:
     line.look("key")
 except UnreachableError:

@@ -261,9 +261,9 @@ def test_a_hundred_configs_take_a_few_milliseconds() -> None:
     features(matmul, call, configs[:1], grid=matmul_grid, hardware=H100)
     fastest = 1.0
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()  # the processor's: what else runs on the machine is not to count
         features(matmul, call, configs[:96], grid=matmul_grid, hardware=H100)
-        fastest = min(fastest, time.perf_counter() - began)
+        fastest = min(fastest, time.thread_time() - began)
     assert fastest < 0.010  # 2.6 ms on 2 busy cores (2026-11); the rest is room for a slower machine
 
 

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
@@ -163,7 +162,7 @@ def test_what_came_before_the_moment_is_kept(fake: FakeServer) -> None:
         server.json(handler, {"choices": server.choices(len(body["prompt"]))})
 
     fake.replies["/v1/completions"] = then_slow
-    assert sorted(asked(served, PROMPTS * 30, seconds=0.5)) == list(range(32))
+    assert sorted(asked(served, PROMPTS * 30, seconds=2.0)) == list(range(32))
 
 
 def test_an_iterator_that_is_closed_asks_nothing_more(fake: FakeServer) -> None:
@@ -363,10 +362,13 @@ def test_asking_what_was_never_opened_is_an_error() -> None:
 
 def test_an_interrupt_ends_the_asking_at_once(fake: FakeServer) -> None:
     served = opened(fake)
-    fake.replies["/v1/completions"] = silent
+
+    def interrupts(server: FakeServer, handler: BaseHTTPRequestHandler, body: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        silent(server, handler, body)
+
+    fake.replies["/v1/completions"] = interrupts
     began = time.monotonic()
-    interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    interrupt.start()
     with pytest.raises(KeyboardInterrupt):
         asked(served, seconds=60)
     assert time.monotonic() - began < 30

@@ -204,10 +204,8 @@ def test_an_ended_fork_server_leaves_no_process(tmp_path: Path) -> None:
 def test_no_answer_in_time_is_a_timeout() -> None:
     ours, theirs = channels()
     theirs.send({"pid": os.getpid()})
-    began = time.monotonic()
     with pytest.raises(WorkerTimeoutError, match=r"ran out of time: no answer within 0\.1 s"):
         Worker(ours).receive(0.1)
-    assert time.monotonic() - began < 5
     ours.close()
     theirs.close()
 

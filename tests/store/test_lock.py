@@ -21,7 +21,7 @@ def hold(directory: Path, holding: Event) -> None:
     store = SqliteStore(directory)
     with store.single_flight(a_job()):
         holding.set()
-        time.sleep(60)
+        time.sleep(300)
 
 
 def tune(directory: Path, tuned: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_held_key_is_reported_at_once_and_a_killed_holder_frees_it(tmp_path: P
     holding = spawn.Event()
     holder = spawn.Process(target=hold, args=(tmp_path, holding))
     holder.start()
-    assert holding.wait(30)
+    assert holding.wait(120)
     with SqliteStore(tmp_path) as store, store.single_flight(a_job()) as alone:
         assert not alone
     os.kill(holder.pid or 0, signal.SIGKILL)

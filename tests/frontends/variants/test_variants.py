@@ -715,7 +715,7 @@ def prefers_quick(prompt: Prompt) -> tuple[float, ...]:
     "model",
     [
         Talking(prefers_quick),
-        Talking(prefers_quick, delay_s=0.2),
+        Talking(prefers_quick, delay_s=60.0, slow_after=1),
         Talking(prefers_quick, breaks_after=1),
         Talking(lambda _: (float("nan"),) * 8),
     ],
@@ -724,7 +724,7 @@ def prefers_quick(prompt: Prompt) -> tuple[float, ...]:
 def test_a_language_model_may_say_what_it_likes_or_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Talking
 ) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_ANSWER", "logits,300ms")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_ANSWER", "logits,1s")
     with named_by_settings(model):
         double = fa.variants([lazy, wrong, raises, quick], name="double", surrogate="http://127.0.0.1:9")
         assert torch.equal(double(X), 2 * X)
