@@ -212,11 +212,11 @@ def test_a_device_that_is_closed_starts_no_process_again(task: Task, device: Dev
     told: list[Told] = []
     recording_it = threading.Thread(target=lambda: told.append(device.record(task, print)))
     recording_it.start()
-    deadline = time.time() + 60
+    deadline = time.time() + 240
     while device._process is None and time.time() < deadline:
         time.sleep(0.01)
     device.close()
-    recording_it.join(30)
+    recording_it.join(120)
     assert [t.problem for t in told] == ["stopped"]
     assert device._process is None
 
@@ -227,7 +227,7 @@ def test_a_process_that_hangs_is_given_up_soon_after_its_time(task: Task, monkey
     began = time.time()
     told = hangs.record(replace(task, until=began + 0.3), print)
     assert "the process that recorded it ended" in told.problem
-    assert time.time() - began < 10
+    assert time.time() - began < 60
 
 
 def test_a_device_is_the_one_that_is_visible_at_its_place(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,7 +330,7 @@ def test_a_process_that_abandoned_its_server_ends_well_after_its_death() -> None
             assert server.stdout is not None
             port = server.stdout.readline().strip()
             command = [sys.executable, "-c", ASKS_AND_ENDS, port, str(server.pid)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=200)
         finally:
             server.kill()
     assert (done.stdout, done.returncode) == ("given up\n", 0), done.stderr

@@ -481,14 +481,14 @@ def test_a_database_made_otherwise_is_set_aside_and_never_hangs(
         with case.attempt():
             for command in whole_use.COMMANDS[:4]:
                 looked = [sys.executable, "-m", "forecast_autotune", *command, "--dir", str(case.store)]
-                done = subprocess.run(looked, env=case.environment, capture_output=True, text=True, timeout=60)
+                done = subprocess.run(looked, env=case.environment, capture_output=True, text=True, timeout=200)
                 assert done.returncode == 2
                 assert "is no store of this package: move it away" in done.stderr
                 assert "Traceback" not in done.stderr
             assert (case.store / "store.sqlite3").read_bytes() == before, "looking changes nothing"
         with case.attempt():
             use = [sys.executable, "-m", "faults.whole_use", str(case.store)]
-            done = subprocess.run(use, env=case.environment, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(use, env=case.environment, capture_output=True, text=True, timeout=200)
             assert done.returncode == 0, done.stderr
             (told,) = json.loads(done.stdout)
             assert "is broken" in told
