@@ -184,7 +184,7 @@ def test_a_process_that_is_killed_half_way_is_followed_by_one_that_goes_on(
 
 
 @pytest.mark.thorough
-def test_a_config_that_ends_every_process_is_left_out_and_told_of(
+def test_a_config_that_ends_every_process_is_left_out_and_reported(
     task: Task, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOY_DIES", "1")
@@ -280,7 +280,7 @@ def test_two_recordings_do_not_time_on_one_device_at_once(task: Task, device: De
     assert device.record(replace(task, configs=2), print).problem == ""
 
 
-def test_devices_that_do_not_tell_who_they_are_are_told_apart_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_without_an_identity_are_distinguished_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "device_identity", lambda _: "")
     found = set()
     for visible in ("0", "1"):
@@ -303,7 +303,7 @@ def test_a_process_that_always_dies_is_a_problem_of_that_workload_alone(
     assert device.record(replace(task, configs=2), print).problem == ""
 
 
-def test_memory_that_is_short_is_told_and_the_process_goes_on(task: Task, device: Device) -> None:
+def test_short_memory_is_reported_and_the_process_goes_on(task: Task, device: Device) -> None:
     told = device.record(replace(task, case="short"), print)
     assert told.problem.startswith("memory is short: OutOfMemoryError: CUDA out of memory")
     assert device.record(replace(task, configs=2), print).tried == 2

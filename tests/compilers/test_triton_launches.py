@@ -119,7 +119,7 @@ CALLS: dict[str, tuple[Callable[..., None], tuple[Any, ...], dict[str, Any]]] = 
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_is_told_is_what_the_real_call_compiles(call: str) -> None:
+def test_what_is_predicted_is_what_the_real_call_compiles(call: str) -> None:
     function, args, kwargs = CALLS[call]
     told = launches(function, args, kwargs)
     hashes = {make_source(each.kernel, each.args, each.kwargs, gpu_target(TARGET)).hash for each in told}

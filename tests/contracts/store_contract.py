@@ -248,7 +248,7 @@ class StoreContract(ReadOnlyStoreContract):
         assert list(store.recollect(a_job())) == []
         assert len(store.recollect(a_job(hardware=rehearsal, key={"n": 2}))) == 1
 
-    def test_a_value_that_cannot_be_written_is_told_and_passed_over(self, store: Store) -> None:
+    def test_a_value_that_cannot_be_written_is_reported_and_skipped(self, store: Store) -> None:
         with pytest.warns(UserWarning, match="cannot read or keep"):
             store.record(a_job(), "run", SPACE[0], Failure(stage="launch", message="", cost_s=float("nan")), None)
         store.record(a_job(), "run", SPACE[1], a_measurement(), None)

@@ -273,7 +273,7 @@ def unused_port() -> int:
         return int(opened.getsockname()[1])
 
 
-def test_an_error_while_asking_is_told_in_one_line() -> None:
+def test_an_error_while_asking_is_reported_in_one_line() -> None:
     def fail() -> None:
         raise RuntimeError("first line\nsecond line")
 

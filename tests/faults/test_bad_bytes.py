@@ -228,7 +228,7 @@ def test_rows_of_an_older_schema_lack_features_and_newer_rows_have_them(tmp_path
         assert recording.described == {**before, SPACE[3]: {"programs": 3.0}}
 
 
-def test_a_description_that_is_damaged_is_told_and_its_outcome_stays(tmp_path: Path) -> None:
+def test_damaged_features_are_reported_and_their_outcome_stays(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
         store.record(a_job(key={"n": 1}), "run", SPACE[0], a_measurement(), None)
     connection = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)

@@ -168,9 +168,7 @@ def test_what_never_ends_is_ended_whatever_it_does_against_it(faults: Ledger, bu
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_what_computes_something_else_sooner_or_later_is_found_out(
-    faults: Ledger, builds: Path, tmp_path: Path
-) -> None:
+def test_what_computes_something_else_sooner_or_later_is_caught(faults: Ledger, builds: Path, tmp_path: Path) -> None:
     with faults.case(
         "kernels that are right the first time only, or later only, random, NaN, or write where they must not",
         tmp_path,

@@ -53,7 +53,7 @@ def test_a_link_in_the_place_of_the_store_is_not_followed(tmp_path: Path) -> Non
     assert victim.read_text() == "precious"
 
 
-def test_a_store_removed_under_an_open_one_is_begun_anew(tmp_path: Path) -> None:
+def test_a_store_removed_while_open_is_replaced_by_a_fresh_one(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "store") as store:
         store.decide(a_job(), a_decision(a_job()))
         shutil.rmtree(tmp_path / "store")

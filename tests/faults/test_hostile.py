@@ -223,7 +223,7 @@ def test_a_kernels_name_commands_no_terminal_while_it_is_tuned(tmp_path: Path, f
 
 
 @pytest.mark.parametrize("column", ["device", "holder", "config", "job"])
-def test_who_is_said_to_tune_names_no_file(tmp_path: Path, faults: Ledger, column: str) -> None:
+def test_a_stored_process_name_is_never_used_as_a_path(tmp_path: Path, faults: Ledger, column: str) -> None:
     with faults.case(
         "paths in the place of devices, holders and configs that processes share",
         tmp_path,

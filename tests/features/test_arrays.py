@@ -85,7 +85,7 @@ def test_threads_that_ask_for_more_spaces_than_are_kept_are_all_answered(monkeyp
     assert knob_matrix(spaces[0]).values.shape == (3, 1)
 
 
-def test_the_bell_is_that_of_the_forecast() -> None:
+def test_the_normal_is_that_of_the_forecast() -> None:
     z = np.array([-3.0, -0.5, 0.0, 1.2])
     assert normal_cdf(z) == pytest.approx([0.5 * math.erfc(-v / math.sqrt(2)) for v in z])
 

@@ -228,7 +228,7 @@ def test_roles_follow_use_before_names() -> None:
     assert set(knob_roles(matmul, tile()).values()) <= set(ROLES)
 
 
-def test_what_cannot_be_told_is_missing_and_nothing_is_raised() -> None:
+def test_features_that_cannot_be_read_are_missing_and_nothing_is_raised() -> None:
     call = describe_call({"a_ptr": object(), "M": "many"})
 
     def grid(_: Mapping[str, Any]) -> tuple[int]:

@@ -326,7 +326,7 @@ def test_mode_forecast_rests_on_the_model_alone(tmp_path: Path, monkeypatch: pyt
         assert tuned(store, mode="forecast").config == found.config
 
 
-def test_what_was_measured_before_is_told_to_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_measurements_are_given_to_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skill = Skill(
         program="bowl", language="cuda", hardware="A", knob="tile", before=1, after=2, tried=9, faster=7, speedup=1.12
     )

@@ -201,7 +201,7 @@ def test_an_in_place_kernel_starts_every_repeat_from_the_original() -> None:
     assert set(seen) == {1.0}
 
 
-def test_without_the_defaults_outputs_nothing_is_compared_and_that_is_said(
+def test_without_the_defaults_outputs_nothing_is_compared_with_a_warning(
     toy: Toy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with isolated_measurer(toy, "scaled", (torch.ones(100), 2.0), tmp_path, default="segfaults") as measurer:
@@ -293,7 +293,7 @@ def test_in_process_times_and_checks_alike(toy: Toy) -> None:
     assert [o.stage for o in (wrong, overrun, raised) if isinstance(o, Failure)] == ["check", "check", "launch"]
 
 
-def test_in_process_what_one_config_spoils_is_laid_out_anew_for_the_next() -> None:
+def test_in_process_what_one_config_spoils_is_restored_for_the_next() -> None:
     made: list[CopiedArguments] = []
 
     def laid_out() -> CopiedArguments:

@@ -69,7 +69,7 @@ def test_what_a_job_raises_reaches_the_caller(tmp_path: Path) -> None:
         trial.receive(120)
 
 
-def test_a_killed_worker_is_told_from_one_that_raised(tmp_path: Path) -> None:
+def test_a_killed_worker_differs_from_one_that_raised(tmp_path: Path) -> None:
     with start_trial(tmp_path) as trial:
         os.kill(trial.pid, signal.SIGKILL)
         with pytest.raises((WorkerDiedError, WorkerRaisedError)):
@@ -111,7 +111,7 @@ def test_a_process_ended_by_its_timer_or_pipe_was_not_killed_from_outside(number
     assert not isinstance(endings.died(-number), WorkerKilledError)
 
 
-def test_the_number_of_a_worker_whose_end_was_told_is_not_signalled(
+def test_the_process_id_of_a_worker_that_ended_is_never_signalled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with start_trial(tmp_path) as trial:

@@ -197,7 +197,7 @@ def test_before_any_outcome_a_forecast_has_the_models_eight_probabilities() -> N
     assert (default.mean, default.sigma) == (0.0, pytest.approx(0.03))
 
 
-def test_outcomes_here_correct_what_the_model_said() -> None:
+def test_outcomes_of_this_job_correct_the_models_forecasts() -> None:
     """It takes the slow program for the fast one."""
     asked = competing()
     plain, split = asked.job.space[:30], asked.job.space[30:]
@@ -308,7 +308,7 @@ def test_without_a_store_a_process_remembers_and_the_memory_is_bounded(monkeypat
         assert len(model.asked) == asked
 
 
-def test_skills_are_told_where_there_is_a_memory() -> None:
+def test_skills_are_in_the_prompt_where_there_is_a_memory() -> None:
     skill = Skill(
         program="bowl", language="cuda", hardware="A", knob="tile", before=1, after=2, tried=9, faster=7, speedup=1.12
     )

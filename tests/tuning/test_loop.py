@@ -210,7 +210,7 @@ def loud(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize(("failure", "reason"), [(WRONG, "check: out: 3 of"), (ODD, "at 4:21: … NameError('y')")])
-def test_configs_that_fail_oddly_are_told_in_one_warning(
+def test_configs_that_fail_oddly_are_named_in_one_warning(
     caplog: pytest.LogCaptureFixture, failure: Failure, reason: str
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -223,7 +223,7 @@ def test_configs_that_fail_oddly_are_told_in_one_warning(
     assert f"forecast-autotune show {job_of(of).digest[:10]}" in told
 
 
-def test_configs_that_are_only_too_large_are_told_quietly(caplog: pytest.LogCaptureFixture) -> None:
+def test_configs_that_are_only_too_large_are_logged_quietly(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assertion = Failure(stage="compile", message="CompileTimeAssertionFailure: at 2:4:\nno 128")
     not_for_these = Failure(stage="launch", message="InvalidInputError: rows of at most 4096")
@@ -232,7 +232,7 @@ def test_configs_that_are_only_too_large_are_told_quietly(caplog: pytest.LogCapt
     assert any("4 of 6 configs tried failed, 2 of them like i=1 at launch" in r.getMessage() for r in caplog.records)
 
 
-def test_failures_of_an_earlier_run_are_not_told_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_of_an_earlier_run_are_not_reported_again(caplog: pytest.LogCaptureFixture) -> None:
     decide(recorded_as([100, WRONG, 80]), store=Memory(known={Config({"i": 1}): WRONG}))
     assert loud(caplog) == []
 
@@ -490,7 +490,7 @@ def tuned_by(
 
 
 @pytest.mark.parametrize(("spread", "rounds"), [(0.0001, 3), (0.2, 8)])
-def test_finalists_are_timed_until_they_can_be_told_apart_or_so_often(spread: float, rounds: int) -> None:
+def test_finalists_are_timed_until_they_differ_or_a_limit_is_reached(spread: float, rounds: int) -> None:
     of = recorded_as([100, 50, 51, 90])
     measurer = Noisy(of, spread)
     tuned_by(of, measurer)
