@@ -50,7 +50,7 @@ lint: setup
 # One environment for each Triton: its own Triton and package, the rest from $(VENV).
 OLDEST_TRITON := 3.6.0
 TRITONS       ?= $(OLDEST_TRITON) 3.7.1 3.8.0 3.9.0
-TRITON_TESTS  := tests/frontends/triton tests/compilers/test_triton*.py tests/frontends/test_simulated_driver.py \
+TRITON_TESTS  := tests/frontends/triton tests/compilers/test_triton*.py \
                  tests/features/test_launch_features.py tests/benchmarks/test_cached_call.py tests/frontends/inductor/test_inductor.py
 
 test-triton-all: $(TRITONS:%=test-triton-%)  ## the Triton tests on each Triton that is supported
@@ -118,42 +118,42 @@ GPU_REPORT ?= --sizes 1
 # Seconds for the tests and the report; what is left of eight minutes is for the kernel in place.
 GPU_LIMIT_S ?= 430
 GPU_PATH   := $(CURDIR):$(CURDIR)/kernels:$(CURDIR)/tests$(if $(PYTHONPATH),:$(PYTHONPATH))
-GPU_RUN    := env PYTHONPATH=$(GPU_PATH) PYTHONUNBUFFERED=1 $(GPU_PYTHON) -m
+GPU_RUN    := env PYTHONPATH=$(GPU_PATH) PYTHONUNBUFFERED=1 $(GPU_PYTHON)
 
 gpu: $(if $(filter file,$(origin PYTHON)),setup)  ## on a GPU: its tests, both tuners side by side, timing in place; in eight minutes
 	@found=0; began=$$(date +%s); \
-	timeout 240 $(GPU_RUN) pytest -o addopts= -o filterwarnings=default --import-mode=importlib -ra -m gpu $(GPU_TESTS) || found=$$?; \
-	$(GPU_RUN) calibration.gpu_report --json $(GPU_JSON) --limit-s $$(($(GPU_LIMIT_S) - $$(date +%s) + began)) $(GPU_REPORT) || found=$$?; \
-	$(GPU_RUN) calibration.inplace_timing --json $(basename $(GPU_JSON))_inplace.json || found=$$?; \
+	timeout 240 $(GPU_RUN) -m pytest -o addopts= -o filterwarnings=default --import-mode=importlib -ra -m gpu $(GPU_TESTS) || found=$$?; \
+	$(GPU_RUN) -m calibration gpu-report --json $(GPU_JSON) --limit-s $$(($(GPU_LIMIT_S) - $$(date +%s) + began)) $(GPU_REPORT) || found=$$?; \
+	$(GPU_RUN) tests/benchmarks/inplace_timing.py --json $(basename $(GPU_JSON))_inplace.json || found=$$?; \
 	exit $$found
 
 # Records on what is there: as many of the suite's spaces as fit in so many minutes, on every GPU; more with the next run.
 MINUTES ?= 8
 record: $(if $(filter file,$(origin PYTHON)),setup)  ## measure the suite's spaces into traces: make record MINUTES=8
-	@$(GPU_RUN) calibration.record --minutes $(MINUTES) $(RECORD)
+	@$(GPU_RUN) -m calibration record --minutes $(MINUTES) $(RECORD)
 
 EVIDENCE ?= --target cuda:90 --to build/evidence
 evidence: setup  ## what the compilers say of the suite's whole spaces, for a Hopper GPU that need not be there: two hours
-	@$(BIN)/python -m calibration.evidence $(EVIDENCE)
+	@$(BIN)/python -m calibration evidence $(EVIDENCE)
 
 # All its traces, and a model without each kernel and each size beside the one that ships: see its card.
 fit: setup  ## fit the shipped model on the recorded spaces, and score it on kernels and sizes left out: two minutes
-	@$(BIN)/python -m calibration.fit
+	@$(BIN)/python -m calibration fit
 
 BASELINES ?= suite --seeds 5
 baselines: setup  ## every method side by side on recorded spaces: make baselines BASELINES='large FILES'; hours on two cores
-	@$(BIN)/python -m calibration.baselines $(BASELINES)
+	@$(BIN)/python -m calibration baselines $(BASELINES)
 
 REPORT ?= --keep build/report.jsonl
 report: setup  ## a page of pictures, build/report.html: ours beside other methods, and how honest forecasts are
-	@$(BIN)/python -m calibration.report $(REPORT)
+	@$(BIN)/python -m calibration report $(REPORT)
 
 spaces: setup  ## what the recorded spaces look like: default against best, best variants, how far repeats agree
-	@$(BIN)/python -m calibration.spaces
+	@$(BIN)/python -m calibration spaces
 
 RUNS ?= 1000
 ranks: setup  ## eight ranks of one job, a thousand times: do they come to one decision, is any stuck?
-	@$(BIN)/python -m calibration.ranks --runs $(RUNS)
+	@PYTHONPATH=tests $(BIN)/python -m faults.ranks --runs $(RUNS)
 
 bench: setup  ## speed: forecasting, the cached call, the store
 	$(BIN)/python -m pytest -m 'not slow' tests/benchmarks --benchmark-only --benchmark-columns=min,median,rounds
@@ -166,10 +166,10 @@ bench-call: setup  ## what a cached call costs, Triton's own tuner beside ours
 	@$(BIN)/python tests/benchmarks/test_cached_call.py
 
 bench-keys: setup  ## whether memory is flat in a program that meets 100,000 keys, rehearsed: ten minutes; on a GPU see the README
-	@$(BIN)/python -m calibration.key_loop --rehearse --minutes 15
+	@$(BIN)/python tests/benchmarks/key_loop.py --rehearse --minutes 15
 
 bench-tuning: setup  ## how long tuning 434 configs takes, Triton's own tuner (a sample of 40) beside ours
-	@$(BIN)/python -m calibration.tuning_speed --stock-sample 40
+	@$(BIN)/python tests/benchmarks/tuning_speed.py --stock-sample 40
 
 budgets: setup  ## what a budget of 4, 8, 16, 32 loses against an exhaustive run, on the recorded GEMM
 	@$(BIN)/forecast-autotune replay tests/traces/*.jsonl.gz --budget 4 --budget 8 --budget 16 --budget 32 --seeds 20

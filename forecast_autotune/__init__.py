@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from .errors import InvalidInputError as InvalidInputError
     from .errors import NoWorkingConfigError as NoWorkingConfigError
     from .errors import TuningWarning as TuningWarning
-    from .frontends.load_inline.module import load_inline as load_inline
+    from .frontends.load_inline.tuned_module import load_inline as load_inline
     from .frontends.pending import tune_pending as tune_pending
-    from .frontends.simulated_driver import rehearsal as rehearsal
     from .frontends.triton.autotuner import ForecastAutotuner as ForecastAutotuner
     from .frontends.triton.install import install as install
     from .frontends.triton.install import uninstall as uninstall
-    from .frontends.variants.variants import variants as variants
+    from .frontends.triton.simulated_driver import rehearsal as rehearsal
+    from .frontends.variants.tuned_variants import variants as variants
 
 _HOMES = {
     "forecast_autotune": "decorator",
@@ -34,7 +34,7 @@ _HOMES = {
     "install": "frontends.triton.install",
     "uninstall": "frontends.triton.install",
     "tune_pending": "frontends.pending",
-    "rehearsal": "frontends.simulated_driver",
+    "rehearsal": "frontends.triton.simulated_driver",
     "ForecastAutotuner": "frontends.triton.autotuner",
     "Config": "core.config",
     "Space": "core.space",
@@ -44,14 +44,18 @@ _HOMES = {
     "InvalidInputError": "errors",
     "NoWorkingConfigError": "errors",
     "TuningWarning": "errors",
-    "load_inline": "frontends.load_inline.module",
-    "variants": "frontends.variants.variants",
+    "load_inline": "frontends.load_inline.tuned_module",
+    "variants": "frontends.variants.tuned_variants",
 }
 
 __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("forecast-autotune")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

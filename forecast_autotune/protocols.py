@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from .core.config import Config
+from .core.context import ForecastContext
 from .core.decision import Decision
 from .core.forecast import Abstention, Forecast
-from .core.job import Compile, Job, Measure, Progress, Question, Recording, Stop, View
+from .core.job import Compile, Job, Measure, Progress, Recording, Stop, View
 from .core.outcome import Evidence, Failure, Outcome
 
 
@@ -22,7 +23,7 @@ class Compiler(Protocol):
         """How many configs it builds side by side."""
 
     @property
-    def beside_timing(self) -> bool:
+    def overlaps_timing(self) -> bool:
         """Whether it may build while a config is timed: not where both need the same cores."""
 
     def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
@@ -35,13 +36,51 @@ class Compiler(Protocol):
         """Nothing is built while this is held, what has begun included."""
 
 
+class SurrogateSession(Protocol):
+    """Forecasts for one job, in one thread. It keeps what it has computed for the job; derive it from `BaseSession`."""
+
+    @property
+    def loo_log_density(self) -> float | None:
+        """How well the outcomes of the last `predict` were forecast, each from all the others.
+
+        The sum of their log densities, nats per octave of speed-up. A blend weighs its members by it. None: it is not known.
+        """
+
+    def predict(
+        self, outcomes: Mapping[Config, Outcome], evidence: Mapping[Config, Evidence]
+    ) -> Sequence[Forecast | Abstention]:
+        """One answer for each config of the job's space, in its order; abstains where it knows nothing.
+
+        Args:
+            outcomes: what was measured for this job by now; the caller goes on filling it.
+            evidence: what the compiler said of the configs compiled by now.
+        """
+
+
 class Surrogate(Protocol):
-    """Forecasts configs without running them."""
+    """Forecasts configs without running them; derive it from `surrogates.base.BaseSurrogate`, which fills in defaults.
 
-    name: str
+    One object may serve several jobs at once, in several threads: what belongs to a job stands in its session.
+    """
 
-    def forecast(self, question: Question) -> Sequence[Forecast | Abstention]:
-        """One answer for each of the question's configs, in their order; abstains where it knows nothing."""
+    @property
+    def name(self) -> str:
+        """What forecasts are kept under, and `FORECAST_AUTOTUNE_SURROGATE` calls it."""
+
+    @property
+    def recalibrate(self) -> bool:
+        """Whether its sigmas may be corrected by what the store knows of its earlier forecasts."""
+
+    @property
+    def asks_model(self) -> bool:
+        """Whether it asks a language model, so that a forecast may take seconds."""
+
+    @property
+    def fitted_on(self) -> tuple[str, ...]:
+        """Names of the kernels whose measurements it was fitted on beforehand."""
+
+    def start(self, context: ForecastContext) -> SurrogateSession:
+        """A session that forecasts for the context's job."""
 
 
 class Policy(Protocol):
@@ -57,11 +96,11 @@ class Measurer(Protocol):
     repeatable: bool
     """Whether measuring a config again tells anything new (a recording's does not)."""
 
-    def spare_default(self) -> None:
+    def skip_default(self) -> None:
         """The default is known to take its process down: it is not to be run, not even to compare others with."""
 
-    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
-        """Time one compiled config; it need not be timed further once a run has taken longer than `hopeless_us`.
+    def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
+        """Time one compiled config; it need not be timed further once a run has taken longer than `early_stop_us`.
 
         Never raises for a config that misbehaves: that is a `Failure`.
         """
@@ -76,8 +115,8 @@ class Store(Protocol):
     def outcomes(self, job: Job) -> Mapping[Config, Outcome]:
         """The newest outcome of each config of this job, whatever space it was tried in."""
 
-    def recollect(self, job: Job) -> Sequence[Recording]:
-        """The same program elsewhere: other keys, hardware, toolchains, older source. Not this job itself."""
+    def related_recordings(self, job: Job) -> Sequence[Recording]:
+        """Recordings of the same program at other keys, on other hardware, under other toolchains, in older source."""
 
     def record(
         self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
@@ -90,42 +129,42 @@ class Store(Protocol):
     def note_pending(self, job: Job, why: str) -> None:
         """Note that this job was met where measuring was not allowed; a decision that was measured strikes it out."""
 
-    def agreed(self, job: Job) -> Decision | None:
-        """The decision that the ranks of this job hold to, whatever its basis; None before any of them has come to one.
+    def shared_decision(self, job: Job) -> Decision | None:
+        """The decision that all ranks of this job use, whatever its basis; None before a rank has published one.
 
         Asked before every config that is tried, so it is quick.
         """
 
-    def agree(self, job: Job, decision: Decision) -> Decision:
-        """Give a decision to the other ranks; returns the one that all hold to, the first that any of them gave."""
+    def publish_decision(self, job: Job, decision: Decision) -> Decision:
+        """Publish a decision to the other ranks; returns the one that all ranks use, the first published."""
 
     def single_flight(self, job: Job) -> AbstractContextManager[bool]:
         """Hold this job against every other process; False, at once, where another one holds it: that one tunes."""
 
 
-class Shares(Protocol):
+class WorkSharing(Protocol):
     """One job's tuning shared among processes on several devices of equal hardware: one leads, the others help."""
 
     processes: int
     """How many there probably are, so that none takes more than its part."""
 
     def lead(self, run: str, most: float, first: Config | None) -> AbstractContextManager[None]:
-        """Let others help a run while this is held, until so many configs are taken; the first is taken at once."""
+        """Let others help a run while this is held, until `most` configs are claimed; `first` is claimed at once."""
 
     def wanted(self) -> bool:
-        """Whether a run is led that has room for one more config, and this process may take it."""
+        """Whether a run is led that has room for one more config, and this process may claim it."""
 
-    def take(self, config: Config) -> bool:
-        """Take a config for oneself; False where another has it, it was tried, or there is room for no more."""
+    def claim(self, config: Config) -> bool:
+        """Claim a config for oneself; False where another has it, it was tried, or there is room for no more."""
 
     def tried(self, config: Config) -> None:
-        """Say that a config taken was tried."""
+        """Note that a claimed config was tried."""
 
-    def give_back(self, config: Config) -> None:
-        """Free a config taken for others, and let them do the rest: from then on, none is wanted of this process."""
+    def release(self, config: Config) -> None:
+        """Free a claimed config for others, and leave them the rest: from then on, this process is asked for no more."""
 
-    def taken(self) -> frozenset[Config]:
-        """Configs that other processes have taken and not tried yet."""
+    def claimed_by_others(self) -> frozenset[Config]:
+        """Configs that other processes have claimed and not tried yet."""
 
     def device(self) -> AbstractContextManager[bool]:
         """Hold the device against every process that shares work; False, at once, where another one times on it."""

@@ -25,8 +25,13 @@ _CHOICES = {
     "REMOTE": ("0", "1"),
 }
 
-SURROGATES = ("auto", "history", "learned", "roofline")
-"""Those that are no language model: these are named as `model_names.FORMS` says."""
+SURROGATES = {
+    "auto": "",  # the three that follow, blended
+    "history": "history.History",
+    "learned": "learned.Learned",
+    "roofline": "roofline.Roofline",
+}
+"""Surrogates by name, with their place in `forecast_autotune.surrogates`. Language models go by `model_names.FORMS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -28,3 +29,9 @@ def test_every_public_name_resolves() -> None:
     assert set(fa.__all__) <= set(dir(fa))
     with pytest.raises(AttributeError, match="has no attribute 'missing'"):
         fa.missing  # noqa: B018
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    import forecast_autotune as fa
+
+    assert fa.__version__ == version("forecast-autotune")

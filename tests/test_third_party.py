@@ -51,7 +51,7 @@ def test_an_elementwise_kernel_of_liger_is_tuned_and_recalled(tmp_path: Path) ->
         fa.install()
         from liger_kernel.ops.dyt import _dyt_fwd_kernel as kernel, liger_dyt_fwd
         from forecast_autotune.core.config import Config
-        from forecast_autotune.frontends.simulated_driver import rehearsal
+        from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
         times = {
             Config({"BLOCK_N": n, "num_warps": w, "num_stages": s}): 20_000.0 + 10_000.0 * (n != 2048) + 5_000.0 * (w != 8)
@@ -85,7 +85,7 @@ def test_a_liger_kernel_whose_hook_shapes_descriptors_is_tuned(tmp_path: Path) -
         fa.install()
         from liger_kernel.ops.mlp import _swiglu_kernel_forward as kernel, gemm_swiglu
         from forecast_autotune.core.config import Config
-        from forecast_autotune.frontends.simulated_driver import rehearsal
+        from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
         knobs = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_SIZE_M", "num_warps", "num_stages")
         configs = [{**c.kwargs, "num_warps": c.num_warps, "num_stages": c.num_stages} for c in kernel.configs]
@@ -116,7 +116,7 @@ def test_a_package_with_an_autotuner_of_its_own_keeps_it_beside_ours(tmp_path: P
         from fla.ops.utils.cumsum import chunk_local_cumsum_scalar, chunk_local_cumsum_scalar_kernel
         from fla.ops.utils.softmax import softmax_fwd, softmax_fwd_kernel
         from forecast_autotune.core.config import Config
-        from forecast_autotune.frontends.simulated_driver import rehearsal
+        from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
         def best_of(warps):
             return {Config({"num_warps": w}): 20_000.0 * max(w / warps, warps / w) for w in (1, 2, 4, 8, 16, 32)}

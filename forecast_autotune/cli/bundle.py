@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import OK
-from ._shared import say
+from ._exit_codes import OK
+from .output import say
 
 if TYPE_CHECKING:
     from ..core.config import Config

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import NOTHING, OK
-from ._shared import Subparsers, add_store_argument, is_missing, new_parser, say, store_of
+from ._exit_codes import NOTHING, OK
+from ._parsing import Subparsers, add_store_argument, new_parser
+from ._store import is_missing, store_of
+from .output import say
 
 
 def add_parser(subparsers: Subparsers) -> None:

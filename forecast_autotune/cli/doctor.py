@@ -11,14 +11,17 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import NOTHING, OK
+from ._exit_codes import NOTHING, OK
 from ._failures import failures_alike
-from ._shared import JSON_HELP, Subparsers, add_store_argument, new_parser, print_json, print_table, short
+from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
+from ._words import short
+from .output import print_json, print_table
 
 if TYPE_CHECKING:
     from ..core.decision import Decision
     from ..language.model import LanguageModel
-    from ..store.queries import StoreFile, StoreStats
+    from ..store.queries import StoreFile
+    from ..store.stats import StoreStats
 
 RECENT_FAILURES = 200
 MOST_TOLD = 10  # decisions for which nothing ran
@@ -169,10 +172,10 @@ def _trouble_asking(model: LanguageModel, *, until: float) -> str:
 
 def _check_pack(pack: Path) -> Finding:
     from ..errors import InvalidInputError
-    from ..store.jsonl import read_lines
+    from ..store.jsonl import read_entries
 
     try:
-        entries = read_lines(pack)
+        entries = read_entries(pack)
     except (OSError, InvalidInputError) as err:
         advice = "write it again with 'forecast-autotune export', or take it out of FORECAST_AUTOTUNE_PACKS"
         return Finding(check="pack", status="problem", found=str(err), advice=advice)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from . import NOTHING, OK
-from ._shared import Subparsers, add_store_argument, is_missing, new_parser, say, store_of, tell_unreadable
+from ._exit_codes import NOTHING, OK
+from ._parsing import Subparsers, add_store_argument, new_parser
+from ._store import is_missing, store_of, warn_unreadable
+from .output import say
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -27,6 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
     if is_missing(store):
         return NOTHING
     lines = store.export(arguments.file)
-    tell_unreadable(store)
+    warn_unreadable(store)
     say(f"wrote {lines} lines to {arguments.file}")
     return OK

@@ -12,26 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInputError, MissingExtraError
-from . import OK
-from ._shared import (
-    JSON_HELP,
-    Subparsers,
-    add_store_argument,
-    as_duration,
-    as_times,
-    count,
-    new_parser,
-    print_json,
-    print_table,
-    say,
-)
+from ._exit_codes import OK
+from ._parsing import JSON_HELP, Subparsers, add_store_argument, count, new_parser
+from ._words import as_duration, as_times
+from .output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from ..core.config import Config
     from ..core.forecast import Abstention, Forecast
     from ..core.hardware import Hardware
     from ..core.outcome import Evidence, Failure
-    from ..frontends.triton.forecast import NamedCall
+    from ..frontends.triton.offline_forecast import OfflineCall
 
 DEFAULT_TARGET = "cuda:90"
 
@@ -78,9 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
     hardware = _hardware(arguments.target)
     named = read_arguments(arguments.arg)
     kernel = load_kernel(arguments.kernel)
-    from ..frontends.triton.forecast import NamedCall
+    from ..frontends.triton.offline_forecast import OfflineCall
 
-    call = NamedCall(kernel, named, hardware=hardware, grid=grid)
+    call = OfflineCall(kernel, named, hardware=hardware, grid=grid)
     if grid is not None:
         grid(
             {**call.call.named, **call.job.space.default.knobs}
@@ -168,7 +159,7 @@ def _hardware(target: str | None) -> Hardware:
     return sheet
 
 
-def _ranked(call: NamedCall, folder: Path | None, named: str | None) -> list[tuple[Config, Forecast | Abstention]]:
+def _ranked(call: OfflineCall, folder: Path | None, named: str | None) -> list[tuple[Config, Forecast | Abstention]]:
     """Forecasts by the surrogate named, else that of the settings, with what the store knows; looking begins no store."""
     from dataclasses import replace
 
@@ -188,7 +179,7 @@ def _ranked(call: NamedCall, folder: Path | None, named: str | None) -> list[tup
 
 
 def _print(
-    call: NamedCall,
+    call: OfflineCall,
     ranked: list[tuple[Config, Forecast | Abstention]],
     built: dict[Config, Evidence | Failure],
 ) -> None:
@@ -232,7 +223,7 @@ def _told(built: Evidence | Failure | None) -> str:
 
 
 def _as_json(
-    call: NamedCall,
+    call: OfflineCall,
     ranked: list[tuple[Config, Forecast | Abstention]],
     built: dict[Config, Evidence | Failure],
 ) -> dict[str, object]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from . import OK
-from ._shared import Subparsers, add_store_argument, new_parser, say, store_of
+from ._exit_codes import OK
+from ._parsing import Subparsers, add_store_argument, new_parser
+from ._store import store_of
+from .output import say
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -23,6 +25,6 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    outcomes, decisions = store_of(arguments).import_lines(arguments.file)
+    outcomes, decisions = store_of(arguments).import_files(arguments.file)
     say(f"took in {outcomes} outcomes and {decisions} decisions that were not here")
     return OK

@@ -8,24 +8,11 @@ from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from . import NOTHING, OK
-from ._shared import (
-    JSON_HELP,
-    Subparsers,
-    add_store_argument,
-    as_date,
-    as_time,
-    count,
-    is_missing,
-    new_parser,
-    print_json_list,
-    print_table,
-    say,
-    short,
-    store_of,
-    summary_of,
-    tell_unreadable,
-)
+from ._exit_codes import NOTHING, OK
+from ._parsing import JSON_HELP, Subparsers, add_store_argument, count, new_parser
+from ._store import is_missing, store_of, summary_of, warn_unreadable
+from ._words import as_date, as_time, short
+from .output import print_json_list, print_table, say
 
 if TYPE_CHECKING:
     from ..store.rows import StoredDecision
@@ -62,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             some = print_json_list({**summary_of(s), "superseded_at": s.superseded_at} for s in found)
         else:
             some = _print([_row(s) for s in found])
-    tell_unreadable(store)
+    warn_unreadable(store)
     if arguments.limit is None and limit is not None and (all_in_all := store.count(**which)) > limit:
         say(
             f"the newest {limit} of {all_in_all:,}; --limit N shows more, --kernel K those of one kernel, a pipe gets all"

@@ -5,21 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from . import NOTHING, OK
-from ._shared import (
-    JSON_HELP,
-    Subparsers,
-    add_store_argument,
-    as_date,
-    is_missing,
-    new_parser,
-    print_json,
-    print_table,
-    say,
-    short,
-    store_of,
-    tell_unreadable,
-)
+from ._exit_codes import NOTHING, OK
+from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
+from ._store import is_missing, store_of, warn_unreadable
+from ._words import as_date, short
+from .output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from ..store.rows import Pending
@@ -43,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     if is_missing(store):
         return NOTHING
     found = store.pending()
-    tell_unreadable(store)
+    warn_unreadable(store)
     if arguments.json:
         print_json([_as_json(p) for p in found])
     elif found:

@@ -1,31 +1,36 @@
-"""forecast-autotune replay: tune against recorded spaces and say what it would have cost and won."""
+"""`replay`: tune against recorded spaces, and report what it would have cost and won."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import math
 import os
-import statistics
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from ..core.budget import BudgetLimits
 from ..core.model_names import FORMS, is_language_model, parse_model_name
 from ..errors import WorkerError
-from ..evaluation.replay_runner import POLICIES, ReplayPlan, Row, Task, histories, show_progress, work
+from ..evaluation.history import history_of
+from ..evaluation.replay_runner import POLICIES, ReplayPlan, Row, Task, work
 from ..frontends.engine import make_surrogate
 from ..settings import SURROGATES, Settings, check_surrogate
-from . import BAD_INPUT, OK
+from ._exit_codes import BAD_INPUT, OK
+from ._parsing import Subparsers
+from ._replay_report import report_of, show_report
 
 BUDGETS = ("10", "1%", "10%")
 TARGETS = (0, 10, 50)  # configs whose outcomes are known when forecasts are scored
-NAMED = 8  # of what the surrogate was fitted on, in the tables; --json names all
 DRAWS = 10  # of those configs, at most; from one draw to the next Brier skill scatters by 0.04 to 0.10 (10 measured)
+QUIET_S = 2.0  # no progress is shown for less
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb and its options."""
     parser = subparsers.add_parser(
         "replay",
         help="tune against a recorded space: loss, spend, honesty",
@@ -78,129 +83,88 @@ def run(args: argparse.Namespace) -> int:
     check_surrogate(args.surrogate, "--surrogate", remote=settings.remote == "1")
     plan = ReplayPlan(
         traces=tuple(args.traces),
-        histories=tuple(histories(args.traces, args.history)),
+        histories=tuple(_history(trace, args.history) for trace in args.traces),
         policy=args.policy,
-        surrogate=args.surrogate,
-        answer=settings.answer,
+        surrogate=partial(make_surrogate, args.surrogate, answer=settings.answer),
     )
-    # Each process would load the model anew; a server is asked by all.
-    loads = is_language_model(args.surrogate) and parse_model_name(args.surrogate).runs != "server"
-    jobs = 1 if loads else args.jobs
-    tasks: list[Task] = [
+    tasks = _tasks(args, budgets)
+    priors = list(plan.surrogate().fitted_on)  # a broken model is reported before hours pass
+    done, code = _collect(plan, tasks, _jobs(args))
+    report = report_of(done, budgets)
+    if args.json:
+        print(json.dumps(report | {"priors": priors}, allow_nan=False))
+    else:
+        show_report(report, priors)
+    return code
+
+
+def _history(trace: Path, candidates: Sequence[Path]) -> tuple[Path, ...]:
+    """The history of a trace; a line on stderr for each candidate that is left out."""
+    history = history_of(trace, candidates)
+    for path, why in history.left_out.items():
+        print(f"{path.name} is left out of the history of {trace.name}: {why}", file=sys.stderr)
+    return history.kept
+
+
+def _tasks(args: argparse.Namespace, budgets: Sequence[str]) -> list[Task]:
+    """All runs, seed by seed and those of the largest shares first, then all scorings of forecasts."""
+    tasks = [
         Task(trace, text, seed)
         for seed in range(args.seeds)
         for text in sorted(budgets, key=lambda text: BudgetLimits.parse(text).share or 0.0, reverse=True)
         for trace in range(len(args.traces))
     ]
     draws = min(DRAWS, args.seeds)
-    tasks += [
+    return tasks + [
         Task(trace, known, draw)
         for trace in range(len(args.traces))
         for known in TARGETS
         for draw in range(draws if known else 1)
     ]
-    priors = list(getattr(make_surrogate(args.surrogate), "fitted_on", ()))  # a broken model is told of before hours
+
+
+def _jobs(args: argparse.Namespace) -> int:
+    """How many processes to use: one for a model that each would load, as many as named for a server that all ask."""
+    loads = is_language_model(args.surrogate) and parse_model_name(args.surrogate).runs != "server"
+    return 1 if loads else int(args.jobs)
+
+
+def _collect(plan: ReplayPlan, tasks: Sequence[Task], jobs: int) -> tuple[dict[Task, Row], int]:
+    """The rows of all tasks that finished, and the exit code."""
     done: dict[Task, Row] = {}
-    code = OK
     try:
-        for task, row in show_progress(work(plan, tasks, jobs), len(tasks)):
+        for task, row in _with_progress(work(plan, tasks, jobs), len(tasks)):
             done[task] = row  # noqa: PERF403 - one by one: what is finished when Ctrl-C comes is reported
     except KeyboardInterrupt:
-        code = 130
         print(f"interrupted: {len(done)} of {len(tasks)} runs are finished; these follow", file=sys.stderr)
+        return done, 130
     except WorkerError as err:
-        code = BAD_INPUT
         print(f"{err}; {len(done)} of {len(tasks)} runs are finished, and follow", file=sys.stderr)
-    report = _report(done, budgets)
-    if args.json:
-        print(json.dumps(report | {"priors": priors}, allow_nan=False))
-    else:
-        _show(report, priors)
-    return code
+        return done, BAD_INPUT
+    return done, OK
+
+
+def _with_progress(rows: Iterator[tuple[Task, Row]], total: int) -> Iterator[tuple[Task, Row]]:
+    """The rows; from the second second on with a bar on a terminal's stderr."""
+    if not sys.stderr.isatty():
+        yield from rows
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        bar = None
+        for count, row in enumerate(rows, start=1):
+            if bar is None and time.monotonic() - began > QUIET_S:
+                bar = stack.enter_context(Progress(console=Console(stderr=True)))
+                bar.add_task("replaying", total=total)
+            if bar is not None:
+                bar.update(bar.task_ids[0], completed=count)
+            yield row
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
     return int(text)
-
-
-# Reporting --------------------------------------------------------------------------------------------------------------
-
-
-def _report(done: Mapping[Task, Row], budgets: Sequence[str]) -> dict[str, list[Row]]:
-    tuned = [t for t in done if isinstance(t.what, str)]
-    tuned.sort(key=lambda t: (t.trace, budgets.index(str(t.what)), t.seed))
-    runs = [done[t] for t in tuned]
-    kernels = list(dict.fromkeys(str(r["kernel"]) for r in runs))
-    summary: list[Row] = []
-    for budget in budgets:
-        for kernel in (None, *kernels):
-            # By place, not by name: files of one name may lie in several folders.
-            some = [(t.trace, done[t]) for t in tuned if t.what == budget and kernel in (None, done[t]["kernel"])]
-            if some:
-                summary.append(_summary(budget, kernel, some))
-    scored: dict[tuple[int, int], list[Row]] = {}
-    for task in sorted((t for t in done if isinstance(t.what, int)), key=lambda t: (t.trace, int(t.what), t.seed)):
-        scored.setdefault((task.trace, int(task.what)), []).append(done[task])
-    return {
-        "runs": runs,
-        "summary": summary,
-        "forecast": [_mean_row(rows) for rows in scored.values()],
-    }
-
-
-def _summary(budget: str, kernel: str | None, runs: Sequence[tuple[int, Row]]) -> Row:
-    """Over all runs: median, 90th percentile, worst; and the geometric mean over traces of their medians over seeds."""
-    by_trace: dict[int, list[float]] = {}
-    for trace, row in runs:
-        slowdown = row["slowdown"]
-        by_trace.setdefault(trace, []).append(slowdown if isinstance(slowdown, float) else math.inf)
-    everything = sorted(s for slowdowns in by_trace.values() for s in slowdowns)
-    figures = {
-        "geomean_of_medians": statistics.geometric_mean(statistics.median(s) for s in by_trace.values()),
-        "median": statistics.median(everything),
-        "p90": everything[math.ceil(0.9 * len(everything)) - 1],
-        "worst": everything[-1],
-    }
-    return {"budget": budget, "kernel": kernel} | {k: v if math.isfinite(v) else None for k, v in figures.items()}
-
-
-def _mean_row(rows: Sequence[Row]) -> Row:
-    """The rows' mean, entry by entry; None where one of them has none."""
-
-    def mean(values: list[object]) -> object:
-        if isinstance(values[0], list):
-            return [mean(list(v)) for v in zip(*values, strict=True)]
-        numbers = [v for v in values if isinstance(v, float)]
-        return sum(numbers) / len(numbers) if len(numbers) == len(values) else None
-
-    same = ("trace", "target_measured")
-    return {name: rows[0][name] if name in same else mean([row[name] for row in rows]) for name in rows[0]}
-
-
-def _show(report: Mapping[str, Sequence[Row]], priors: Sequence[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    def text(value: object) -> str:
-        return f"{value:.3f}" if isinstance(value, float) else "-" if value is None else str(value)
-
-    def table(title: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        drawn = Table(*(name.replace("_", " ") for name in columns), title=title, title_justify="left")
-        for row in rows:
-            drawn.add_row(*("all" if name == "kernel" and row[name] is None else text(row[name]) for name in columns))
-        console.print(drawn)
-
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    table(
-        "Slowdown of the decided config against the best in the trace",
-        ("budget", "kernel", "geomean_of_medians", "median", "p90", "worst"),
-        report["summary"],
-    )
-    names = ("accuracy", "off_by_one", "half_brier", "brier_skill", "crps7", "nll", "ece", "top_1_percent")
-    table("Forecasts in eight bins against the median config", ("trace", "target_measured", *names), report["forecast"])
-    if priors:
-        more = f" and {len(priors) - NAMED} more" if len(priors) > NAMED else ""
-        text_of_priors = f"Forecasts rest on a model fitted beforehand on {', '.join(priors[:NAMED])}{more}"
-        console.print(text_of_priors, markup=False, highlight=False)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import InvalidInputError
-from ._shared import Subparsers, new_parser
+from ._parsing import Subparsers, new_parser
 
 DESCRIPTION = """\
 Run a program with install() in effect in it and in every Python process it starts: multiprocessing, subprocess,

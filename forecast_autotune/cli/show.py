@@ -6,27 +6,12 @@ import argparse
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from . import BAD_INPUT, NOTHING, OK
+from ._exit_codes import BAD_INPUT, NOTHING, OK
 from ._failures import FailuresAlike, failures_alike
-from ._shared import (
-    JSON_HELP,
-    Subparsers,
-    add_store_argument,
-    as_date,
-    as_duration,
-    as_time,
-    as_times,
-    is_missing,
-    new_parser,
-    print_facts,
-    print_json,
-    print_table,
-    say,
-    short,
-    store_of,
-    summary_of,
-    tell_unreadable,
-)
+from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
+from ._store import is_missing, store_of, summary_of, warn_unreadable
+from ._words import as_date, as_duration, as_time, as_times, short
+from .output import print_facts, print_json, print_table, say
 
 if TYPE_CHECKING:
     from ..core.forecast import Abstention, Forecast
@@ -56,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         return NOTHING
     found = store.find(arguments.key)
     if not found:
-        tell_unreadable(store)
+        warn_unreadable(store)
         say(
             f"no decision starts with {arguments.key!r} and no kernel has that name; 'forecast-autotune list' names them"
         )
@@ -70,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
             say(f"  and {len(found) - 20} more")
         return BAD_INPUT
     details = [store.detail(stored) for stored in found]
-    tell_unreadable(store)
+    warn_unreadable(store)
     if arguments.json:
         print_json(_as_json(details[0]) if len(details) == 1 else [_as_json(detail) for detail in details])
         return OK
@@ -209,11 +194,11 @@ def _voices(forecast: Forecast | Abstention | None) -> list[_VoiceHeard]:
     """Who said what, whoever counts most first; empty where one spoke alone, who is the source."""
     from ..core.forecast import Forecast
 
-    if not isinstance(forecast, Forecast) or not all(bell.said_by for bell in forecast.components):
+    if not isinstance(forecast, Forecast) or not all(bell.source for bell in forecast.components):
         return []
     heard = []
-    for name in dict.fromkeys(bell.said_by for bell in forecast.components):
-        bells = [bell for bell in forecast.components if bell.said_by == name]
+    for name in dict.fromkeys(bell.source for bell in forecast.components):
+        bells = [bell for bell in forecast.components if bell.source == name]
         weight = sum(bell.weight for bell in bells)
         own = Forecast(tuple(replace(b, weight=b.weight / weight if weight else 1 / len(bells)) for b in bells), name)
         heard.append(_VoiceHeard(said_by=name, mean=own.mean, sigma=own.sigma, weight=weight))

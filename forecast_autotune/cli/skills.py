@@ -7,20 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ..store.queries import MINED_OUTCOMES
-from . import NOTHING, OK
-from ._shared import (
-    JSON_HELP,
-    Subparsers,
-    add_store_argument,
-    count,
-    is_missing,
-    new_parser,
-    print_json,
-    print_table,
-    say,
-    store_of,
-    tell_unreadable,
-)
+from ._exit_codes import NOTHING, OK
+from ._parsing import JSON_HELP, Subparsers, add_store_argument, count, new_parser
+from ._store import is_missing, store_of, warn_unreadable
+from .output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from ..core.skill import Skill
@@ -44,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     store = store_of(arguments)
     found = [] if is_missing(store) else store.skills(kernel=arguments.kernel, hardware=arguments.hardware)
     found = found[: arguments.limit]
-    tell_unreadable(store)
+    warn_unreadable(store)
     if arguments.json:
         print_json([{**asdict(skill), "text": str(skill)} for skill in found])
     elif found:

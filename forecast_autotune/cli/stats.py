@@ -7,24 +7,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from . import NOTHING, OK
-from ._shared import (
-    JSON_HELP,
-    Subparsers,
-    add_store_argument,
-    as_duration,
-    is_missing,
-    new_parser,
-    print_facts,
-    print_json,
-    store_of,
-    tell_unreadable,
-)
+from ._exit_codes import NOTHING, OK
+from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
+from ._store import is_missing, store_of, warn_unreadable
+from ._words import as_duration
+from .output import print_facts, print_json
 
 if TYPE_CHECKING:
-    from ..core.correction import Correction
+    from ..core.sigma_scale import SigmaScale
     from ..evaluation.scores import ForecastScores, TrustScores
-    from ..store.queries import StoreStats
+    from ..store.stats import StoreStats
 
 HOW = """How the figures come about:
   hits    a process recalled a decision that it had not in memory; later calls in the same process are not counted, nor
@@ -51,15 +43,15 @@ def run(arguments: argparse.Namespace) -> int:
     if is_missing(store):
         return NOTHING
     stats = store.stats()
-    by_kind = store.pairs_by_kind()
-    tell_unreadable(store)
+    by_kind = store.calibration_pairs_by_kind()
+    warn_unreadable(store)
     scores = score_pairs(stats.pairs) if stats.pairs else None
     trust = score_trust([f for f, _ in stats.pairs], [m for _, m in stats.pairs]) if stats.pairs else None
     learned = {kind: Learned(recalibration(pairs), member_scores(pairs)) for kind, pairs in by_kind.items()}
     if arguments.json:
         shown = {name: getattr(stats, name) for name in stats.__dataclass_fields__ if name not in ("path", "pairs")}
         honesty = {**asdict(scores), **asdict(trust)} if scores and trust else None
-        corrected = {kind: {**asdict(found.correction), "voices": found.voices} for kind, found in learned.items()}
+        corrected = {kind: {**_fields(found.sigma_scale), "voices": found.voices} for kind, found in learned.items()}
         print_json({"path": str(stats.path), **shown, "honesty": honesty, "recalibration": corrected})
     else:
         _print(stats, scores, trust, learned)
@@ -68,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What the newest pairs on one kind of hardware teach: how to correct forecasts, and how well each voice did."""
+    """What the newest pairs on one kind of hardware teach: how wide to make forecasts, and how well each voice did."""
 
-    correction: Correction
+    sigma_scale: SigmaScale
     voices: dict[str, float]
 
 
@@ -104,7 +96,7 @@ def _print(
         facts.append(("", f"{trust.coverage_50:.0%} measured inside the central 50 % of the forecast, "
                           f"{trust.coverage_90:.0%} inside 90 %; {_falling(trust.error_falls)}"))  # fmt: skip
     for kind, found in learned.items():
-        facts.append(("correction", f"{kind}: {_told(found.correction)}"))
+        facts.append(("correction", f"{kind}: {_told(found.sigma_scale)}"))
         if found.voices:
             voices = sorted(found.voices.items(), key=lambda voice: -voice[1])
             facts.append(("", "log density of " + ", ".join(f"{name} {score:+.2f}" for name, score in voices)))
@@ -117,13 +109,23 @@ def _falling(falls: bool | None) -> str:
     return "the confident ones are the right ones" if falls else "confidence does not tell the right ones"
 
 
-def _told(correction: Correction) -> str:
+def _fields(scale: SigmaScale) -> dict[str, float]:
+    """The factors under the names that `--json` has for them."""
+    return {
+        "ahead": scale.cold,
+        "after": scale.warm,
+        "ahead_pairs": scale.cold_pairs,
+        "after_pairs": scale.warm_pairs,
+    }
+
+
+def _told(scale: SigmaScale) -> str:
     """The factors, and the pairs they rest on."""
     told = [
         f"{name} x{factor:.2f} ({count} pairs)"
         for name, factor, count in (
-            ("ahead", correction.ahead, correction.ahead_pairs),
-            ("after", correction.after, correction.after_pairs),
+            ("ahead", scale.cold, scale.cold_pairs),
+            ("after", scale.warm, scale.warm_pairs),
         )
         if count
     ]

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from . import NOTHING, OK
-from ._shared import Subparsers, add_store_argument, is_missing, new_parser, say, store_of, tell_unreadable
+from ._exit_codes import NOTHING, OK
+from ._parsing import Subparsers, add_store_argument, new_parser
+from ._store import is_missing, store_of, warn_unreadable
+from .output import say
 from .pending import where
 from .run import add_program_arguments, command_of, environment_with
 
@@ -46,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         return NOTHING
     before = store.pending()
     if not before:
-        tell_unreadable(store)
+        warn_unreadable(store)
         say("no key is pending: there is nothing to tune, and the program is not run")
         return OK
     sys.stdout.flush()
@@ -76,7 +78,7 @@ def _report(store: StoreFile, before: list[Pending]) -> int:
     """Say of each key that was pending what became of it; returns how many are still pending."""
     after = {p.digest: p for p in store.pending()}
     decided = {s.digest: s.decision for s in store.decisions()}
-    tell_unreadable(store)
+    warn_unreadable(store)
     for pending in before:
         named = f"{pending.place.workload} on {where(pending)}"
         still = after.get(pending.digest)

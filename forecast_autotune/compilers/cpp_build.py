@@ -34,7 +34,7 @@ def build(channel: Channel, request: dict[str, Any]) -> None:
     os.umask(0o077)  # what is built will be loaded: it is this user's alone
     redirect_output(str(folder / "build.log"))
     temporary = folder / "tmp"
-    # A compiler that is killed leaves its temporary files behind: here, where the next build of this variant removes them.
+    # A compiler that is killed leaves temporary files behind. They lie in this folder, which the next build empties.
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     os.environ["TMPDIR"] = str(temporary)
@@ -77,8 +77,8 @@ def _unique_flags(compiler: str) -> list[str]:
     GCC gives variables inside inline functions and templates one address in the whole process, even across libraries
     that are loaded privately: a second variant would see the first one's constants.
     """
-    told = subprocess.run([*compiler.split(), "--version"], capture_output=True, text=True, check=False).stdout
-    return ["-fno-gnu-unique"] if "Free Software Foundation" in told else []
+    version = subprocess.run([*compiler.split(), "--version"], capture_output=True, text=True, check=False).stdout
+    return ["-fno-gnu-unique"] if "Free Software Foundation" in version else []
 
 
 def _build_with_torch(
@@ -87,36 +87,18 @@ def _build_with_torch(
     """Have torch build the extension in the slot, and move it to the variant's own folder; with the headers it has read."""
     import torch.utils.cpp_extension as cpp_extension
 
-    arguments = dict(plan["arguments"])
-    knobs = [*plan["defines"], *plan["flags"]]
-    alone = bool(objects or plan["cuda"])  # the knobs' own code is compiled apart from the binding
-    arguments["extra_cflags"] = [
-        *_unique_flags(plan["compiler"]),
-        *(arguments.get("extra_cflags") or []),
-        *(plan["defines"] if alone and plan["binding_has_knobs"] else [] if alone else knobs),
-    ]
-    if plan["cuda"]:
-        arguments["extra_cuda_cflags"] = [*(arguments.get("extra_cuda_cflags") or []), *knobs]
-    arguments["extra_ldflags"] = [*map(str, objects), *(arguments.get("extra_ldflags") or [])]
+    arguments = _arguments_of_torch(plan, objects)
     slot.mkdir(parents=True, exist_ok=True)
     channel.send({"waiting": True})
     with file_lock(slot / "slot.lock"):
         channel.send({"waiting": False})
         # torch's own lock is a file that a killed build leaves behind, and that later builds wait for without end.
-        # Ours is held here, so whoever made that one is gone.
+        # This process holds the slot's lock, so whoever made torch's is gone.
         (slot / "lock").unlink(missing_ok=True)
         _drop_what_was_cut_off(slot)
         drop_outdated_objects(slot)
         began_ns = time.time_ns()
-        # torch loads what it has built, here for a look at whether it can be: it may crash or hang of that.
-        # The function is torch's own affair: without it, the load counts as a part of the build.
-        if load := getattr(cpp_extension, "_import_module_from_library", None):
-
-            def loaded(*given: Any, **named: Any) -> Any:
-                channel.send({"loading": True})
-                return load(*given, **named)
-
-            cpp_extension._import_module_from_library = loaded
+        _announce_loading(channel)
         cpp_extension.load_inline(
             name=plan["name"],
             cpp_sources=list(plan["cpp"]),
@@ -134,6 +116,38 @@ def _build_with_torch(
     return folder / built.name, headers
 
 
+def _arguments_of_torch(plan: dict[str, Any], objects: list[Path]) -> dict[str, Any]:
+    """The caller's arguments of `load_inline`, with the knobs among the flags and the kernels' objects to link."""
+    arguments = dict(plan["arguments"])
+    knobs = [*plan["defines"], *plan["flags"]]
+    alone = bool(objects or plan["cuda"])  # the knobs' own code is compiled apart from the binding
+    arguments["extra_cflags"] = [
+        *_unique_flags(plan["compiler"]),
+        *(arguments.get("extra_cflags") or []),
+        *(plan["defines"] if alone and plan["binding_has_knobs"] else [] if alone else knobs),
+    ]
+    if plan["cuda"]:
+        arguments["extra_cuda_cflags"] = [*(arguments.get("extra_cuda_cflags") or []), *knobs]
+    arguments["extra_ldflags"] = [*map(str, objects), *(arguments.get("extra_ldflags") or [])]
+    return arguments
+
+
+def _announce_loading(channel: Channel) -> None:
+    """Have torch say when it loads what it has built, as it does to see whether it can: that may crash or hang.
+
+    The function is private to torch: without it, the load counts as a part of the build.
+    """
+    import torch.utils.cpp_extension as cpp_extension
+
+    if load := getattr(cpp_extension, "_import_module_from_library", None):
+
+        def loaded(*given: Any, **named: Any) -> Any:
+            channel.send({"loading": True})
+            return load(*given, **named)
+
+        cpp_extension._import_module_from_library = loaded
+
+
 def _drop_what_was_cut_off(slot: Path) -> None:
     """Remove what a build that was killed wrote to its slot, and note what is there before the next one.
 
@@ -141,7 +155,7 @@ def _drop_what_was_cut_off(slot: Path) -> None:
     for the one that it noted last, it takes that object for it, though it be cut short or another variant's.
     """
     outputs = {path.name: path.stat() for path in slot.iterdir() if path.suffix in (".o", ".so", ".pyd")}
-    there = {name: [found.st_mtime_ns, found.st_size, found.st_ino] for name, found in outputs.items()}
+    there = {name: [status.st_mtime_ns, status.st_size, status.st_ino] for name, status in outputs.items()}
     try:
         before = json.loads((slot / BEGUN).read_text())
         doubtful = [name for name, facts in there.items() if before.get(name) != facts]
@@ -158,7 +172,7 @@ def _drop_what_was_cut_off(slot: Path) -> None:
 def _code_bytes(paths: list[str]) -> int | None:
     """Bytes of machine code in some objects, as binutils' `size` counts them; None where that is missing."""
     try:
-        told = subprocess.run(["size", *paths], capture_output=True, text=True, timeout=30, check=True).stdout
+        table = subprocess.run(["size", *paths], capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return sum(int(m[1]) for m in re.finditer(r"^\s*(\d+)\s+\d+\s+\d+", told, re.MULTILINE))
+    return sum(int(m[1]) for m in re.finditer(r"^\s*(\d+)\s+\d+\s+\d+", table, re.MULTILINE))

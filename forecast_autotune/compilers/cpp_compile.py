@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import errno
-import functools
 import json
 import logging
 import math
 import os
 import queue
 import re
-import shutil
-import stat
-import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..core.config import Config
-from ..core.digest import digest
 from ..core.hardware import Hardware, Toolchain
 from ..core.outcome import Evidence, Failure
 from ..errors import AutotuneError
@@ -43,18 +36,15 @@ from ..processes.machine import workers_that_fit
 from ..processes.worker import Worker
 from .builds import mark_used
 from .cpp_build import build
-from .cpp_headers import changed
-from .cpp_recipe import Recipe, Variant, build_root
+from .cpp_builds import CppBuilds
+from .cpp_errors import failure_reason
+from .cpp_recipe import Recipe, Variant
 from .cuda_report import kernel_report
+from .private_folders import make_private, write_private
 
 log = logging.getLogger(__name__)
 
 BUILD_TIMEOUT_S = 300.0  # a build with all of torch's headers takes 30 s on two busy cores, with nvcc 100 s
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-_ERROR = re.compile(r"\b(fatal )?error\b\s*:|undefined reference|ld: ")
-_OF_THE_SOURCE = re.compile(r"[:(]\d+\)?: (?:fatal )?error: ")  # a front end's, with the line that it is about
-_QUOTED_LINE = re.compile(r"^\s*\d*\s*\| ")  # source, as GCC and Clang show it below an error
-_QUOTED_WORDS = re.compile(r"\u2018[^\u2019]*\u2019|'[^']*'|\"[^\"]*\"")
 LOAD_TIMEOUT_S = 60.0  # for a library's own initialisers
 BUILD_MEMORY_BYTES = 2 << 30  # what one compiler takes at most with torch's headers (1.4 GiB seen, GCC 12)
 
@@ -71,7 +61,7 @@ class CppCompiler:
         timeout_s: after so long a build is killed with all its processes.
     """
 
-    beside_timing = False  # both want the CPU
+    overlaps_timing = False  # both want the CPU
 
     def __init__(
         self,
@@ -86,18 +76,17 @@ class CppCompiler:
         self.recipe = recipe
         self.toolchain = toolchain
         self.hardware = hardware
-        self._folder_of_builds = folder
+        self.builds = CppBuilds(recipe, toolchain, hardware, folder)
         self.nvcc = nvcc
         self.timeout_s = timeout_s
         # Variants that only link anew share one slot: two would each compile the binding, which takes longer than all else.
         self.workers = workers_that_fit(BUILD_MEMORY_BYTES)
         self.slots = 1 if recipe.kernel_sources and not recipe.is_cuda else self.workers
 
-    @functools.cached_property
+    @property
     def root(self) -> Path:
         """The folder to build in, made at its first use."""
-        named_by = "build_directory" if self.recipe.arguments.get("build_directory") else "FORECAST_AUTOTUNE_DIR"
-        return _own_root(Path(build_root(self._folder_of_builds, self.recipe)) / self.recipe.name, named_by)
+        return self.builds.root
 
     def extension(self, config: Config) -> Extension:
         """The built extension of a config, built now if it is not there.
@@ -106,20 +95,21 @@ class CppCompiler:
             AutotuneError: it does not build; the message is the compiler's, and where its log is.
         """
         variant = self._variant(config)
-        result = self._built(variant) or self._build(config, self._slot(0))
+        result = self.builds.evidence(variant) or self._build(config, self.builds.slot(0))
         if isinstance(result, Failure):
             raise AutotuneError(f"{self.recipe.name} does not build with {config}: {result.message}")
-        mark_used(self._folder(variant))
-        return Extension(path=str(self._library(variant)), name=self.recipe.name, namespace=variant.namespace)
+        mark_used(self.builds.folder(variant))
+        return Extension(path=str(self.builds.library(variant)), name=self.recipe.name, namespace=variant.namespace)
 
     def is_built(self, config: Config) -> bool:
         """Whether `extension` has nothing to build for a config."""
-        return self._built(self._variant(config)) is not None
+        return self.builds.evidence(self._variant(config)) is not None
 
     def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
+        """Build each config, those that are built already first; closing the iterator ends the builds under way."""
         waiting: list[Config] = []
         for config in configs:
-            ready = self._built(self._variant(config))
+            ready = self.builds.evidence(self._variant(config))
             if ready is None:
                 waiting.append(config)
             else:
@@ -128,7 +118,7 @@ class CppCompiler:
             return
         slots: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for i in range(self.workers):
-            slots.put(self._slot(i % self.slots))
+            slots.put(self.builds.slot(i % self.slots))
         done: queue.SimpleQueue[tuple[Config, Evidence | Failure | BaseException]] = queue.SimpleQueue()
         abandoned = threading.Event()
 
@@ -155,46 +145,13 @@ class CppCompiler:
                 abandoned.set()
 
     def paused(self) -> AbstractContextManager[None]:
+        """Nothing to stop: see `overlaps_timing`."""
         return contextlib.nullcontext()  # every build has ended when `compile` hands back its last config
 
     # One variant ----------------------------------------------------------------------------------------------------
 
     def _variant(self, config: Config) -> Variant:
         return self.recipe.variant(config, self.toolchain, self.hardware)
-
-    def _folder(self, variant: Variant) -> Path:
-        return self.root / variant.digest
-
-    def _library(self, variant: Variant) -> Path:
-        return self._folder(variant) / Path(str(self._record(variant)["library"])).name
-
-    def _slot(self, index: int) -> Path:
-        return self.root / f"slot-{self._shared_digest()}-{index}"
-
-    def _shared_digest(self) -> str:
-        # Builds by another toolchain or of other sources have slots of their own: ninja would rebuild all of it anyway,
-        # and two processes with different ones would do so in turns.
-        parts = (self.recipe.name, self.recipe.sources_text, *self.recipe.flags, self.toolchain.digest)
-        return digest(*parts, self.hardware.capability if self.recipe.is_cuda else "")[:12]
-
-    def _record(self, variant: Variant) -> dict[str, Any]:
-        return dict(json.loads((self._folder(variant) / "built.json").read_text()))
-
-    def _built(self, variant: Variant) -> Evidence | None:
-        """Evidence of a finished build; None if there is none, or none that may be loaded."""
-        try:
-            record = self._record(variant)
-            library = self._library(variant)
-            found = library.stat()
-            if not (_is_ours(found) and _is_ours(self._folder(variant).lstat()) and _is_ours(self.root.stat())):
-                log.warning("%s is not this user's alone: it is not loaded but built again", library)
-                return None
-            if edited := changed(record.get("headers", {})):
-                log.info("%s is built again: %s has changed", library, edited)
-                return None
-            return Evidence(**record["evidence"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
 
     def _build(self, config: Config, slot: Path, abandoned: threading.Event | None = None) -> Evidence | Failure:
         """Build one variant, or wait for the process that is building it; once more where that was cut short."""
@@ -208,24 +165,12 @@ class CppCompiler:
 
     def _build_once(self, config: Config, slot: Path, abandoned: threading.Event | None) -> Evidence | Failure:
         variant = self._variant(config)
-        folder = self._folder(variant)
+        folder = self.builds.folder(variant)
         began = time.perf_counter()
-
-        def failure(stage: str, message: str, *, crashed: bool = False, transient: bool = False) -> Failure:
-            cost_s = time.perf_counter() - began
-            return Failure(stage=stage, message=message, cost_s=cost_s, crashed=crashed, transient=transient)
-
         try:
-            _make_private(folder)
-            if folder.stat().st_mode & stat.S_IWGRP:
-                _take_from_group(folder)
-                (folder / "built.json").unlink(missing_ok=True)  # it, and what it names, may be another's
-            _make_slot(slot)
-            for place in (self.root, folder, slot):
-                if not _is_ours(place.stat()):
-                    raise OSError(f"others may write to {place}, and what is built is loaded: remove it")
+            self.builds.prepare(variant, slot)
             with file_lock(folder / "build.lock", timeout=2 * self.timeout_s):
-                if ready := self._built(variant):
+                if ready := self.builds.evidence(variant):
                     return ready
                 report = self.report(config)
                 if isinstance(report, Failure):
@@ -234,36 +179,26 @@ class CppCompiler:
                 with self._start(variant, folder, slot) as worker:
                     answer = self._wait(worker, abandoned)
                     worker.finish(30.0)
-        except _UnloadableError as err:
+        except (_UnloadableError, WorkerTimeoutError, WorkerRaisedError, WorkerDiedError, OSError) as err:
+            return replace(self._failure_of(err, folder), cost_s=time.perf_counter() - began)
+        return self.builds.keep(variant, answer, report)
+
+    def _failure_of(self, err: Exception, folder: Path) -> Failure:
+        """The failure that an exception of a build means."""
+        build_log = folder / "build.log"
+        if isinstance(err, _UnloadableError):
             transient = not err.crashed and blames_the_machine(str(err))
-            told = f"it is built, and loading it fails: {err}"
-            return failure("load", told, crashed=err.crashed, transient=transient)
-        except WorkerTimeoutError:
-            return failure(
-                "timeout", f"the build took more than {self.timeout_s:.0f} s; its log is {folder / 'build.log'}"
-            )
-        except WorkerRaisedError as err:
-            told, its_own = _reason(folder / "build.log", str(err))
-            return failure("compile", told, transient=not its_own)
-        except WorkerDiedError as err:
-            return failure("compile", _reason(folder / "build.log", str(err))[0], transient=True)
-        except TimeoutError as err:
-            return failure("timeout", f"{folder}: {err}", transient=True)
-        except OSError as err:
-            return failure("compile", f"{folder}: {err}", transient=True)
-        resources = (
-            {k: getattr(report, k) for k in ("registers", "spill_bytes", "stack_bytes", "shared_bytes")}
-            if report
-            else {}
-        )
-        evidence = {"compile_s": answer["compile_s"], "code_bytes": answer["code_bytes"], **resources}
-        record = folder / "built.json.partial"
-        _write_private(
-            record,
-            json.dumps({"library": Path(answer["library"]).name, "evidence": evidence, "headers": answer["headers"]}),
-        )
-        os.replace(record, folder / "built.json")  # last: what has this file is whole
-        return Evidence(**evidence)
+            message = f"it is built, and loading it fails: {err}"
+            return Failure(stage="load", message=message, crashed=err.crashed, transient=transient)
+        if isinstance(err, WorkerTimeoutError):
+            message = f"the build took more than {self.timeout_s:.0f} s; its log is {build_log}"
+            return Failure(stage="timeout", message=message)
+        if isinstance(err, (WorkerRaisedError, WorkerDiedError)):
+            message, its_own = failure_reason(build_log, str(err))
+            transient = isinstance(err, WorkerDiedError) or not its_own
+            return Failure(stage="compile", message=message, transient=transient)
+        stage = "timeout" if isinstance(err, TimeoutError) else "compile"
+        return Failure(stage=stage, message=f"{folder}: {err}", transient=True)
 
     def report(self, config: Config) -> Evidence | Failure | None:
         """What nvcc says of a CUDA variant's kernels alone, before anything is built; no GPU is needed.
@@ -274,8 +209,8 @@ class CppCompiler:
         if not variant.cuda or self.nvcc is None:
             return None
         by_role = [v for k, v in config.knobs.items() if self.recipe.roles.get(k) == "threads" and isinstance(v, int)]
-        folder = self._folder(variant)
-        _make_private(folder)
+        folder = self.builds.folder(variant)
+        make_private(folder)
         given = self.recipe.arguments
         includes = [f"-I{path}" for path in given.get("extra_include_paths") or []]
         return kernel_report(
@@ -306,7 +241,7 @@ class CppCompiler:
             "include_folders": recipe.include_folders,
             "binding_has_knobs": any(re.search(rf"\b{name}\b", text) for name in macros for text in variant.cpp),
         }
-        _write_private(folder / "request.json", json.dumps(plan))
+        write_private(folder / "request.json", json.dumps(plan))
         (folder / "build.log").unlink(missing_ok=True)
         # In the environment of now: the toolchain was asked for in it, and the server may have been started in another.
         return fork_server().start(build, {"folder": str(folder)}, environment=os.environ, may_leave=True)
@@ -348,84 +283,3 @@ class _UnloadableError(Exception):
     def __init__(self, message: str, *, crashed: bool) -> None:
         super().__init__(message)
         self.crashed = crashed
-
-
-def _reason(build_log: Path, said: str) -> tuple[str, bool]:
-    """Why a build failed, with where the whole log is, and whether that is the variant's own doing.
-
-    It is told by the first error in the source, else by who speaks of a full disk or a signal, else by the first error of
-    any tool, else by what the worker said. Where nobody names an error, or one is the machine's, another try may succeed.
-    """
-    try:
-        text = build_log.read_text(errors="replace")
-    except OSError:
-        text = ""
-    lines, more = ([line.strip() for line in t.splitlines() if not _QUOTED_LINE.match(line)] for t in (text, said))
-    errors = [line for line in lines if _ERROR.search(line)]
-    in_source = [e for e in errors if _OF_THE_SOURCE.search(e) and not blames_the_machine(_QUOTED_WORDS.sub("", e))]
-    blames = [line for line in (*lines, *more) if blames_the_machine(line)]
-    told = next(iter([*in_source, *blames, *errors]), said)
-    return f"{told[:500]} (log: {build_log})", bool(in_source) or (bool(errors) and not blames)
-
-
-def _is_ours(found: os.stat_result) -> bool:
-    """Whether nobody but this user and root may exchange what is there."""
-    return found.st_uid in (0, os.getuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _take_from_group(folder: Path) -> None:
-    """Forbid the group to write to a folder of this user's own, which is how a umask of 002 makes all folders."""
-    found = folder.stat()
-    if found.st_uid == os.getuid() and found.st_mode & stat.S_IWGRP and not found.st_mode & stat.S_IWOTH:
-        with contextlib.suppress(OSError):  # it stays as it is, and is not used
-            folder.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWGRP)
-
-
-def _own_root(root: Path, named_by: str) -> Path:
-    """The folder to build in; where others may write to it, one that is this process's alone."""
-    try:
-        _make_private(root)
-        _take_from_group(root)  # what others have put there is theirs, and not loaded
-        trouble = "" if _is_ours(root.stat()) else "others may write to it, and what is built there is loaded"
-        if not trouble:
-            with file_lock(root / "root.lock", timeout=0):
-                return root
-    except TimeoutError:
-        return root  # another process asks just now
-    except OSError as err:
-        if err.errno not in _NO_LOCKS:
-            return root  # building there says what is wrong with it
-        trouble = f"it locks no files ({err.strerror}), and processes that build there would meet"
-    instead = Path(tempfile.mkdtemp(prefix="forecast_autotune-builds-"))
-    atexit.register(_remove_own, instead, os.getpid())
-    log.warning(
-        "%s: %s: this process builds in %s instead; let %s name another folder", root, trouble, instead, named_by
-    )
-    return instead
-
-
-def _remove_own(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # else this is a fork, and its parent goes on
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _make_slot(slot: Path) -> None:
-    """The slot's folder; one that the group may have put something into is thrown away."""
-    with contextlib.suppress(FileNotFoundError):  # another thread or process was faster
-        found = slot.stat()
-        if found.st_uid == os.getuid() and found.st_mode & stat.S_IWGRP:
-            tainted = slot.rename(slot.with_name(f"{slot.name}-{uuid.uuid4().hex}"))
-            shutil.rmtree(tainted, ignore_errors=True)
-    _make_private(slot)
-
-
-def _make_private(folder: Path) -> None:
-    """A folder, and those above it that are missing, for this user alone: what is in them will be loaded."""
-    for path in reversed((folder, *folder.parents)):
-        if not path.exists():
-            path.mkdir(mode=0o700, exist_ok=True)
-
-
-def _write_private(path: Path, text: str) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)

@@ -12,17 +12,16 @@ import logging
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..core.hardware import Hardware
+from ..core.hardware import REGISTERS_PER_BLOCK, Hardware
 from ..core.outcome import Evidence, Failure
 from ..processes.tools import run_tool
 
 log = logging.getLogger(__name__)
 
 REPORT_TIMEOUT_S = 60.0
-REGISTERS_PER_BLOCK = 65536  # on every NVIDIA GPU since compute capability 5.0 (CUDA programming guide, appendix)
 
 _TORCH = re.compile(r"\b(torch|at|c10|py|pybind11)\s*::|\b(TORCH_|PYBIND11_|AT_DISPATCH|C10_|AT_)\w*")
 _TORCH_INCLUDE = re.compile(r"#\s*include\s*[<\"](torch|ATen|c10|pybind11|Python\.h)")
@@ -110,12 +109,7 @@ def kernel_report(
         hardware: the GPU it is for, by `capability` ("9.0") and `shared_bytes`.
     """
     began = time.perf_counter()
-    source = folder / "kernel_part.cu"
-    source.write_text("#include <cuda_runtime.h>\n" + kernel_part("\n".join(sources)))
-    arch = "sm_" + hardware.capability.replace(".", "")
-    standard = [] if any(f.lstrip("-").startswith("std") for f in flags) else ["-std=c++17"]
-    command = [nvcc, "-cubin", f"-arch={arch}", "-O3", *standard, "-Xptxas", "-v", *defines, *flags]
-    command += [str(source), "-o", str(folder / "kernel_part.cubin")]
+    command = _command(nvcc, sources, defines, flags, folder, hardware)
     try:
         code, written, errors = run_tool(command, REPORT_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as err:
@@ -130,18 +124,40 @@ def kernel_report(
     if code != 0 or not registers:
         log.info("no kernel report for %s: nvcc ended with %d; see kernel_report.log", folder.name, code)
         return None
-    stacks = [(int(a), int(b)) for a, b in _STACK.findall(errors)] or [(0, 0)]
-    evidence = Evidence(
+    evidence = _evidence(errors, registers, seconds)
+    # Of several kernels, knobs do not tell which runs with how many threads.
+    wrong = _impossible(evidence, hardware, threads if len(registers) == 1 else None)
+    return Failure(stage="resources", message=wrong, cost_s=seconds) if wrong else evidence
+
+
+def _command(
+    nvcc: str,
+    sources: tuple[str, ...],
+    defines: tuple[str, ...],
+    flags: tuple[str, ...],
+    folder: Path,
+    hardware: Hardware,
+) -> list[str]:
+    """How nvcc is called for the kernels alone, whose source is written to the folder."""
+    source = folder / "kernel_part.cu"
+    source.write_text("#include <cuda_runtime.h>\n" + kernel_part("\n".join(sources)))
+    arch = "sm_" + hardware.capability.replace(".", "")
+    standard = [] if any(f.lstrip("-").startswith("std") for f in flags) else ["-std=c++17"]
+    command = [nvcc, "-cubin", f"-arch={arch}", "-O3", *standard, "-Xptxas", "-v", *defines, *flags]
+    return [*command, str(source), "-o", str(folder / "kernel_part.cubin")]
+
+
+def _evidence(report: str, registers: Sequence[int], seconds: float) -> Evidence:
+    """What ptxas reports of some kernels, the worst of each figure."""
+    stacks = [(int(a), int(b)) for a, b in _STACK.findall(report)] or [(0, 0)]
+    return Evidence(
         compile_s=seconds,
         registers=max(registers),
         stack_bytes=max(stack for stack, _ in stacks),
         spill_bytes=max(spill for _, spill in stacks),
-        shared_bytes=max((int(n) for n in _SHARED.findall(errors)), default=0),
+        shared_bytes=max((int(n) for n in _SHARED.findall(report)), default=0),
         code_bytes=None,
     )
-    # Of several kernels, knobs do not tell which runs with how many threads.
-    wrong = _impossible(evidence, hardware, threads if len(registers) == 1 else None)
-    return Failure(stage="resources", message=wrong, cost_s=seconds) if wrong else evidence
 
 
 def _impossible(evidence: Evidence, hardware: Hardware, threads: int | None) -> str | None:

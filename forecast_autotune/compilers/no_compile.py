@@ -14,7 +14,7 @@ class NoCompiler:
     """For the interpreter, and for kernels that are no JIT functions."""
 
     workers = 1
-    beside_timing = False
+    overlaps_timing = False
 
     def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
         for config in configs:

@@ -53,7 +53,7 @@ class SourceCompiler:
         pool: whose workers; the process's own if not given.
     """
 
-    beside_timing = True  # it wants the CPU, timing the GPU
+    overlaps_timing = True  # it wants the CPU, timing the GPU
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ import struct
 from collections import Counter
 from collections.abc import Mapping
 
+from ..core.hardware import WARP_SIZE
 from ..core.outcome import Evidence, Failure
 
 REGISTERS_PER_ALLOCATION = 8  # NVIDIA hands out registers to a warp in steps of 256, 8 for each of its 32 threads
@@ -226,7 +227,7 @@ def out_of_resources(
         return value if isinstance(value, int) else otherwise
 
     shared, warps = number("shared"), number("num_warps")
-    warp_size = number("warp_size", properties.get("warpSize", 32))
+    warp_size = number("warp_size", properties.get("warpSize", WARP_SIZE))
     if (limit := properties.get("max_shared_mem")) and shared > limit:
         return lacking(shared, limit, "shared memory")
     columns, held = number("tmem_size"), properties.get("max_tensor_memory", 512)
@@ -242,7 +243,7 @@ def out_of_resources(
 def most_threads(registers: int, properties: Mapping[str, int]) -> int:
     """How many threads a block may have if each takes so many registers (0: unknown), as the driver would say it."""
     most = properties.get("max_threads", 1024)
-    held, warp_size = properties.get("max_num_regs"), properties.get("warpSize", 32)
+    held, warp_size = properties.get("max_num_regs"), properties.get("warpSize", WARP_SIZE)
     if registers and held:
         each = -(-registers // REGISTERS_PER_ALLOCATION) * REGISTERS_PER_ALLOCATION
         most = min(most, held // (each * warp_size) * warp_size)

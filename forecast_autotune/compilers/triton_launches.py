@@ -14,7 +14,7 @@ from ..core.config import Config
 from ..core.hardware import Hardware
 from ..core.outcome import Evidence, Failure
 from ..errors import InvalidInputError
-from ..features import launch_features as kernel_features
+from ..features.launch_features import combine_launches, describe_call, launch_features
 from .triton_binding import bind_call, defaults_of
 from .triton_compile import SourceCompiler
 from .triton_source import Source, gpu_target, make_source
@@ -117,17 +117,17 @@ def launches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
         ]
 
 
-def described(launched: Sequence[Launched], hardware: Hardware) -> dict[str, float]:
-    """What can be told, without compiling, of a config that launches these; see `kernel_features.together`."""
-    return kernel_features.together([_described(each, hardware) for each in launched])
+def static_features(launched: Sequence[Launched], hardware: Hardware) -> dict[str, float]:
+    """What can be said, without compiling, of a config that launches these; see `combine_launches` for the names."""
+    return combine_launches([_features(each, hardware) for each in launched])
 
 
-def _described(launched: Launched, hardware: Hardware) -> dict[str, float]:
+def _features(launched: Launched, hardware: Hardware) -> dict[str, float]:
     kernel = launched.kernel
     bound = bind_call(kernel.arg_names, defaults_of(kernel), launched.args, launched.kwargs)
-    call = kernel_features.describe_call(bound.arguments)
+    call = describe_call(bound.arguments)
     options = {name: value for name, value in bound.options.items() if name in ("num_warps", "num_stages")}
-    return kernel_features.features(kernel, call, [options], grid=launched.grid, hardware=hardware)[0]
+    return launch_features(kernel, call, [options], grid=launched.grid, hardware=hardware)[0]
 
 
 class LaunchesCompiler:
@@ -146,7 +146,7 @@ class LaunchesCompiler:
         InvalidInputError: the target does not parse.
     """
 
-    beside_timing = True
+    overlaps_timing = True
 
     def __init__(self, launched: Callable[[Config], Sequence[Launched]], *, target: object, **others: Any) -> None:
         self._launched = launched
@@ -180,7 +180,7 @@ class LaunchesCompiler:
             config = whose[part]
             found[config].append(result)
             if len(found[config]) == wanted[config]:
-                yield config, together(found[config])
+                yield config, combine_evidence(found[config])
 
     def _told(self, config: Config) -> Sequence[Launched]:
         try:
@@ -193,7 +193,7 @@ class LaunchesCompiler:
         return make_source(launched.kernel, launched.args, launched.kwargs, self._target)
 
 
-def together(results: Sequence[Evidence | Failure]) -> Evidence | Failure:
+def combine_evidence(results: Sequence[Evidence | Failure]) -> Evidence | Failure:
     """What is known of several kernels as of one; a failure, if there is any, one that crashed before others."""
     failures = sorted((r for r in results if isinstance(r, Failure)), key=lambda r: (not r.crashed, r.transient))
     built = [r for r in results if isinstance(r, Evidence)]

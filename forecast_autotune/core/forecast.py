@@ -24,12 +24,12 @@ def bin_of(log2_speedup: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """One weighted bell of a forecast, in log2 speed-up; `said_by` names the surrogate it comes from, if several spoke."""
+    """One weighted bell of a forecast, in log2 speed-up; `source` names the surrogate it comes from, if several spoke."""
 
     mean: float
     sigma: float
     weight: float = 1.0
-    said_by: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Forecast:
 
     +1 is twice as fast as the default, 0 the same. `default_us` is the default's time in microseconds where the source
     knows it, which makes the forecast an absolute one. `fail_probability` is the chance that the config does not run;
-    the distribution is of those that do. `widened` is the factor by which recalibration has stretched every sigma.
+    the distribution is of those that do. `sigma_scale` is the factor by which recalibration has multiplied every sigma.
     """
 
     components: tuple[Normal, ...]
     source: str
     fail_probability: float = 0.0
     default_us: float | None = None
-    widened: float = 1.0
+    sigma_scale: float = 1.0
 
     @classmethod
     def normal(

@@ -11,6 +11,13 @@ from .digest import canonical_json, digest
 REHEARSAL_KINDS = ("stub", "interpreter", "replay")
 """Kinds of hardware that no real key ever matches."""
 
+# Limits of NVIDIA GPUs, for where a sheet or a compiler does not say (CUDA programming guide, technical specifications).
+WARP_SIZE = 32  # threads
+THREADS_PER_UNIT = 2048  # that one SM or CU holds at once, on most; 1536 on capability 8.6 and 8.9
+BLOCKS_PER_UNIT = 32
+REGISTERS_PER_BLOCK = 65536  # of 32 bits, on every GPU since capability 5.0
+REGISTERS_PER_THREAD = 255  # what is beyond spills
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:

@@ -20,7 +20,7 @@ class Job:
     """One decision to make: a workload, on this hardware, with this toolchain, among these configs.
 
     `described` says of each config, in the order of the space, what can be told of it without compiling: see
-    `kernel_features.features` for the names. Empty where nothing can.
+    `launch_features.launch_features` for the names. Empty where nothing can.
     """
 
     workload: Workload
@@ -57,25 +57,10 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What a surrogate is asked: to forecast each of `configs` for this job, given all that is known.
-
-    `outcomes` and `evidence` are of this very job; `recordings` are of the same program at other keys, on other hardware,
-    under another toolchain or in older source.
-    """
-
-    job: Job
-    configs: Sequence[Config]
-    outcomes: Mapping[Config, Outcome] = field(default_factory=dict)
-    evidence: Mapping[Config, Evidence] = field(default_factory=dict)
-    recordings: Sequence[Recording] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """All that a policy may look at in one step.
 
-    `forecasts` stand in the order of the space; `ahead` are those made before this run had measured anything.
+    `forecasts` stand in the order of the space; `initial_forecasts` are those made before this run measured.
     `evidence` holds the configs that are compiled. `workers` compiles run side by side.
     """
 
@@ -86,7 +71,7 @@ class View:
     configs_left: float
     seconds_left: float
     workers: int = 1
-    ahead: Sequence[Forecast | Abstention] = ()
+    initial_forecasts: Sequence[Forecast | Abstention] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..core.hardware import Hardware
+from ..core.hardware import REGISTERS_PER_BLOCK, WARP_SIZE, Hardware
 from ..errors import InvalidInputError
 
 _SHARED_BYTES = {  # a block's most, after opting in; CUDA C++ programming guide, technical specifications per capability
@@ -33,7 +33,6 @@ _SHARED_BYTES = {  # a block's most, after opting in; CUDA C++ programming guide
     "gfx1032": 64 * 1024,
     "gfx1100": 64 * 1024,
 }
-_REGISTERS = 65536  # 32-bit registers of a block: every NVIDIA GPU since capability 5.0 (same table)
 
 
 def _sheet(
@@ -55,7 +54,7 @@ def _sheet(
         units=units,
         memory_gib=memory_gib,
         power_limit_w=power_w,
-        warp_size=64 if capability.startswith("gfx9") else 32,
+        warp_size=64 if capability.startswith("gfx9") else WARP_SIZE,
         max_threads=1024,
         shared_bytes=_SHARED_BYTES[capability],
         l2_bytes=int(l2_mib * 2**20),
@@ -245,7 +244,7 @@ def device_properties(hardware: Hardware) -> dict[str, int]:
     """A sheet's limits under the names Triton's drivers use, as `out_of_resources` and a driver's users read them."""
     return {
         "max_shared_mem": hardware.shared_bytes,
-        "max_num_regs": _REGISTERS,
+        "max_num_regs": REGISTERS_PER_BLOCK,
         "max_threads": hardware.max_threads,
         "multiprocessor_count": hardware.units,
         "warpSize": hardware.warp_size,

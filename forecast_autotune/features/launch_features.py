@@ -1,7 +1,7 @@
-"""What a Triton kernel's source says of each config before anything is compiled: bytes, flops, tiles, waves, shared memory.
+"""Launch features: what a Triton kernel's source says of each config before anything is compiled.
 
-A config takes 20 us. What cannot be told from source, arguments and hardware sheet is missing from the answer, never
-guessed and never raised.
+Bytes, flops, tiles, waves, shared memory, in 20 us a config. What source, arguments and hardware sheet do not say is missing
+from the answer: it is never guessed, and nothing is raised.
 """
 
 from __future__ import annotations
@@ -9,19 +9,24 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from ..core.hardware import Hardware
+from ..core.hardware import (
+    BLOCKS_PER_UNIT,
+    REGISTERS_PER_BLOCK,
+    REGISTERS_PER_THREAD,
+    THREADS_PER_UNIT,
+    WARP_SIZE,
+    Hardware,
+)
 from ..core.workload import Work
 from .kernel_model import KernelModel, kernel_model
 from .knob_roles import roles_by_name
 
 log = logging.getLogger(__name__)
 
-THREADS_OF_A_UNIT = 2048  # that one SM or CU holds at once, on most; 1536 on capability 8.6 and 8.9
-BLOCKS_OF_A_UNIT = 32
 RESIDENT_SHARED_BYTES = 1024  # what the driver takes of each block's shared memory (CUDA programming guide, since 8.0)
 BASE_REGISTERS = 40  # addresses, loop counters: what a matmul's threads hold beside its tiles (16 configs, sm_90)
 L2_FACTOR = 2.5  # L2 gives about so many times the memory's bandwidth (A100: 5.1 against 2.0 TB/s)
@@ -35,12 +40,15 @@ def _trips(start: float, stop: float, step: float) -> float:
     return max(0.0, math.ceil((stop - start) / step))
 
 
+Grid = Callable[[Mapping[str, Any]], Sequence[int]] | Sequence[int] | None
+"""As at a launch: numbers, or a function of the arguments and the config's knobs."""
+
 _FUNCTIONS: dict[str, Any] = {"__builtins__": {}, "cdiv": _cdiv, "trips": _trips, "min": min, "max": max}
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A kernel call's arguments as the description needs them; see `describe_call`."""
+    """A kernel call's arguments as its features need them; see `describe_call`."""
 
     numbers: Mapping[str, Any]  # scalars by name, and NAME__bytes for the element of what points
     sizes: Mapping[str, float]  # elements of each tensor
@@ -79,15 +87,15 @@ def _describe_argument(name: str, value: Any, numbers: dict[str, Any], sizes: di
         log.debug("argument %s, a %s, is not described", name, type(plain).__name__)
 
 
-def features(
+def launch_features(
     kernel: Any,
     call: Call | Callable[[Mapping[str, Any]], Call],
     configs: Sequence[Mapping[str, Any]],
     *,
-    grid: Callable[[Mapping[str, Any]], Sequence[int]] | Sequence[int] | None = None,
+    grid: Grid = None,
     hardware: Hardware | None = None,
 ) -> list[dict[str, float]]:
-    """Describe each config of a call in numbers, before anything is compiled. Never raises: what is unknown is missing.
+    """The features of each config of a call, before anything is compiled. Never raises: what is unknown is missing.
 
     Per launch: `programs`, `waves`, `wave_tail` (share of the last wave left idle), `flops` (of dots), `elementwise`,
     `traffic_bytes` (all that is asked for, padding included), `unique_bytes` (each tensor once), `atomic_bytes`,
@@ -110,8 +118,8 @@ def features(
 _SUMMED = ("us_bound", "us_flops", "us_memory", "flops", "elementwise", "traffic_bytes", "atomic_bytes")
 
 
-def together(launches: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The description of a config that launches several kernels one after the other, in the names of `features`.
+def combine_launches(launches: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The features of a config that launches several kernels one after the other, in the names of `launch_features`.
 
     Times, operations and bytes are summed; all else is of the kernel that takes longest by its bound. Two names are added:
     `launches`, how many there are, and `least_programs` of any of them. Empty where nothing is launched.
@@ -119,20 +127,23 @@ def together(launches: Sequence[Mapping[str, float]]) -> dict[str, float]:
     if not launches:
         return {}
     longest = max(launches, key=lambda d: (d.get("us_bound", 0.0), d.get("traffic_bytes", 0.0)))
-    found = dict(longest)
+    combined = dict(longest)
     for name in _SUMMED:
         if any(name in d for d in launches):
-            found[name] = sum(d.get(name, 0.0) for d in launches)
-    found["launches"] = float(len(launches))
+            combined[name] = sum(d.get(name, 0.0) for d in launches)
+    combined["launches"] = float(len(launches))
     if programs := [d["programs"] for d in launches if "programs" in d]:
-        found["least_programs"] = min(programs)
-    return found
+        combined["least_programs"] = min(programs)
+    return combined
 
 
-def work_of(described: Sequence[Mapping[str, float]]) -> Work | None:
-    """What the call has to do whatever the config: the least of what the configs do, tensors once; None if unknown."""
-    moved = [d["unique_bytes"] for d in described if d.get("unique_bytes")]
-    flops = [d.get("flops") or d.get("elementwise", 0.0) for d in described]
+def work_of(configs: Sequence[Mapping[str, float]]) -> Work | None:
+    """What a call has to do whatever the config, by the features of its configs: the least of what they do, tensors once.
+
+    None if that is unknown.
+    """
+    moved = [features["unique_bytes"] for features in configs if features.get("unique_bytes")]
+    flops = [features.get("flops") or features.get("elementwise", 0.0) for features in configs]
     least = min((f for f in flops if f > 0), default=0.0)
     return Work(flops=least, bytes=min(moved)) if moved else None
 
@@ -165,160 +176,66 @@ def _features_of(
     model: KernelModel,
     call: Call | Callable[[Mapping[str, Any]], Call],
     knobs: Mapping[str, Any],
-    grid: Callable[[Mapping[str, Any]], Sequence[int]] | Sequence[int] | None,
+    grid: Grid,
     hardware: Hardware | None,
 ) -> dict[str, float]:
-    found: dict[str, float] = {}
+    features: dict[str, float] = {}
     try:
-        _fill(found, model, call if isinstance(call, Call) else call(knobs), knobs, grid, hardware)
+        _fill(features, model, call if isinstance(call, Call) else call(knobs), knobs, grid, hardware)
     except Exception as err:  # what was filled in before stays
         log.debug("features of %s end early: %r", dict(knobs), err)
-    return {name: value for name, value in found.items() if math.isfinite(value)}
-
-
-def _number(code: CodeType | None, numbers: Mapping[str, Any]) -> float | None:
-    if code is None:
-        return None
-    try:
-        return float(eval(code, _FUNCTIONS, numbers))  # noqa: S307  # our own expressions
-    except Exception:  # an argument that is not there, or no number: unknown
-        return None
+    return {name: value for name, value in features.items() if math.isfinite(value)}
 
 
 def _fill(
-    found: dict[str, float],
+    features: dict[str, float],
     model: KernelModel,
     call: Call,
     knobs: Mapping[str, Any],
-    grid: Callable[[Mapping[str, Any]], Sequence[int]] | Sequence[int] | None,
+    grid: Grid,
     hardware: Hardware | None,
 ) -> None:
+    """Fill in all that can be said of a config, in the order in which one thing follows from another."""
     numbers: dict[str, Any] = {**model.constants, **call.numbers, **knobs}
     stages = float(knobs.get("num_stages") or 3)
     warps = float(knobs.get("num_warps") or 4)
-    warp_size = hardware.warp_size if hardware is not None and hardware.warp_size > 1 else 32
-    threads = found["threads"] = warps * warp_size
-    found["num_stages"] = stages
+    warp_size = hardware.warp_size if hardware is not None and hardware.warp_size > 1 else WARP_SIZE
+    threads = features["threads"] = warps * warp_size
+    features["num_stages"] = stages
     programs = _programs(grid, call, knobs, numbers)
     if programs is not None:
-        found["programs"] = programs
-
-    loaded = stored = atomic = 0.0
-    touched = 0.0
-    stored_into: dict[str, float] = {}
-    seen: set[str] = set()
-    buffers = largest = 0.0
-    for access, code, each in model.accesses:
-        elements = _number(code, numbers)
-        if elements is None:
-            continue
-        base = access.base or ""
-        size = float(numbers.get(f"{base}__bytes", 4))
-        if access.kind == "load":
-            loaded += elements * size
-        elif access.kind == "store":
-            stored += elements * size
-            stored_into[base] = stored_into.get(base, 0.0) + elements
-        else:
-            atomic += elements * size
-        if elements and base in call.sizes and base not in seen:
-            seen.add(base)
-            touched += call.sizes[base] * size
-        if access.feeds_dot and access.looped:
-            buffers += (_number(each, numbers) or 0.0) * size
-        if access.kind == "store" and not access.looped:
-            largest = max(largest, elements * size)
-    found["loaded_bytes"], found["stored_bytes"] = loaded, stored
-    if atomic:
-        found["atomic_bytes"] = atomic * (programs or 1.0)
-    if touched:
-        found["unique_bytes"] = touched
-
-    flops, tile, held = 0.0, 0.0, 0.0
-    for m_code, n_code, k_code, trips_code, _element in model.dots:
-        m, n, k = _number(m_code, numbers), _number(n_code, numbers), _number(k_code, numbers)
-        trips = _number(trips_code, numbers)
-        if m is None or n is None or k is None:
-            continue
-        flops += 2 * m * n * k * (1.0 if trips is None else trips)
-        held += m * n
-        if m * n >= tile:
-            tile = m * n
-            found["tile_m"], found["tile_n"], found["tile_k"] = m, n, k
-            if trips is not None:
-                found["trips"] = trips
-    if not tile:
-        tile = held = max((_number(each, numbers) or 0.0 for _, _, each in model.accesses), default=0.0)
-    elementwise = sum(_number(code, numbers) or 0.0 for code in model.arithmetic)
-    elementwise += 4 * sum(_number(code, numbers) or 0.0 for code in model.costly)
-    moved = loaded + stored + atomic
-    if tile:
-        found["tile_elements"], found["per_thread"] = tile, tile / threads
-    if moved:
-        found["flops_per_byte"] = (flops or elementwise) / moved
-    waste = 1.0
-    for knob, length in model.covers.items():
-        step, whole = numbers.get(knob), numbers.get(length)
-        if isinstance(step, int) and isinstance(whole, int) and step > 0 and whole > 0:
-            waste *= _cdiv(whole, step) * step / whole
+        features["programs"] = programs
+    memory = _memory(model, call, numbers)
+    features["loaded_bytes"], features["stored_bytes"] = memory.loaded, memory.stored
+    if memory.atomic:
+        features["atomic_bytes"] = memory.atomic * (programs or 1.0)
+    if memory.touched:
+        features["unique_bytes"] = memory.touched
+    work = _work(features, model, numbers)
+    if work.tile:
+        features["tile_elements"], features["per_thread"] = work.tile, work.tile / threads
+    if memory.moved:
+        features["flops_per_byte"] = (work.flops or work.elementwise) / memory.moved
     if model.covers:
-        found["waste"] = waste
-
-    # Pipelined operands of dots lie in shared memory once for each stage; before sm_90 the last one waits in registers.
-    deep = hardware is None or (hardware.kind != "hip" and not hardware.capability.startswith(("7.", "8.")))
-    shared = max(buffers * max(1.0, stages if deep else stages - 1), largest if model.dots else 0.0)
+        features["waste"] = _waste(model, numbers)
+    shared = _shared_bytes(model, memory, stages, hardware)
     if model.dots or model.accesses:
-        found["shared_bytes"] = shared
-    registers = found["registers"] = BASE_REGISTERS + held / threads
+        features["shared_bytes"] = shared
+    features["registers"] = BASE_REGISTERS + work.held / threads
     if programs is None:
         return
-    found["flops"], found["elementwise"] = flops * programs, elementwise * programs
-    found["traffic_bytes"] = moved * programs
-    over = [elements * programs / call.sizes[base] for base, elements in stored_into.items() if call.sizes.get(base)]
+    features["flops"], features["elementwise"] = work.flops * programs, work.elementwise * programs
+    features["traffic_bytes"] = memory.moved * programs
+    stored = memory.stored_elements.items()
+    over = [elements * programs / call.sizes[base] for base, elements in stored if call.sizes.get(base)]
     if over:
-        found["overshoot"] = max(over)
-    if hardware is None or hardware.units <= 0:
-        return
-    if hardware.shared_bytes:
-        found["shared_share"] = shared / hardware.shared_bytes
-    resident = min(THREADS_OF_A_UNIT // threads, BLOCKS_OF_A_UNIT, 65536 // (min(registers, 255.0) * threads))
-    if hardware.shared_bytes and shared:
-        resident = min(resident, (hardware.shared_bytes + RESIDENT_SHARED_BYTES) // (shared + RESIDENT_SHARED_BYTES))
-    resident = max(1.0, resident)
-    waves = programs / (hardware.units * resident)
-    found["blocks_per_unit"], found["waves"] = resident, waves
-    found["wave_tail"] = 1.0 - waves / math.ceil(waves) if waves > 0 else 0.0
-    _times(found, hardware, flops * programs, elementwise * programs, touched, moved * programs, programs)
+        features["overshoot"] = max(over)
+    if hardware is not None and hardware.units > 0:
+        _occupancy(features, hardware, shared)
+        _times(features, hardware, memory.touched)
 
 
-def _times(
-    found: dict[str, float],
-    hardware: Hardware,
-    flops: float,
-    elementwise: float,
-    touched: float,
-    traffic: float,
-    programs: float,
-) -> None:
-    """Lower bounds in microseconds by the hardware's sheet."""
-    if hardware.peak_gflops:
-        peak = (hardware.peak_tensor_gflops or hardware.peak_gflops) if flops else hardware.peak_gflops
-        found["us_flops"] = (flops or elementwise) / peak * 1e-3
-    if hardware.bandwidth_gb_per_s:
-        bandwidth = hardware.bandwidth_gb_per_s * 1e3  # bytes per microsecond
-        found["us_memory"] = max(touched / bandwidth, traffic / (bandwidth * L2_FACTOR))
-    if "us_flops" in found and "us_memory" in found:
-        rounds = programs / hardware.units
-        idle = math.ceil(rounds) / rounds if rounds > 0 else 1.0
-        found["us_bound"] = max(found["us_flops"] * idle, found["us_memory"])
-
-
-def _programs(
-    grid: Callable[[Mapping[str, Any]], Sequence[int]] | Sequence[int] | None,
-    call: Call,
-    knobs: Mapping[str, Any],
-    numbers: dict[str, Any],
-) -> float | None:
+def _programs(grid: Grid, call: Call, knobs: Mapping[str, Any], numbers: dict[str, Any]) -> float | None:
     """How many programs a launch starts; sets `gridN` and `pidN` (that of the program in the middle) among the numbers."""
     if grid is None:
         return None
@@ -330,3 +247,132 @@ def _programs(
     for axis, extent in enumerate(extents):
         numbers[f"grid{axis}"], numbers[f"pid{axis}"] = extent, (extent - 1) / 2
     return extents[0] * extents[1] * extents[2]
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What one program moves, in bytes."""
+
+    loaded: float = 0.0
+    stored: float = 0.0
+    atomic: float = 0.0
+    touched: float = 0.0  # the tensors that are accessed, each once and as a whole
+    pipelined: float = 0.0  # operands of dots that are loaded in a loop
+    largest_store: float = 0.0  # of those outside of loops
+    stored_elements: dict[str, float] = field(default_factory=dict)  # by argument
+
+    @property
+    def moved(self) -> float:
+        return self.loaded + self.stored + self.atomic
+
+
+def _memory(model: KernelModel, call: Call, numbers: Mapping[str, Any]) -> _Memory:
+    memory, seen = _Memory(), set()
+    for access, code, each in model.accesses:
+        elements = _number(code, numbers)
+        if elements is None:
+            continue
+        base = access.base or ""
+        size = float(numbers.get(f"{base}__bytes", 4))
+        if access.kind == "load":
+            memory.loaded += elements * size
+        elif access.kind == "store":
+            memory.stored += elements * size
+            memory.stored_elements[base] = memory.stored_elements.get(base, 0.0) + elements
+        else:
+            memory.atomic += elements * size
+        if elements and base in call.sizes and base not in seen:
+            seen.add(base)
+            memory.touched += call.sizes[base] * size
+        if access.feeds_dot and access.looped:
+            memory.pipelined += (_number(each, numbers) or 0.0) * size
+        if access.kind == "store" and not access.looped:
+            memory.largest_store = max(memory.largest_store, elements * size)
+    return memory
+
+
+@dataclass(slots=True)
+class _Work:
+    """What one program computes."""
+
+    flops: float = 0.0  # of dots
+    elementwise: float = 0.0
+    tile: float = 0.0  # elements of the largest tile
+    held: float = 0.0  # elements that lie in registers
+
+
+def _work(features: dict[str, float], model: KernelModel, numbers: Mapping[str, Any]) -> _Work:
+    """Count operations; fills in the sides of the largest product."""
+    work = _Work()
+    for codes in model.dots:
+        m, n, k, trips = (_number(code, numbers) for code in codes)
+        if m is None or n is None or k is None:
+            continue
+        work.flops += 2 * m * n * k * (1.0 if trips is None else trips)
+        work.held += m * n
+        if m * n >= work.tile:
+            work.tile = m * n
+            features["tile_m"], features["tile_n"], features["tile_k"] = m, n, k
+            if trips is not None:
+                features["trips"] = trips
+    if not work.tile:
+        work.tile = max((_number(each, numbers) or 0.0 for _, _, each in model.accesses), default=0.0)
+        work.held = work.tile
+    work.elementwise = sum(_number(code, numbers) or 0.0 for code in model.arithmetic)
+    work.elementwise += 4 * sum(_number(code, numbers) or 0.0 for code in model.costly)
+    return work
+
+
+def _waste(model: KernelModel, numbers: Mapping[str, Any]) -> float:
+    """Elements walked against elements there, where steps do not divide lengths."""
+    waste = 1.0
+    for knob, length in model.covers.items():
+        step, whole = numbers.get(knob), numbers.get(length)
+        if isinstance(step, int) and isinstance(whole, int) and step > 0 and whole > 0:
+            waste *= _cdiv(whole, step) * step / whole
+    return waste
+
+
+def _shared_bytes(model: KernelModel, memory: _Memory, stages: float, hardware: Hardware | None) -> float:
+    """Shared memory of a block: what dots read lies there once for each stage; before sm_90 the last waits in registers."""
+    deep = hardware is None or (hardware.kind != "hip" and not hardware.capability.startswith(("7.", "8.")))
+    pipelined = memory.pipelined * max(1.0, stages if deep else stages - 1)
+    return max(pipelined, memory.largest_store if model.dots else 0.0)
+
+
+def _occupancy(features: dict[str, float], hardware: Hardware, shared: float) -> None:
+    """How many blocks a unit holds at once, and so in how many waves the launch runs."""
+    if hardware.shared_bytes:
+        features["shared_share"] = shared / hardware.shared_bytes
+    threads, registers = features["threads"], min(features["registers"], float(REGISTERS_PER_THREAD))
+    resident = min(THREADS_PER_UNIT // threads, BLOCKS_PER_UNIT, REGISTERS_PER_BLOCK // (registers * threads))
+    if hardware.shared_bytes and shared:
+        resident = min(resident, (hardware.shared_bytes + RESIDENT_SHARED_BYTES) // (shared + RESIDENT_SHARED_BYTES))
+    resident = max(1.0, resident)
+    waves = features["programs"] / (hardware.units * resident)
+    features["blocks_per_unit"], features["waves"] = resident, waves
+    features["wave_tail"] = 1.0 - waves / math.ceil(waves) if waves > 0 else 0.0
+
+
+def _times(features: dict[str, float], hardware: Hardware, touched: float) -> None:
+    """Lower bounds in microseconds by the hardware's sheet."""
+    flops, programs = features["flops"], features["programs"]
+    if hardware.peak_gflops:
+        peak = (hardware.peak_tensor_gflops or hardware.peak_gflops) if flops else hardware.peak_gflops
+        features["us_flops"] = (flops or features["elementwise"]) / peak * 1e-3
+    if hardware.bandwidth_gb_per_s:
+        bandwidth = hardware.bandwidth_gb_per_s * 1e3  # bytes per microsecond
+        features["us_memory"] = max(touched / bandwidth, features["traffic_bytes"] / (bandwidth * L2_FACTOR))
+    if "us_flops" in features and "us_memory" in features:
+        rounds = programs / hardware.units
+        idle = math.ceil(rounds) / rounds if rounds > 0 else 1.0
+        features["us_bound"] = max(features["us_flops"] * idle, features["us_memory"])
+
+
+def _number(code: CodeType | None, numbers: Mapping[str, Any]) -> float | None:
+    if code is None:
+        return None
+    try:
+        return float(eval(code, _FUNCTIONS, numbers))  # noqa: S307  # our own expressions
+    except Exception:  # an argument that is not there, or no number: unknown
+        return None

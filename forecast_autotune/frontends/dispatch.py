@@ -1,6 +1,6 @@
-"""The one way from a call to a launch: what is decided for its key, else whose turn it is, a request, a decision.
+"""The one way from a call to a launch: look the key up; on a miss take the tuning lock, decide, and keep an entry.
 
-A front door is an adapter: it makes keys, and a `Tuning` for a call whose key nothing is decided for. All else is here.
+A front door is an adapter. It makes keys, and a `Tuning` for each call that misses. The dispatcher does the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ..core.decision import Decision
 from ..core.hardware import Hardware
 from ..core.job import Job
 from ..core.outcome import Failure
-from ..core.workload import Work
 from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
 from ..protocols import Compiler, Store, Surrogate
 from ..settings import Settings
@@ -29,78 +28,82 @@ from ..store.sqlite import SqliteStore
 from .engine import Request, decide, make_store, request, takes_time, untraced
 from .key_table import Entry, KeyTable, Provisional, Recent
 from .pending import holds_unmeasured, is_unmeasured
-from .simulated_driver import current_rehearsal
-from .turn import turn
+from .tuning_lock import tuning_lock
 
 log = logging.getLogger(__name__)
 
-MOST_PAUSE_S = 5.0  # between two looks for the decision of another process that tunes a key
-NOT_DECIDED = Provisional()  # of an entry that serves one call and is not kept
+MOST_PAUSE_S = 5.0  # between two look-ups of the decision that another process is making
+NOT_DECIDED = Provisional()  # of an entry that serves one call alone
 
 
 class Tuning(Protocol):
-    """What there is to decide for one call: made by a front door for a miss, dropped with all it holds when that is over.
+    """One call to decide for: a front door makes it on a miss, and it is dropped with all it holds afterwards.
 
-    Nothing here may refer back to it, else the caller's tensors would live until the next full collection.
+    Nothing in it may refer back to it: the caller's tensors would then live until the next full collection.
     """
 
     default: Any
-    """What runs where nothing can be decided: the launcher of the first config."""
+    """The launcher of the first config, which runs where nothing can be decided."""
 
     device: str
-    """Identifies the physical device where the work on one key is shared among processes; else empty."""
+    """Names the physical device whose processes share the work on one key; empty where they do not."""
 
     @property
     def job(self) -> Job | None:
-        """The decision to make; None where there is but one config."""
+        """The decision to make; None where there is only one config, or the call cannot be tuned."""
 
     @property
     def compiler(self) -> Compiler:
-        """What builds its configs."""
+        """Builds the job's configs."""
 
     def measurer(self) -> AbstractContextManager[Any]:
-        """What times its configs; asked once."""
+        """Times the job's configs; asked once, and closed when the decision is made."""
 
     def launcher(self, config: Config) -> Any:
-        """What makes a call under a config of the job."""
+        """Makes the call under a config of the job."""
 
     def refused(self, config: Config, measurer: Any) -> Failure | None:
-        """Why a config that this process has not run must not be used, by a run of it beside the default."""
+        """Why a config that was recalled or forecast must not run in this process, by a comparison with the default."""
 
     def fallback(self, decision: Decision, *, measured_here: bool) -> tuple[Any, Config] | None:
-        """The default's launcher and config, should the decided config not run; None where that is known to run."""
+        """The default's launcher and config, in case the decided config does not run; None where it is known to run."""
 
     def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
-        """Tell whoever listens; `measured` counts the configs that this run was to time."""
+        """Tell whoever listens. `measured` counts the configs timed for this decision."""
 
 
 class FrontDoor(Protocol):
-    """A kind of kernel: how it is called and what is tuned of it."""
+    """A kind of kernel, for the dispatcher: how its calls are described, and what there is to tune in one."""
 
     @property
     def name(self) -> str:
-        """What warnings call it, as in `kernel matmul`."""
+        """The kernel in warnings: `kernel matmul`."""
 
     def why_unmeasured(self, call: Any) -> str:
-        """Why this very call must be neither timed nor waited for; empty where it may."""
+        """Why this very call must be neither timed nor waited for, such as a graph capture; empty where it may."""
 
     def default(self, call: Any) -> Any:
-        """What runs a call whose key cannot be decided now."""
+        """The launcher for a call whose key cannot be decided now."""
 
     def tuning(self, call: Any, how: Request) -> Tuning:
-        """What there is to decide for a call. What is the caller's own mistake is raised here."""
+        """What there is to decide for a call. The caller's own mistakes are raised here."""
 
     def forget_shortcuts(self) -> None:
         """Have every next call ask the dispatcher."""
 
 
+def _never(hardware: Hardware) -> bool:  # noqa: ARG001
+    return False
+
+
 class Dispatcher:
-    """What the calls of one kernel run: decisions by key, and how a missing one is made.
+    """The decisions of one kernel by key, and the way to a missing one.
 
     Args:
         door: the kind of kernel.
         default_budget: where neither the code nor the environment names one.
-        budget, mode, surrogate, shard: what the code says; the environment overrides all but `shard`.
+        budget, mode, surrogate, shard: as the code gives them; the environment overrides all but `shard`.
+        times_mean_nothing: whether times on some hardware say nothing to a later process; they are kept in memory.
     Raises:
         InvalidInputError: one of these does not parse.
     """
@@ -114,8 +117,9 @@ class Dispatcher:
         mode: str | None = None,
         surrogate: str | Surrogate | None = None,
         shard: bool = False,
+        times_mean_nothing: Callable[[Hardware], bool] = _never,
     ) -> None:
-        self._door = door
+        self._door, self._times_mean_nothing = door, times_mean_nothing
         self._options: dict[str, Any] = {
             "budget": budget,
             "default_budget": default_budget,
@@ -131,13 +135,13 @@ class Dispatcher:
 
     def copy(self, door: FrontDoor) -> Dispatcher:
         """Another one with the same options and entries, for a kernel that was copied."""
-        made = Dispatcher(door, **self._options)
+        made = Dispatcher(door, **self._options, times_mean_nothing=self._times_mean_nothing)
         made.table.update(self.table)
         made.decisions.update(self.decisions)
         return made
 
     def request(self, **changes: Any) -> Request:
-        """How a decision is to be made now.
+        """How a decision is to be made now: the code's options and the environment's, as one request.
 
         Raises:
             InvalidInputError: a setting does not parse.
@@ -145,19 +149,25 @@ class Dispatcher:
         return request(**{**self._options, **changes})
 
     def entry(self, key: Hashable, call: Any) -> Entry:
-        """What a call of a key runs, decided now if that is still to be done.
+        """The entry for a call's key, decided now if it is still open.
 
-        Nobody waits for what takes long: while another thread measures it is the default, and the key stays open.
+        While another thread measures, nobody waits: the call gets the default, and the key stays open.
+
+        Args:
+            key: as it is looked up.
+            call: as the front door takes it.
+        Raises:
+            AutotuneError: mode is `strict` and nothing is stored, no config works, or the call is a mistake.
         """
         unmeasured = self._door.why_unmeasured(call)
         entry = self.table.get(key)
         if entry is not None and _serves(entry, unmeasured):
             return entry
-        with turn.unless_it_takes_time() as ours:
+        with tuning_lock.held_unless_slow() as locked:
             before = self.table.get(key)
             if before is not None and _serves(before, unmeasured):
                 return before
-            if not ours:
+            if not locked:
                 return before or Entry(
                     launcher=untraced(self._door.default)(call), measured=False, provisional=NOT_DECIDED
                 )
@@ -183,7 +193,7 @@ class Dispatcher:
             if (job := tuning.job) is None:
                 return undecided
             store = self.store(job.hardware, how.settings)
-            with tuning.measurer() as measurer, turn.taking_time(takes_time(how)):
+            with tuning.measurer() as measurer, tuning_lock.slow(takes_time(how)):
                 resolution = decide(
                     job,
                     how,
@@ -221,16 +231,19 @@ class Dispatcher:
         )
 
     def _refuse(self, job: Job, decision: Decision, failure: Failure, store: Store) -> Decision:
-        """The default in the place of a choice that was recalled or forecast and proved wrong in this process."""
+        """The default in the place of a config that was recalled or forecast and does not work in this process."""
         store.record(job, decision.run, decision.config, replace(failure, transient=True), None)
         why = f"{'' if failure.stage == 'check' else 'it does not run: '}{failure.message}"
         self._warn(f"{self._door.name} runs its first config, not {decision.config}, which {_source(decision)}: {why}")
         return _by_default(decision, job.space.default, f"{decision.config} {_source(decision)}, but {why}")
 
     def run(self, key: Hashable, entry: Entry, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Make a call by an entry's launcher, whose attribute `call` does that.
+        """Make a call by the `call` of an entry's launcher.
 
-        Where a choice raises that this process has not run before, and the default does not, that is kept.
+        Where a config raises that this process has not run before, and the default does not, the default stays.
+
+        Raises:
+            Exception: what the call raises, under the default too.
         """
         fallback = entry.fallback
         if fallback is None:
@@ -245,7 +258,7 @@ class Dispatcher:
         return result
 
     def _slim(self, decision: Decision) -> Decision:
-        """The same, holding what others hold already: thousands of keys have few configs and reasons."""
+        """The same decision, sharing configs and texts with others: thousands of keys have few of them."""
         same = self._configs.setdefault
         return replace(
             decision,
@@ -257,8 +270,8 @@ class Dispatcher:
         )
 
     def fall_back(self, key: Hashable, entry: Entry, err: BaseException) -> None:
-        """Put the default in the place of a config that does not run, and say so, once for a key."""
-        with self.table.lock:  # not one's turn to decide: another thread may be busy measuring
+        """Put the default in the place of a config that does not run, and warn, once for a key."""
+        with self.table.lock:  # not the tuning lock: another thread may be busy measuring
             if entry.fallback is None:
                 return
             instead, default = entry.fallback
@@ -275,16 +288,16 @@ class Dispatcher:
         )
 
     def forget_unmeasured(self) -> None:
-        """Decide again, when they are next met, keys whose decision measuring had no say in."""
-        with turn.taken():
+        """Decide keys again, at their next call, that were decided without a measurement."""
+        with tuning_lock.held():
             for key, entry in self.table.items():
                 if not entry.measured:
                     self.decisions.pop(key, None)
                     self.table.pop(key)
 
     def store(self, hardware: Hardware, settings: Settings) -> Store:
-        """The user's store; one of this kernel's own in memory where times mean nothing to anybody later."""
-        if hardware.kind not in ("interpreter", "stub") or current_rehearsal() is not None:
+        """The user's store; one in memory, of this kernel alone, where times mean nothing to a later process."""
+        if not self._times_mean_nothing(hardware):
             return make_store(settings)
         if self._memory is None:
             self._memory = SqliteStore.in_memory()
@@ -299,24 +312,12 @@ def _source(decision: Decision | None) -> str:
 
 
 def _by_default(decision: Decision, default: Config, why: str) -> Decision:
-    """A decision with the default in the place of its config."""
+    """A decision with its config replaced by the default."""
     return replace(decision, config=default, config_us=decision.default_us, basis="default", reason=why)
 
 
-def work_of_call(work: Callable[..., Any] | None, values: Any, name: str) -> Work | None:
-    """What `work=` of the user's says of a call: `Work`, or a pair of flops and bytes; None where it says nothing."""
-    if work is None:
-        return None
-    try:
-        answer = work(*values)
-        return answer if isinstance(answer, Work) else Work(flops=float(answer[0]), bytes=float(answer[1]))
-    except Exception as err:
-        warnings.warn(f"work= of {name} failed ({err!r}): forecast without it", TuningWarning, stacklevel=6)
-        return None
-
-
 def _serves(entry: Entry, unmeasured: str) -> bool:
-    """Whether an entry says all there is to say for a call now."""
+    """Whether a call may run an entry as it is now."""
     provisional = entry.provisional
     if provisional is None or unmeasured:
         return True
@@ -328,7 +329,7 @@ def _awaits_another_process(entry: Entry | None) -> bool:
 
 
 def _look_later(retry_after_s: float, before: Entry | None) -> Provisional:
-    """When to look for another process's decision: later each time."""
+    """When to look for another process's decision: the pause doubles each time."""
     pause_s = retry_after_s
     if before is not None and before.provisional is not None:
         pause_s = min(MOST_PAUSE_S, max(pause_s, 2 * before.provisional.pause_s))

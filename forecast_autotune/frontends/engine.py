@@ -8,23 +8,27 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from importlib import import_module
 from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from ..core.budget import PROCESS_TOTAL, Budget, BudgetLimits
-from ..core.correction import Correction
+from ..core.context import ForecastContext
 from ..core.decision import Decision, Resolution
 from ..core.job import Job
 from ..core.model_names import is_language_model
-from ..distributed.job_store import JobChannel, job_channel
-from ..distributed.ranks import JobStore, Patience
-from ..errors import CacheMissError
+from ..core.sigma_scale import SigmaScale
+from ..distributed.job_channel import JobChannel, job_channel
+from ..distributed.job_store import JobStore, Patience
+from ..distributed.work_sharing import SqliteWorkSharing
+from ..errors import CacheMissError, InvalidInputError
 from ..evaluation.scores import member_scores, recalibration
 from ..language.model import LanguageModel
 from ..language.named import named
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
-from ..settings import Answer, Settings
+from ..settings import SURROGATES, Answer, Settings
 from ..store.sqlite import SqliteStore, open_store
+from ..surrogates.base import WithContext
 from ..surrogates.blend import Blend
 from ..surrogates.history import History
 from ..surrogates.language_model import LanguageModelSurrogate
@@ -42,16 +46,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Lessons:
-    """What past forecasts and outcomes teach: how wide to make forecasts, and the log density of each member's."""
+    """What past forecasts and outcomes teach: how wide to make forecasts, and the mean log density of each surrogate's."""
 
-    correction: Correction
-    members: Mapping[str, float]
+    sigma_scale: SigmaScale
+    skill: Mapping[str, float]
 
 
 MODEL_SHARE = 0.5  # of a budget in seconds: what a language model may take, so that something is left to measure in
 RECALIBRATE_EVERY = 32  # decisions between two looks at the store's pairs, 6 ms each
 
 _lessons: WeakKeyDictionary[SqliteStore, dict[str, tuple[Lessons, int]]] = WeakKeyDictionary()
+
+_SURROGATES = "forecast_autotune.surrogates"
+_SURROGATE_HAS = ("name", "recalibrate", "asks_model", "start")  # what tuning asks of one
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -87,7 +94,7 @@ def request(
     """Read the settings; the other arguments are the code's own, which the environment overrides.
 
     Raises:
-        InvalidInputError: one of them does not parse.
+        InvalidInputError: one of them does not parse, or the surrogate is none.
     """
     name = surrogate if isinstance(surrogate, str) else None
     settings = Settings.from_environment(environment, mode=mode, surrogate=name)
@@ -107,6 +114,11 @@ def request(
         unmeasured = f"the total of {limits.total_seconds:g} s for this process is spent"
     if surrogate is None or isinstance(surrogate, str) or settings.surrogate is not None:
         surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer)
+    elif lacking := [name for name in _SURROGATE_HAS if not hasattr(surrogate, name)]:
+        raise InvalidInputError(
+            f"surrogate={surrogate!r} has no {', '.join(lacking)}: derive it from "
+            "forecast_autotune.surrogates.base.BaseSurrogate, and see forecast_autotune/surrogates/README.md"
+        )
     return Request(
         settings=settings,
         budget=chosen_budget,
@@ -119,12 +131,12 @@ def request(
 
 def make_surrogate(name: str, *, prior: Prior | None = None, answer: Answer | None = None) -> Surrogate:
     """The surrogate a setting names, a language model beside all the others; `prior` stands in for the shipped model."""
-    if name == "roofline":
-        return Roofline()
-    if name == "history":
-        return History()
     if name == "learned":
         return Learned(prior)
+    if place := SURROGATES.get(name):
+        module, _, class_name = place.partition(".")
+        made: Surrogate = getattr(import_module(f"{_SURROGATES}.{module}"), class_name)()
+        return made
     members: list[Surrogate] = [History(), Learned(prior), Roofline()]
     if is_language_model(name):
         members.append(_language_model(name, Answer() if answer is None else answer))
@@ -179,22 +191,14 @@ def decide(
     budget = Budget(how.budget, total=PROCESS_TOTAL)
     shares = None
     if how.shard and device and how.settings.sync == "store" and isinstance(store, SqliteStore):
-        shares = store.shares(job, device)
-    surrogate = how.surrogate
-    if how.unmeasured:  # a graph is being captured or code compiled: nothing may be loaded, asked or waited for
-        surrogate = _without_model(surrogate)
-    meanwhile = _without_model(surrogate)
-    if 0 < budget.seconds_left < math.inf:
-        most_s = budget.seconds_left * MODEL_SHARE
-        surrogate = _with_model(surrogate, lambda model: model.within(most_s))
-    if how.settings.mode != "forecast" and isinstance(store, SqliteStore):
-        # Who leads a shared run asks before it lets others help; these would ask while it times, so they do not.
-        surrogate = remembering(surrogate, store, busy=shares.wanted if shares else None)
-        surrogate, meanwhile = (_recalibrated(s, store, job.hardware.kind) for s in (surrogate, meanwhile))
+        shares = SqliteWorkSharing(store, job, device=device)
+    # Who leads a shared run asks before it lets others help; these would ask while it times, so they do not.
+    surrogate = _informed(how, job, store, limit_s=_ask_limit_s(how, budget), busy=shares.wanted if shares else None)
+    meanwhile = _informed(how, job, store, limit_s=0.0)
     store = _with_ranks(store, how)
     if how.settings.mode == "strict":
         if found := _recalled(job, store):
-            return Resolution(store.agree(job, found))
+            return Resolution(store.publish_decision(job, found))
         note_if_pending(store, job, None, how.settings, budget, how.unmeasured)
         raise CacheMissError(f"{_missed(job, store)}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
     with show_progress(listener) as told:
@@ -216,57 +220,61 @@ def decide(
 
 
 def remembering(surrogate: Surrogate, store: SqliteStore, *, busy: Callable[[], bool] | None = None) -> Surrogate:
-    """A surrogate whose language model, if it has one, is told a store's skills and asked no prompt twice.
+    """A surrogate whose language model, if it has one, knows a store's knob effects and is asked no prompt twice.
 
     While `busy` says that other processes may be timing for the job, it is not asked. Not for mode `forecast`, whose answers
     no log may change.
     """
 
-    def remember(model: LanguageModelSurrogate) -> LanguageModelSurrogate:
-        return model.with_memory(answers=store.answers, keep=store.keep_answers, skills=store.skills, busy=busy)
+    def remember(context: ForecastContext) -> ForecastContext:
+        return replace(
+            context,
+            answers=store,
+            knob_effects=lambda: store.skills(context.job),
+            busy=context.busy if busy is None else busy,
+        )
 
-    return _with_model(surrogate, remember)
-
-
-def _with_model(surrogate: Surrogate, change: Callable[[LanguageModelSurrogate], LanguageModelSurrogate]) -> Surrogate:
-    """The same with its language model changed, be it alone or a blend's member."""
-    if isinstance(surrogate, LanguageModelSurrogate):
-        return change(surrogate)
-    if isinstance(surrogate, Blend):
-        return surrogate.with_members([_with_model(member, change) for member in surrogate.members])
-    return surrogate
+    return WithContext(surrogate, remember)
 
 
-def _without_model(surrogate: Surrogate) -> Surrogate:
-    """The others of a blend, where a language model is one of them."""
-    if not isinstance(surrogate, Blend):
+def _informed(
+    how: Request, job: Job, store: Store, *, limit_s: float, busy: Callable[[], bool] | None = None
+) -> Surrogate:
+    """The surrogate with what settings, budget and store have to say; in mode `forecast` no store says anything.
+
+    Args:
+        limit_s: seconds for which a language model may be asked; 0 for one that must not be.
+        busy: as `remembering`.
+    """
+    surrogate: Surrogate = WithContext(how.surrogate, lambda context: replace(context, ask_limit_s=limit_s))
+    if how.settings.mode == "forecast" or not isinstance(store, SqliteStore):
         return surrogate
-    return surrogate.with_members([m for m in surrogate.members if not isinstance(m, LanguageModelSurrogate)])
+    return _recalibrated(remembering(surrogate, store, busy=busy), store, job.hardware.kind)
+
+
+def _ask_limit_s(how: Request, budget: Budget) -> float:
+    """How many seconds of a budget a language model may be asked for."""
+    if how.unmeasured:  # a graph is being captured or code compiled: nothing may be loaded, asked or waited for
+        return 0.0
+    seconds = budget.seconds_left
+    return seconds * MODEL_SHARE if 0 < seconds < math.inf else math.inf
 
 
 def takes_time(how: Request) -> bool:
     """Whether deciding may take long: it measures, or asks a language model."""
-    found: list[LanguageModelSurrogate] = []
-
-    def note(model: LanguageModelSurrogate) -> LanguageModelSurrogate:
-        found.append(model)
-        return model
-
-    _with_model(how.surrogate, note)
-    return bool(found) or BudgetLimits.parse(how.budget).measures
+    return how.surrogate.asks_model or BudgetLimits.parse(how.budget).measures
 
 
 def _recalibrated(surrogate: Surrogate, store: SqliteStore, kind: str) -> Surrogate:
-    """The surrogate, its forecasts as wide, and a blend's members heard as much, as this store's record of them says.
+    """The surrogate, its forecasts as wide, and a blend's members weighted, as this store's record of them says.
 
     Not where a surrogate says `recalibrate = False`: one of the user's own is judged by the record like any other.
     """
-    if not getattr(surrogate, "recalibrate", True):
+    if not surrogate.recalibrate:
         return surrogate
     lessons = cache(partial(_lessons_of, store, kind))
-    if isinstance(surrogate, Blend):
-        surrogate = surrogate.with_past(lambda: lessons().members)
-    return Recalibrated(surrogate, lambda: lessons().correction)
+    informed = WithContext(surrogate, lambda context: replace(context, skill=lessons().skill))
+    return Recalibrated(informed, lambda: lessons().sigma_scale)
 
 
 def _lessons_of(store: SqliteStore, kind: str) -> Lessons:
@@ -275,7 +283,7 @@ def _lessons_of(store: SqliteStore, kind: str) -> Lessons:
     of_store = _lessons.setdefault(store, {})
     lessons, asked = of_store.get(kind, (None, 0))
     if lessons is None or asked >= RECALIBRATE_EVERY:
-        pairs = store.pairs(kind)
+        pairs = store.calibration_pairs(kind)
         lessons, asked = Lessons(recalibration(pairs), member_scores(pairs)), 0
     of_store[kind] = lessons, asked + 1
     return lessons
@@ -293,7 +301,7 @@ def recall(job: Job, how: Request, store: Store) -> Decision | None:
 
 
 def _recalled(job: Job, store: Store) -> Decision | None:
-    return store.agreed(job) or stored(job, store)
+    return store.shared_decision(job) or stored(job, store)
 
 
 def ranks_decide(how: Request) -> bool:
@@ -326,7 +334,7 @@ def _missed(job: Job, store: Store) -> str:
 
     known = [
         r.workload
-        for r in store.recollect(job)
+        for r in store.related_recordings(job)
         if r.hardware == job.hardware and r.workload.program.digest == job.workload.program.digest
     ]
     nearest = max(known, key=lambda w: likeness(dict(w.key)), default=None)

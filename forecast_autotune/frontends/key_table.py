@@ -10,27 +10,30 @@ from typing import Any
 from ..core.config import Config
 
 MAX_KEYS = 8192
-"""Keys that a table holds, at some 400 bytes each; a stored decision is recalled when its key returns."""
+"""Keys that a table holds, about 400 bytes each. A key that left is recalled from the store at its next call."""
 
 MAX_DECISIONS = 64
-"""Decisions kept for whoever looks at `decisions`, at some 600 bytes each; the store has them all."""
+"""Decisions that `.decisions` shows, about 600 bytes each; the store has them all."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Provisional:
-    """Why an entry is not the last word for its key."""
+    """Why an entry is not final for its key."""
 
-    why: str = ""  # what kept this very call from being measured; such an entry serves calls of that kind alone
-    look_at: float = float("inf")  # another process tunes the key: when to look for its decision, by time.monotonic()
-    pause_s: float = 0.0  # before that look
+    why: str = ""  # why its call was not measured; the entry serves unmeasured calls alone
+    look_at: float = float("inf")  # by time.monotonic(): when to look for the decision of another process that tunes
+    pause_s: float = 0.0  # before that look-up
 
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
     """What calls of one key run.
 
-    `measured`: whether measuring had a say, or the program itself put it there. `fallback`: what runs in its place should
-    it not run, a launcher and its config; dropped once the entry's own has run.
+    Attributes:
+        launcher: makes the call; its type is the front door's.
+        measured: whether it rests on a measurement, or the program itself put it in.
+        provisional: None where it is final.
+        fallback: the default's launcher and config, in case this one does not run; None once it has run.
     """
 
     launcher: Any
@@ -40,13 +43,13 @@ class Entry:
 
 
 class KeyTable:
-    """Entries by key; of more than `max_keys`, those not used for longest leave.
+    """Entries by key, at most `max_keys`; those unused for longest leave.
 
-    Two generations do for recency: new and found entries stand in the recent one; when that holds half of what the table
-    may, it becomes the older one, and what stood there leaves. So a hit costs one look-up and no bookkeeping.
+    Two generations keep track of use. New entries, and old ones that are looked up, go to the recent generation. When that
+    is half the table, it becomes the older generation, whose former entries leave. So a hit is one look-up.
 
     Args:
-        forget_shortcuts: called, under the lock, whenever what callers hold of this table may be outdated.
+        forget_shortcuts: called, under the lock, whenever copies of entries that callers hold may be outdated.
     """
 
     def __init__(self, forget_shortcuts: Callable[[], None] = lambda: None, *, max_keys: int = MAX_KEYS) -> None:
@@ -59,6 +62,7 @@ class KeyTable:
         self._pinned: dict[Hashable, Entry] = {}
 
     def get(self, key: Hashable) -> Entry | None:
+        """An entry by its key, which counts as a use; None where there is none."""
         entry = self._recent.get(key)
         if entry is None and self._pinned:
             entry = self._pinned.get(key)
@@ -70,18 +74,18 @@ class KeyTable:
         return entry
 
     def peek(self, key: Hashable) -> Entry | None:
-        """An entry without taking note that it was used."""
+        """An entry by its key, which counts as no use."""
         return self._pinned.get(key) or self._recent.get(key) or self._older.get(key)
 
     def is_pinned(self, key: Hashable) -> bool:
-        """Whether the program itself put an entry in under this key."""
+        """Whether the program itself put in an entry under this key."""
         return key in self._pinned
 
     def __contains__(self, key: object) -> bool:
         return key in self._recent or key in self._pinned or key in self._older
 
     def add(self, key: Hashable, entry: Entry, *, version: int) -> bool:
-        """Add what was decided; False where the table was changed from outside since `version`."""
+        """Add a decided entry; False, and nothing is added, where the program changed the table since `version`."""
         with self.lock:
             if version != self.version:
                 return False
@@ -96,7 +100,7 @@ class KeyTable:
         self._older.pop(key, None)
 
     def pin(self, key: Hashable, entry: Entry) -> None:
-        """Put in an entry of the program's own, which stays."""
+        """Put in an entry of the program's own, which never leaves."""
         with self.lock:
             self.change()
             self._drop(key)
@@ -111,27 +115,30 @@ class KeyTable:
             )
 
     def pop(self, key: Hashable) -> Entry | None:
+        """Remove a key's entry and return it; None where there is none."""
         with self.lock:
             self.change()
             return self._drop(key)
 
     def _drop(self, key: Hashable) -> Entry | None:
-        found = [table.pop(key, None) for table in (self._pinned, self._recent, self._older)]
-        return next((entry for entry in found if entry is not None), None)
+        popped = [table.pop(key, None) for table in (self._pinned, self._recent, self._older)]
+        return next((entry for entry in popped if entry is not None), None)
 
     def clear(self) -> None:
+        """Remove all entries, those of the program too."""
         with self.lock:
             self.change()
             for table in (self._pinned, self._recent, self._older):
                 table.clear()
 
     def change(self) -> None:
-        """Let each next call look its key up here, the one that is being decided now included."""
+        """Have every next call look its key up, also one that is being decided now."""
         with self.lock:
             self.version += 1
             self._forget_shortcuts()
 
     def items(self) -> list[tuple[Hashable, Entry]]:
+        """All keys with their entries, as they are now."""
         with self.lock:
             return [item for table in (self._pinned, self._older, self._recent) for item in table.items()]
 
@@ -143,7 +150,7 @@ class KeyTable:
 
 
 class Recent(dict[Any, Any]):
-    """A dictionary of the last so many keys that were put in."""
+    """A dictionary that keeps the keys put in last."""
 
     def __init__(self, size: int = MAX_DECISIONS) -> None:
         super().__init__()

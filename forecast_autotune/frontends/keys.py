@@ -1,30 +1,26 @@
-"""What a decision depends on: from the arguments of a call to a key, in Python for looking up, in JSON for keeping."""
+"""The key of a call from its arguments: hashable for the look-up, JSON for the store."""
 
 from __future__ import annotations
 
 import contextlib
 import enum
-import itertools
 import math
 import numbers
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.digest import Value
 from ..errors import AutotuneError, InvalidInputError
-from ..processes.machine import usable_cores
-from .call_tensors import labels_of, tensors_of_call
+from .call_tensors import labels_of
 
 KeyFunction = Callable[..., Hashable]
 
-ALIGNED = 64  # bytes: the widest vector load there is, AVX-512's; a GPU's are 16 or 32
-_ALIGNMENTS = tuple((i & -i) or ALIGNED for i in range(ALIGNED))
 _SCALARS = frozenset({int, float, bool, str, type(None)})
 
 
 class NoKeyError(AutotuneError):
-    """An argument has no form that a key could hold: its call is not tuned."""
+    """An argument that no key can hold; its call is not tuned."""
 
 
 def parse_signature(signature: str | Sequence[str], function: str) -> tuple[str, ...]:
@@ -45,9 +41,9 @@ def make_key_function(
 ) -> KeyFunction:
     """A function from a call's arguments to a hashable key.
 
-    Without `key`, the key is dtype, shape and strides of each tensor and the value of each other argument. Names pick
-    among the arguments that the signature names; a callable says it all itself. The function raises `NoKeyError` where an
-    argument is neither a tensor nor a plain value.
+    Without `key`, the key is dtype, shape and strides of each tensor and the value of each other argument. Names restrict
+    it to those arguments. A callable returns the whole key itself. The function raises `NoKeyError` for an argument that
+    is neither a tensor nor a plain value.
 
     Raises:
         InvalidInputError: names without a signature, or a name that is not in it.
@@ -65,12 +61,12 @@ def make_key_function(
     missing = [n for n in wanted if n not in names]
     if missing or not wanted:
         raise InvalidInputError(f"key={list(wanted)} of {function}: its arguments are {', '.join(names)}")
-    places = tuple(names.index(n) for n in wanted)
-    return lambda *args: tuple([_part(args[i]) for i in places])
+    indices = tuple(names.index(n) for n in wanted)
+    return lambda *args: tuple([_part(args[i]) for i in indices])
 
 
 def as_names(key: Sequence[str] | str | None) -> tuple[str, ...]:
-    """Names out of `"a, b"` or a list; none where every argument is meant."""
+    """Names from `"a, b"` or a list; empty where no key is given."""
     return tuple(n for n in re.split(r"[\s,]+", key) if n) if isinstance(key, str) else tuple(key or ())
 
 
@@ -98,175 +94,19 @@ def _part(value: Any) -> Hashable:
     raise NoKeyError(_no_form(value))
 
 
-# What every key holds beside it -------------------------------------------------------------------------------------
-
-
-class CallState(NamedTuple):
-    """What a call's decision depends on whatever its key says.
-
-    A variant that loads vectors needs aligned pointers; one that writes its output early is wrong where arguments overlap.
-
-    Attributes:
-        device: index of the CUDA device of its first CUDA tensor; -1 is the CPU.
-        tracked: whether autograd follows the call: a variant without a backward must not be chosen for it.
-        alignment: of each tensor, the largest power of two up to 64 that divides its address; empty where all are 64.
-        overlaps: pairs of tensors that share memory, by place, the one that begins first before the other; a third entry
-            is true where both begin together.
-        autocast: the dtype that autocast computes in, if it is on.
-        threads: of torch, for a call on the CPU; 0 elsewhere.
-        training: of the modules that the callables reach, whether each is in training mode.
-    """
-
-    device: int
-    tracked: bool
-    alignment: tuple[int, ...]
-    overlaps: tuple[tuple[int, int, bool], ...]
-    autocast: Any
-    threads: int
-    training: tuple[bool, ...] = ()
-
-    @property
-    def device_name(self) -> str:
-        return "cpu" if self.device < 0 else f"cuda:{self.device}"
-
-    def as_json(self, labels: Sequence[str]) -> dict[str, object]:
-        """What is not as usual, by the labels of the call's tensors; under names that no argument can have."""
-        kept: dict[str, object] = {"autograd": True} if self.tracked else {}
-        if self.alignment:
-            kept["data alignment"] = {n: a for n, a in zip(labels, self.alignment, strict=True) if a < ALIGNED}
-        if self.overlaps:
-            pairs = (f"{labels[i]}{'=' if same else '<'}{labels[j]}" for i, j, same in self.overlaps)
-            kept["overlapping tensors"] = list(pairs)
-        if self.autocast is not None:
-            kept["autocast dtype"] = str(self.autocast).removeprefix("torch.")
-        if self.threads not in (0, usable_cores()):
-            kept["torch threads"] = self.threads
-        if not all(self.training):
-            kept["training"] = list(self.training)
-        return kept
-
-
-class Surroundings(NamedTuple):
-    """What callables reach beside a call's arguments that a decision depends on.
-
-    Attributes:
-        modules: weak references to the outermost modules: what drops numbers out in training must not replace them in it.
-        followed: whether autograd may follow a tensor among them, such as a weight.
-    """
-
-    modules: tuple[Callable[[], Any], ...] = ()
-    followed: bool = False
-
-    def training(self) -> tuple[bool, ...]:
-        return tuple([m.training for module in self.modules if (m := module()) is not None])
-
-
-NOTHING_BESIDE = Surroundings()
-
-
-def make_state_function(
-    around: Surroundings = NOTHING_BESIDE,
-) -> Callable[[Sequence[Any]], tuple[Any, ...] | None]:
-    """A function from a call's arguments to the fields of its `CallState`, as a plain tuple, which takes less to make.
-
-    It returns None under a transform of torch.func and in forward-mode autograd, where a tensor stands for several or
-    carries a derivative along, and a variant may lose either. It raises what torch does where a tensor has no address: a
-    fake or a sparse one.
-    """
-    import torch
-    from torch._C import _is_any_autocast_enabled as any_autocast
-    from torch._C._functorch import maybe_current_level as transforms
-    from torch.autograd import forward_ad
-
-    tensor, follows, threads = torch.Tensor, torch.is_grad_enabled, torch.get_num_threads
-    many = (list, tuple, dict)
-    modules, training, followed = around.modules, around.training, around.followed
-
-    def share_memory(tensors: Sequence[Any]) -> bool:
-        storages = set()
-        for t in tensors:
-            storages.add(t.untyped_storage()._cdata)
-        return len(storages) < len(tensors)
-
-    def state(values: Sequence[Any]) -> tuple[Any, ...] | None:  # one loop: each comprehension takes 0.1 us
-        if transforms() is not None or forward_ad._current_level >= 0:
-            return None
-        tensors, addresses, any_bits, device, tracked = [], [], 0, -1, followed
-        for value in values:
-            if isinstance(value, tensor):
-                tensors.append(value)
-                address = value.data_ptr()
-                addresses.append(address)
-                any_bits |= address
-                if device < 0 and value.is_cuda:
-                    device = value.get_device()
-                if value.requires_grad:
-                    tracked = True
-            elif isinstance(value, many):
-                return state(tensors_of_call(values))
-        return (
-            device,
-            tracked and follows(),
-            tuple([_ALIGNMENTS[a % ALIGNED] for a in addresses]) if any_bits % ALIGNED else (),
-            _overlaps(tensors) if len(tensors) > 1 and share_memory(tensors) else (),
-            _autocast_dtype("cpu" if device < 0 else "cuda") if any_autocast() else None,
-            threads() if device < 0 else 0,
-            training() if modules else (),
-        )
-
-    return state
-
-
-def state_without_data(values: Sequence[Any], around: Surroundings = NOTHING_BESIDE) -> CallState:
-    """The state of a call whose tensors have no addresses yet: as where they are new, and none overlaps another."""
-    import torch
-
-    tensors = tensors_of_call(values)
-    device = next((t.get_device() for t in tensors if t.is_cuda), -1)
-    return CallState(
-        device=device,
-        tracked=torch.is_grad_enabled() and (around.followed or any(t.requires_grad for t in tensors)),
-        alignment=(),
-        overlaps=(),
-        autocast=_autocast_dtype("cpu" if device < 0 else "cuda"),
-        threads=torch.get_num_threads() if device < 0 else 0,
-        training=around.training(),
-    )
-
-
-def _autocast_dtype(device: str) -> Any:
-    import torch
-
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
-
-def _overlaps(tensors: Sequence[Any]) -> tuple[tuple[int, int, bool], ...]:
-    """See `CallState.overlaps`."""
-    found = []
-    extents = enumerate(map(_extent, tensors))
-    for (i, (a_start, a_end)), (j, (b_start, b_end)) in itertools.combinations(extents, 2):
-        if a_start < b_end and b_start < a_end:
-            found.append((i, j, a_start == b_start) if a_start <= b_start else (j, i, False))
-    return tuple(found)
-
-
-def _extent(tensor: Any) -> tuple[int, int]:
-    """The addresses of a tensor's first byte and of the one behind its last."""
-    start: int = tensor.data_ptr()
-    if not tensor.numel():
-        return start, start
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + span * tensor.itemsize
-
-
-# As it is kept ------------------------------------------------------------------------------------------------------
+# The key as JSON ----------------------------------------------------------------------------------------------------
 
 
 def key_as_json(
     key: Hashable, args: Sequence[Any], names: Sequence[str] | None, wanted: Sequence[str] | None
 ) -> dict[str, object]:
-    """The key as it is kept: argument by argument where it is made of arguments, as one value where a callable made it.
+    """The key for the store: by argument, or as one value where a callable made it.
 
+    Args:
+        key: as the key function returned it.
+        args: the call's arguments.
+        names: of the arguments, as far as they are known.
+        wanted: names in `key=`, empty for all; None where `key=` is a callable.
     Raises:
         InvalidInputError: a callable's key holds a tensor, or something that has no JSON form.
     """
@@ -314,7 +154,7 @@ def _no_form(value: object) -> str:
 
 
 def features_of(args: Sequence[Any]) -> dict[str, Value]:
-    """What describes a call beside its key: sizes and alignment of its tensors."""
+    """Features of a call beside its key: sizes and alignment of its tensors, values of its numbers, by position."""
     features: dict[str, Value] = {}
     for i, value in enumerate(args):
         if hasattr(value, "data_ptr") and hasattr(value, "shape"):
@@ -327,7 +167,7 @@ def features_of(args: Sequence[Any]) -> dict[str, Value]:
 
 
 def device_of(args: Sequence[Any]) -> str:
-    """The device a call runs on: that of its first CUDA tensor, those in lists and dicts included, without one the CPU."""
+    """The device of the first CUDA tensor in a call, lists and dicts included: `cuda:0`; without one, `cpu`."""
     for value in args:
         if isinstance(value, (list, tuple, dict)):
             inner = device_of(tuple(value.values()) if isinstance(value, dict) else value)

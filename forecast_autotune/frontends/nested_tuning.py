@@ -1,4 +1,4 @@
-"""Tuners within a tuner: while a variant is called, those it calls in turn run what one joint decision says."""
+"""Tuners within a tuner: while a variant runs, the tuners that it calls run what one joint decision fixes for them."""
 
 from __future__ import annotations
 
@@ -15,79 +15,85 @@ class Nested(Protocol):
 
     @property
     def name(self) -> str:
-        """What its knobs are called by."""
+        """The prefix of its knobs in the joint space."""
 
     def candidates(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[Config, Any]:
-        """What it chooses among for a call, its default first: each config, and the same as it runs it."""
+        """Its configs for a call, the default first, each with the object that `run_under` takes for it."""
 
     def run_under(self, chosen: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Make a call under one of these, deciding nothing."""
+        """Make a call under one of its configs, without a decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A tuner met in a call of a variant, and what it chooses among there."""
+class NestedTuner:
+    """A tuner that a variant called, with the configs it may choose among."""
 
     tuner: Nested
-    name: str  # told apart from the others in the variant
+    name: str  # unlike that of any other tuner in the variant
     candidates: Mapping[Config, Any]
 
 
 @dataclass(slots=True, kw_only=True)
-class Joint:
-    """What tuners do within one call of a variant.
+class NestedTuning:
+    """How tuners behave during one call of a variant.
 
-    Those in `imposed`, by identity, run what stands there. The others are left to themselves; or, if `frozen`, they run
-    their defaults and decide nothing. With `collects`, each is noted in `found`.
+    Attributes:
+        fixed_configs: by the tuner's identity: the config it runs.
+        defaults_only: every other tuner runs its default, without a decision. Otherwise it tunes itself as usual.
+        records: whether to note in `tuners` each one that runs its default and has a choice.
+        tuners: by identity, those noted.
     """
 
-    imposed: Mapping[int, Any] = field(default_factory=dict)
-    frozen: bool = False
-    collects: bool = False
-    found: dict[int, Found] = field(default_factory=dict)
+    fixed_configs: Mapping[int, Any] = field(default_factory=dict)
+    defaults_only: bool = False
+    records: bool = False
+    tuners: dict[int, NestedTuner] = field(default_factory=dict)
 
-    def takes(self, tuner: Nested) -> bool:
-        """Whether a call of a tuner is made here."""
-        return self.frozen or id(tuner) in self.imposed
+    def decides_for(self, tuner: Nested) -> bool:
+        """Whether a tuner's call is to go through `run`."""
+        return self.defaults_only or id(tuner) in self.fixed_configs
 
     def run(self, tuner: Nested, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if id(tuner) in self.imposed:
-            return tuner.run_under(self.imposed[id(tuner)], args, kwargs)
+        """Make a tuner's call under the config fixed for it, else under its default."""
+        if id(tuner) in self.fixed_configs:
+            return tuner.run_under(self.fixed_configs[id(tuner)], args, kwargs)
         candidates = tuner.candidates(args, kwargs)
-        if self.collects and len(candidates) > 1:
-            candidates = self._note(tuner, candidates)
+        if self.records and len(candidates) > 1:
+            candidates = self._record(tuner, candidates)
         return tuner.run_under(next(iter(candidates.values())), args, kwargs)
 
-    def _note(self, tuner: Nested, candidates: Mapping[Config, Any]) -> Mapping[Config, Any]:
-        """Of a tuner called twice, what both calls leave, for it will run one config in both."""
-        before = self.found.get(id(tuner))
+    def _record(self, tuner: Nested, candidates: Mapping[Config, Any]) -> Mapping[Config, Any]:
+        """Note a tuner. One that is called twice runs one config in both calls, so only configs for both remain."""
+        before = self.tuners.get(id(tuner))
         if before is not None:
             candidates = {c: t for c, t in before.candidates.items() if c in candidates} or before.candidates
-        alike = sum(f.tuner.name == tuner.name for key, f in self.found.items() if key != id(tuner))
-        name = before.name if before else f"{tuner.name}{alike + 1 if alike else ''}"
-        self.found[id(tuner)] = Found(tuner=tuner, name=name, candidates=candidates)
+        namesakes = sum(t.tuner.name == tuner.name for key, t in self.tuners.items() if key != id(tuner))
+        name = before.name if before else f"{tuner.name}{namesakes + 1 if namesakes else ''}"
+        self.tuners[id(tuner)] = NestedTuner(tuner=tuner, name=name, candidates=candidates)
         return candidates
 
 
-class _Here(threading.local):
-    joint: Joint | None = None
+class _OfThread(threading.local):
+    nested: NestedTuning | None = None
 
 
-here = _Here()
-in_use: list[bool] = []
-"""Empty until variants are called in this process: asking that takes a tenth of asking the thread (70 ns)."""
+of_thread = _OfThread()
+"""`of_thread.nested` rules the tuners that this thread calls now; None outside a variant's call."""
+
+ever_nested: list[bool] = []
+"""Empty until a variant's call rules its tuners. Looking at it takes a tenth of asking the thread, which takes 70 ns."""
 
 
-def under(joint: Joint, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose calls are made under a joint decision."""
-    if not in_use:
-        in_use.append(True)
+def run_nested(nested: NestedTuning, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls `function` with its tuners under `nested`."""
+    if not ever_nested:
+        ever_nested.append(True)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        before, here.joint = here.joint, joint
+        before, of_thread.nested = of_thread.nested, nested
         try:
             return function(*args, **kwargs)
         finally:
-            here.joint = before
+            of_thread.nested = before
 
     return call

@@ -1,4 +1,4 @@
-"""Keys decided without measuring, and how a process comes to measure them after all."""
+"""Keys decided without a measurement, and how a process measures them later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Forgetful(Protocol):
     """A front door's table of decisions."""
 
     def forget_unmeasured(self) -> None:
-        """Forget decisions that measuring had no say in, so that the next call of their key is a miss."""
+        """Forget decisions made without a measurement, so that the next call of their key is a miss."""
 
 
 _lock = threading.Lock()
@@ -32,11 +32,11 @@ _eagerly = contextlib.ExitStack()  # holds torch to running eagerly while the de
 
 @contextlib.contextmanager
 def tune_pending() -> Iterator[None]:
-    """Within this, misses are tuned whatever FORECAST_AUTOTUNE_MODE, a budget of 0 and the total of the process say.
+    """Tune misses within this, whatever FORECAST_AUTOTUNE_MODE, a budget of 0 and the process's total allow.
 
-    Keys that this process has decided without measuring are decided again when they are next met. What is decided within
-    holds afterwards. All threads are meant. What torch has compiled runs eagerly, for compiled code measures nothing; and
-    it is compiled again afterwards where it holds another config than was measured best.
+    It holds for all threads. Keys that this process decided without a measurement are decided again at their next call,
+    and the decisions stay afterwards. Code that torch has compiled runs eagerly within, for it would measure nothing;
+    afterwards it is compiled again where another config than its own was measured best.
     """
     with _wanted():
         try:
@@ -52,10 +52,9 @@ def tune_pending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _wanted() -> Iterator[None]:
-    """Hold measuring to be wanted, by whichever threads overlap.
+    """Count the threads that want measurements; the first one in and the last one out switch torch.
 
-    The first in and the last out switch torch: were each to put back what it found, the last out, having come second,
-    would put back what the first had set.
+    Did each put back the stance it met, the thread that entered second and left last would put back that of the first.
     """
     global _depth
     with _lock:
@@ -72,7 +71,7 @@ def _wanted() -> Iterator[None]:
 
 
 def _nothing_compiled() -> contextlib.AbstractContextManager[object]:
-    """Have torch run eagerly what it has compiled, and what it is asked to compile meanwhile."""
+    """Have torch run eagerly all code that it has compiled, or is asked to compile meanwhile."""
     try:
         import torch
     except ImportError:
@@ -98,7 +97,7 @@ def after_tuning(renew: Callable[[], None]) -> None:
 
 
 def is_unmeasured(decision: Decision | None) -> bool:
-    """Whether measuring had no say in a decision of this process; None is one that was never made."""
+    """Whether a decision of this process rests on no measurement; None stands for one that was never made."""
     if decision is None or not decision.tried:
         return True
     try:
@@ -110,9 +109,9 @@ def is_unmeasured(decision: Decision | None) -> bool:
 def note_if_pending(
     store: Store, job: Job, decision: Decision | None, settings: Settings, budget: Budget, unmeasured: str = ""
 ) -> None:
-    """Note a job that was just decided without measuring, because measuring is not allowed.
+    """Note in the store a job that was just decided without a measurement, because none is allowed now.
 
-    A stored decision is no such case: it was made under a budget that measures.
+    A decision that was recalled is not noted: it was made under a budget that measures.
     """
     if decision is None or (not budget.measures and decision.budget == str(budget)):
         because = settings.mode if settings.mode != "tune" else None

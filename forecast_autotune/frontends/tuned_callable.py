@@ -1,4 +1,4 @@
-"""What `variants` and the functions of `load_inline` have in common: an object that is called in the place of a function."""
+"""What `variants` and the functions of `load_inline` share: an object that is called in the place of a function."""
 
 from __future__ import annotations
 
@@ -8,29 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.decision import Decision
-from ..core.workload import Program
+from ..core.workload import Program, Work
 from ..errors import InvalidInputError, TuningWarning
+from .call_state import NO_MODULES, CallState, ReachedModules, make_state_function, state_without_data
 from .call_tensors import hold_no_data, why_unmeasured, why_untuned
 from .dispatch import Dispatcher, FrontDoor
 from .engine import untraced
-from .keys import (
-    NOTHING_BESIDE,
-    CallState,
-    NoKeyError,
-    Surroundings,
-    as_names,
-    key_as_json,
-    make_key_function,
-    make_state_function,
-    state_without_data,
-)
+from .keys import NoKeyError, as_names, key_as_json, make_key_function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call to decide for: what is handed on, and all of it in one row, defaults included.
+    """A call to decide for.
 
-    `unmeasured`: why it must not be measured, where its arguments do not show that.
+    Attributes:
+        values: all its arguments in one row, defaults included.
+        args, kwargs: the arguments as they are handed on.
+        unmeasured: why it must not be measured, where its arguments do not show that; else empty.
     """
 
     state: CallState
@@ -41,23 +35,24 @@ class Call:
 
     @property
     def why_unmeasured(self) -> str:
+        """Why the call must be neither timed nor run twice; empty if it may."""
         return self.unmeasured or why_unmeasured(self.values)
 
 
 class TunedCallable:
-    """Decisions by key, and the calls that they make. An entry's launcher has an attribute `call`.
+    """A function that is tuned: finds the decision for each call's key, and makes the call by its launcher's `call`.
 
     Args:
         door: how a missing decision is made.
-        name: what it is called as a part of another tuner.
-        full_name: what messages call it.
+        name: within the joint space of another tuner.
+        full_name: in messages.
         key: as the user gave it.
         names: of the arguments, as far as they are known.
         options: of the `Dispatcher`.
     """
 
     callables: Sequence[Any] = ()
-    """What it chooses among, where these are Python callables."""
+    """The Python callables it chooses among; empty where it chooses among others."""
 
     program: Program
     __name__: str
@@ -70,18 +65,18 @@ class TunedCallable:
         self._door, self.names = door, names
         self._key = make_key_function(key, names, name)
         self._key_names: tuple[str, ...] | None = None if callable(key) else as_names(key)
-        self._around = NOTHING_BESIDE
+        self._reached = NO_MODULES
         self._state: Callable[[Sequence[Any]], tuple[Any, ...] | None] = self._first_state
         self._find = self.dispatcher.table.get
         self._untuned_noted = False
 
     @property
     def tuned(self) -> Any:
-        """What decides for it: itself."""
+        """The object that tunes it: itself."""
         return self
 
     def key_as_json(self, values: Sequence[Any]) -> dict[str, object]:
-        """The key of a call as it is kept.
+        """The key of a call for the store.
 
         Raises:
             InvalidInputError: what a callable `key=` returned has no JSON form.
@@ -91,20 +86,20 @@ class TunedCallable:
 
     @property
     def decisions(self) -> dict[Any, Decision]:
-        """From key to its decision: the last 128 that this process made or recalled."""
+        """From key to its decision: the last 64 that this process made or recalled."""
         return self.dispatcher.decisions
 
-    def surroundings(self) -> Surroundings:
-        """What its callables reach that a decision depends on, asked at the first call, when what they name is there."""
-        return NOTHING_BESIDE
+    def reached_modules(self) -> ReachedModules:
+        """The modules that its callables reach; asked at the first call, when all that they name exists."""
+        return NO_MODULES
 
     def _first_state(self, values: Sequence[Any]) -> tuple[Any, ...] | None:
-        self._around = self.surroundings()
-        self._state = make_state_function(self._around)
+        self._reached = self.reached_modules()
+        self._state = make_state_function(self._reached)
         return self._state(values)
 
     def _make_call(self, values: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make a call as it is decided for its key. A hit makes the key, looks it up and calls."""
+        """Make a call under the decision for its key. A hit makes the key, looks it up and calls."""
         try:
             key = (self._state(values), self._key(*values))
             entry = self._find(key)
@@ -124,7 +119,7 @@ class TunedCallable:
         return self.dispatcher.run(key, entry, args, kwargs)
 
     def _key_without_state(self, values: tuple[Any, ...], err: Exception) -> tuple[Any, Any] | None:
-        """The key of a call whose tensors have no addresses, such as fake ones; None where no key can be told.
+        """The key of a call whose tensors have no addresses, such as fake ones; None where there can be none.
 
         Raises:
             InvalidInputError: what a callable `key=` returned cannot be looked up.
@@ -132,7 +127,7 @@ class TunedCallable:
         """
         if hold_no_data(values):
             try:
-                key = (state_without_data(values, self._around), self._key(*values))
+                key = (state_without_data(values, self._reached), self._key(*values))
                 hash(key)
                 return key
             except (NoKeyError, TypeError):  # sizes are symbols
@@ -150,7 +145,7 @@ class TunedCallable:
         return None
 
     def note_untuned(self, why: str) -> None:
-        """Say once of this function that calls of a kind run their default."""
+        """Warn, once for this function, that some of its calls cannot be tuned and run the default."""
         if not self._untuned_noted:
             self._untuned_noted = True
             warnings.warn(
@@ -160,10 +155,27 @@ class TunedCallable:
             )
 
     def _call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], values: tuple[Any, ...]) -> Call:
-        """A call that is not made, for what asks about it."""
+        """A call that is not made, for a question about it."""
         try:
             state = self._state(values)
         except Exception:  # tensors without data
             state = None
-        known = state_without_data(values, self._around) if state is None else CallState(*state)
+        known = state_without_data(values, self._reached) if state is None else CallState(*state)
         return Call(state=known, values=values, args=args, kwargs=kwargs)
+
+
+def work_of_call(work: Callable[..., Any] | None, values: Any, name: str) -> Work | None:
+    """The work of a call by the user's `work=`, which returns `Work` or a pair of flops and bytes; None without one.
+
+    Args:
+        values: the call's arguments.
+        name: of the function, for the warning where `work` raises.
+    """
+    if work is None:
+        return None
+    try:
+        answer = work(*values)
+        return answer if isinstance(answer, Work) else Work(flops=float(answer[0]), bytes=float(answer[1]))
+    except Exception as err:
+        warnings.warn(f"work= of {name} failed ({err!r}): forecast without it", TuningWarning, stacklevel=6)
+        return None

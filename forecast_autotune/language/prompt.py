@@ -30,7 +30,7 @@ CHARS = 24_000
 
 CHARS_PER_TOKEN = 2.15
 """At least so many make a token: of recorded spaces' prompts 2.2 to 3.0 in Mistral's first tokenizer, 2.4 to 3.4 in its
-later one, 2.7 to 4.0 in ours (`calibration.training.small`)."""
+later one, 2.7 to 4.0 in ours (`calibration.fit.training.small_model`)."""
 
 LEFT_OUT_CHARS = 200  # of the lines that name what was left out
 PLACE_CHARS = 160  # of a recording's whereabouts
@@ -38,7 +38,7 @@ SKILLS = 12
 SKILLS_SHARE = 1 / 8  # of a prompt's characters, at most
 ELSEWHERE = 4  # recordings that a prompt tells of
 
-# What a description (`kernel_features`) says of a launch and a reader can use: as powers of two, and as tenths.
+# Launch features that a reader can use: as powers of two, and as tenths.
 POWERS = (
     "programs", "waves", "trips", "tile_elements", "per_thread", "registers", "shared_bytes", "blocks_per_unit",
     "loaded_bytes", "traffic_bytes", "us_flops", "us_memory", "us_bound", "launches",

@@ -72,8 +72,8 @@ class Attempt(Protocol):
         `compared`.
         """
 
-    def time(self, hopeless_us: float) -> Measurement:
-        """Time it; one sample only where that shows more than `hopeless_us`."""
+    def time(self, early_stop_us: float) -> Measurement:
+        """Time it; one sample only where that shows more than `early_stop_us`."""
 
 
 class BaseMeasurer(ABC):
@@ -136,12 +136,12 @@ class BaseMeasurer(ABC):
         """Whether the default is run twice to learn what the kernel writes, and reads of that."""
         return self._check is not None or self._tell_reads is not None
 
-    def spare_default(self) -> None:
+    def skip_default(self) -> None:
         """The default is known to take its process down: it is not to be run, not even to compare others with."""
         self._default_tried = True
 
-    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
-        """Time one built config, one sample only where that shows more than `hopeless_us`.
+    def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
+        """Time one built config, one sample only where that shows more than `early_stop_us`.
 
         Raises:
             AutotuneError: nothing can be measured here: an argument that cannot be copied, no child process to be had, a
@@ -155,7 +155,7 @@ class BaseMeasurer(ABC):
         if config != self._default and self._check is not None and self._expected is None and not self._warned:
             self._warned = True
             log.warning("%s: the default config does not run: nothing can be compared with it", self.name)
-        return cast("Outcome", self._try(config, hopeless_us, timed=True))
+        return cast("Outcome", self._try(config, early_stop_us, timed=True))
 
     def verify(self, config: Config) -> Failure | None:
         """Run a config once beside the default, on arguments as when measuring: why it must not be used, None if it may.
@@ -167,79 +167,85 @@ class BaseMeasurer(ABC):
         outcome = self._try(config, math.inf, timed=False)
         return outcome if isinstance(outcome, Failure) else None
 
-    def _try(self, config: Config, hopeless_us: float, *, timed: bool, again: bool = False) -> Outcome | None:
+    def _try(self, config: Config, early_stop_us: float, *, timed: bool, again: bool = False) -> Outcome | None:
         """Run a config and time it; None where it runs, is right and was not to be `timed`."""
-        is_default = config == self._default
-        self._default_tried |= is_default
-        began = time.perf_counter()
-        stage, detect = "load", False
-
-        def failure(stage: str, message: str, *, crashed: bool = False, transient: bool = False) -> Failure:
-            cost_s = time.perf_counter() - began
-            return Failure(stage=stage, message=message, cost_s=cost_s, crashed=crashed, transient=transient)
-
+        trying = _Trying(config=config, is_default=config == self._default, began=time.perf_counter())
+        self._default_tried |= trying.is_default
         try:
-            # At the first that runs, the default before others.
-            detect = self.detects and not self._detected and self._default_tried
-            with self.attempt(config) as attempt:
-                stage = "launch"
-                compared = self._check is not None and (is_default or self._expected is not None)
-                ran = attempt.run(detect=detect, blank=() if detect else self._blank, compared=compared)
-                if ran.overrun:
-                    return failure("check", ran.overrun)
-                self._ran = True
-                self._default_ran |= is_default
-                if detect:
-                    self._learn(ran, is_default)
-                elif not is_default and (wrong := self._wrong(ran)):
-                    return failure("check", wrong)
-                measurement = attempt.time(hopeless_us) if timed else None
-                if measurement is not None and not is_default and self._expected is not None:
-                    ran = attempt.run(
-                        detect=False, blank=self._blank, compared=True
-                    )  # its counters may be zero no more
-                    if wrong := ran.overrun or self._wrong(ran):
-                        return failure("check", f"right at first, but after it was timed: {wrong}")
+            outcome = self._run_and_time(trying, early_stop_us, timed=timed)
         except (UnportableError, WorkersUnavailableError, CheckError):
             raise
-        except OutputsError as err:
-            if is_default:
-                raise CheckError(
-                    f"check={check_name(self._check)} of {self.name} cannot compare outputs: {err}"
-                ) from err
-            return failure("check", str(err))
-        except WorkerTimeoutError as err:
-            # A slow default is a call that takes long, not one that must not be made.
-            return failure("timeout", str(err), crashed=not is_default)
         except WorkerKilledError as err:
             if not again:  # of the default above all: nothing could be compared with it in the whole run
                 log.warning("%s: %s was stopped from outside (%s): it is tried once more", self.name, config, err)
-                return self._try(config, hopeless_us, timed=timed, again=True)
-            return failure(stage, f"stopped from outside, twice: {err}", transient=True)
-        except WorkerDiedError as err:
-            return failure(stage, str(err), crashed=True)
-        except WorkerMemoryError as err:
-            return failure(stage, str(err), transient=True)
-        except DeviceLostError as err:
-            self._lost = f"{config} took the device's context of this process with it: {err}"
-            return failure(stage, str(err), crashed=True)
-        except WorkerRaisedError as err:
-            return self._raised(config, stage, str(err), began)
-        except InvalidInputError as err:  # a candidate's own words for what it does not take
-            return self._raised(config, stage, raised(err), began)
-        except AutotuneError as err:
-            return failure("compile", str(err), transient=True)
-        except (Exception, SystemExit) as err:  # a driver, a hook, a kernel: whatever it is, another config may run
-            if ends_the_program(err):
-                raise
-            if is_default and detect and of_memory(err):
-                raise CheckError(
-                    f"{self.name} is tried on copies of its arguments, and memory is short: {err}"
-                ) from err
-            return self._raised(config, stage, raised(err), began)
-        if measurement is None:
-            return None
-        return replace(measurement, run_s=round(time.perf_counter() - began, 6))
+                return self._try(config, early_stop_us, timed=timed, again=True)
+            return trying.failure(f"stopped from outside, twice: {err}", transient=True)
+        except (Exception, SystemExit) as err:
+            return self._failure_of(trying, err)
+        if not isinstance(outcome, Measurement):
+            return outcome
+        return replace(outcome, run_s=round(time.perf_counter() - trying.began, 6))
+
+    def _run_and_time(self, trying: _Trying, early_stop_us: float, *, timed: bool) -> Measurement | Failure | None:
+        """Run, compare and time. What a candidate raises is raised."""
+        # Writes are detected once, at the first config that runs: the default, unless that one does not.
+        trying.detect = self.detects and not self._detected and self._default_tried
+        with self.attempt(trying.config) as attempt:
+            trying.stage = "launch"
+            compared = self._check is not None and (trying.is_default or self._expected is not None)
+            blank = () if trying.detect else self._blank
+            ran = attempt.run(detect=trying.detect, blank=blank, compared=compared)
+            if ran.overrun:
+                return trying.failure(ran.overrun, stage="check")
+            self._ran = True
+            self._default_ran |= trying.is_default
+            if trying.detect:
+                self._learn(ran, trying.is_default)
+            elif not trying.is_default and (wrong := self._wrong(ran)):
+                return trying.failure(wrong, stage="check")
+            measurement = attempt.time(early_stop_us) if timed else None
+            if measurement is not None and not trying.is_default and self._expected is not None:
+                # Once more: timing may have left a counter of its own that is no longer zero.
+                ran = attempt.run(detect=False, blank=self._blank, compared=True)
+                if wrong := ran.overrun or self._wrong(ran):
+                    return trying.failure(f"right at first, but after it was timed: {wrong}", stage="check")
+        return measurement
+
+    def _failure_of(self, trying: _Trying, err: BaseException) -> Failure:
+        """The failure that an exception means.
+
+        Raises:
+            CheckError: nothing can be compared, whatever the config.
+            SystemExit: the program's own.
+        """
+        message = str(err)
+        if isinstance(err, OutputsError):
+            if trying.is_default:
+                name = check_name(self._check)
+                raise CheckError(f"check={name} of {self.name} cannot compare outputs: {err}") from err
+            return trying.failure(message, stage="check")
+        if isinstance(err, WorkerTimeoutError):
+            # A slow default is a call that takes long, not one that must not be made.
+            return trying.failure(message, stage="timeout", crashed=not trying.is_default)
+        if isinstance(err, WorkerDiedError):
+            return trying.failure(message, crashed=True)
+        if isinstance(err, WorkerMemoryError):
+            return trying.failure(message, transient=True)
+        if isinstance(err, DeviceLostError):
+            self._lost = f"{trying.config} took the device's context of this process with it: {err}"
+            return trying.failure(message, crashed=True)
+        if isinstance(err, WorkerRaisedError):
+            return self._raised(trying, message)
+        if isinstance(err, InvalidInputError):  # a candidate's own words for what it does not take
+            return self._raised(trying, raised(err))
+        if isinstance(err, AutotuneError):
+            return trying.failure(message, stage="compile", transient=True)
+        # A driver, a hook, a kernel: whatever raised it, another config may run.
+        if ends_the_program(err):
+            raise err
+        if trying.is_default and trying.detect and of_memory(err):
+            raise CheckError(f"{self.name} is tried on copies of its arguments, and memory is short: {err}") from err
+        return self._raised(trying, raised(err))
 
     def _wrong(self, ran: Ran) -> str | None:
         """How what a candidate produced differs from what the default did, where that is known."""
@@ -271,24 +277,41 @@ class BaseMeasurer(ABC):
         if ran.reads and self._tell_reads is not None:
             self._tell_reads(ran.reads)
 
-    def _raised(self, config: Config, stage: str, message: str, began: float) -> Failure:
+    def _raised(self, trying: _Trying, message: str) -> Failure:
         """The failure of a candidate that raised.
 
         It is the config's own where the device refuses it, or where the default ran and this one does not. What the
         default raises too, what is raised before the default has run, and a lack of memory may have another cause.
         """
         of_the_config = message.partition(":")[0] in _OF_THE_CONFIG
-        if config == self._default:
+        if trying.is_default:
             self._default_raised = message
         shared = message == self._default_raised or not self._default_ran
         if not (of_the_config or says_of_memory(message)):
-            self._unexpected = self._unexpected or (config, message)
-        return Failure(
-            stage="resources" if message.startswith("OutOfResources") else stage,
-            message=message,
-            cost_s=time.perf_counter() - began,
+            self._unexpected = self._unexpected or (trying.config, message)
+        return trying.failure(
+            message,
+            stage="resources" if message.startswith("OutOfResources") else None,
             transient=(shared or says_of_memory(message)) and not of_the_config,
         )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Trying:
+    """A config that is being tried, and how far that has come."""
+
+    config: Config
+    is_default: bool
+    began: float  # by `time.perf_counter`
+    stage: str = "load"
+    detect: bool = False  # it is run more than once, to learn what it writes and reads
+
+    def failure(
+        self, message: str, *, stage: str | None = None, crashed: bool = False, transient: bool = False
+    ) -> Failure:
+        """A failure at this stage, unless another is given, that cost the time so far."""
+        cost_s = time.perf_counter() - self.began
+        return Failure(stage=stage or self.stage, message=message, cost_s=cost_s, crashed=crashed, transient=transient)
 
 
 def of_memory(err: BaseException) -> bool:

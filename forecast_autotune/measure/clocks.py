@@ -25,7 +25,7 @@ MIN_SAMPLES, MAX_SAMPLES = 5, 50
 SAMPLE_US = 100.0  # CPU calls shorter than this are timed several at once, against the clock's own cost of about 0.1 us
 BATCH = 16  # launches handed to a device at once
 LEAST_SPIN_S, MOST_SPIN_S = 2e-4, 0.02  # the first launch after a wait takes Python about 0.1 ms
-HOPELESS_AFTER = 3  # samples, where they are so short that a stumble of the host may be all that one shows
+EARLY_STOP_SAMPLES = 3  # samples, where they are so short that a stumble of the host may be all that one shows
 SHORT_US = 1000.0
 GRAPH_LAUNCHES = 20
 
@@ -64,8 +64,8 @@ class Launch:
 class Clock(Protocol):
     """Times a candidate."""
 
-    def measure(self, launch: Launch, *, first_us: float, hopeless_us: float = math.inf) -> Measurement:
-        """Time it, one sample only where that shows more than `hopeless_us`; `first_us` is what an earlier run took."""
+    def measure(self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf) -> Measurement:
+        """Time it, one sample only where that shows more than `early_stop_us`; `first_us` is what an earlier run took."""
 
     def synchronize(self) -> None:
         """Wait until what has been launched is done; raises what went wrong with it."""
@@ -81,7 +81,7 @@ class CpuClock:
     def __init__(self, timed_s: float = TIMED_S) -> None:
         self._timed_s = timed_s
 
-    def measure(self, launch: Launch, *, first_us: float, hopeless_us: float = math.inf) -> Measurement:
+    def measure(self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf) -> Measurement:
         hooked = launch.before is not None or launch.after is not None
         calls = 1 if hooked else max(1, min(1000, math.ceil(SAMPLE_US / max(first_us, 0.1))))
 
@@ -97,7 +97,7 @@ class CpuClock:
                 launch.after()
             return [took_us]
 
-        samples_us, disturbance = collect(sample, hopeless_us, self._timed_s)
+        samples_us, disturbance = collect(sample, early_stop_us, self._timed_s)
         return Measurement(samples_us=samples_us, disturbance=disturbance)
 
     def synchronize(self) -> None:
@@ -148,7 +148,7 @@ class EventClock:
         self._host_s = 1e-4  # what queueing one launch takes, as last seen
         self._seen: tuple[float | None, float | None] = (None, None)
 
-    def measure(self, launch: Launch, *, first_us: float, hopeless_us: float = math.inf) -> Measurement:  # noqa: ARG002  # the clock's own contract
+    def measure(self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf) -> Measurement:  # noqa: ARG002  # the clock's own contract
         def sample(count: int) -> list[float]:
             return [max(t - taken_off, 0.1 * t) for t in self._batch(launch, count)]
 
@@ -157,7 +157,7 @@ class EventClock:
                 self._overhead_us = self._learn_overhead()
             self._warm_up(launch)
             taken_off = self._overhead_us
-            return self._measurement(*collect(sample, hopeless_us, self._timed_s, alone=alone))
+            return self._measurement(*collect(sample, early_stop_us, self._timed_s, alone=alone))
 
     def _learn_overhead(self) -> float:
         """What recording two events adds: of two launches of next to nothing between them, the second adds but itself.
@@ -221,7 +221,7 @@ class GraphClock(EventClock):
     Both graphs hold the same flushes and restores, so that caches are cold here too.
     """
 
-    def measure(self, launch: Launch, *, first_us: float, hopeless_us: float = math.inf) -> Measurement:  # noqa: ARG002
+    def measure(self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf) -> Measurement:  # noqa: ARG002
         import torch
 
         with self._on():
@@ -229,17 +229,17 @@ class GraphClock(EventClock):
         stream.wait_stream(current)
         try:
             with self._claim() as alone:
-                return self._on_stream(stream, launch, hopeless_us, alone=alone)
+                return self._on_stream(stream, launch, early_stop_us, alone=alone)
         finally:  # whoever puts arguments back does so after what was launched here
             current.wait_stream(stream)
 
-    def _on_stream(self, stream: Any, launch: Launch, hopeless_us: float, *, alone: bool) -> Measurement:
+    def _on_stream(self, stream: Any, launch: Launch, early_stop_us: float, *, alone: bool) -> Measurement:
         import torch
 
         with torch.cuda.stream(stream):
             self._warm_up(launch)
             (once_us,) = self._batch(launch, 1)
-            if once_us > max(hopeless_us, SHORT_US):
+            if once_us > max(early_stop_us, SHORT_US):
                 return self._measurement([once_us])
             count = max(1, min(GRAPH_LAUNCHES, int(2e6 * self._timed_s / MIN_SAMPLES / max(once_us, 1.0))))
             nothing = Launch(call=lambda: None, before=launch.before)
@@ -289,7 +289,7 @@ class BenchmarkClock:
         self._call = call
         self.quantiles_ms: list[float] = []
 
-    def measure(self, launch: Launch, *, first_us: float, hopeless_us: float = math.inf) -> Measurement:  # noqa: ARG002
+    def measure(self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf) -> Measurement:  # noqa: ARG002
         told = self._do_bench(self._call, quantiles=QUANTILES)
         self.quantiles_ms[:] = [float(t) for t in told] if isinstance(told, (list, tuple)) else [float(told)]
         return Measurement(samples_us=(self.quantiles_ms[0] * 1e3,))
@@ -408,7 +408,7 @@ def claim_device(identity: str) -> Iterator[bool]:
 
 
 def collect(
-    sample: Callable[[int], list[float]], hopeless_us: float, timed_s: float, *, alone: bool = True
+    sample: Callable[[int], list[float]], early_stop_us: float, timed_s: float, *, alone: bool = True
 ) -> tuple[tuple[float, ...], float]:
     """Samples that hold no neighbour's work, if such are to be had in a few bursts; and by which share they may be too long.
 
@@ -416,9 +416,9 @@ def collect(
     all the time leaves no spread.
     """
     began = time.perf_counter()
-    bursts = [_burst(sample, hopeless_us, timed_s)]
+    bursts = [_burst(sample, early_stop_us, timed_s)]
     if len(bursts[0]) < MIN_SAMPLES:
-        return bursts[0], 0.0  # hopeless
+        return bursts[0], 0.0  # timing ended early
     while len(bursts) < MOST_BURSTS and time.perf_counter() - began < AGAIN_TIMES * timed_s:
         if _quietest(bursts)[1] == 0.0 and (alone or len(bursts) > 1):
             break
@@ -443,13 +443,13 @@ def _quick_us(samples_us: Sequence[float]) -> float:
     return sorted(samples_us)[(len(samples_us) - 1) // 5]
 
 
-def _burst(sample: Callable[[int], list[float]], hopeless_us: float, timed_s: float) -> tuple[float, ...]:
-    """Samples until there are enough of them for the time; of a hopeless candidate, only those that show it."""
+def _burst(sample: Callable[[int], list[float]], early_stop_us: float, timed_s: float) -> tuple[float, ...]:
+    """Samples until there are enough of them for the time; fewer where these show more than `early_stop_us`."""
     with _no_collection():
         began = time.perf_counter()
         samples = sample(1)
-        while min(samples) > hopeless_us:
-            if samples[0] > SHORT_US or len(samples) == HOPELESS_AFTER:
+        while min(samples) > early_stop_us:
+            if samples[0] > SHORT_US or len(samples) == EARLY_STOP_SAMPLES:
                 return _rounded(samples)
             samples += sample(1)
         each_s = max(time.perf_counter() - began, 1e-6)

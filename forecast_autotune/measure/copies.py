@@ -357,24 +357,8 @@ def _mapped(name: str, value: Any, f: Callable[[str, torch.Tensor], torch.Tensor
 
     if isinstance(value, torch.Tensor):
         return f(name, value)
-    if isinstance(value, (list, deque)):
-        items = [_mapped(f"{name}[{i}]", v, f) for i, v in enumerate(value)]
-        if type(value) is list:
-            return items
-        listed = copy.copy(value)
-        listed.clear()
-        listed.extend(items)
-        return listed
-    if isinstance(value, tuple):
-        items = [_mapped(f"{name}[{i}]", v, f) for i, v in enumerate(value)]
-        if all(a is b for a, b in zip(items, value, strict=True)):
-            return value
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        mapping = copy.copy(value)
-        for key, v in value.items():
-            mapping[key] = _mapped(f"{name}[{key!r}]", v, f)
-        return mapping
+    if isinstance(value, (list, deque, tuple, dict)):
+        return _mapped_container(name, value, f)
     if isinstance(value, set):
         return copy.copy(value)
     if isinstance(value, torch.Generator):
@@ -396,6 +380,26 @@ def _mapped(name: str, value: Any, f: Callable[[str, torch.Tensor], torch.Tensor
     if callable(getattr(value, "data_ptr", None)):
         raise UnportableError(f"{name} is a {type(value).__name__}: configs are tried on copies, of dense tensors")
     return value
+
+
+def _mapped_container(name: str, value: Any, f: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
+    """A container of the same class, made anew; a tuple in which nothing changes is kept."""
+    if isinstance(value, dict):
+        mapping = copy.copy(value)
+        for key, v in value.items():
+            mapping[key] = _mapped(f"{name}[{key!r}]", v, f)
+        return mapping
+    items = [_mapped(f"{name}[{i}]", v, f) for i, v in enumerate(value)]
+    if isinstance(value, tuple):
+        if all(a is b for a, b in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if type(value) is list:
+        return items
+    container = copy.copy(value)
+    container.clear()
+    container.extend(items)
+    return container
 
 
 def _is_record(value: Any) -> bool:

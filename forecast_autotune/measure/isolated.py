@@ -171,8 +171,8 @@ class _Conversation:
             reads=tuple(ran["reads"]),
         )
 
-    def time(self, hopeless_us: float) -> Measurement:
-        self._worker.send({"hopeless_us": hopeless_us if math.isfinite(hopeless_us) else None})
+    def time(self, early_stop_us: float) -> Measurement:
+        self._worker.send({"early_stop_us": early_stop_us if math.isfinite(early_stop_us) else None})
         told = self._worker.receive(self._measurer.timing_s, self._measurer._bound_log)
         return Measurement(
             samples_us=tuple(float(s) for s in told["samples_us"]),
@@ -238,8 +238,8 @@ def _try(channel: Channel, trial: Trial) -> Message:
         command = channel.receive()
         if "detect" in command:
             _run(channel, trial, command)
-        elif "hopeless_us" in command:
-            _time(channel, trial, command["hopeless_us"])
+        elif "early_stop_us" in command:
+            _time(channel, trial, command["early_stop_us"])
         else:
             return command
 
@@ -262,7 +262,7 @@ def _run(channel: Channel, trial: Trial, command: Message) -> None:
         copy.close()
 
 
-def _time(channel: Channel, trial: Trial, hopeless_us: float | None) -> None:
-    timed = trial.time(math.inf if hopeless_us is None else hopeless_us)
+def _time(channel: Channel, trial: Trial, early_stop_us: float | None) -> None:
+    timed = trial.time(math.inf if early_stop_us is None else early_stop_us)
     names = ("samples_us", "clock_mhz", "temperature_c", "disturbance")
     channel.send({name: getattr(timed, name) for name in names})

@@ -27,7 +27,7 @@ class Replay:
 
     repeatable = False
     workers = 1
-    beside_timing = False
+    overlaps_timing = False
 
     def __init__(self, recording: Recording, *, now: Callable[[], float] = time.perf_counter) -> None:
         self.recording = recording
@@ -73,10 +73,10 @@ class Replay:
                 # A recorded failure has one cost; it is charged where it was met.
                 yield config, Evidence(compile_s=0.0)
 
-    def spare_default(self) -> None:
+    def skip_default(self) -> None:
         """Nothing is run here."""
 
-    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:  # noqa: ARG002  # all is recorded
+    def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:  # noqa: ARG002  # all is recorded
         outcome = self._outcome(config)
         self.charged_s += outcome.run_s if isinstance(outcome, Measurement) else outcome.cost_s
         return outcome

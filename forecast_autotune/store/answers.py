@@ -21,8 +21,8 @@ AT_ONCE = 500  # digests of one query; SQLite before 3.32 takes 999 values
 
 
 def kept_answers(connection: sqlite3.Connection, digests: Sequence[str], complain: Complain) -> dict[str, Bins]:
-    """Those answers that are kept; one that does not decode counts as not there."""
-    found: dict[str, Bins] = {}
+    """Kept answers by digest; questions without one are left out, and so are answers that do not decode."""
+    known: dict[str, Bins] = {}
     for start in range(0, len(digests), AT_ONCE):
         some = digests[start : start + AT_ONCE]
         marks = ",".join("?" * len(some))
@@ -32,10 +32,10 @@ def kept_answers(connection: sqlite3.Connection, digests: Sequence[str], complai
         ).fetchall():
             what = f"answer {digest}"
             try:
-                found[digest] = decode_answer(from_text(value, what), what)
+                known[digest] = decode_answer(from_text(value, what), what)
             except InvalidInputError as err:
                 complain(str(err))
-    return found
+    return known
 
 
 def keep_answers(connection: sqlite3.Connection, answers: Mapping[str, Bins]) -> None:

@@ -35,7 +35,7 @@ def newest_pairs(connection: sqlite3.Connection, kind: str, complain: Complain, 
     default, whose speed-up is 1 by definition; what failed for no fault of its own; and what ran where the default has no
     time, for then nothing says what the forecast related to.
     """
-    hardware = [number for number, found in _kinds(connection, complain) if found == kind]
+    hardware = [number for number, known in _kinds(connection, complain) if known == kind]
     # CROSS JOIN keeps SQLite from beginning with the forecasts: the newest outcomes are found by walking back.
     newest = connection.execute(
         "SELECT outcome.id FROM outcome CROSS JOIN forecast ON forecast.outcome = outcome.id"  # noqa: S608  # only marks
@@ -50,7 +50,7 @@ def newest_pairs(connection: sqlite3.Connection, kind: str, complain: Complain, 
     chosen = [number for (number,) in newest]
     if len(chosen) > most:  # not every n-th: that would meet the same places of runs of equal length again and again
         chosen = random.Random(len(newest)).sample(chosen, most)
-    found = connection.execute(
+    selected = connection.execute(
         "SELECT outcome.id, workload, hardware, toolchain, default_config, outcome.value, forecast.value"  # noqa: S608
         " FROM outcome JOIN forecast ON forecast.outcome = outcome.id"
         f" WHERE outcome.id IN ({','.join('?' * len(chosen))}) ORDER BY outcome.id DESC",  # only marks
@@ -58,25 +58,25 @@ def newest_pairs(connection: sqlite3.Connection, kind: str, complain: Complain, 
     ).fetchall()
     defaults: dict[tuple[int, ...], float | None] = {}
     pairs: list[Pair] = []
-    for number, *place, outcome, forecast in found:
+    for number, *place, outcome, forecast in selected:
         what = f"outcome {number}"
         try:
-            said = decode_forecast(_parsed(forecast, what), what)
+            predicted = decode_forecast(_parsed(forecast, what), what)
             time_us = _time_us(outcome, what)
         except InvalidInputError as err:
             complain(str(err))
             continue
-        if not isinstance(said, Forecast) or time_us is None:
+        if not isinstance(predicted, Forecast) or time_us is None:
             continue
         if math.isinf(time_us):
-            pairs.append((said, -math.inf))
+            pairs.append((predicted, -math.inf))
             continue
         key = tuple(place)
         if key not in defaults:
             defaults[key] = _default_us(connection, key, complain)
         default_us = defaults[key]
         if default_us is not None:
-            pairs.append((said, math.log2(default_us / time_us)))
+            pairs.append((predicted, math.log2(default_us / time_us)))
     return pairs
 
 
@@ -120,10 +120,10 @@ def _time_us(text: str, what: str) -> float | None:
 
     The outcome itself, every sample of it checked and kept, would take five times as long to make.
     """
-    found = fields(_parsed(text, what), what)
-    if "stage" in found:
-        return None if found.get("transient") is True else math.inf
-    samples = list_field(found, "samples_us", what)
+    data = fields(_parsed(text, what), what)
+    if "stage" in data:
+        return None if data.get("transient") is True else math.inf
+    samples = list_field(data, "samples_us", what)
     try:
         median = float(statistics.median(samples))  # type: ignore[type-var, arg-type]  # raises on what is no number
     except (TypeError, ValueError, OverflowError, statistics.StatisticsError):
@@ -134,7 +134,7 @@ def _time_us(text: str, what: str) -> float | None:
 
 
 def _parsed(text: object, what: str) -> object:
-    """As `encoding.from_text`, in half the time: what it refuses, NaN and infinities, every number is checked for here."""
+    """As `encoding.from_text`, in half the time: NaN and infinities pass, so the caller checks every number."""
     if not isinstance(text, str):  # JSON could also be read from bytes
         raise InvalidInputError(f"{what} is {shown(text)}: it must be text")
     try:

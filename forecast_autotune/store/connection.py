@@ -1,208 +1,261 @@
-"""Connections to a store's file: made, brought to this version's schema, and given the journal that works there."""
+"""A store's connection in one process: opened late, set aside where it is broken, in memory where it cannot be used."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from . import filesystem, schema
+from . import database, filesystem, schema
+from .deferred import DeferredWrites
+from .held_warnings import HeldWarnings
 
 if TYPE_CHECKING:
     import sqlite3
 
-BUSY_S = 20.0
-"""How long a write waits for other processes'. 32 that began at one moment, ten rows each, waited up to 0.6 s (ext4, two
-cores)."""
+FORK_WAIT_S = 0.1
+"""How long a fork waits for another thread to be done with the file: several times what a transaction takes (13 ms with a
+sync of the disk). A thread that waits for another process takes up to `database.BUSY_S`: a child goes on in memory then."""
 
-MIGRATION_S = 120.0
-"""How long to wait for another process that brings an older file to this version's schema. A million outcomes took 9 s
-(ext4, two cores)."""
+_ATTEMPTS = 3  # at one operation: the file may be set aside, and then be removed by somebody else
 
-SNAPSHOT_S = 1.0
-"""How long to wait for a file that is only to be copied, by a process that cannot use it."""
+_T = TypeVar("_T")
 
-CHECKED_BYTES = 32 * 2**20
-"""The largest file that is read in whole before a process first adds to it: 2 to 3 ms for each MiB in Linux's cache."""
-
-JOURNAL_S = 2.0
-"""How long to ask for another journal mode while others have the file open."""
+_OF_PARENTS: list[sqlite3.Connection] = []  # made before this process was forked; never closed here
 
 
-def open_file(path: Path, journal: str) -> sqlite3.Connection:
-    """Open a store's file for reading and writing, created and brought to this version's schema if need be.
+class StoreConnection:
+    """One store's file as one process has it open, for all its threads; or the memory that stands in for it.
 
-    Raises:
-        OSError: the folder or the file cannot be had, or a link stands there.
-        sqlite3.Error: SQLite cannot use the file.
-        schema.NewerSchemaError, schema.NotAStoreError: it is not for this version, or no store.
+    Args:
+        path: the file; None for memory alone.
+        journal: `wal`, `rollback` or `auto`; see `SqliteStore`.
+        warnings: where trouble is reported.
     """
-    filesystem.make_folder(path.parent)
-    try:
-        if filesystem.identity_of(path) is None:
-            with filesystem.folder_lock(path.parent):
-                filesystem.make_file(path)
-    except TimeoutError as err:
-        raise OSError(f"{err}: another process holds it") from None
-    except OSError:
-        pass  # no lock can be had here; what it guards against is rare, and no reason to keep nothing
-    filesystem.make_file(path)  # refuses a link
-    filesystem.refuse_without_locks(path.parent)
-    connection = connect(str(path))
-    try:
-        found = schema.version_of(connection)  # before anything is changed: a newer version's file stays as it is
-        _choose_journal(connection, path, journal)
-        if found != schema.VERSION:
-            connection.execute(f"PRAGMA busy_timeout = {int(MIGRATION_S * 1000)}")
-            schema.migrate(connection)
-            connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
-        connection.execute("PRAGMA foreign_keys = ON")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
+    def __init__(self, path: Path | None, *, journal: str, warnings: HeldWarnings) -> None:
+        self.path = path
+        self.journal = journal
+        self.warnings = warnings
+        self._begin()
 
-@contextmanager
-def read_only(path: Path, *, wait_s: float | None = None) -> Iterator[sqlite3.Connection]:
-    """Open a store's file without ever writing to it.
+    def _begin(self) -> None:
+        """Nothing is open yet: in a new store, and in the child of a fork."""
+        self.lock = threading.RLock()
+        self.deferred = DeferredWrites()
+        self._connection: sqlite3.Connection | None = None
+        self._identity: filesystem.Identity | None = None  # of the open file; None in memory
+        self._checked: filesystem.Identity | None = None  # of the file that was whole before this process added to it
+        self._gave_way = False  # in memory although a file was asked for
+        self._inherited = False  # the file may have been open when this process was forked: it cannot be used here
+        self._ready_for_fork = False  # the file is closed, and a thread that forks holds the lock
+        self._fork_waits = True  # False after a fork that waited in vain, until the lock has been free
 
-    `wait_s`, else `BUSY_S`, is how long to wait for another process that is just writing.
+    @property
+    def in_memory(self) -> bool:
+        """Whether what is written ends with this process."""
+        return self.path is None or self._gave_way
 
-    Raises:
-        sqlite3.Error: SQLite cannot read it.
-        schema.NewerSchemaError, schema.NotAStoreError: it is not for this version, or no store.
-    """
-    import sqlite3
+    @property
+    def is_open(self) -> bool:
+        """Whether a file or memory is open already."""
+        return self._connection is not None
 
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    try:
-        filesystem.refuse_special(path)
-    except OSError as err:
-        raise schema.NotAStoreError(str(err)) from None
-    connection = connect(uri, uri=True, wait_s=wait_s)
-    try:
+    @property
+    def _file(self) -> Path:
+        if self.path is None:
+            raise AssertionError("a store in memory was asked for its file")
+        return self.path
+
+    # Using ----------------------------------------------------------------------------------------------------------
+
+    def run(self, operation: Callable[[sqlite3.Connection], _T]) -> _T | None:
+        """The result of an operation on the open store; None where it failed, which a warning reports.
+
+        Where the file is at fault, it is set aside or left for memory, and the operation runs again.
+        """
+        import sqlite3
+
+        with self.warnings.held(), self.lock:
+            for _ in range(_ATTEMPTS):
+                connection = self.open()
+                try:
+                    return operation(connection)
+                except sqlite3.Error as err:
+                    if self.in_memory:
+                        self.complain(str(err))
+                        return None
+                    if filesystem.identity_of(self._file) != self._identity:
+                        continue  # removed under our hands: `open` begins another
+                    if not (database.is_broken(err, connection) and self._set_aside(err, self._identity)):
+                        self._give_way(str(err))
+                except (TypeError, ValueError) as err:  # a value that JSON or UTF-8 cannot hold
+                    self.complain(str(err))
+                    return None
+            return None
+
+    def write(self, write: Callable[[sqlite3.Connection], object]) -> None:
+        """Write in one transaction, and with it what was deferred. The first write of a process checks the file."""
+
+        def operation(connection: sqlite3.Connection) -> None:
+            if not self.in_memory and self._checked != self._identity:
+                if database.refuse_damaged(connection):
+                    self.complain("indexes that disagreed with its rows and were made anew")
+                self._checked = self._identity
+            with database.transaction(connection):
+                write(connection)
+                self.deferred.write(connection)
+            self.deferred.written()
+
+        self.run(operation)
+
+    def write_deferred(self) -> None:
+        """Write what was deferred if that needs no waiting and makes no trouble; it is worth neither."""
+        import sqlite3
+
+        connection = self._connection
+        if not self.deferred or connection is None:
+            return
+        if not self.in_memory and filesystem.identity_of(self._file) != self._identity:
+            return
+        with suppress(sqlite3.Error):
+            connection.execute("PRAGMA busy_timeout = 0")
+            try:
+                with database.transaction(connection):
+                    self.deferred.write(connection)
+                self.deferred.written()
+            finally:
+                connection.execute(f"PRAGMA busy_timeout = {int(database.BUSY_S * 1000)}")
+
+    def complain(self, text: str) -> None:
+        """Warn of a row that was skipped; the first speaks for all."""
+        where = self.path or "in memory"
+        self.warnings.warn_once("rows", f"store {where} passes over what it cannot read or keep: {text}")
+
+    # Opening and closing --------------------------------------------------------------------------------------------
+
+    def open(self) -> sqlite3.Connection:
+        """The connection of this process, opened if need be; called with the lock held."""
+        self._fork_waits = True
+        if self._connection is not None and not self.in_memory and filesystem.identity_of(self._file) != self._identity:
+            # Removed, or set aside by another process: what is written to it now, nobody will read.
+            self._close_file()
+        if self._connection is None and not self.in_memory:
+            self._connect()
+        if self._connection is None:
+            self._connection = database.open_memory()
+        return self._connection
+
+    def close(self) -> None:
+        """Write what was deferred and close the file; a later call opens it again. Memory is forgotten."""
+        with self.lock:
+            if self._connection is not None:
+                self.write_deferred()
+            self._close_file()
+            self._identity = None
+            self._gave_way = False
+
+    def _close_file(self) -> None:
+        if self._connection is not None:
+            with suppress(Exception):  # an error here loses nothing that was reported as kept
+                self._connection.close()
+        self._connection = None
+
+    def _connect(self) -> None:
+        """Open the file; set it aside and begin a fresh one if it is broken; else go on in memory."""
+        import sqlite3
+
+        if self._inherited:
+            self._give_way("this process was forked while another thread was busy with it")
+            return
+        # Before opening: when that fails, another process may have set the file aside already and begun a fresh one.
+        seen = filesystem.identity_of(self._file)
         try:
-            filesystem.refuse_without_locks(path.parent)
-            schema.version_of(connection)
-        except (sqlite3.OperationalError, OSError) as err:
-            if "locked" in str(err):
-                raise
-            # A WAL database in a folder that cannot be written to has no place for its index. Nobody else can be
-            # writing there either, which is what `immutable` asks to be promised.
-            connection.close()
-            connection = connect(uri + "&immutable=1", uri=True)
-            schema.version_of(connection)
-        yield connection
-    finally:
-        connection.close()
+            try:
+                self._connection = database.open_file(self._file, self.journal)
+            except (schema.NotAStoreError, sqlite3.DatabaseError) as err:
+                if not (database.is_broken(err) and self._set_aside(err, seen)):
+                    raise
+                seen = filesystem.identity_of(self._file)
+                self._connection = database.open_file(self._file, self.journal)
+            self._identity = seen or filesystem.identity_of(self._file)
+        except schema.NewerSchemaError as err:
+            hint = "use a newer forecast_autotune, or let FORECAST_AUTOTUNE_DIR name another folder"
+            self._give_way(f"it has schema {err.version}, this version reads {schema.VERSION}: {hint}", keep=False)
+        except (schema.NotAStoreError, sqlite3.Error, OSError) as err:
+            self._give_way(str(err) or "it is not a store of this package")
 
-
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing; the lock for writing is taken at the start, where waiting for it is safe."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            with suppress(Exception):  # the error that led here is the one to tell
-                connection.execute("ROLLBACK")
-        raise
-
-
-def is_broken(err: Exception, connection: sqlite3.Connection | None = None) -> bool:
-    """Whether an error says that the file's content is at fault, not the disk or another process.
-
-    A constraint also fails where a newer version has changed the tables meanwhile: the file is asked what is wrong with it.
-    """
-    import sqlite3
-
-    if isinstance(err, schema.NotAStoreError) or type(err) is sqlite3.DatabaseError:
-        return True  # "file is not a database", "database disk image is malformed"
-    if isinstance(err, sqlite3.IntegrityError) and connection is not None:
-        checks = ("integrity_check", "foreign_key_check")
+    def _set_aside(self, reason: Exception, seen: filesystem.Identity | None) -> bool:
+        """Rename the broken store away; False where that cannot be done."""
+        if self.warnings.quiet:
+            return False
+        self._close_file()
         try:
-            found = [row for check in checks for row in connection.execute(f"PRAGMA {check}")]
-        except sqlite3.Error as other:
-            return is_broken(other)
-        return found != [("ok",)]
-    damaged = ("no such table", "no such column", "unsupported file format")
-    return isinstance(err, sqlite3.OperationalError) and any(words in str(err) for words in damaged)
+            aside = filesystem.set_aside(self._file, seen)
+        except OSError:
+            return False
+        if aside is not None:
+            self.warnings.warn_once(
+                "broken",
+                f"store {self._file} is broken ({str(reason) or 'not a store of this package'}): it is kept as "
+                f"{aside.name}, and a fresh one is begun",
+            )
+        return True
+
+    def _give_way(self, reason: str, *, keep: bool = True) -> None:
+        """Go on in memory; `keep` with what can be read from the file."""
+        self._close_file()
+        self._gave_way = True
+        self._identity = None
+        self._connection = database.open_memory(self._file if keep else None)
+        self.warnings.warn_once(
+            "memory",
+            f"store {self._file} cannot be used ({reason}): what this process learns is kept in memory alone. "
+            "'forecast-autotune doctor' says more",
+        )
+
+    # Forking --------------------------------------------------------------------------------------------------------
+
+    def before_fork(self) -> bool:
+        """Close the file, and hold the lock until the fork is done; False where another thread is busy with it for long.
+
+        A child inherits what SQLite remembers of its process's locks, and would believe to hold them. Seen without this:
+        when the parent closed first, what the child recorded from then on was lost without a word; forked while another
+        thread wrote, the child found the file locked for ever.
+        """
+        # A series of forks, such as a loader's workers, waits once.
+        self._fork_waits = self.lock.acquire(timeout=FORK_WAIT_S if self._fork_waits else 0)
+        if not self._fork_waits:
+            return False
+        if self._connection is not None and not self.in_memory:
+            with suppress(Exception):
+                database.skip_checkpoint(self._connection)
+            self._close_file()
+            self._identity = None
+        self._ready_for_fork = True
+        return True
+
+    def after_fork_in_parent(self) -> None:
+        """Let other threads use the store again; the next operation opens the file."""
+        self._ready_for_fork = False
+        with suppress(RuntimeError):  # an interrupt came before the lock was had
+            self.lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Leave the parent's connection alone, and open the file when it is needed.
+
+        The lock may be held by a thread that does not exist here, so it is replaced. That thread may be opening the file,
+        which `_connection` does not show yet.
+        """
+        inherited = self._inherited or not (self._ready_for_fork or self.in_memory)
+        leave_to_parent(self._connection)
+        self._begin()
+        self._inherited = inherited
 
 
-def damage(connection: sqlite3.Connection) -> list[str]:
-    """What is wrong with a file's pages and indexes. Odd values are no damage: who reads them passes over them."""
-    found = (line.splitlines()[-1] for (line,) in connection.execute("PRAGMA integrity_check"))
-    return [line for line in found if line != "ok" and " value in " not in line]
-
-
-def refuse_damaged(connection: sqlite3.Connection) -> bool:
-    """Read a file in whole, if it is not large, before anything is added: on a damaged page that may be lost unseen.
-
-    Indexes that disagree with their rows are made anew, so that a flipped bit costs its row alone.
-
-    Returns:
-        whether indexes were made anew.
-    Raises:
-        sqlite3.DatabaseError: more than indexes is damaged.
-    """
-    import sqlite3
-
-    pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
-    if pages * size > CHECKED_BYTES or not damage(connection):
-        return False
-    with suppress(sqlite3.IntegrityError):  # rows that stand there twice
-        connection.execute("REINDEX")
-    found = damage(connection)
-    if found:
-        raise sqlite3.DatabaseError(found[0])
-    return True
-
-
-def connect(target: str, *, uri: bool = False, wait_s: float | None = None) -> sqlite3.Connection:
-    """A connection for any thread (the store's lock takes turns), with transactions begun by hand."""
-    import sqlite3
-
-    timeout = BUSY_S if wait_s is None else wait_s
-    connection = sqlite3.connect(target, timeout=timeout, isolation_level=None, check_same_thread=False, uri=uri)
-    # A flipped bit in a text must not cost all that stands beside it: what is left of the text tells that it is damaged.
-    connection.text_factory = lambda data: data.decode(errors="replace")
-    # What sqlite.org/security.html advises for files that somebody may have made or a disk may have changed.
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute("PRAGMA cell_size_check = ON")
-    # Pages that come free need not be overwritten, as some builds of SQLite do: a million outcomes took 1.4 GB of log more.
-    connection.execute("PRAGMA secure_delete = FAST")
-    return connection
-
-
-def _choose_journal(connection: sqlite3.Connection, path: Path, journal: str) -> None:
-    """WAL where it works: readers and a writer do not wait for each other, and no row waits for the disk."""
-    rollback = journal == "rollback" or (journal == "auto" and filesystem.on_network(path))
-    mode = _set_journal(connection, "delete" if rollback else "wal")
-    if mode not in ("wal", "delete"):
-        mode = _set_journal(connection, "delete")
-    # In WAL mode NORMAL loses at most the last rows at a power failure and never breaks the file; a rollback journal
-    # needs FULL for that.
-    connection.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'FULL'}")
-
-
-def _set_journal(connection: sqlite3.Connection, wanted: str) -> str:
-    """Ask for a journal mode; returns the one in force, which others who have the file open may hold it to."""
-    import sqlite3
-
-    deadline = time.monotonic() + JOURNAL_S
-    while True:
-        mode = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
-        if mode == wanted:
-            return mode
-        try:
-            return str(connection.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0])
-        except sqlite3.OperationalError as err:
-            # Changing it needs the file for oneself and does not wait for that, whatever the timeout says.
-            if "locked" not in str(err) or time.monotonic() > deadline:
-                return mode
-            time.sleep(0.01)
+def leave_to_parent(connection: sqlite3.Connection | None) -> None:
+    """Keep a connection made before a fork from being collected: SQLite must neither use nor close it in the child."""
+    if connection is not None:
+        _OF_PARENTS.append(connection)

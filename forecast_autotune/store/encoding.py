@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 LARGEST = 10**300
 """As a number, what lies beyond cannot be calculated with."""
 
-MOST_COUNTED = 2**53  # what a float tells from its neighbours
+MOST_COUNTED = 2**53  # the largest whole number up to which floats are exact
 FASTEST_US, SLOWEST_US = 1e-100, 1e100
 """Times that are no time; quotients of those between, and their squares, are finite numbers."""
 
@@ -46,8 +46,8 @@ def to_text(value: object) -> str:
 
 
 def to_short_text(value: Json) -> str:
-    """One line of JSON without what decoding takes a missing field for: of a million rows, that is 60 MB."""
-    return to_text({name: inner for name, inner in value.items() if inner != _UNSAID.get(name)})
+    """One line of JSON without fields that hold their default, which decoding restores: 60 MB of a million rows."""
+    return to_text({name: inner for name, inner in value.items() if inner != _DEFAULTS.get(name)})
 
 
 def from_text(text: object, what: str) -> object:
@@ -70,7 +70,7 @@ def from_text(text: object, what: str) -> object:
         raise InvalidInputError(f"{what} is no JSON ({err}): it starts with {text[:40]!r}") from None
 
 
-# Reading one field ------------------------------------------------------------------------------------------------------
+# Reading one field: each raises InvalidInputError, naming `what` the field belongs to and the value seen -------------------
 
 
 def fields(value: object, what: str) -> Mapping[str, object]:
@@ -80,8 +80,9 @@ def fields(value: object, what: str) -> Mapping[str, object]:
     return value
 
 
-def text_field(found: Mapping[str, object], name: str, what: str, default: str | None = None) -> str:
-    value = found.get(name, default)
+def text_field(data: Mapping[str, object], name: str, what: str, default: str | None = None) -> str:
+    """A field that must hold text."""
+    value = data.get(name, default)
     if not isinstance(value, str):
         raise InvalidInputError(f"{what} has {name} {shown(value)}: it must be text")
     return value
@@ -95,8 +96,9 @@ def refuse_surrogates(text: str, what: str) -> None:
         raise InvalidInputError(f"{what} is {text[:60]!a}: lone surrogates are no text") from None
 
 
-def number_field(found: Mapping[str, object], name: str, what: str, default: float | None = None) -> float:
-    value = found.get(name, default)
+def number_field(data: Mapping[str, object], name: str, what: str, default: float | None = None) -> float:
+    """A field that must hold a finite number."""
+    value = data.get(name, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidInputError(f"{what} has {name} {shown(value)}: it must be a number")
     try:
@@ -108,27 +110,30 @@ def number_field(found: Mapping[str, object], name: str, what: str, default: flo
     return number
 
 
-def cost_field(found: Mapping[str, object], name: str, what: str) -> float:
+def cost_field(data: Mapping[str, object], name: str, what: str) -> float:
     """Seconds that something took."""
-    cost_s = number_field(found, name, what, 0.0)
+    cost_s = number_field(data, name, what, 0.0)
     if not 0 <= cost_s <= MOST_COUNTED:
         raise InvalidInputError(f"{what} has {name} {shown(cost_s)}: it must be seconds that passed")
     return cost_s
 
 
-def optional_number(found: Mapping[str, object], name: str, what: str) -> float | None:
-    return None if found.get(name) is None else number_field(found, name, what)
+def optional_number(data: Mapping[str, object], name: str, what: str) -> float | None:
+    """A field that may be missing or null, and else must hold a finite number."""
+    return None if data.get(name) is None else number_field(data, name, what)
 
 
-def count_field(found: Mapping[str, object], name: str, what: str, default: int | None = None) -> int:
-    value = found.get(name, default)
+def count_field(data: Mapping[str, object], name: str, what: str, default: int | None = None) -> int:
+    """A field that must hold a whole number from 0 to `MOST_COUNTED`."""
+    value = data.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_COUNTED:
         raise InvalidInputError(f"{what} has {name} {shown(value)}: it must be a whole number that counts something")
     return value
 
 
-def list_field(found: Mapping[str, object], name: str, what: str) -> list[object]:
-    value = found.get(name, [])
+def list_field(data: Mapping[str, object], name: str, what: str) -> list[object]:
+    """A field that must hold a list; a missing one is empty."""
+    value = data.get(name, [])
     if not isinstance(value, list):
         raise InvalidInputError(f"{what} has {name} {shown(value)}: it must be a list")
     return value
@@ -143,14 +148,16 @@ def shown(value: object) -> str:
     return "missing" if value is None else text if len(text) <= 60 else text[:57] + "..."
 
 
-# One pair of functions for each noun ------------------------------------------------------------------------------------
+# One pair of functions for each noun: decoding raises InvalidInputError -------------------------------------------------
 
 
 def encode_config(config: Config) -> Json:
+    """A config as its knobs."""
     return dict(config.knobs)
 
 
 def decode_config(value: object, what: str = "config") -> Config:
+    """A config from its knobs; no knob may be nested, or so large that it cannot be calculated with."""
     knobs: Mapping[str, Value] = fields(value, what)  # type: ignore[assignment]  # Config checks every knob itself
     try:
         config = Config(knobs)
@@ -168,12 +175,14 @@ def decode_config(value: object, what: str = "config") -> Config:
 
 
 def encode_program(program: Program) -> Json:
+    """A program as its name, language and source."""
     return {"name": program.name, "language": program.language, "source": program.source}
 
 
 def decode_program(value: object, what: str = "program") -> Program:
-    found = fields(value, what)
-    texts = {name: text_field(found, name, what) for name in ("name", "language", "source")}
+    """A program from its name, language and source."""
+    data = fields(value, what)
+    texts = {name: text_field(data, name, what) for name in ("name", "language", "source")}
     for name, text in texts.items():
         refuse_surrogates(text, f"{what}'s {name}")
     return Program(**texts)
@@ -199,19 +208,20 @@ def _check_key(value: object, what: str, levels: int) -> None:
 
 
 def decode_workload(value: object, program: Program, what: str = "workload") -> Workload:
-    found = fields(value, what)
+    """A workload from what `encode_workload` returns, and its program."""
+    data = fields(value, what)
     features: dict[str, Value] = {}
-    features_given = fields(found.get("features", {}), f"{what}'s features")
+    features_given = fields(data.get("features", {}), f"{what}'s features")
     for name, feature in features_given.items():
         if not isinstance(feature, (bool, int, float, str, type(None))):
             raise InvalidInputError(f"{what} has feature {name} {shown(feature)}: it must be a number, text or null")
         if type(feature) in (int, float):
             number_field(features_given, name, f"{what}'s features")
         features[name] = feature
-    key = dict(fields(found.get("key"), f"{what}'s key"))
+    key = dict(fields(data.get("key"), f"{what}'s key"))
     _check_key(key, f"{what}'s key", KEY_DEPTH)
-    timing = text_field(found, "timing", what, "eager")
-    check = text_field(found, "check", what, "")
+    timing = text_field(data, "timing", what, "eager")
+    check = text_field(data, "check", what, "")
     refuse_surrogates(canonical_json(key) + timing + check, f"{what}'s key, timing or check")
     return Workload(program=program, key=key, timing=timing, check=check, features=features)
 
@@ -221,30 +231,35 @@ _HARDWARE = {f.name: (str(f.type), None if f.default is MISSING else f.default) 
 
 
 def encode_hardware(hardware: Hardware) -> Json:
+    """A device as all fields of its sheet."""
     return {name: getattr(hardware, name) for name in _HARDWARE}
 
 
 def decode_hardware(value: object, what: str = "hardware") -> Hardware:
-    found = fields(value, what)
+    """A device from its sheet; fields that an older version did not write have their defaults."""
+    data = fields(value, what)
     read: dict[str, Callable[..., object]] = {"str": text_field, "int": count_field, "float": number_field}
-    given = {name: read[kind](found, name, what, unknown) for name, (kind, unknown) in _HARDWARE.items()}
+    given = {name: read[kind](data, name, what, unknown) for name, (kind, unknown) in _HARDWARE.items()}
     hardware = Hardware(**given)  # type: ignore[arg-type]  # each was read as its type
     refuse_surrogates(canonical_json(hardware.identity), what)
     return hardware
 
 
 def encode_toolchain(toolchain: Toolchain) -> Json:
+    """A toolchain as its components' versions."""
     return dict(toolchain.versions)
 
 
 def decode_toolchain(value: object, what: str = "toolchain") -> Toolchain:
-    found = fields(value, what)
-    versions = {name: text_field(found, name, what) for name in found}
+    """A toolchain from its components' versions."""
+    data = fields(value, what)
+    versions = {name: text_field(data, name, what) for name in data}
     refuse_surrogates(canonical_json(versions), what)
     return Toolchain(versions=versions)
 
 
 def encode_forecast(forecast: Forecast | Abstention | None) -> Json | None:
+    """A forecast as its components, or an abstention as its reason."""
     if forecast is None:
         return None
     if isinstance(forecast, Abstention):
@@ -256,23 +271,24 @@ def encode_forecast(forecast: Forecast | Abstention | None) -> Json | None:
         "default_us": forecast.default_us,
     }
     # As they are missing in what earlier versions wrote.
-    if any(c.said_by for c in forecast.components):
-        encoded["said_by"] = [c.said_by for c in forecast.components]
-    if forecast.widened != 1.0:
-        encoded["widened"] = forecast.widened
+    if any(c.source for c in forecast.components):
+        encoded["said_by"] = [c.source for c in forecast.components]
+    if forecast.sigma_scale != 1.0:
+        encoded["widened"] = forecast.sigma_scale
     return encoded
 
 
 def decode_forecast(value: object, what: str = "forecast") -> Forecast | Abstention | None:
+    """A forecast or an abstention; None stays None."""
     if value is None:
         return None
-    found = fields(value, what)
-    source = text_field(found, "source", what)
-    if "abstains" in found:
-        return Abstention(source, text_field(found, "abstains", what))
+    data = fields(value, what)
+    source = text_field(data, "source", what)
+    if "abstains" in data:
+        return Abstention(source, text_field(data, "abstains", what))
     components = []
-    bells = list_field(found, "components", what)
-    said_by = list_field(found, "said_by", what) if "said_by" in found else [""] * len(bells)
+    bells = list_field(data, "components", what)
+    said_by = list_field(data, "said_by", what) if "said_by" in data else [""] * len(bells)
     if len(said_by) != len(bells) or not all(isinstance(name, str) for name in said_by):
         raise InvalidInputError(f"{what} has said_by {shown(said_by)}: it must be one name for each of its components")
     for given, name in zip(bells, said_by, strict=True):
@@ -287,34 +303,36 @@ def decode_forecast(value: object, what: str = "forecast") -> Forecast | Abstent
         components.append(Normal(mean, sigma, weight, str(name)))
     if not components:
         raise InvalidInputError(f"{what} has no components: give at least one, or 'abstains' with a reason")
-    fail_probability = number_field(found, "fail_probability", what, 0.0)
+    fail_probability = number_field(data, "fail_probability", what, 0.0)
     if not 0 <= fail_probability <= 1:
         raise InvalidInputError(f"{what} has fail_probability {fail_probability}: it must lie between 0 and 1")
-    widened = number_field(found, "widened", what, 1.0)
+    widened = number_field(data, "widened", what, 1.0)
     if not widened > 0:
         raise InvalidInputError(f"{what} has widened {widened}: it must be a positive factor")
-    return Forecast(tuple(components), source, fail_probability, optional_number(found, "default_us", what), widened)
+    return Forecast(tuple(components), source, fail_probability, optional_number(data, "default_us", what), widened)
 
 
 def names_tensors(workload: Workload) -> bool:
-    """Whether the features of a call tell the sizes of tensors, as `x_0` does the first of x."""
+    """Whether the features of a call hold sizes of tensors, as `x_0` is the first of x."""
     return any(name.rpartition("_")[2].isdecimal() for name in workload.features)
 
 
 def encode_described(described: Mapping[str, float]) -> Json:
-    """Numbers of a config to six digits, which say all that an estimate does; any that is not finite is left out."""
+    """A config's static features to six digits, enough for estimates; any that is not finite is left out."""
     return {name: float(f"{value:.6g}") for name, value in described.items() if math.isfinite(value)}
 
 
 def decode_described(value: object, what: str = "described") -> dict[str, float]:
-    found = fields(value, what)
+    """A config's static features: finite numbers by name."""
+    data = fields(value, what)
     return {
-        name: number if type(number) is float and math.isfinite(number) else number_field(found, name, what)
-        for name, number in found.items()
+        name: number if type(number) is float and math.isfinite(number) else number_field(data, name, what)
+        for name, number in data.items()
     }
 
 
 def encode_outcome(outcome: Outcome) -> Json:
+    """A measurement as its samples and costs, or a failure, whose `stage` comes first."""
     if isinstance(outcome, Failure):
         return {
             "stage": outcome.stage,
@@ -334,14 +352,15 @@ def encode_outcome(outcome: Outcome) -> Json:
 
 
 def decode_outcome(value: object, what: str = "outcome") -> Outcome:
-    found = fields(value, what)
-    if "stage" in found:
-        stage = text_field(found, "stage", what)
-        message = text_field(found, "message", what)
-        cost_s = cost_field(found, "cost_s", what)
-        flags = {name: found.get(name, False) is True for name in ("crashed", "transient")}
+    """A measurement, or a failure where there is a `stage`."""
+    data = fields(value, what)
+    if "stage" in data:
+        stage = text_field(data, "stage", what)
+        message = text_field(data, "message", what)
+        cost_s = cost_field(data, "cost_s", what)
+        flags = {name: data.get(name, False) is True for name in ("crashed", "transient")}
         return _named(what, lambda: Failure(stage=stage, message=message, cost_s=cost_s, **flags))
-    samples = list_field(found, "samples_us", what)
+    samples = list_field(data, "samples_us", what)
     if any(type(s) is not float and type(s) is not int for s in samples):
         wrong = next(s for s in samples if type(s) is not float and type(s) is not int)
         raise InvalidInputError(f"{what} has the sample {shown(wrong)}: times are positive finite microseconds")
@@ -349,11 +368,11 @@ def decode_outcome(value: object, what: str = "outcome") -> Outcome:
         raise InvalidInputError(
             f"{what} has the sample {shown(wrong_times[0])}: times are positive finite microseconds"
         )
-    compile_s = cost_field(found, "compile_s", what)
-    run_s = cost_field(found, "run_s", what)
-    clock_mhz = optional_number(found, "clock_mhz", what)
-    temperature_c = optional_number(found, "temperature_c", what)
-    disturbance = optional_number(found, "disturbance", what) or 0.0
+    compile_s = cost_field(data, "compile_s", what)
+    run_s = cost_field(data, "run_s", what)
+    clock_mhz = optional_number(data, "clock_mhz", what)
+    temperature_c = optional_number(data, "temperature_c", what)
+    disturbance = optional_number(data, "disturbance", what) or 0.0
     return _named(
         what,
         lambda: Measurement(
@@ -368,16 +387,18 @@ def decode_outcome(value: object, what: str = "outcome") -> Outcome:
 
 
 def encode_answer(answer: Bins) -> Json:
+    """A language model's answer as probabilities of the eight bins."""
     return {"probabilities": list(answer.probabilities), "raw_sum": answer.raw_sum}
 
 
 def decode_answer(value: object, what: str = "answer") -> Bins:
-    found = fields(value, what)
-    given = list_field(found, "probabilities", what)
+    """A language model's answer: eight probabilities that sum to 1."""
+    data = fields(value, what)
+    given = list_field(data, "probabilities", what)
     shares = [number_field({"probability": share}, "probability", what) for share in given]
     if len(shares) != len(LABELS) or min(shares) < 0 or abs(math.fsum(shares) - 1.0) > 1e-6:
         raise InvalidInputError(f"{what} has probabilities {shown(given)}: they must be {len(LABELS)} that sum to 1")
-    raw_sum = number_field(found, "raw_sum", what)
+    raw_sum = number_field(data, "raw_sum", what)
     if raw_sum < 0:
         raise InvalidInputError(f"{what} has raw_sum {raw_sum}: it must not be negative")
     return Bins(probabilities=tuple(shares), raw_sum=raw_sum)
@@ -385,15 +406,16 @@ def decode_answer(value: object, what: str = "answer") -> Bins:
 
 _DECISION_COUNTS = ("space_size", "forecast", "compiled", "measured", "failed")
 
-_UNSAID: Json = {
+_DEFAULTS: Json = {
     **dict.fromkeys(("compile_s", "run_s", "cost_s", "spent_s", "fail_probability", *_DECISION_COUNTS), 0),
     "crashed": False,
     "equivalents": [],
 }
-"""What a missing field is, where that is not None, in outcomes, forecasts and decisions."""
+"""What a missing field of outcomes, forecasts and decisions stands for, where that is not None."""
 
 
 def encode_decision(decision: Decision) -> Json:
+    """A decision as all of its fields."""
     return {
         "config": encode_config(decision.config),
         "basis": decision.basis,
@@ -411,22 +433,23 @@ def encode_decision(decision: Decision) -> Json:
 
 
 def decode_decision(value: object, what: str = "decision") -> Decision:
-    found = fields(value, what)
-    values: dict[str, object] = {name: count_field(found, name, what, 0) for name in _DECISION_COUNTS}
+    """A decision; counts and costs that are missing are 0."""
+    data = fields(value, what)
+    values: dict[str, object] = {name: count_field(data, name, what, 0) for name in _DECISION_COUNTS}
     for name in ("config_us", "default_us"):
-        time_us = optional_number(found, name, what)
+        time_us = optional_number(data, name, what)
         if time_us is not None and not FASTEST_US < time_us < SLOWEST_US:
             raise InvalidInputError(f"{what} has {name} {time_us}: times are positive finite microseconds")
         values[name] = time_us
-    values |= {name: text_field(found, name, what) for name in ("basis", "reason", "space_digest", "budget")}
-    values["run"] = text_field(found, "run", what, "")
+    values |= {name: text_field(data, name, what) for name in ("basis", "reason", "space_digest", "budget")}
+    values["run"] = text_field(data, "run", what, "")
     values |= {
-        "spent_s": cost_field(found, "spent_s", what),
-        "decided_at": number_field(found, "decided_at", what, 0.0),
+        "spent_s": cost_field(data, "spent_s", what),
+        "decided_at": number_field(data, "decided_at", what, 0.0),
     }
-    values["config"] = decode_config(found.get("config"), f"{what}'s config")
+    values["config"] = decode_config(data.get("config"), f"{what}'s config")
     values["equivalents"] = tuple(
-        decode_config(c, f"{what}'s equivalent") for c in list_field(found, "equivalents", what)
+        decode_config(c, f"{what}'s equivalent") for c in list_field(data, "equivalents", what)
     )
     return _named(what, lambda: Decision(**values))  # type: ignore[arg-type]
 

@@ -26,10 +26,10 @@ Identity = tuple[int, int]
 def identity_of(path: Path) -> Identity | None:
     """Which file stands at a path now; None if there is none."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def make_folder(folder: Path) -> None:
@@ -62,18 +62,26 @@ def make_file(path: Path) -> None:
 
 
 def refuse_special(path: Path) -> None:
-    """Raises OSError where a store, or what SQLite keeps beside it, is a pipe, a device, a folder: opening may never end."""
-    for found in (path, *(path.with_name(path.name + ending) for ending in COMPANIONS)):
+    """Refuse a pipe, a device or a folder in the place of a store or a file beside it: opening one may never end.
+
+    Raises:
+        OSError: there is one.
+    """
+    for file in (path, *(path.with_name(path.name + ending) for ending in COMPANIONS)):
         try:
-            mode = os.stat(found).st_mode
+            mode = os.stat(file).st_mode
         except OSError:
             continue  # there is none, or opening it will tell
         if not stat.S_ISREG(mode):
-            raise OSError(f"{found} is no plain file: move it away")
+            raise OSError(f"{file} is no plain file: move it away")
 
 
 def refuse_without_locks(folder: Path) -> None:
-    """Raises OSError where files in a folder cannot be locked in the way SQLite does, which would ask again for 20 s."""
+    """Refuse a folder whose files cannot be locked in the way SQLite does: it would ask again for 20 s.
+
+    Raises:
+        OSError: they cannot.
+    """
     import fcntl
 
     try:
@@ -93,7 +101,7 @@ def refuse_without_locks(folder: Path) -> None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold off every other process that would create a store here or set one aside."""
+    """Keep other processes from creating a store in a folder or setting one aside, while this is held."""
     make_folder(folder / "locks")
     with file_lock(folder / "locks" / "open.lock", timeout=10):
         yield
@@ -123,7 +131,7 @@ def set_aside(path: Path, seen: Identity | None) -> Path | None:
 
 
 def filesystem_type(path: Path) -> str:
-    """What kind of filesystem a path lies on, in Linux's words; empty where that cannot be told."""
+    """The filesystem type of a path, by Linux's name; empty where it is unknown."""
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
@@ -134,12 +142,12 @@ def filesystem_type(path: Path) -> str:
         left, _, right = line.partition(" - ")
         try:
             mount = left.split()[4].encode().decode("unicode_escape")  # a blank is written \040
-            found = right.split()[0]
+            type_name = right.split()[0]
         except (IndexError, UnicodeDecodeError):
             continue
         inside = real == mount or real.startswith(mount.rstrip("/") + "/")
         if inside and len(mount) >= len(best):  # of two mounts at one point, the later covers the earlier
-            best, kind = mount, found
+            best, kind = mount, type_name
     return kind
 
 

@@ -3,8 +3,8 @@
 The first line is a header, `{"schema": "forecast_autotune.store", "version": 1}`. Every other line stands for itself
 and is one of two kinds, named by its `line`:
 
-- `run`: the outcomes of one tuning run at one place, each with the forecast that preceded it, and `described`, what could
-  be told of its config without compiling, if anything could;
+- `run`: the outcomes of one tuning run at one place, each with the forecast that preceded it, and `described`, its
+  config's static features, if there are any;
 - `decision`: one decision; `superseded_at` is there if it does not hold any more.
 
 Both carry `program` (name, language, source), `workload` (key, timing, check, features), `hardware` and `toolchain` in full.
@@ -12,7 +12,7 @@ Both carry `program` (name, language, source), `workload` (key, timing, check, f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,10 @@ from ..core.outcome import Failure
 from ..core.workload import Workload
 from ..errors import InvalidInputError
 from . import encoding, rows
+from .decisions import import_decision, stored_decisions
 from .encoding import Json, from_text, to_text
+from .outcomes import keep_outcome, stored_outcomes
+from .places import PlaceReader, keep_place
 from .rows import Complain, Place, StoredDecision, StoredOutcome
 from .textfile import MOST_BYTES, MOST_STREAMED_BYTES, stream_lines
 
@@ -52,17 +55,13 @@ class Decided:
 
 Entry = Run | Decided
 
-Parameters = Sequence[object] | Mapping[str, object]
-"""Of a statement in SQL: for its question marks, or for its names."""
-
-
 # Writing ----------------------------------------------------------------------------------------------------------------
 
 
 def export_lines(connection: sqlite3.Connection, complain: Complain) -> Iterator[str]:
-    """A store as lines; `complain` is told of each row that does not decode and is therefore left out."""
+    """A store as JSON lines; `complain` gets what is wrong with each row that does not decode and is left out."""
     yield to_text({"schema": SCHEMA, "version": VERSION})
-    reader = rows.PlaceReader(connection)
+    reader = PlaceReader(connection)
     places = connection.execute(
         "SELECT DISTINCT workload, hardware, toolchain FROM outcome ORDER BY 1, 2, 3"
     ).fetchall()
@@ -73,48 +72,13 @@ def export_lines(connection: sqlite3.Connection, complain: Complain) -> Iterator
             complain(str(err))
             continue
         runs: dict[tuple[str, str], list[StoredOutcome]] = {}
-        for stored in rows.stored_outcomes(connection, (workload, hardware, toolchain), complain):
+        for stored in stored_outcomes(connection, (workload, hardware, toolchain), complain):
             if not (isinstance(stored.outcome, Failure) and stored.outcome.transient):  # nobody else's concern
                 runs.setdefault((stored.run, stored.default.text), []).append(stored)
         for outcomes in runs.values():
             yield to_text(_encode_run(Run(place=place, outcomes=tuple(outcomes))))
     for decided in stored_decisions(connection, complain, newest_first=False):  # as they were made
         yield to_text(_encode_decided(decided))
-
-
-def stored_decisions(
-    connection: sqlite3.Connection,
-    complain: Complain,
-    where: str = "",
-    values: Parameters = (),
-    *,
-    newest_first: bool = True,
-) -> Iterator[StoredDecision]:
-    """Decisions of a store, read one by one; `where` is an SQL condition of our own making."""
-    reader = rows.PlaceReader(connection)
-    order = "DESC" if newest_first else "ASC"
-    # Ids are sorted, not rows: 100,000 of them fit anywhere.
-    sorted_ids = f"SELECT id FROM decision {where} ORDER BY decided_at {order}, id {order}"  # noqa: S608
-    for (number,) in connection.execute(sorted_ids, values).fetchall():
-        found = connection.execute(
-            "SELECT workload, hardware, toolchain, value, superseded_at, hits, hit_at FROM decision WHERE id = ?",
-            (number,),
-        ).fetchone()
-        if found is None:
-            continue  # removed meanwhile
-        workload, hardware, toolchain, value, superseded_at, hits, hit_at = found
-        what, row = f"decision {number}", {"superseded_at": superseded_at, "hits": hits, "hit_at": hit_at}
-        try:
-            yield StoredDecision(
-                id=number,
-                place=reader.read(workload, hardware, toolchain),
-                decision=encoding.decode_decision(from_text(value, what), what),
-                superseded_at=encoding.optional_number(row, "superseded_at", what),
-                hits=encoding.count_field(row, "hits", what),
-                hit_at=encoding.optional_number(row, "hit_at", what),
-            )
-        except InvalidInputError as err:
-            complain(str(err))
 
 
 def _encode_place(place: Place) -> Json:
@@ -160,7 +124,7 @@ def _encode_decided(decided: StoredDecision) -> Json:
 # Reading ----------------------------------------------------------------------------------------------------------------
 
 
-def read_lines(path: Path) -> list[Entry]:
+def read_entries(path: Path) -> list[Entry]:
     """Every entry of an exported file of up to `textfile.MOST_BYTES`, each line checked.
 
     Raises:
@@ -170,7 +134,7 @@ def read_lines(path: Path) -> list[Entry]:
 
 
 def stream_entries(path: Path, *, most_bytes: int = MOST_STREAMED_BYTES) -> Iterator[Entry]:
-    """The entries of an exported file, read one by one; what is wrong with any line is told at the end.
+    """The entries of an exported file, read one by one; what is wrong with any line is raised at the end.
 
     Raises:
         OSError: the file cannot be read.
@@ -197,18 +161,18 @@ def stream_entries(path: Path, *, most_bytes: int = MOST_STREAMED_BYTES) -> Iter
         )
 
 
-def bring(connection: sqlite3.Connection, entries: Iterable[Entry]) -> tuple[int, int]:
-    """Write entries; returns how many outcomes and decisions are new here. The transaction is the caller's."""
+def import_entries(connection: sqlite3.Connection, entries: Iterable[Entry]) -> tuple[int, int]:
+    """Write entries; returns how many outcomes and decisions are new. The transaction is the caller's."""
     outcomes = decisions = 0
-    seen_at = rows.now()  # what is brought here is about to be used: `prune` must not take it for forgotten
+    seen_at = rows.now()  # it is about to be used: `prune` must not take it for forgotten
     for entry in entries:
-        rows.keep_place(connection, entry.place, seen_at)
+        keep_place(connection, entry.place, seen_at)
         if isinstance(entry, Run):
             outcomes += sum(
-                rows.keep_outcome(connection, entry.place, stored, from_elsewhere=True) for stored in entry.outcomes
+                keep_outcome(connection, entry.place, stored, from_elsewhere=True) for stored in entry.outcomes
             )
         else:
-            decisions += rows.bring_decision(connection, entry.place, entry.decision, entry.superseded_at)
+            decisions += import_decision(connection, entry.place, entry.decision, entry.superseded_at)
     return outcomes, decisions
 
 
@@ -229,26 +193,26 @@ def _check_header(path: Path, line: str) -> None:
 
 
 def _decode_line(value: object) -> Entry:
-    found = encoding.fields(value, "it")
+    data = encoding.fields(value, "it")
     decode: dict[object, Callable[[Json, Place], Entry]] = {"run": _decode_run, "decision": _decode_decided}
-    kind = found.get("line")
+    kind = data.get("line")
     if not isinstance(kind, str) or kind not in decode:
         raise InvalidInputError(f"its 'line' is {encoding.shown(kind)}: accepted are {', '.join(map(str, decode))}")
-    program = encoding.decode_program(found.get("program"))
+    program = encoding.decode_program(data.get("program"))
     place = Place(
-        workload=encoding.decode_workload(found.get("workload"), program),
-        hardware=encoding.decode_hardware(found.get("hardware")),
-        toolchain=encoding.decode_toolchain(found.get("toolchain")),
+        workload=encoding.decode_workload(data.get("workload"), program),
+        hardware=encoding.decode_hardware(data.get("hardware")),
+        toolchain=encoding.decode_toolchain(data.get("toolchain")),
     )
-    return decode[kind](dict(found), place)
+    return decode[kind](dict(data), place)
 
 
-def _decode_run(found: Json, place: Place) -> Run:
-    default = encoding.decode_config(found.get("default"), "default")
-    run = encoding.text_field(found, "run", "it")
+def _decode_run(data: Json, place: Place) -> Run:
+    default = encoding.decode_config(data.get("default"), "default")
+    run = encoding.text_field(data, "run", "it")
     encoding.refuse_surrogates(run, "run")
     outcomes = []
-    for number, value in enumerate(encoding.list_field(found, "outcomes", "it"), start=1):
+    for number, value in enumerate(encoding.list_field(data, "outcomes", "it"), start=1):
         what = f"outcome {number}"
         given = encoding.fields(value, what)
         outcomes.append(
@@ -266,13 +230,13 @@ def _decode_run(found: Json, place: Place) -> Run:
 
 
 def _description(given: Mapping[str, object], what: str, workload: Workload) -> dict[str, float]:
-    """Earlier versions described a Triton call by position without its arguments: that is worse than nothing."""
+    """Static features, without those that earlier versions derived of a Triton call without its arguments: these mislead."""
     described = encoding.decode_described(given.get("described", {}), f"{what}'s description")
     blind = workload.program.language == "triton" and "unique_bytes" not in described
     return {} if blind and encoding.names_tensors(workload) else described
 
 
-def _decode_decided(found: Json, place: Place) -> Decided:
-    decision = encoding.decode_decision(found.get("decision"))
+def _decode_decided(data: Json, place: Place) -> Decided:
+    decision = encoding.decode_decision(data.get("decision"))
     encoding.refuse_surrogates(decision.space_digest, "decision's space_digest")
-    return Decided(place=place, decision=decision, superseded_at=encoding.optional_number(found, "superseded_at", "it"))
+    return Decided(place=place, decision=decision, superseded_at=encoding.optional_number(data, "superseded_at", "it"))

@@ -19,7 +19,7 @@ class SingleFlight:
 
     Args:
         folder: where the lock files are; None holds the threads of this process apart, and no other process.
-        complain: told once when no lock file can be had.
+        complain: gets why no lock file can be had, each time.
     """
 
     def __init__(self, folder: Path | None, *, complain: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""A store's newest outcomes as recordings, of whichever programs: what skills are mined from."""
+"""A store's outcomes as recordings: of the same program at other places, or the newest of whichever programs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ..core.config import Config
+from ..core.hardware import REHEARSAL_KINDS
 from ..core.job import Job, Recording
 from ..core.outcome import Failure, Outcome
 from ..errors import InvalidInputError
 from . import encoding
 from .calibration_pairs import WINDOW
 from .encoding import from_text
-from .rows import Complain, Place, PlaceReader, alike, hardware_of, ids_of, marks, text_of
+from .outcomes import newest_outcomes, text_of
+from .places import PlaceReader, alike, hardware_of, ids_of, marks, places_of
+from .rows import Complain, Place
 
 if TYPE_CHECKING:
     import sqlite3
+
+RELATED_OUTCOMES = 5_000
+"""Outcomes of other places read to seed a forecast; more would eat into a budget given in seconds. 10,000 of 8 knobs and 32
+samples each took 0.7 s (two busy cores)."""
 
 NEWEST = 5_000
 """Outcomes read for a job. Reading and mining them takes 0.5 s (150 samples each, two busy cores); a language model needs
@@ -28,13 +35,65 @@ _ROWS = (
 )
 
 
-def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain, most: int = NEWEST) -> list[Recording]:
-    """Those that bear on a job: of its program's name first, then of others; in its language, on hardware of its kind.
+def related_recordings(connection: sqlite3.Connection, job: Job, complain: Complain) -> list[Recording]:
+    """Recordings of the program's name at other places: the same source first, then the same hardware, then the newest.
 
-    So a rehearsal sees its own kind alone, and no device sees a rehearsal. This job's own are passed over.
+    Rehearsals are left out: no time of theirs says anything of a device. A rehearsal sees its own kind alone.
+    """
+    own = places_of(connection, Place.of(job))
+    groups = connection.execute(
+        # The newest by id, not by time: so the index of places alone is read, and no outcome's row.
+        "SELECT workload.id, outcome.hardware, outcome.toolchain, count(*) FROM program"
+        " JOIN workload ON workload.program = program.digest JOIN outcome ON outcome.workload = workload.id"
+        " WHERE program.name = ? GROUP BY 1, 2, 3"
+        " ORDER BY max(program.digest = ?) DESC, max(outcome.hardware IS ?) DESC, max(outcome.id) DESC",
+        (job.workload.program.name, job.workload.program.digest, own[-1][1] if own else None),
+    )
+    reader = PlaceReader(connection)
+    recordings: list[Recording] = []
+    rows_left = RELATED_OUTCOMES
+    for workload, hardware, toolchain, rows in groups:
+        ids = workload, hardware, toolchain
+        if ids in own or rows_left <= 0:
+            continue
+        try:
+            place = reader.read(*ids)
+        except InvalidInputError as err:
+            complain(str(err))
+            continue
+        if not _bears_on(place, job):
+            continue
+        newest = newest_outcomes(connection, ids, complain, limit=rows_left, described=True)
+        if newest.outcomes and newest.default is not None:
+            rows_left -= rows
+            recordings.append(
+                Recording(
+                    workload=place.workload,
+                    hardware=place.hardware,
+                    toolchain=place.toolchain,
+                    default=newest.default,
+                    outcomes=newest.outcomes,
+                    described=newest.described,
+                )
+            )
+    return recordings
+
+
+def _bears_on(place: Place, job: Job) -> bool:
+    """Whether times at a place say anything of a job: in its language, and a rehearsal's of its own kind alone."""
+    kinds = {place.hardware.kind, job.hardware.kind}
+    if len(kinds) > 1 and kinds & set(REHEARSAL_KINDS):
+        return False
+    return place.workload.program.language == job.workload.program.language
+
+
+def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain, most: int = NEWEST) -> list[Recording]:
+    """The newest that bear on a job: of its program's name first, then of others; in its language, on its kind of hardware.
+
+    So a rehearsal sees its own kind alone, and no device sees a rehearsal. This job's own are left out.
     """
     program, kind = job.workload.program, job.hardware.kind
-    hardware = [number for number, found in hardware_of(connection, complain).items() if found.kind == kind]
+    hardware = [number for number, known in hardware_of(connection, complain).items() if known.kind == kind]
     place = Place.of(job)
     like = alike(connection, place.hardware)
     elsewhere = f"hardware IN ({marks(hardware)}) AND NOT (workload IS ? AND hardware IN ({marks(like)}))"
@@ -66,7 +125,7 @@ def newest_recordings(
     *,
     described: bool = False,
 ) -> list[Recording]:
-    """Those of the newest outcomes at places that fit; `described` with what was told of configs without compiling."""
+    """The `most` newest outcomes at places that fit; with `described`, the configs' static features too."""
     rows = connection.execute(f"{_ROWS} ORDER BY outcome.id DESC")
     return _recordings(connection, rows, fits, most, complain, described=described)
 
@@ -85,25 +144,25 @@ def _recordings(
     What failed for no fault of its own is left out.
     """
     reader = PlaceReader(connection)
-    found: dict[tuple[int, int, int], Recording | None] = {}  # None: a place that does not fit, or cannot be read
+    by_place: dict[tuple[int, int, int], Recording | None] = {}  # None: a place that does not fit, or cannot be read
     outcomes: dict[tuple[int, int, int], dict[Config, Outcome]] = {}
-    told: dict[tuple[int, int, int], dict[Config, Mapping[str, float]]] = {}
+    features: dict[tuple[int, int, int], dict[Config, Mapping[str, float]]] = {}
     for number, workload, hardware, toolchain, config_text, default_text, value, description in rows:
         ids, what = (workload, hardware, toolchain), f"outcome {number}"
         try:
-            if ids not in found:
-                found[ids] = None
+            if ids not in by_place:
+                by_place[ids] = None
                 place = reader.read(*ids)
                 if fits(place):
-                    found[ids] = Recording(
+                    by_place[ids] = Recording(
                         workload=place.workload,
                         hardware=place.hardware,
                         toolchain=place.toolchain,
                         default=encoding.decode_config(from_text(default_text, what), what),
                         outcomes=outcomes.setdefault(ids, {}),
-                        described=told.setdefault(ids, {}),
+                        described=features.setdefault(ids, {}),
                     )
-            if found[ids] is None:
+            if by_place[ids] is None:
                 continue
             config = encoding.decode_config(from_text(config_text, what), what)
             if config not in outcomes[ids]:
@@ -111,10 +170,10 @@ def _recordings(
                 if not (isinstance(outcome, Failure) and outcome.transient):
                     outcomes[ids][config] = outcome
                     if described and description is not None:
-                        told[ids][config] = encoding.decode_described(from_text(description, what), what)
+                        features[ids][config] = encoding.decode_described(from_text(description, what), what)
         except InvalidInputError as err:
             complain(str(err))
         most -= 1
         if most <= 0:
             break
-    return [recording for recording in found.values() if recording is not None]
+    return [recording for recording in by_place.values() if recording is not None]

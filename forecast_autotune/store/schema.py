@@ -270,9 +270,9 @@ MOST_ROWS = 2**62  # of a table; SQLite numbers them up to twice that, and then 
 class NewerSchemaError(Exception):
     """The file was written by a version of this package that knows more than this one."""
 
-    def __init__(self, found: int) -> None:
-        super().__init__(found)
-        self.found = found
+    def __init__(self, version: int) -> None:
+        super().__init__(version)
+        self.version = version
 
 
 class NotAStoreError(Exception):
@@ -288,7 +288,7 @@ def version_of(connection: sqlite3.Connection) -> int:
     """
     # In one transaction: else a store that another process makes in between has tables, and no application id yet.
     with _one_moment(connection):
-        found = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
         application_id = int(connection.execute("PRAGMA application_id").fetchone()[0])
         anything = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         made = _made(connection)
@@ -299,20 +299,20 @@ def version_of(connection: sqlite3.Connection) -> int:
                 "SELECT 1 FROM sqlite_sequence WHERE typeof(seq) IN ('integer', 'real') AND seq > ?", (MOST_ROWS,)
             ).fetchone()
         )
-        own = _made_by(found) if 0 < found <= VERSION else {}
+        own = _made_by(version) if 0 < version <= VERSION else {}
         for name in _plain_indexes(connection) if made.keys() - own.keys() else ():
             if name not in own:
                 made.pop(name, None)
-    if (anything and application_id != APPLICATION_ID) or (found and not anything):
+    if (anything and application_id != APPLICATION_ID) or (version and not anything):
         raise NotAStoreError
-    if found > VERSION:
-        raise NewerSchemaError(found)
+    if version > VERSION:
+        raise NewerSchemaError(version)
     if made != own:
         name = min(n for n in made.keys() | own.keys() if made.get(n) != own.get(n))
         raise NotAStoreError(f"{name[:100]!r} in it is not as this package makes it")
     if used_up:
         raise NotAStoreError("'sqlite_sequence' in it is not as this package makes it: row numbers are used up")
-    return found
+    return version
 
 
 def _made(connection: sqlite3.Connection) -> dict[str, str]:
@@ -332,13 +332,13 @@ def _made(connection: sqlite3.Connection) -> dict[str, str]:
 def _plain_indexes(connection: sqlite3.Connection) -> set[str]:
     """Indexes that hold columns as they are, of all rows: they run nothing, and its owner may add some."""
     listed = [index for table in sorted(TABLES) for index in connection.execute(f"PRAGMA index_list({table})")]
-    found = set()
+    plain = set()
     for _, name, unique, _, partial in listed:
         quoted = name.replace('"', '""')
         columns = [column for _, column, *_ in connection.execute(f'PRAGMA index_xinfo("{quoted}")')]
         if not unique and not partial and columns and _COMPUTED not in columns:
-            found.add(name)
-    return found
+            plain.add(name)
+    return plain
 
 
 @cache
@@ -413,7 +413,7 @@ def _decision_digest(*parts: object) -> str | None:
 
 
 def _names_tensors(workload: object, program: object) -> bool:
-    """Whether a workload is a Triton kernel's, and its features tell sizes of tensors."""
+    """Whether a workload is a Triton kernel's, and its features hold sizes of tensors."""
     try:
         kernel = encoding.decode_program(encoding.from_text(program, "program"))
         return kernel.language == "triton" and encoding.names_tensors(
@@ -427,10 +427,10 @@ def _split(statements: str) -> list[str]:
     """Single statements: `executescript` would commit the transaction they belong to."""
     import sqlite3
 
-    found, pending = [], ""
+    complete, pending = [], ""
     for line in statements.splitlines(keepends=True):
         pending += line
         if sqlite3.complete_statement(pending):
-            found.append(pending)
+            complete.append(pending)
             pending = ""
-    return found
+    return complete

@@ -33,7 +33,12 @@ FITTED_ON = 64  # lengths are chosen on so many outcomes: 64 take 11 ms, 200 wou
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How far one must move along each column for outcomes to differ, and how much the columns leave unexplained."""
+    """How far one must move along each column for outcomes to differ, and how much the columns leave unexplained.
+
+    Attributes:
+        lengths: of each column, shape `(columns,)`.
+        nugget: variance that the columns do not explain, as a share of what they do.
+    """
 
     lengths: Array
     nugget: float
@@ -41,18 +46,22 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Outcomes `y`, one per row of `x` (columns are knobs) and of `trend`.
+    """Outcomes that a process is conditioned on.
 
-    A trend is a column that outcomes may follow by an unknown factor; its scale is how far that factor is expected to be
-    from 0.
+    Attributes:
+        x: knobs as numbers; shape `(outcomes, columns)`.
+        basis: columns that outcomes may follow, each by an unknown factor; a column's scale is how far its factor is
+            expected to be from 0. Shape `(outcomes, basis columns)`.
+        y: the outcomes, shape `(outcomes,)`.
     """
 
     x: Array
-    trend: Array
+    basis: Array
     y: Array
 
     def at(self, rows: NDArray[np.intp]) -> Known:
-        return Known(self.x[rows], self.trend[rows], self.y[rows])
+        """The outcomes of these rows."""
+        return Known(self.x[rows], self.basis[rows], self.y[rows])
 
 
 def choose_shape(known: Known, guess: float) -> Shape:
@@ -66,7 +75,7 @@ def choose_shape(known: Known, guess: float) -> Shape:
         return Shape(np.full(d, prior_length), NUGGETS[1])
     apart = np.moveaxis((x[:, None, :] - x[None, :, :]) ** 2, 2, 0)
     noise = np.eye(n)
-    common = known.trend @ known.trend.T
+    common = known.basis @ known.basis.T
 
     def log_prior(log_lengths: Array) -> Array:
         prior: Array = -0.5 * ((log_lengths - math.log(prior_length)) / LENGTH_SPREAD) ** 2
@@ -98,24 +107,32 @@ def choose_shape(known: Known, guess: float) -> Shape:
     return Shape(np.exp(log_lengths), nugget)
 
 
-def predict(known: Known, x: Array, trend: Array, shape: Shape, guess: float) -> tuple[Array, Array]:
-    """Mean and standard deviation expected at the rows of `x` and `trend`.
+def predict(known: Known, x: Array, basis: Array, shape: Shape, guess: float) -> tuple[Array, Array]:
+    """Mean and standard deviation expected of each config.
 
     The scale is integrated out under an inverse-gamma prior around `guess`, so few outcomes give wide answers.
+
+    Args:
+        known: the outcomes to go by.
+        x, basis: of the configs, as in `known`; shapes `(configs, columns)` and `(configs, basis columns)`.
+        shape: as `choose_shape` finds it.
+        guess: the deviation that outcomes are expected to have.
+    Returns:
+        two arrays of shape `(configs,)`.
     """
     import numpy as np
 
-    near = similarity(known.x, known.x, shape) + known.trend @ known.trend.T
+    near = similarity(known.x, known.x, shape) + known.basis @ known.basis.T
     whiten = np.linalg.inv(np.linalg.cholesky(near + shape.nugget * np.eye(len(near))))
     white = whiten @ known.y
     scale = _mean_square(white, guess)
-    single, single_white, trends = whiten.astype(np.float32), white.astype(np.float32), known.trend.astype(np.float32)
+    single, single_white, known_basis = (a.astype(np.float32) for a in (whiten, white, known.basis))
     mean, left = np.empty(len(x)), np.empty(len(x))
     for part in _blocks(len(x), len(near) ** 2):
-        spread = single @ (similarity(known.x, x[part], shape) + trends @ trend[part].astype(np.float32).T)
+        spread = single @ (similarity(known.x, x[part], shape) + known_basis @ basis[part].astype(np.float32).T)
         mean[part] = single_white @ spread
         left[part] = np.einsum("ij,ij->j", spread, spread)
-    left = 1.0 + (trend**2).sum(axis=1) + shape.nugget - left
+    left = 1.0 + (basis**2).sum(axis=1) + shape.nugget - left
     return mean, np.sqrt(scale * np.maximum(left, 1e-6))
 
 
@@ -126,7 +143,15 @@ def _blocks(count: int, each: int) -> Iterator[slice]:
 
 
 def similarity(x: Array, at: Array, shape: Shape) -> NDArray[np.float32]:
-    """How alike each row of `x` and each row of `at` are, 0 to 1, in single precision."""
+    """How alike rows are, 0 to 1.
+
+    Args:
+        x: shape `(n, columns)`.
+        at: shape `(m, columns)`.
+        shape: as `choose_shape` finds it.
+    Returns:
+        shape `(n, m)`, float32.
+    """
     import numpy as np
 
     a, b = (x / shape.lengths).astype(np.float32), (at / shape.lengths).astype(np.float32)
@@ -136,7 +161,7 @@ def similarity(x: Array, at: Array, shape: Shape) -> NDArray[np.float32]:
 
 
 def total_similarity(x: Array, at: Array, shape: Shape) -> Array:
-    """How much company each row of `at` has among the rows of `x`: the sum of similarities."""
+    """How much company each row of `at` has among the rows of `x`: the sum of similarities, shape `(len(at),)`."""
     import numpy as np
 
     total = np.zeros(len(at))
@@ -146,7 +171,7 @@ def total_similarity(x: Array, at: Array, shape: Shape) -> Array:
 
 
 def matern(squared: Any) -> Any:
-    """Matern correlation of order 5/2 at a squared distance (Rasmussen and Williams, 2006, eq. 4.17)."""
+    """Matern correlation of order 5/2 at squared distances, of any shape (Rasmussen and Williams, 2006, eq. 4.17)."""
     import numpy as np
 
     r = np.sqrt(5.0 * squared)
@@ -172,7 +197,7 @@ def _log_evidence(near: Array, y: Array, guess: float) -> Array:
 
 
 def most_telling(y: Array, limit: int = DATA) -> NDArray[np.intp]:
-    """Positions of the best half of the limit, and of as many others drawn at random."""
+    """Positions of the outcomes to keep: all up to a limit; beyond, the best half of it, and as many others at random."""
     import numpy as np
 
     if y.size <= limit:
@@ -185,26 +210,32 @@ def most_telling(y: Array, limit: int = DATA) -> NDArray[np.intp]:
 
 
 def share_of_failures(
-    x: Array, shape: Shape, ran: NDArray[np.intp], broken: NDArray[np.intp], prior: Array | None
+    x: Array, shape: Shape, ran: NDArray[np.intp], failed: NDArray[np.intp], prior: Array | None
 ) -> Array:
-    """Chance of failing of each row: the share of failures among its neighbours, drawn towards what holds at large.
+    """Chance of failing of each config: the share of failures among its neighbours, drawn towards what holds at large.
 
-    `ran` and `broken` are all that did: of a part of either, the share would be another.
+    Args:
+        x: knobs as numbers, shape `(configs, columns)`.
+        shape: as `choose_shape` finds it.
+        ran, failed: rows of all configs that did; of a part of either, the share would be another.
+        prior: chance of failing at large, shape `(configs,)`; None: the share of all those that were tried.
+    Returns:
+        shape `(configs,)`.
     """
     import numpy as np
 
-    at_large = np.full(len(x), broken.size / max(1, broken.size + ran.size)) if prior is None else prior
-    if not broken.size and prior is None:
+    at_large = np.full(len(x), failed.size / max(1, failed.size + ran.size)) if prior is None else prior
+    if not failed.size and prior is None:
         return at_large
     # What fails does so beyond an edge that times do not show: look nearer than the lengths that times call for.
     near = Shape(shape.lengths * FAILURE_NEARNESS, shape.nugget)
-    bad, good = _company(broken, x, near), _company(ran, x, near)
+    bad, good = _company(failed, x, near), _company(ran, x, near)
     chance: Array = (bad + FAILURE_PRIOR * at_large) / (bad + good + FAILURE_PRIOR)
     return chance
 
 
 def _company(rows: NDArray[np.intp], x: Array, shape: Shape) -> Array:
-    """How much company each row of `x` has among these of its rows; told from a seeded draw where they are many."""
+    """How much company each row of `x` has among these of its rows; where they are many, among a seeded draw."""
     import numpy as np
 
     drawn = rows
@@ -213,16 +244,19 @@ def _company(rows: NDArray[np.intp], x: Array, shape: Shape) -> Array:
     return total_similarity(x[drawn], x, shape) * (rows.size / max(1, drawn.size))
 
 
-def foretold(known: Known, shape: Shape, guess: float) -> Array:
-    """Log density that each outcome had, told from all the others (Rasmussen and Williams, 2006, section 5.4.2).
+def loo_log_densities(known: Known, shape: Shape, guess: float) -> Array:
+    """Log density of each outcome as predicted from all the others (Rasmussen and Williams, 2006, section 5.4.2).
 
-    The scale is that of all outcomes, the one told included: without it, two outcomes tell next to nothing of a scale.
+    The scale is that of all outcomes, the one predicted included: without it, two outcomes say next to nothing of a scale.
+
+    Returns:
+        nats, shape `(outcomes,)`.
     """
     import numpy as np
 
     if not known.y.size:
         return np.zeros(0)
-    near = similarity(known.x, known.x, shape) + known.trend @ known.trend.T
+    near = similarity(known.x, known.x, shape) + known.basis @ known.basis.T
     inverse = np.linalg.inv(near + shape.nugget * np.eye(len(near)))
     weighed, precision = inverse @ known.y, np.maximum(np.diag(inverse), 1e-9)
     scale = (SCALE_COUNT * guess**2 + float(known.y @ weighed)) / (SCALE_COUNT + known.y.size)

@@ -10,9 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.hardware import WARP_SIZE
 from ..core.job import Job
 from ..errors import InvalidInputError
-from .static_features import LAUNCH_TRAITS, WARP, launch_traits, role_traits
+from .static_features import LAUNCH_FEATURES, launch_features, role_features
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +25,7 @@ SHIPPED = Path(__file__).with_name("prior.json")
 SCHEMA = "forecast_autotune.prior"
 VERSION = 1
 REMEDY = "run 'make fit', or install the package again"
-LEAST_DESCRIBED = 0.5  # share of a space's configs whose launches must be told for the trees to speak
+LEAST_DESCRIBED = 0.5  # share of a space's configs whose launches must be described for the trees to be used
 
 MOSTLY_DESCRIBED = 0.7  # beyond this share, a config is not described because its variant refuses it
 REFUSED_FAILS = 0.97  # such configs fail: all 400 of them did on the suite's Triton kernels
@@ -55,7 +56,7 @@ class Prior:
 
     Attributes:
         fitted_on: the kernels whose measurements it was fitted on.
-        feature, threshold, left, right, value: a row for each tree, a column for each node: where the trait numbered
+        feature, threshold, left, right, value: a row for each tree, a column for each node: where the feature numbered
             `feature` is at most the threshold, go to `left`, else to `right`; a leaf has a feature of -1.
         spread: sigma is `spread[0]` x the trees' standard deviation, and `spread[1]` apart from that.
         factors: by the name of a rule.
@@ -71,37 +72,48 @@ class Prior:
     factors: Mapping[str, Factor]
 
     def of_launches(self, described: Sequence[Mapping[str, float]], job: Job) -> tuple[Array, Array, Array] | None:
-        """Mean and sigma of log2 speed-up, up to a constant, and chance of failing, from what launches do.
+        """What the trees expect of each config, from what its launch does.
 
-        None where too few are told of. Of whom `described.asked`, where there is such, says that nobody asked, fails as
-        often as the others do.
+        Args:
+            described: of each config, as `Job.described`. A config that `described.asked`, where there is such, says nobody
+                asked about is taken to fail as often as the others do.
+            job: whose hardware counts.
+        Returns:
+            mean and sigma of log2 speed-up, up to a constant, and chance of failing, each of shape `(configs,)`; None where
+            too few launches are described.
         """
         import numpy as np
 
-        told = np.array([bool(d) for d in described])
-        if not self.feature.size or told.sum() < max(1.0, LEAST_DESCRIBED * len(described)):
+        known = np.array([bool(d) for d in described])
+        if not self.feature.size or known.sum() < max(1.0, LEAST_DESCRIBED * len(described)):
             return None
-        of_trees = self.each_tree(launch_traits(described, job.hardware))
+        of_trees = self.each_tree(launch_features(described, job.hardware))
         mean, spread = of_trees.mean(axis=1), of_trees.std(axis=1)
-        asked = np.array(getattr(described, "asked", True)) | told
-        share = float(told.sum() / asked.sum())
+        asked = np.array(getattr(described, "asked", True)) | known
+        share = float(known.sum() / asked.sum())
         refused = REFUSED_FAILS if share >= MOSTLY_DESCRIBED else DESCRIBED_FAILS
         fail = np.where(
-            told, DESCRIBED_FAILS, np.where(asked, refused, share * DESCRIBED_FAILS + (1.0 - share) * refused)
+            known, DESCRIBED_FAILS, np.where(asked, refused, share * DESCRIBED_FAILS + (1.0 - share) * refused)
         )
         return -mean, np.hypot(self.spread[0] * spread, self.spread[1]), fail
 
-    def each_tree(self, traits: Array) -> Array:
-        """What each tree says: a row for each row of traits, a column for each tree."""
+    def each_tree(self, features: Array) -> Array:
+        """What each tree expects: log2 of time, up to a constant.
+
+        Args:
+            features: shape `(configs, len(LAUNCH_FEATURES))`.
+        Returns:
+            shape `(configs, trees)`.
+        """
         import numpy as np
 
         trees, most = self.feature.shape
         feature, threshold, value = self.feature.ravel(), self.threshold.ravel(), self.value.ravel()
         first = np.arange(trees) * most  # of each tree's nodes, when all stand in one row
         children = np.stack([self.right + first[:, None], self.left + first[:, None]], axis=-1).ravel()
-        said = np.empty((len(traits), trees))
-        for start in range(0, len(traits), BLOCK):
-            rows = traits[start : start + BLOCK]
+        expected = np.empty((len(features), trees))
+        for start in range(0, len(features), BLOCK):
+            rows = features[start : start + BLOCK]
             node = np.tile(first, len(rows))
             of_row = np.repeat(np.arange(len(rows)) * rows.shape[1], trees)
             walking = np.flatnonzero(feature[node] >= 0)
@@ -111,8 +123,8 @@ class Prior:
                 at = children[2 * at + goes_left]
                 node[walking] = at
                 walking = walking[feature[at] >= 0]
-            said[start : start + BLOCK] = value[node].reshape(len(rows), trees)
-        return said
+            expected[start : start + BLOCK] = value[node].reshape(len(rows), trees)
+        return expected
 
 
 RULES = ("idle_lanes", "few_threads", "large_block", "ragged", "scattered", "little_work", "much_work", "narrow_load")
@@ -126,29 +138,32 @@ def rules(job: Job) -> dict[str, Array]:
     whole number of warps; neighbouring threads that do not lie along the first axis, so that their loads are scattered;
     too little or too much work for each thread; loads narrower than the hardware's (CUDA C++ Best Practices Guide, chapters
     on memory and execution configuration optimisations). None bears on a CPU, whose threads make no warps.
+
+    Returns:
+        arrays of shape `(configs,)` by a name of `RULES`; those that do not tell the job's configs apart are left out.
     """
     import numpy as np
 
     if job.hardware.kind == "cpu":
         return {}
 
-    traits = role_traits(job)
-    warp = math.log2(job.hardware.warp_size if job.hardware.warp_size > 1 else WARP)
-    found: dict[str, Array] = {}
-    if traits.threads is not None:
-        found["idle_lanes"] = np.maximum(0.0, warp - traits.threads)
-        found["few_threads"] = np.maximum(0.0, warp + FULL_WARPS - np.maximum(warp, traits.threads))
-        found["large_block"] = np.maximum(0.0, traits.threads - LARGE_BLOCK)
-    if traits.ragged is not None:
-        found["ragged"] = traits.ragged
-    if traits.across is not None:
-        found["scattered"] = np.maximum(0.0, warp - 1 - traits.across)
-    if traits.work is not None:
-        found["little_work"] = np.maximum(0.0, LITTLE_WORK - traits.work)
-        found["much_work"] = np.maximum(0.0, traits.work - MUCH_WORK)
-    if traits.vector is not None:
-        found["narrow_load"] = np.maximum(0.0, WIDE_LOAD - traits.vector)
-    return {name: column for name, column in found.items() if np.ptp(column) > 0}
+    features = role_features(job)
+    warp = math.log2(job.hardware.warp_size if job.hardware.warp_size > 1 else WARP_SIZE)
+    broken: dict[str, Array] = {}
+    if features.threads is not None:
+        broken["idle_lanes"] = np.maximum(0.0, warp - features.threads)
+        broken["few_threads"] = np.maximum(0.0, warp + FULL_WARPS - np.maximum(warp, features.threads))
+        broken["large_block"] = np.maximum(0.0, features.threads - LARGE_BLOCK)
+    if features.ragged is not None:
+        broken["ragged"] = features.ragged
+    if features.across is not None:
+        broken["scattered"] = np.maximum(0.0, warp - 1 - features.across)
+    if features.work is not None:
+        broken["little_work"] = np.maximum(0.0, LITTLE_WORK - features.work)
+        broken["much_work"] = np.maximum(0.0, features.work - MUCH_WORK)
+    if features.vector is not None:
+        broken["narrow_load"] = np.maximum(0.0, WIDE_LOAD - features.vector)
+    return {name: column for name, column in broken.items() if np.ptp(column) > 0}
 
 
 def prior_text(prior: Prior, *, card: Mapping[str, object]) -> str:
@@ -170,7 +185,7 @@ def prior_text(prior: Prior, *, card: Mapping[str, object]) -> str:
         "version": VERSION,
         "card": dict(card),
         "fitted_on": list(prior.fitted_on),
-        "traits": list(LAUNCH_TRAITS),
+        "traits": list(LAUNCH_FEATURES),
         "spread": list(prior.spread),
         "factors": {name: [f.mean, f.sigma] for name, f in prior.factors.items()},
         "trees": trees,
@@ -196,28 +211,28 @@ def read_prior(path: Path) -> Prior:
         raise InvalidInputError(f"{path} is no model ({err}): {REMEDY}") from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise InvalidInputError(f"{path} is no model: {REMEDY}")
-    if document.get("version") != VERSION or document.get("traits") != list(LAUNCH_TRAITS):
+    if document.get("version") != VERSION or document.get("traits") != list(LAUNCH_FEATURES):
         raise InvalidInputError(
-            f"{path} is a model of version {document.get('version')!r}, or of other traits, than version {VERSION} and the "
-            f"{len(LAUNCH_TRAITS)} traits that this forecast_autotune reads: {REMEDY}"
+            f"{path} is a model of version {document.get('version')!r}, or of other features, than version {VERSION} and "
+            f"the {len(LAUNCH_FEATURES)} features that this forecast_autotune reads: {REMEDY}"
         )
     try:
         spread, factors, kernels = document["spread"], document["factors"], document["fitted_on"]
         if not isinstance(kernels, list) or not all(isinstance(name, str) for name in kernels):
             raise ValueError("fitted_on holds names of kernels")
-        told = Prior(
+        prior = Prior(
             tuple(kernels),
             **_read_trees(document["trees"]),
             spread=(float(spread[0]), float(spread[1])),
             factors={str(name): Factor(float(mean), float(sigma)) for name, (mean, sigma) in factors.items()},
         )
-        if not (0 <= told.spread[0] < math.inf and 0 < told.spread[1] < math.inf):
+        if not (0 <= prior.spread[0] < math.inf and 0 < prior.spread[1] < math.inf):
             raise ValueError(f"spread is {spread}")
-        if not all(math.isfinite(f.mean) and 0 <= f.sigma < math.inf for f in told.factors.values()):
+        if not all(math.isfinite(f.mean) and 0 <= f.sigma < math.inf for f in prior.factors.values()):
             raise ValueError("a factor is no bell")
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as err:
         raise InvalidInputError(f"{path} is damaged ({err!r}): {REMEDY}") from None
-    return told
+    return prior
 
 
 def _read_trees(trees: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, NDArray[Any]]:
@@ -247,8 +262,8 @@ def _read_trees(trees: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, NDA
             # A child stands behind its parent, so that every walk ends.
             if (inner & ((child <= places) | (child >= size))).any():
                 raise ValueError(f"tree {number} points out of itself or back")
-    if (tables["feature"] >= len(LAUNCH_TRAITS)).any():
-        raise ValueError("a tree asks for a trait that is not there")
+    if (tables["feature"] >= len(LAUNCH_FEATURES)).any():
+        raise ValueError("a tree asks for a feature that is not there")
     return tables
 
 
@@ -267,10 +282,10 @@ def shipped_prior() -> Prior:
     Raises:
         OSError, InvalidInputError: as `read_prior`, each time it is asked for.
     """
-    found = _shipped()
-    if isinstance(found, Exception):
-        raise found.with_traceback(None)
-    return found
+    result = _shipped()
+    if isinstance(result, Exception):
+        raise result.with_traceback(None)
+    return result
 
 
 @cache

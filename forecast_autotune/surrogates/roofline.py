@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..core.config import Config
-from ..core.forecast import Abstention, Forecast
-from ..core.hardware import Hardware
-from ..core.job import Job, Question, log2_speedups
-from ..features.arrays import ForecastTable, normal_cdf
-from .answers import answered, default_us
+from ..core.context import ForecastContext
+from ..core.forecast import Abstention
+from ..core.hardware import REGISTERS_PER_THREAD, WARP_SIZE, Hardware
+from ..core.job import Job, log2_speedups
+from ..core.outcome import Outcome
+from ..features.forecast_columns import ForecastTable, normal_cdf
+from ..protocols import SurrogateSession
+from .base import BaseSurrogate, Forecasts, OutcomeSession, default_us
 from .gaussian_process import most_telling
 
 if TYPE_CHECKING:
@@ -23,7 +27,6 @@ if TYPE_CHECKING:
 
 SIGMA = 0.9  # rules of thumb explain little: on kernels they were not written beside, they did harm (replays, 2026-11)
 TRUST_IN_RULES = 0.5  # of what the rules of thumb say, so much is believed
-WARP = 32  # where the sheet does not say
 FLOAT_BYTES = 4  # of an element, which no role tells
 SOURCE_SIGMA = 0.7  # what is read from a Triton kernel's source explains more than a knob's role, still not much
 TRUST_IN_SOURCE = 0.7
@@ -31,91 +34,97 @@ RESIDENT_THREADS = (
     768  # of a unit, counting each further pipeline stage once more: enough to hide most of a load's latency
 )
 DOT_SIDE = 64  # a shorter side of a product leaves tensor cores idle
-MOST_REGISTERS = 255  # of a thread; what is beyond spills
 SURE_FAILURE = (
     0.95  # shared memory counted from the source was the compiler's own figure in all cases checked (4 matmuls)
 )
 LIKELY_FAILURE = 0.6  # chance of failing beyond a limit of the device, estimated from roles alone
 
 
-class Roofline:
+class Roofline(BaseSurrogate):
     """Forecast from the work to be done, the hardware sheet and the knobs' roles.
 
-    No config can be faster than the roofline allows, so that a default near it leaves little to gain; a Triton kernel's
-    source says what each config moves and computes; where there is none, roles say, gently, which configs suit the device
-    better than the default. Always unsure. Abstains where it has neither source nor roles, nor work together with a time of
-    the default.
+    No config can be faster than the roofline allows, so a default near it leaves little to gain. A Triton kernel's source
+    says what each config moves and computes; where there is none, roles say, gently, which configs suit the device better
+    than the default. Always unsure. Abstains where it has neither source nor roles, nor work together with a time of the
+    default.
     """
 
     name = "roofline"
 
-    def __init__(self) -> None:
-        # Replaced as a whole, so that threads that share this object at worst read a job twice.
-        self._read: tuple[Job, _Read] | None = None
+    def start(self, context: ForecastContext) -> SurrogateSession:
+        """A session that reads the job once, when it is first asked."""
+        return _Session(context)
 
-    def forecast(self, question: Question) -> Sequence[Forecast | Abstention]:
-        job = question.job
-        known_us = default_us(question)
-        bound_us = least_us(job)
-        read = self._read_job(job)
-        if not read.said and (bound_us is None or known_us is None):
+
+class _Session(OutcomeSession):
+    @cached_property
+    def _rules(self) -> _Rules:
+        return _read_job(self.context.job)
+
+    def predict_from(self, outcomes: Mapping[Config, Outcome]) -> tuple[Forecasts, float | None]:
+        job = self.context.job
+        known_us, bound_us, rules = default_us(self.context, outcomes), least_us(job), self._rules
+        if not rules.says and (bound_us is None or known_us is None):
             reason = "no bound by the source, no roles of knobs, and no work with a time of the default"
-            return [Abstention(self.name, reason)] * len(question.configs)
-        mean, sigma, said = read.mean, read.sigma, read.said
+            return [Abstention(Roofline.name, reason)] * len(job.space), None
+        mean, sigma, says = rules.mean, rules.sigma, rules.says
         if bound_us is not None and known_us is not None:
             headroom = max(0.0, math.log2(known_us / bound_us))
             mean, sigma = _below(mean, sigma, headroom)
-            said = (*said, f"at most {2**headroom:.2f}x the default's speed")
+            says = (*says, f"at most {2**headroom:.2f}x the default's speed")
         table = ForecastTable.of_one(
-            self.name,
+            Roofline.name,
             mean,
             sigma,
-            read.fail,
-            source=f"{self.name} ({', '.join(said)})",
+            rules.fail,
+            source=f"{Roofline.name} ({', '.join(says)})",
             default_us=known_us,
-            foretold=_foretold(question, mean, sigma),
         )
-        return answered(table, job.space, question.configs)
-
-    def _read_job(self, job: Job) -> _Read:
-        import numpy as np
-
-        known = self._read
-        if known is None or known[0] is not job:
-            read = read_from_source(job.described, job.hardware) if job.described else None
-            if read is not None:
-                (cost, fail), trust, unsure, said = read, TRUST_IN_SOURCE, SOURCE_SIGMA, ["kernel source"]
-            else:
-                cost, fail = rules_of_thumb(job.space, job.space.roles, job.hardware)
-                trust, unsure, said = TRUST_IN_RULES, SIGMA, ["knob roles"] if job.space.roles else []
-            known = self._read = (job, _Read(trust * (cost[0] - cost), np.full(cost.size, unsure), fail, tuple(said)))
-        return known[1]
+        return table, _log_density(job, outcomes, mean, sigma)
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """What is known of each config of a job before anything is measured, and what it rests on."""
+class _Rules:
+    """What is known of each config of a job before anything is measured, and what it rests on.
+
+    Attributes:
+        mean, sigma: of log2 speed-up against the default; shape `(configs,)`.
+        fail: chance of failing, shape `(configs,)`.
+        says: what it rests on, for people.
+    """
 
     mean: Array
     sigma: Array
     fail: Array
-    said: tuple[str, ...]
+    says: tuple[str, ...]
 
 
-def _foretold(question: Question, mean: Array, sigma: Array) -> float:
-    """Log density of what was measured, the default aside, which nothing here was told of.
+def _read_job(job: Job) -> _Rules:
+    import numpy as np
+
+    from_source = read_from_source(job.described, job.hardware) if job.described else None
+    if from_source is not None:
+        (cost, fail), trust, unsure, says = from_source, TRUST_IN_SOURCE, SOURCE_SIGMA, ["kernel source"]
+    else:
+        cost, fail = rules_of_thumb(job.space, job.space.roles, job.hardware)
+        trust, unsure, says = TRUST_IN_RULES, SIGMA, ["knob roles"] if job.space.roles else []
+    return _Rules(trust * (cost[0] - cost), np.full(cost.size, unsure), fail, tuple(says))
+
+
+def _log_density(job: Job, outcomes: Mapping[Config, Outcome], mean: Array, sigma: Array) -> float:
+    """Log density of what was measured, the default aside; the forecasts rest on none of it.
 
     Of very many outcomes, of those that a Gaussian process would be built on: a sum over more compares with none of its.
     """
     import numpy as np
 
-    space = question.job.space
-    measured = {space.index(c): s for c, s in log2_speedups(question.outcomes, space.default).items() if c in space}
+    space = job.space
+    measured = {space.index(c): s for c, s in log2_speedups(outcomes, space.default).items() if c in space}
     at, y = np.array(list(measured), dtype=np.intp), np.array(list(measured.values()))
     kept = most_telling(y)
     at, y = at[kept], y[kept]
-    told = -0.5 * ((y - mean[at]) / sigma[at]) ** 2 - np.log(sigma[at] * math.sqrt(2 * math.pi))
-    return float(told[at > 0].sum())
+    densities = -0.5 * ((y - mean[at]) / sigma[at]) ** 2 - np.log(sigma[at] * math.sqrt(2 * math.pi))
+    return float(densities[at > 0].sum())
 
 
 def least_us(job: Job) -> float | None:
@@ -137,7 +146,10 @@ def least_us(job: Job) -> float | None:
 
 
 def rules_of_thumb(configs: Sequence[Config], roles: dict[str, str], hardware: Hardware) -> tuple[Array, Array]:
-    """What each config's knobs cost by their roles, in log2 of time, and its chance of exceeding a limit of the device."""
+    """What each config's knobs cost by their roles, log2 of time, and its chance of exceeding a limit of the device.
+
+    Both have the shape `(configs,)`.
+    """
     import numpy as np
 
     penalty, fails = np.zeros(len(configs)), np.zeros(len(configs))
@@ -150,7 +162,7 @@ def rules_of_thumb(configs: Sequence[Config], roles: dict[str, str], hardware: H
         penalty += 0.2 * np.log2(np.maximum(1.0, total / max(1, hardware.units)))
     elif threads is not None:
         total = threads.prod(axis=0)
-        warp = hardware.warp_size if hardware.warp_size > 1 else WARP
+        warp = hardware.warp_size if hardware.warp_size > 1 else WARP_SIZE
         penalty += 0.35 * np.log2(np.maximum(1.0, 2 * warp / total)) + 0.15 * (total % warp != 0)
         penalty += 0.2 * np.log2(np.maximum(1.0, total / 512))
         if hardware.max_threads:
@@ -162,7 +174,7 @@ def rules_of_thumb(configs: Sequence[Config], roles: dict[str, str], hardware: H
             penalty += 0.15 * np.log2(np.maximum(1.0, elements * FLOAT_BYTES / cached))
             penalty += 0.1 * np.log2(np.maximum(1.0, 64 / elements))
         else:
-            side_by_side = threads.prod(axis=0) if threads is not None else 4.0 * WARP
+            side_by_side = threads.prod(axis=0) if threads is not None else 4.0 * WARP_SIZE
             each = elements / side_by_side
             penalty += 0.12 * np.maximum(0.0, np.abs(np.log2(each / 8)) - 2) + 0.2 * np.log2(
                 np.maximum(1.0, each / 128)
@@ -186,11 +198,17 @@ def rules_of_thumb(configs: Sequence[Config], roles: dict[str, str], hardware: H
 
 
 def read_from_source(described: Sequence[Mapping[str, float]], hardware: Hardware) -> tuple[Array, Array] | None:
-    """What a Triton kernel's source says each config costs, in log2 of time, and its chance of not fitting the device.
+    """What a Triton kernel's source says each config costs, and its chance of not fitting the device.
 
     The bound by traffic and arithmetic (each as the config's tiles make it), and what keeps a launch from reaching it: too
-    few threads in flight, threads without work, products too narrow for tensor cores, registers that spill. None where
-    the source gives no bound for every config. For the names see `kernel_features.features`.
+    few threads in flight, threads without work, products too narrow for tensor cores, registers that spill.
+
+    Args:
+        described: of each config, as `Job.described`.
+        hardware: whose limits count.
+    Returns:
+        cost in log2 of time, and chance of failing, two arrays of shape `(configs,)`; None where the source does not give
+        a bound for every config.
     """
     import numpy as np
 
@@ -207,7 +225,7 @@ def read_from_source(described: Sequence[Mapping[str, float]], hardware: Hardwar
     cost += 0.2 * np.log2(np.maximum(1.0, 1.0 / np.maximum(column("per_thread", 1), 1e-3)))
     side = np.minimum(column("tile_m", DOT_SIDE), column("tile_n", DOT_SIDE))
     cost += 0.3 * np.log2(np.maximum(1.0, DOT_SIDE / np.maximum(side, 1.0)))
-    cost += 2.0 * np.log2(np.maximum(1.0, column("registers", 0) / MOST_REGISTERS))
+    cost += 2.0 * np.log2(np.maximum(1.0, column("registers", 0) / REGISTERS_PER_THREAD))
     threads = column("threads", 0)
     too_large = (column("shared_share", 0) > 1) | (threads > (hardware.max_threads or np.inf))
     return cost, np.where(too_large, SURE_FAILURE, 0.02)
@@ -222,7 +240,7 @@ def _sizes(configs: Sequence[Config], roles: dict[str, str], role: str, hardware
         values = [c.knobs[knob] for c in configs]
         if all(issubclass(kind, (int, float)) for kind in set(map(type, values))):
             # Triton counts threads in warps.
-            each = max(WARP, hardware.warp_size) if role == "threads" and knob.endswith("warps") else 1
+            each = max(WARP_SIZE, hardware.warp_size) if role == "threads" and knob.endswith("warps") else 1
             rows.append(np.maximum(1.0, np.array(values, dtype=float) * each))
     return np.array(rows) if rows else None
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..core.hardware import Hardware
+from ..core.hardware import THREADS_PER_UNIT, WARP_SIZE, Hardware
 from ..core.job import Job
 from ..core.space import Space
-from ..features.arrays import number_of
+from ..features.knob_matrix import number_of
 from ..features.knob_roles import is_depth, roles_by_name
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-WARP = 32  # where the sheet does not say
-THREADS_OF_A_UNIT = 2048  # that one SM or CU holds at once, on most
 UNKNOWN = -5.0  # stands for what is not known, below anything that is: trees then keep it apart
 
 _OF_A_LAUNCH = (
@@ -30,16 +28,21 @@ _OF_A_LAUNCH = (
     "bound_over_least", "memory_over_least", "traffic_over_least", "flops_over_least", "programs_under_most",
     "in_flight_under_most",
 )  # fmt: skip
-LAUNCH_TRAITS = (*_OF_A_LAUNCH, *(f"{name}_over_default" for name in _OF_A_LAUNCH))
-"""What `launch_traits` gives, in this order; sizes, counts and times as log2."""
+LAUNCH_FEATURES = (*_OF_A_LAUNCH, *(f"{name}_over_default" for name in _OF_A_LAUNCH))
+"""What `launch_features` gives, in this order; sizes, counts and times as log2."""
 
 
-def launch_traits(described: Sequence[Mapping[str, float]], hardware: Hardware) -> Array:
-    """One row per config, columns as `LAUNCH_TRAITS`, from what was told of each config's launches without compiling.
+def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware) -> Array:
+    """What is known of each config's launches without compiling, as numbers that compare across kernels.
 
     The first config is the default, and people mostly write one down that does well: half the columns say how far others
-    are from it, or where nothing was told of it, from the first config that something was told of. `UNKNOWN` where nothing
-    was told. For the names in a description see `kernel_features.features` and `together`.
+    are from it, or where it is not described, from the first config that is.
+
+    Args:
+        described: of each config, as `Job.described`.
+        hardware: whose sheet counts.
+    Returns:
+        shape `(configs, len(LAUNCH_FEATURES))`; `UNKNOWN` where nothing is known.
     """
     import numpy as np
 
@@ -53,7 +56,7 @@ def launch_traits(described: Sequence[Mapping[str, float]], hardware: Hardware) 
     threads, programs, blocks = column("threads"), column("programs"), column("blocks_per_unit")
     tile_m, tile_n = log2(column("tile_m")), log2(column("tile_n"))
     bound, memory, flops = (log2(column(n), 0.5) for n in ("us_bound", "us_memory", "us_flops"))
-    traffic, in_flight = log2(column("traffic_bytes"), 1.0), log2(threads * programs / (units * THREADS_OF_A_UNIT))
+    traffic, in_flight = log2(column("traffic_bytes"), 1.0), log2(threads * programs / (units * THREADS_PER_UNIT))
     over_units = log2(programs / units)
     least_programs = column("least_programs")
     columns = [
@@ -62,16 +65,16 @@ def launch_traits(described: Sequence[Mapping[str, float]], hardware: Hardware) 
         over_units, log2(np.where(np.isnan(least_programs), programs, least_programs) / units),
         log2(column("waves")), column("wave_tail"), log2(threads), log2(column("per_thread")), column("num_stages"),
         log2(column("tile_elements")), tile_m, tile_n, log2(column("tile_k")), np.minimum(tile_m, tile_n),
-        column("shared_share"), column("registers"), blocks, threads * blocks / THREADS_OF_A_UNIT, in_flight,
+        column("shared_share"), column("registers"), blocks, threads * blocks / THREADS_PER_UNIT, in_flight,
         log2(column("loaded_bytes")), log2(column("loaded_bytes") / threads), log2(column("flops_per_byte")),
         log2(column("trips")), log2(column("waste")), log2(column("overshoot")),
         (~np.isnan(column("atomic_bytes"))).astype(float),
         *(c - _or_nan(np.nanmin, c) for c in (bound, memory, traffic, flops)),
         *(c - _or_nan(np.nanmax, c) for c in (over_units, in_flight)),
     ]  # fmt: skip
-    traits = np.nan_to_num(np.stack(columns, axis=1), nan=UNKNOWN, posinf=UNKNOWN, neginf=UNKNOWN)
+    features = np.nan_to_num(np.stack(columns, axis=1), nan=UNKNOWN, posinf=UNKNOWN, neginf=UNKNOWN)
     default = next((i for i, d in enumerate(described) if d), 0)
-    return np.hstack([traits, traits - traits[default]])
+    return np.hstack([features, features - features[default]])
 
 
 def _or_nan(reduce: Callable[[Array], float], values: Array) -> float:
@@ -79,8 +82,8 @@ def _or_nan(reduce: Callable[[Array], float], values: Array) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class RoleTraits:
-    """What knobs that have a role say of each config, as log2; None where no knob says it.
+class RoleFeatures:
+    """What knobs that have a role say of each config, as log2, shape `(configs,)`; None where no knob says it.
 
     Attributes:
         threads: of a block.
@@ -100,13 +103,13 @@ class RoleTraits:
 BLOCK_TILE = 16  # a tile knob that goes beyond counts a block's elements, else a thread's: nobody has blocks that small
 
 
-def role_traits(job: Job) -> RoleTraits:
+def role_features(job: Job) -> RoleFeatures:
     """Read knobs by their role: as tagged, else as their names tell."""
     import numpy as np
 
     space = job.space
     roles = {**roles_by_name(space.knobs), **space.roles}
-    warp = job.hardware.warp_size if job.hardware.warp_size > 1 else WARP
+    warp = job.hardware.warp_size if job.hardware.warp_size > 1 else WARP_SIZE
     sizes = {k: (v, r) for k, r in roles.items() if (v := _sizes(space, k)) is not None}
     threads = {k: v * (warp if "warps" in k.lower() else 1) for k, (v, r) in sizes.items() if r == "threads"}
     tiles = [v for k, (v, r) in sizes.items() if r == "tile" and not is_depth(k)]
@@ -119,7 +122,7 @@ def role_traits(job: Job) -> RoleTraits:
         total = np.maximum(1.0, elements / work)
     across = next((v for k, v in threads.items() if k.lower().endswith("x")), None)
     vector = _product([v for v, r in sizes.values() if r == "vector"])
-    return RoleTraits(
+    return RoleFeatures(
         threads=_log2(total),
         across=_log2(across),
         work=_log2(work),

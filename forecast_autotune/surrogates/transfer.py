@@ -1,4 +1,4 @@
-"""What recordings of the same program elsewhere say of a space: carried over, weighted by likeness and by how they fare."""
+"""Transfer: what recordings of the same program predict for this job, weighted by likeness and by how well they do."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..core.config import Config
 from ..core.hardware import Hardware
-from ..core.job import Job, Recording
-from ..core.outcome import Failure
+from ..core.job import Job, Recording, log2_speedups
+from ..core.outcome import Failure, Outcome
 from ..core.space import Space
-from ..features.arrays import knob_matrix
-from .corrector import OFFSET, OWN_SIGMA
+from ..features.knob_matrix import knob_matrix
 from .gaussian_process import FITTED_ON, Known, choose_shape, most_telling, predict, share_of_failures
+from .gp_residual import OFFSET, OWN_SIGMA
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,23 +24,29 @@ if TYPE_CHECKING:
 
 GUESS = 0.8  # deviation of log2 speed-ups over a space nothing is known of: the eight recorded spaces have 0.12 to 2.1
 SOURCES = 8  # recordings read, the most alike first
-FAILED_BELOW = 0.5  # octaves under the slowest that ran: where a config that failed elsewhere stands
+FAILED_BELOW = 0.5  # octaves under the slowest that ran: where a config that failed in a recording stands
 
 SAME_PRODUCT, SAME_VENDOR, OTHER = 1.0, 0.2, 0.02  # weights of recordings by hardware
 FLOORS = ((SAME_PRODUCT, 0.12), (SAME_VENDOR, 0.25), (OTHER, 0.45))  # deviation left however well recordings agree
-DOUBT = 0.1  # what is told holds by a factor of 1, give or take this; at 0.7, 20 tries ended 3 to 7 % slower
+DOUBT = 0.1  # a prediction holds by a factor of 1, give or take this; at 0.7, 20 tries ended 3 to 7 % slower
 USUAL_SPREAD, LEAST_SPREAD = (
     0.6,
     0.2,
 )  # deviation of log2 speed-ups over a space for which floors hold; share of a floor left
 BLUR = 0.25  # added to a recording's own uncertainty before it is weighted by it
-RESULT_COUNT = 6  # outcomes here after which recordings are weighted by how well they foretold them, at most squared
+RESULT_COUNT = 6  # outcomes after which recordings are weighted by how well they predicted them, at most squared
 KEY_HALVES_PER = 2.0  # octaves between two sizes over which a recording's weight halves (suite, sizes left out)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What one source says of each config of a space: log2 speed-up over the space's default, how sure, failed or not."""
+class SourcePrediction:
+    """What one source, mostly a recording, predicts of each config of a space.
+
+    Attributes:
+        mean, sigma: of log2 speed-up over the space's default; shape `(configs,)`.
+        fail: chance of failing, shape `(configs,)`.
+        likeness: how much the source counts for the job.
+    """
 
     mean: Array
     sigma: Array
@@ -48,13 +55,18 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """What the sources say together, in the same terms."""
+class CombinedPrediction:
+    """What several sources predict together, as `SourcePrediction`; `count` is how many they are."""
 
     mean: Array
     sigma: Array
     fail: Array
     count: int
+
+    @property
+    def basis(self) -> Array:
+        """By what outcomes may differ from the mean: the mean times an unknown factor, in units of sigma. `(configs, 1)`."""
+        return (DOUBT * self.mean / self.sigma)[:, None]
 
 
 def most_alike(job: Job, recordings: Sequence[Recording]) -> list[tuple[float, Recording]]:
@@ -64,69 +76,88 @@ def most_alike(job: Job, recordings: Sequence[Recording]) -> list[tuple[float, R
 
 
 def read(
-    recording: Recording, space: Space, weight: float, there: Array | None = None, here: Array | None = None
-) -> Told | None:
-    """One recording, carried to configs it lacks by their neighbours; None if it shares nothing with the space.
+    recording: Recording,
+    space: Space,
+    weight: float,
+    model_of_recording: Array | None = None,
+    model_of_job: Array | None = None,
+) -> SourcePrediction | None:
+    """What a recording predicts of a space's configs; those it lacks are predicted by their neighbours.
 
-    With what a model expects of each config `there`, where it was made, and `here`, only what the model missed is carried.
+    With what a model expects, only what the model missed is carried over.
+
+    Args:
+        recording, space: of the same program; the job's.
+        weight: how much the recording counts for the job.
+        model_of_recording, model_of_job: log2 speed-ups that a model expects where the recording was made, and of the job;
+            shape `(configs,)`.
+    Returns:
+        None if the recording shares no config that ran with the space.
     """
     import numpy as np
 
     speedups = {c: s for c, s in recording.log2_speedups().items() if c in space}
-    failed = [space.index(c) for c, o in recording.outcomes.items() if isinstance(o, Failure) and c in space]
     if not speedups:
         return None
     at = np.array([space.index(c) for c in speedups], dtype=np.intp)
     y = np.array(list(speedups.values()))
-    expected = np.zeros(len(space)) if there is None or here is None else there
+    failed = np.array(
+        [space.index(c) for c, o in recording.outcomes.items() if isinstance(o, Failure) and c in space], dtype=np.intp
+    )
+    expected, expected_of_job = model_of_recording, model_of_job
+    if expected is None or expected_of_job is None:
+        expected = expected_of_job = np.zeros(len(space))
     missed = y - expected[at]
-    broken = np.array(failed, dtype=np.intp)
     level = float(np.median(missed))
     mean, sigma = np.full(len(space), level), np.zeros(len(space))
     knobs = knob_matrix(space)
-    if at.size + broken.size < len(space):
-        trend = np.full((len(space), 1), math.sqrt(OFFSET))
-        known = Known(knobs.values[at], trend[at], missed - level)
+    if at.size + failed.size < len(space):
+        basis = np.full((len(space), 1), math.sqrt(OFFSET))
+        known = Known(knobs.values[at], basis[at], missed - level)
         shape = choose_shape(known.at(most_telling(y, FITTED_ON)), GUESS)
         used = most_telling(y)
-        mean, sigma = predict(known.at(used), knobs.values, trend, shape, GUESS)
+        mean, sigma = predict(known.at(used), knobs.values, basis, shape, GUESS)
         mean += level
-        fail = share_of_failures(knobs.values, shape, at, broken, None)
+        fail = share_of_failures(knobs.values, shape, at, failed, None)
     else:
         fail = np.zeros(len(space))
-        mean[broken] = y.min() - FAILED_BELOW - expected[broken]
-    mean[at], sigma[at], fail[at], fail[broken] = missed, OWN_SIGMA, 0.0, 1.0
-    if there is not None and here is not None:
-        mean = mean + here
-    return Told(mean - mean[0], sigma, fail, weight)
+        mean[failed] = y.min() - FAILED_BELOW - expected[failed]
+    mean[at], sigma[at], fail[at], fail[failed] = missed, OWN_SIGMA, 0.0, 1.0
+    mean = mean + expected_of_job
+    return SourcePrediction(mean - mean[0], sigma, fail, weight)
 
 
-def together(told_by: Sequence[Told], outcomes: Mapping[int, float]) -> Elsewhere:
+def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Config, Outcome]) -> CombinedPrediction:
     """The sources' weighted mean; their disagreement, and never less than a floor, is its spread.
 
-    `outcomes` are log2 speed-ups measured here, by place in the space. A source that foretells them counts for more.
+    Args:
+        sources: at least one.
+        job: whose space they predict.
+        outcomes: of this job; a source that predicts them well counts for more.
     """
     import numpy as np
 
-    at, y = np.array(list(outcomes), dtype=np.intp), np.array(list(outcomes.values()))
-    weights = np.array([t.likeness for t in told_by])
+    space = job.space
+    speedups = {space.index(c): s for c, s in log2_speedups(outcomes, space.default).items() if c in space}
+    at, y = np.array(list(speedups), dtype=np.intp), np.array(list(speedups.values()))
+    weights = np.array([s.likeness for s in sources])
     if y.size > 1:
         # Whatever its hardware. The common offset is not a recording's fault: it may stem from the default alone.
-        misses = np.array([np.var(y - t.mean[at]) for t in told_by])
+        misses = np.array([np.var(y - s.mean[at]) for s in sources])
         power = 0.5 * min(y.size, RESULT_COUNT)
         weights = weights * (BLUR**2 + misses) ** -power
     weights = weights / weights.sum()
-    means, sigmas = np.array([t.mean for t in told_by]), np.array([t.sigma for t in told_by])
+    means, sigmas = np.array([s.mean for s in sources]), np.array([s.sigma for s in sources])
     by_config = weights[:, None] / (BLUR**2 + sigmas**2)
     by_config /= by_config.sum(axis=0)
     mean = (by_config * means).sum(axis=0)
     apart = (by_config * ((means - mean) ** 2 + sigmas**2)).sum(axis=0)
-    closest = max(t.likeness for t in told_by)
+    closest = max(s.likeness for s in sources)
     floor = next((floor for weight, floor in FLOORS if closest >= weight), FLOORS[-1][1])
-    # Where all configs do nearly alike elsewhere, they will here, and be off by less.
+    # Where all configs do nearly alike in the recordings, they will for this job, and be off by less.
     floor *= min(1.0, max(LEAST_SPREAD, float(mean.std()) / USUAL_SPREAD))
-    fail = (weights[:, None] * np.array([t.fail for t in told_by])).sum(axis=0)
-    return Elsewhere(mean, np.sqrt(apart + floor**2), fail, len(told_by))
+    fail = (weights[:, None] * np.array([s.fail for s in sources])).sum(axis=0)
+    return CombinedPrediction(mean, np.sqrt(apart + floor**2), fail, len(sources))
 
 
 def likeness(job: Job, recording: Recording) -> float:

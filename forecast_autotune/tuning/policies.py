@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from ..core.config import Config
 from ..core.job import Compile, Measure, Stop, View, log2_speedups
 from ..core.outcome import Failure
-from ..features.arrays import Columns, KnobMatrix, columns_of, expected_gain, knob_matrix, normal_cdf
+from ..features.forecast_columns import Columns, columns_of, expected_gain, normal_cdf
+from ..features.knob_matrix import KnobMatrix, knob_matrix
 from ..features.knob_roles import role_of_name
 
 if TYPE_CHECKING:
@@ -19,33 +20,39 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 CHUNK = 64  # configs that Exhaustive compiles ahead of measuring: enough for any pool, little lost if it is stopped
-SPREAD_CANDIDATES = 4  # drawn for each place of a batch, the farthest apart taken. A single pick is drawn alone: the
-# farthest of 3 ended at 1.39, one drawn at 1.19 (44 tries, convolution on four devices, medians of 10 seeds)
+
+# How Selective picks.
+
+# Configs drawn for each place of a batch, of which the farthest apart are taken. A single pick is drawn alone: the farthest
+# of 3 ended at 1.39, one drawn at 1.19 (44 tries, convolution on four devices, medians of 10 seeds).
+SPREAD_CANDIDATES = 4
 FIRST_SPREAD = 4  # configs that ran, the default included, before forecasts that hardly differ are followed
-FLAT = 0.05  # share of their own uncertainty by which forecasts must differ to be followed before that
-OUTSIDE_EVERY = 5  # of so many picks, one lies outside the model's favourites
-SHARP = 1.0  # deviation of means over a space for each of their own uncertainty
+FLAT = 0.05  # forecasts hardly differ if their means vary by less than this share of their sigmas
+SHARP = 1.0  # forecasts are sharp if their means vary over the space by more than so many of their sigmas
+OUTSIDE_EVERY = 5  # one of so many picks ignores the forecasts' favourites
 OUTSIDE_FROM = 5  # outcomes before that: the first few follow the forecasts
-# From so many outcomes on, one of so many picks is the best left by the forecasts made before any outcome.
-AHEAD_FROM, AHEAD_EVERY = 10, 4
-LIKE_FAILURES = 4  # so many first outcomes, all failed with one message: it is the call, not the config
+INITIAL_FROM, INITIAL_EVERY = 10, 4  # from so many outcomes on, one of so many picks follows the initial forecasts
 NEAR = 1.0  # configs of one batch closer than this, in deviations of their knobs, teach each other's outcome
-WORTHWHILE = math.log2(1.01)  # a gain that would be worth another measurement
-HOPELESS = 0.01  # stop when the chance that any config left gains that much is below this
-STOP_FROM = 50  # outcomes before Selective may stop by itself; from 30 and a 5 % chance, stopping cost 2-3 % in replay
-# Stop too when all outcomes after the first so many, as a share, have gained less than that together, but not while the
-# forecasts give any one config such a chance. Of a budget of 10 %, on eight spaces, half was then spent and 0.2 % lost; from
-# 50 outcomes on, 45 % and 0.4 %, but of a C++ GEMM's 400 configs 3 %.
-STALE_FROM, STALE, STALE_CHANCE = 150, 0.15, 0.2
 COST_NEIGHBOURS = 2.0  # deviations of knobs within which configs cost alike
-COSTS_READ = 200  # newest costs that tell of the others'; of 1,000, those of 190,000 configs took 12 s and 4 GiB
-BLOCK = 1024  # configs whose costs are told at a time
+COSTS_READ = 200  # newest costs that predict the others; with 1,000, predicting 190,000 configs took 12 s and 4 GiB
+BLOCK = 1024  # configs whose costs are predicted at a time
+
+# When Selective stops by itself.
+LIKE_FAILURES = 4  # so many first outcomes, all failed with one message: it is the call, not the config
+WORTHWHILE = math.log2(1.01)  # a gain that would be worth another measurement
+STOP_CHANCE = 0.01  # stop when the chance that any config left gains that much is below this
+STOP_FROM = 50  # outcomes before that; from 30 and a 5 % chance, stopping cost 2-3 % in replay
+# Stop too, from STALE_FROM outcomes on, when those after the first STALE (a share) have gained less than WORTHWHILE together
+# and no config left has a chance of STALE_CHANCE to gain it. On eight spaces this spent half of a budget of 10 % and lost
+# 0.2 %; from 50 outcomes on, it spent 45 % and lost 0.4 %, but 3 % on a C++ GEMM of 400 configs.
+STALE_FROM, STALE, STALE_CHANCE = 150, 0.15, 0.2
 
 
 class Exhaustive:
     """Measure every config, in the order of the space."""
 
     def step(self, view: View) -> Compile | Measure | Stop:
+        """Measure what is compiled, else compile the next chunk."""
         if ready := _ready(view):
             return Measure(ready)
         untried = tuple(c for c in view.space if c not in view.outcomes and c not in view.evidence)
@@ -56,6 +63,7 @@ class StoredOnly:
     """Measure nothing: what is stored or forecast must do."""
 
     def step(self, view: View) -> Compile | Measure | Stop:
+        """Stop, saying how many configs were known."""
         known = sum(c in view.outcomes for c in view.space)
         return Stop(f"measuring is not wanted here; {known} of {len(view.space)} configs were known")
 
@@ -64,18 +72,24 @@ class First:
     """Take the first config, whatever is known."""
 
     def step(self, view: View) -> Compile | Measure | Stop:
+        """Stop, naming the default config."""
         return Stop("the first config was asked for", config=view.space.default)
 
 
 class Selective:
     """Measure the configs that could still change the answer.
 
-    Follows forecasts by expected improvement over the best so far, failures gaining nothing, and counts it by the second
-    where time is what will run out. Two shares go elsewhere: every fifth pick lies outside the forecasts' favourites, an
-    algorithm not tried yet first, because a forecast can be wrong about a whole region; and every fourth, later on, is the
-    best by what was forecast before anything was measured, because outcomes next door can bend a forecast wrongly. Where
-    forecasts say nothing, configs are spread over the space. Stops by itself when nothing left has a real chance of a gain,
-    or when nothing was gained for long.
+    Follows the forecasts by expected improvement over the best so far; a failure gains nothing. Where time is what will run
+    out, it follows the improvement per second. Where forecasts say nothing, it spreads configs over the space.
+
+    Two kinds of picks go elsewhere:
+
+    * Every fifth pick ignores the forecasts' favourites and tries an algorithm not measured yet, else a rare value of a
+      knob: a forecast can be wrong about a whole region.
+    * Later, every fourth pick is the best by the forecasts made before anything was measured: outcomes of neighbours can
+      bend a forecast wrongly.
+
+    Stops by itself when no config left has a real chance of a gain, or when nothing was gained for long.
 
     Args:
         seed: of the draws; the same seed and view give the same step.
@@ -85,6 +99,7 @@ class Selective:
         self.seed = seed
 
     def step(self, view: View) -> Compile | Measure | Stop:
+        """Measure what is compiled, else stop for a good reason, else compile the next batch."""
         if ready := _ready(view):
             return Measure(ready)
         if alike := _failing_alike(view):
@@ -100,14 +115,15 @@ class Selective:
 
 
 def _ready(view: View) -> tuple[Config, ...]:
-    """Configs that are compiled and wait for being measured."""
+    """Configs that are compiled and not measured yet."""
     return tuple(c for c in view.evidence if c not in view.outcomes)
 
 
 def _failing_alike(view: View) -> str:
-    """Why to stop, if all that was tried failed when launched, each time with the same words, and nothing else is left.
+    """Why to stop, if every config tried failed to load or launch with the same message; empty otherwise.
 
-    Another algorithm may run where one does not: all variants of a product of 8-bit floats but one want a newer GPU.
+    Empty too while there is an algorithm not tried yet, which may run where others do not: all variants of a product of
+    8-bit floats but one need a newer GPU.
     """
     outcomes = list(view.outcomes.values())
     if len(outcomes) < LIKE_FAILURES:
@@ -122,7 +138,7 @@ def _failing_alike(view: View) -> str:
 
 
 def _batch_size(view: View) -> int:
-    """How many to compile next: one while each outcome teaches much, more as the picture settles."""
+    """How many to compile next: one while each outcome teaches much, more later."""
     n = len(view.outcomes)
     size = 1 if n < 20 else 2 if n < 50 else 4 if n < 100 else round((0.2 if n < 250 else 0.4) * n)
     return int(max(1, min(max(size, view.workers), view.configs_left)))
@@ -149,7 +165,7 @@ class _Picking:
         self.incumbent = index(max(self.speedups, key=self.speedups.__getitem__)) if self.speedups else 0
 
     def nothing_left(self) -> str:
-        """Why to stop, if no config left has a real chance of a gain worth having."""
+        """Why to stop, if no config left has a real chance of a gain worth having; empty otherwise."""
         import numpy as np
 
         if self.turn < STOP_FROM or not self.speedups:
@@ -160,7 +176,7 @@ class _Picking:
             return ""
         chance = (1.0 - fail) * normal_cdf((mean - self.best - WORTHWHILE) / np.maximum(sigma, 1e-9))
         any_gains = 1.0 - float(np.exp(np.log1p(-np.minimum(chance, 1.0 - 1e-12)).sum()))
-        if any_gains < HOPELESS:
+        if any_gains < STOP_CHANCE:
             return f"the chance that any of {self.untried.size} configs left gains 1 % is {any_gains:.1%}"
         if self.turn < STALE_FROM:
             return ""
@@ -182,7 +198,7 @@ class _Picking:
 
         size = min(size, self.untried.size)
         gains = expected_gain(self.forecasts, self.best) * self._per_second()
-        if self.turn < OUTSIDE_FROM and self._sharp_ahead():
+        if self.turn < OUTSIDE_FROM and self._initially_sharp():
             gains = np.exp2(self.forecasts.mean) * (1.0 - self.forecasts.fail)
         gains[self.tried] = np.nan
         if np.isnan(gains[self.untried]).any() or (len(self.speedups) < FIRST_SPREAD and self._flat()):
@@ -195,8 +211,8 @@ class _Picking:
             pick = None
             if turn >= OUTSIDE_FROM and turn % OUTSIDE_EVERY == OUTSIDE_EVERY - 1:
                 pick = self._outside(usable)
-            elif turn >= AHEAD_FROM and turn % AHEAD_EVERY == AHEAD_EVERY - 1:
-                pick = self._as_forecast_ahead(usable)
+            elif turn >= INITIAL_FROM and turn % INITIAL_EVERY == INITIAL_EVERY - 1:
+                pick = self._initial_favourite(usable)
             if pick is None:
                 pick = int(np.nanargmax(usable))
             chosen.append(pick)
@@ -205,10 +221,10 @@ class _Picking:
         return chosen
 
     def _per_second(self) -> Array | float:
-        """What to multiply gains by, for gain per second of cost, as far as seconds are what the budget will run out of.
+        """Factors that turn gains into gains per second of cost, as far as time is what the budget will run out of.
 
-        Where time for all configs left is not scarce, a gain is worth the same whatever it costs. A config costs what those
-        with similar knobs have: compiling, timing, failing.
+        1 where there is time for all configs left. The cost of a config (compiling, timing, failing) is predicted from
+        configs with similar knobs.
         """
         import numpy as np
 
@@ -228,53 +244,54 @@ class _Picking:
         known, known_log_cost = x[at[-COSTS_READ:]], log_cost[-COSTS_READ:].astype(np.float32)
         expected = np.empty(len(x))
         for start in range(0, len(x), BLOCK):
-            here = x[start : start + BLOCK]
-            apart = (here**2).sum(axis=1)[:, None] + (known**2).sum(axis=1)[None, :] - 2.0 * (here @ known.T)
+            rows = x[start : start + BLOCK]
+            apart = (rows**2).sum(axis=1)[:, None] + (known**2).sum(axis=1)[None, :] - 2.0 * (rows @ known.T)
             alike = np.exp(-0.5 * np.maximum(apart, 0.0)) + np.float32(1e-6)
             expected[start : start + BLOCK] = alike @ known_log_cost / alike.sum(axis=1)
         factor: Array = np.exp(-scarce * (expected - log_cost.mean()))
         return factor
 
     def _flat(self) -> bool:
-        """Whether the forecasts hardly tell one config from another: their means differ less than each is unsure."""
-        return self._tells_little(self.forecasts)
+        """Whether the newest forecasts hardly tell one config from another."""
+        return self._nearly_equal(self.forecasts)
 
-    def _tells_little(self, f: Columns) -> bool:
+    def _nearly_equal(self, f: Columns) -> bool:
+        """Whether the means of untried configs differ by less than a small share of their sigmas."""
         return float(f.mean[self.untried].std()) < FLAT * float(f.sigma[self.untried].mean())
 
-    def _sharp_ahead(self) -> bool:
-        """Whether forecasts told configs apart by more than they were unsure before anything was measured here.
+    def _initially_sharp(self) -> bool:
+        """Whether the initial forecasts told configs apart by more than their own uncertainty.
 
-        As they do where the same program was measured elsewhere. Then the first few picks are what is expected to be best,
-        and not what might be: with another vendor's recordings, five picks ended at 1.21 for 1.60 times the best. Where
-        forecasts are vaguer than that, it is the other way round: ten picks, cold, ended at 1.48 for 1.19.
+        They do where the same program was measured on other hardware. Then the first few picks are the configs expected to
+        be best, not those that might be best: with another vendor's recordings, five picks ended at 1.21 instead of 1.60
+        times the best. With vaguer forecasts that is the worse choice: ten picks, cold, ended at 1.48 instead of 1.19.
         """
         import numpy as np
 
-        if not self.view.ahead:
+        if not self.view.initial_forecasts:
             return False
-        ahead = columns_of(self.view.ahead)
-        known = ahead.known
-        return bool(known.any()) and float(ahead.mean[known].std()) > SHARP * float(np.mean(ahead.sigma[known]))
+        initial = columns_of(self.view.initial_forecasts)
+        known = initial.known
+        return bool(known.any()) and float(initial.mean[known].std()) > SHARP * float(np.mean(initial.sigma[known]))
 
-    def _as_forecast_ahead(self, gains: Array) -> int | None:
-        """The best by the forecasts made before anything was measured here, which outcomes have not bent.
+    def _initial_favourite(self, gains: Array) -> int | None:
+        """The best untried config by the forecasts made before anything was measured; None if those hardly differ.
 
-        An optimum that lies alone among bad neighbours is found this way or not at all. None if they told little.
+        Outcomes of neighbours have not bent them: only this finds an optimum that lies alone among bad configs.
         """
         import numpy as np
 
-        if not self.view.ahead:
+        if not self.view.initial_forecasts:
             return None
-        ahead = columns_of(self.view.ahead)
-        usable = ~np.isnan(gains) & ahead.known
-        if not usable.any() or self._tells_little(ahead):
+        initial = columns_of(self.view.initial_forecasts)
+        usable = ~np.isnan(gains) & initial.known
+        if not usable.any() or self._nearly_equal(initial):
             return None
-        expected = np.where(usable, ahead.mean + np.log2(np.maximum(1.0 - ahead.fail, 1e-9)), -np.inf)
+        expected = np.where(usable, initial.mean + np.log2(np.maximum(1.0 - initial.fail, 1e-9)), -np.inf)
         return int(np.argmax(expected))
 
     def _novelty(self, pick: int) -> Array:
-        """How much each config would still teach beside this pick: 0 for the pick itself, 1 far away."""
+        """How much each config would still teach once this one is tried: 0 for the pick itself, 1 far away."""
         import numpy as np
 
         x = self.knobs.values
@@ -283,7 +300,7 @@ class _Picking:
         return novelty
 
     def _outside(self, gains: Array) -> int | None:
-        """The best config with a forced value in one knob: the value that was tried least so far."""
+        """A config of an untried algorithm; else, near the best so far, one with the least tried value of some knob."""
         import numpy as np
 
         if (untried := self._untried_algorithm(gains)) is not None:
@@ -319,7 +336,7 @@ class _Picking:
         return None
 
     def _spread(self, size: int) -> list[int]:
-        """Configs far from all tried so far, out of a seeded draw: maximin."""
+        """Of configs drawn at random, those farthest from all tried so far and from each other (maximin)."""
         import numpy as np
 
         pool = self.untried

@@ -46,7 +46,7 @@ def tune_matmul(settings: Settings) -> None:
     import torch
 
     from forecast_autotune import autotune, rehearsal
-    from forecast_autotune.evaluation.trace import read_trace
+    from forecast_autotune.evaluation.traces import read_trace
 
     from . import matmul
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.forecast import Abstention, Forecast, bin_of
-from forecast_autotune.core.job import Question, log2_speedups
+from forecast_autotune.core.job import log2_speedups
 from forecast_autotune.core.outcome import Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import AutotuneError
@@ -149,7 +150,7 @@ def tune(
     said: dict[Config, Forecast | Abstention] = {}
     if surrogate != "auto":  # asked again, it says what it said: its answers are kept in the store
         model = LanguageModelSurrogate(named(surrogate), answer=settings.answer.form, seconds=settings.answer.seconds)
-        answer = remembering(model, make_store(settings)).forecast(Question(job=job, configs=space))
+        answer = remembering(model, make_store(settings)).start(ForecastContext(job=job)).predict({}, {})
         said = dict(zip(space, answer, strict=True))
     (decision,) = function.decisions.values()
     return Tuned(said=said, outcomes=function.tuned.outcomes(inputs), decision=decision)

@@ -21,8 +21,8 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from triton.runtime.autotuner import Autotuner  # noqa: E402
 
-from forecast_autotune.frontends.simulated_driver import rehearsal  # noqa: E402
 from forecast_autotune.frontends.triton.autotuner import ForecastAutotuner  # noqa: E402
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal  # noqa: E402
 
 CONFIGS = [triton.Config({"BM": 32, "BN": 64}, num_warps=4), triton.Config({"BM": 64, "BN": 64}, num_warps=8)]
 MEASUREMENTS = [

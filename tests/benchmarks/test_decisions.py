@@ -19,7 +19,7 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
-from forecast_autotune.frontends.load_inline.module import TunedModule
+from forecast_autotune.frontends.load_inline.tuned_module import TunedModule
 from forecast_autotune.store.sqlite import SqliteStore
 
 pytestmark = pytest.mark.thorough  # speed itself is for `make bench`
@@ -94,12 +94,12 @@ def test_open_and_first_recall(benchmark: Any, tmp_path: Path) -> None:
 
 @pytest.mark.benchmark(group="store")
 @pytest.mark.parametrize("told", [0, 28])
-def test_recollect(benchmark: Any, tmp_path: Path, told: int) -> None:
+def test_related_recordings(benchmark: Any, tmp_path: Path, told: int) -> None:
     """96 outcomes of another key, of each of which so many numbers were told."""
     with SqliteStore(tmp_path) as store:
         for config in SPACE:
             store.record(describing(job(1), told), "run", config, Measurement(samples_us=(5.0, 5.1, 4.9)), None)
-        (found,) = benchmark(store.recollect, job())
+        (found,) = benchmark(store.related_recordings, job())
     assert len(found.described) == (len(SPACE) if told else 0)
 
 

@@ -15,17 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import Question, ask
 from recorded import HERE, measurement, recording
 
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Abstention
-from forecast_autotune.core.job import Job, Question, Recording, View
+from forecast_autotune.core.job import Job, Recording, View
 from forecast_autotune.core.outcome import Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Work
-from forecast_autotune.evaluation.trace import read_trace
+from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.frontends.engine import decide, make_surrogate, request
 from forecast_autotune.measure.replay import Replay
-from forecast_autotune.protocols import Surrogate
+from forecast_autotune.protocols import SurrogateSession
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates.history import History
 from forecast_autotune.tuning.policies import Selective
@@ -64,24 +66,24 @@ def outcomes(job: Job, known: int, seed: int = 0) -> dict[Any, Outcome]:
     return {c: measurement(1000 * draw.uniform(0.3, 3.0)) for c in chosen}
 
 
-def fresh_questions(job: Job, known: int, surrogate: Surrogate) -> Any:
-    """For each round a question not heard before; the space, and what was known one outcome ago, are warm."""
+def fresh_outcomes(job: Job, known: int, session: SurrogateSession) -> Any:
+    """For each round outcomes not seen before; the space, and what was known one outcome ago, are warm."""
     seeds = iter(range(1000))
 
-    def setup() -> tuple[tuple[Question], dict[str, Any]]:
+    def setup() -> Any:
         told = outcomes(job, known, next(seeds))
-        surrogate.forecast(Question(job=job, configs=job.space, outcomes=dict(list(told.items())[: max(1, known - 1)])))
+        session.predict(dict(list(told.items())[: max(1, known - 1)]), {})
         told[job.space.default] = measurement(900.0)
-        return (Question(job=job, configs=job.space, outcomes=told),), {}
+        return (told, {}), {}
 
     return setup
 
 
 @pytest.mark.parametrize("known", [1, 16, 200, 1100])
 def test_history_forecasts_ten_thousand_configs(benchmark: Any, job: Job, known: int) -> None:
-    surrogate = History()
-    setup = fresh_questions(job, known, surrogate)
-    answer = benchmark.pedantic(surrogate.forecast, setup=setup, rounds=5, warmup_rounds=1)
+    session = History().start(ForecastContext(job=job))
+    setup = fresh_outcomes(job, known, session)
+    answer = benchmark.pedantic(session.predict, setup=setup, rounds=5, warmup_rounds=1)
     assert len(answer) == CONFIGS
 
 
@@ -100,10 +102,10 @@ def test_history_reads_three_recordings_of_ten_thousand_configs(benchmark: Any, 
     surrogate = History()
 
     def setup() -> Any:
-        asked = Question(job=job, configs=job.space, outcomes=outcomes(job, 16, random.randrange(10**6)))
-        return (replace(asked, recordings=recordings),), {}
+        known = outcomes(job, 16, random.randrange(10**6))
+        return (surrogate, Question(job=job, outcomes=known, recordings=recordings)), {}
 
-    assert len(benchmark.pedantic(surrogate.forecast, setup=setup, rounds=5, warmup_rounds=1)) == CONFIGS
+    assert len(benchmark.pedantic(ask, setup=setup, rounds=5, warmup_rounds=1)) == CONFIGS
 
 
 def describing(job: Job) -> Job:
@@ -126,10 +128,10 @@ def describing(job: Job) -> Job:
 @pytest.mark.parametrize("by", ["roles", "launches"])
 def test_auto_forecasts_ten_thousand_configs(benchmark: Any, job: Job, by: str, known: int) -> None:
     asked_of = describing(job) if by == "launches" else job
-    surrogate = make_surrogate("auto")
-    surrogate.forecast(Question(job=asked_of, configs=asked_of.space))
-    setup = fresh_questions(asked_of, max(1, known), surrogate)
-    answer = benchmark.pedantic(surrogate.forecast, setup=setup, rounds=5, warmup_rounds=1)
+    session = make_surrogate("auto").start(ForecastContext(job=asked_of))
+    session.predict({}, {})
+    setup = fresh_outcomes(asked_of, max(1, known), session)
+    answer = benchmark.pedantic(session.predict, setup=setup, rounds=5, warmup_rounds=1)
     assert not any(isinstance(a, Abstention) for a in answer)
 
 
@@ -141,24 +143,23 @@ def test_auto_meets_ten_thousand_configs(benchmark: Any, job: Job, by: str) -> N
     surrogate = make_surrogate("auto")
 
     def setup() -> Any:
-        met = replace(asked_of)
-        return (Question(job=met, configs=met.space),), {}
+        return (surrogate, Question(job=asked_of)), {}
 
-    assert len(benchmark.pedantic(surrogate.forecast, setup=setup, rounds=5, warmup_rounds=1)) == CONFIGS
+    assert len(benchmark.pedantic(ask, setup=setup, rounds=5, warmup_rounds=1)) == CONFIGS
 
 
 @pytest.mark.benchmark(group="setting auto, 10,000 configs")
 @pytest.mark.parametrize("by", ["roles", "launches"])
 def test_auto_chooses_length_scales_again_at_50_outcomes(benchmark: Any, job: Job, by: str) -> None:
     asked_of = describing(job) if by == "launches" else job
-    surrogate, seeds = make_surrogate("auto"), iter(range(1000))
+    session, seeds = make_surrogate("auto").start(ForecastContext(job=asked_of)), iter(range(1000))
 
     def setup() -> Any:
         told = outcomes(asked_of, 50, next(seeds))
-        surrogate.forecast(Question(job=asked_of, configs=asked_of.space, outcomes=dict(list(told.items())[:30])))
-        return (Question(job=asked_of, configs=asked_of.space, outcomes=told),), {}
+        session.predict(dict(list(told.items())[:30]), {})
+        return (told, {}), {}
 
-    assert len(benchmark.pedantic(surrogate.forecast, setup=setup, rounds=5, warmup_rounds=1)) == CONFIGS
+    assert len(benchmark.pedantic(session.predict, setup=setup, rounds=5, warmup_rounds=1)) == CONFIGS
 
 
 # A whole decision -------------------------------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ def test_tuning_in_a_new_process(benchmark: Any, tmp_path: Path, by: str) -> Non
 
 def test_selective_chooses_among_ten_thousand_configs(benchmark: Any, job: Job) -> None:
     told = outcomes(job, 16)
-    forecasts = History().forecast(Question(job=job, configs=job.space, outcomes=told))
+    forecasts = ask(History(), Question(job=job, outcomes=told))
     view = View(
         space=job.space, forecasts=forecasts, outcomes=told, evidence={}, configs_left=100, seconds_left=100, workers=8
     )

@@ -22,9 +22,12 @@ from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
 from forecast_autotune.measure.clocks import DIGITS
-from forecast_autotune.store.connection import open_file, transaction
+from forecast_autotune.store.database import open_file, transaction
+from forecast_autotune.store.decisions import keep_decision
+from forecast_autotune.store.outcomes import keep_outcome
+from forecast_autotune.store.places import keep_place
 from forecast_autotune.store.queries import StoreFile
-from forecast_autotune.store.rows import Place, StoredOutcome, keep_decision, keep_outcome, keep_place
+from forecast_autotune.store.rows import Place, StoredOutcome
 from forecast_autotune.store.sqlite import SqliteStore
 
 pytestmark = pytest.mark.thorough  # speed itself is for `make bench`
@@ -178,8 +181,8 @@ QUESTIONS: dict[str, Callable[[SqliteStore], Any]] = {
     "recall, a hit": lambda store: store.decision(job(KEYS // 2)),
     "recall, a miss": lambda store: store.decision(job(KEYS + 1)) is None,
     "outcomes of a key": lambda store: store.outcomes(job(KEYS // 2)),
-    "recollect": lambda store: store.recollect(job(KEYS + 1)),
-    "pairs": lambda store: store.pairs("cuda"),
+    "related_recordings": lambda store: store.related_recordings(job(KEYS + 1)),
+    "calibration_pairs": lambda store: store.calibration_pairs("cuda"),
     "skills": lambda store: store.skills(job(KEYS + 1)) is not None,
 }
 

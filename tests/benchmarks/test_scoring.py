@@ -11,7 +11,7 @@ from contracts.store_contract import SPACE, a_job, a_measurement
 from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.space import Space
 from forecast_autotune.evaluation.scores import discovery, member_scores, recalibration, score_forecasts, score_trust
-from forecast_autotune.features.arrays import ForecastTable, Voice
+from forecast_autotune.features.forecast_columns import Component, ForecastTable
 from forecast_autotune.store.sqlite import SqliteStore
 
 pytestmark = pytest.mark.thorough  # speed itself is for `make bench`
@@ -23,11 +23,11 @@ COUNT = 10_000
 def table() -> ForecastTable:
     draw = np.random.default_rng(0)
     weight = draw.uniform(0.2, 0.8, COUNT)
-    voices = [
-        Voice(n, draw.normal(0, 1, COUNT), draw.uniform(0.1, 1, COUNT), w)
+    components = [
+        Component(n, draw.normal(0, 1, COUNT), draw.uniform(0.1, 1, COUNT), w)
         for n, w in (("a", weight), ("b", 1 - weight))
     ]
-    return ForecastTable(voices, draw.uniform(0, 0.2, COUNT), source="s", default_us=5.0)
+    return ForecastTable(components, draw.uniform(0, 0.2, COUNT), source="s", default_us=5.0)
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +60,11 @@ def test_what_a_stores_pairs_cost(benchmark: Any, what: str) -> None:
             job = a_job(key={"n": n}, space=space)
             for config in space:
                 store.record(job, "run", config, a_measurement(10.0), bells)
-        pairs = store.pairs("cuda")
+        pairs = store.calibration_pairs("cuda")
         assert len(pairs) == 200
         assert SPACE[0] not in space
         tried = {
-            "read": lambda: store.pairs("cuda"),
+            "read": lambda: store.calibration_pairs("cuda"),
             "correct": lambda: recalibration(pairs),
             "compare": lambda: member_scores(pairs),
         }

@@ -11,19 +11,23 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from asking import Question, ask
 from contracts.store_contract import HARDWARE, SPACE, a_decision, a_job, a_measurement
 from talking import Talking, sure_of
 
-from forecast_autotune.cli import COMMANDS, doctor, main
+from forecast_autotune.cli import doctor, main
+from forecast_autotune.cli._commands import COMMANDS
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
-from forecast_autotune.core.job import Question
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import MissingExtraError
 from forecast_autotune.language import named
 from forecast_autotune.language.model import ModelError, Unanswered
 from forecast_autotune.store.sqlite import SqliteStore
+from forecast_autotune.surrogates.base import StatelessSurrogate
 from forecast_autotune.surrogates.blend import Blend
 from forecast_autotune.surrogates.language_model import LanguageModelSurrogate
 
@@ -291,10 +295,10 @@ def test_show_lists_a_language_model_as_one_source(
 ) -> None:
     """Before any outcome it is eight bells, one for each bin."""
     job = a_job()
-    asked = Question(job=job, configs=SPACE, outcomes={SPACE[0]: a_measurement(15.0)} if known else {})
+    asked = Question(job=job, outcomes={SPACE[0]: a_measurement(15.0)} if known else {})
     alone = LanguageModelSurrogate(Talking(lambda _: sure_of(6)))
     for surrogate, bells in ((alone, 8 if not known else 1), (Blend([alone, Always()]), 2)):
-        forecast = surrogate.forecast(asked)[1]
+        forecast = ask(surrogate, asked)[1]
         assert isinstance(forecast, Forecast)
         assert len(forecast.components) == bells
         with SqliteStore(tmp_path / "store") as opened:
@@ -306,11 +310,11 @@ def test_show_lists_a_language_model_as_one_source(
         printed(capsys, "clear", "--kernel", "rmsnorm", "--yes")
 
 
-class Always:
+class Always(StatelessSurrogate):
     name = "always"
 
-    def forecast(self, asked: Question) -> list[Forecast]:
-        return [Forecast.normal(0.1, 0.5, source=self.name)] * len(asked.configs)
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Forecast]:
+        return [Forecast.normal(0.1, 0.5, source=self.name)] * len(context.job.space)
 
 
 # doctor -----------------------------------------------------------------------------------------------------------------

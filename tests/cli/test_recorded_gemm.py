@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.cli import main
-from forecast_autotune.evaluation.trace import read_trace
+from forecast_autotune.evaluation.traces import read_trace
 
 TRACE = Path(__file__).parents[1] / "traces" / "gemm_few_rows.jsonl.gz"
 

@@ -15,15 +15,21 @@ from recorded import recording
 from talking import Talking, named_by_settings
 
 from forecast_autotune.cli import main, replay
+from forecast_autotune.cli._replay_report import SHOWN_PRIORS
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Abstention
 from forecast_autotune.core.hardware import Hardware
-from forecast_autotune.core.job import Question
 from forecast_autotune.core.outcome import Measurement
-from forecast_autotune.evaluation import replay_runner as replay_runs
-from forecast_autotune.evaluation.trace import read_trace, write_trace
+from forecast_autotune.evaluation import replay_runner
+from forecast_autotune.evaluation.history import history_of
+from forecast_autotune.evaluation.recorded_space import read_space
+from forecast_autotune.evaluation.replay_runner import ReplayPlan, Row, Task
+from forecast_autotune.evaluation.traces import read_trace, write_trace
 from forecast_autotune.settings import SURROGATES
+from forecast_autotune.surrogates.base import StatelessSurrogate
 from forecast_autotune.surrogates.prior import shipped_prior
+from forecast_autotune.surrogates.roofline import Roofline
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -61,7 +67,7 @@ def elsewhere(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    replay_runs._read.cache_clear()
+    read_space.cache_clear()
 
 
 def run(*arguments: object) -> int:
@@ -75,25 +81,22 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, 
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_replayed_job_says_of_its_configs_what_the_trace_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
-) -> None:
-    asked: list[Question] = []
+def test_a_replayed_job_says_of_its_configs_what_the_trace_does(tmp_path: Path, told: bool) -> None:
+    asked: list[ForecastContext] = []
 
-    class Listening:
+    class Listening(StatelessSurrogate):
         name = "listening"
 
-        def forecast(self, question: Question) -> list[Abstention]:
-            asked.append(question)
-            return [Abstention(self.name, "it only listens")] * len(question.configs)
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Abstention]:
+            asked.append(context)
+            return [Abstention(self.name, "it only listens")] * len(context.job.space)
 
     configs = list(recording().outcomes)
     described = {configs[1]: {"programs": 8.0}, configs[0]: {"programs": 4.0}} if told else {}
     path = tmp_path / "run.jsonl"
     write_trace(replace(recording(), described=described), path)
-    monkeypatch.setattr(replay_runs, "make_surrogate", lambda _, **__: Listening())
-    plan = replay_runs.ReplayPlan(traces=(path,), histories=((),), policy="selective", surrogate="auto")
-    plan.do(replay_runs.Task(0, "4", 1))
+    plan = ReplayPlan(traces=(path,), histories=((),), policy="selective", surrogate=Listening)
+    plan.do(Task(0, "4", 1))
     job = asked[0].job
     assert list(job.described) == ([described.get(config, {}) for config in job.space] if told else [])
 
@@ -348,15 +351,15 @@ def test_each_surrogate_of_the_settings_may_be_replayed(name: str) -> None:
 def test_what_the_surrogate_was_fitted_on_is_reported(
     trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Fitted:
-        fitted_on = tuple(f"kernel{n}" for n in range(replay.NAMED + 3))
+    class Fitted(Roofline):
+        fitted_on = tuple(f"kernel{n}" for n in range(SHOWN_PRIORS + 3))
 
-    monkeypatch.setattr(replay, "make_surrogate", lambda _name: Fitted())
+    monkeypatch.setattr(replay, "make_surrogate", lambda _name, **_: Fitted())
     priors = report(capsys, trace, "--budget", "0", "--seeds", 1)["priors"]
-    assert priors == [f"kernel{n}" for n in range(replay.NAMED + 3)]
+    assert priors == [f"kernel{n}" for n in range(SHOWN_PRIORS + 3)]
     assert run(trace, "--budget", "0", "--seeds", 1, "--jobs", 1) == 0
     told = capsys.readouterr().out
-    assert f"fitted beforehand on {', '.join(priors[: replay.NAMED])} and 3 more" in " ".join(told.split())
+    assert f"fitted beforehand on {', '.join(priors[:SHOWN_PRIORS])} and 3 more" in " ".join(told.split())
 
 
 @pytest.mark.parametrize(("surrogate", "fitted"), [("learned", True), ("history", False), ("roofline", False)])
@@ -387,16 +390,16 @@ def test_a_table_is_for_people(trace: Path, capsys: pytest.CaptureFixture[str]) 
 def test_ctrl_c_prints_what_is_finished(
     trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = replay_runs.ReplayPlan.do
+    done = ReplayPlan.do
     calls = []
 
-    def interrupted(self: replay_runs.ReplayPlan, task: replay_runs.Task) -> replay_runs.Row:
+    def interrupted(self: ReplayPlan, task: Task) -> Row:
         calls.append(task)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return done(self, task)
 
-    monkeypatch.setattr(replay_runs.ReplayPlan, "do", interrupted)
+    monkeypatch.setattr(ReplayPlan, "do", interrupted)
     assert run(trace, "--budget", "4", "--seeds", 5, "--json", "--jobs", 1) == 130
     told = capsys.readouterr()
     assert len(json.loads(told.out)["runs"]) == 2
@@ -428,7 +431,7 @@ def test_a_decision_that_does_not_run_has_no_slowdown(tmp_path: Path, capsys: py
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the recorded spaces are not here")
 def test_the_history_of_a_real_space_is_the_same_kernel_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     paths = sorted(SHARED.glob("*.json.gz"))
-    kept = dict(zip(paths, replay_runs.histories(paths, paths), strict=True))
+    kept = dict(zip(paths, (history_of(path, paths).kept for path in paths), strict=True))
     for path, history in kept.items():
         kernel = path.name.partition("_")[0]
         assert set(history) == {p for p in paths if p.name.startswith(kernel)} - {path}
@@ -451,7 +454,7 @@ def test_a_language_model_is_replayed_in_one_process_and_asked_things_once(
     def several(*_: object) -> Any:
         raise AssertionError("each process would load the model")
 
-    monkeypatch.setattr(replay_runs, "side_by_side", several)
+    monkeypatch.setattr(replay_runner, "side_by_side", several)
     with named_by_settings(Talking()) as model:
         assert run(trace, "--surrogate", "hf:kernels", "--budget", "3", "--seeds", 2, "--jobs", 2, "--json") == 0
     told = json.loads(capsys.readouterr().out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def test_the_correction_shown_is_the_one_in_use(store: Path, capsys: pytest.Capt
     assert main(["stats", "--dir", str(store), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["recalibration"]["cuda"]
     with SqliteStore(store) as opened:
-        assert engine._lessons_of(opened, "cuda").correction.after == told["after"]
+        assert engine._lessons_of(opened, "cuda").sigma_scale.warm == told["after"]
 
 
 def test_stats_of_a_store_without_pairs_tell_of_no_correction(
@@ -72,11 +71,11 @@ def test_stats_of_a_store_without_pairs_tell_of_no_correction(
 def test_replay_never_recalibrates(
     store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(self: Any, question: Any) -> Sequence[Any]:
+    def refuse(self: Any, context: Any) -> Any:
         raise AssertionError("a replay asked a recalibrated surrogate")
 
-    monkeypatch.setattr(Recalibrated, "forecast", refuse)
-    monkeypatch.setattr(SqliteStore, "pairs", refuse)
+    monkeypatch.setattr(Recalibrated, "start", refuse)
+    monkeypatch.setattr(SqliteStore, "calibration_pairs", refuse)
     monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(store))
     assert main(["replay", str(TRACE), "--budget", "4", "--seeds", "1", "--jobs", "1", "--json"]) == 0
     assert "failed" not in capsys.readouterr().err

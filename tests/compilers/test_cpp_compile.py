@@ -25,9 +25,11 @@ from toy import GOOD, Toy
 
 import forecast_autotune as fa
 from forecast_autotune.compilers.cpp_build import BEGUN, _drop_what_was_cut_off
-from forecast_autotune.compilers.cpp_compile import CppCompiler, _own_root, _reason
+from forecast_autotune.compilers.cpp_compile import CppCompiler
+from forecast_autotune.compilers.cpp_errors import failure_reason
 from forecast_autotune.compilers.cpp_headers import changed, drop_outdated_objects, header_digests
 from forecast_autotune.compilers.cpp_recipe import Recipe
+from forecast_autotune.compilers.private_folders import own_root
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.outcome import Evidence, Failure
@@ -187,7 +189,7 @@ def test_a_group_writable_build_folder_is_closed_to_the_group_and_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, used: bool
 ) -> None:
     tmp_path.chmod(mode)
-    assert (_own_root(tmp_path, "build_directory") == tmp_path) == used
+    assert (own_root(tmp_path, "build_directory") == tmp_path) == used
     assert tmp_path.stat().st_mode & 0o777 == (0o755 if used else mode)
     assert ("let build_directory name another folder" in caplog.text) != used
 
@@ -204,7 +206,7 @@ def test_where_files_cannot_be_locked_it_is_built_elsewhere(
         lock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    root = _own_root(refused / "toy", "FORECAST_AUTOTUNE_DIR")
+    root = own_root(refused / "toy", "FORECAST_AUTOTUNE_DIR")
     assert not root.is_relative_to(refused)
     assert root.stat().st_mode & 0o777 == 0o700
     assert "locks no files (Function not implemented)" in caplog.text
@@ -215,7 +217,7 @@ def test_where_files_cannot_be_locked_it_is_built_elsewhere(
 def test_what_the_group_may_have_put_into_a_slot_is_not_built_with(toy: Toy) -> None:
     compiler = toy.compiler()
     list(compiler.compile([toy.config("plain")]))
-    slot = compiler._slot(0)
+    slot = compiler.builds.slot(0)
     (slot / "planted.so").write_bytes(b"theirs")
     slot.chmod(0o775)
     built = Path(compiler.extension(Config({"MODE": "plain", "NUMBER": time.time_ns()})).path)
@@ -227,14 +229,14 @@ def test_what_the_group_may_have_put_into_a_slot_is_not_built_with(toy: Toy) -> 
 @pytest.mark.skipif(os.getuid() != 0, reason="files of two users can be made by root alone")
 def test_nothing_is_built_in_somebody_elses_slot(toy: Toy, tmp_path: Path) -> None:
     compiler = toy.compiler()
-    compiler.root = tmp_path / "builds"
-    compiler._slot(0).mkdir(parents=True)
-    os.chown(compiler._slot(0), 65534, -1)
+    compiler.builds.root = tmp_path / "builds"
+    compiler.builds.slot(0).mkdir(parents=True)
+    os.chown(compiler.builds.slot(0), 65534, -1)
     ((_, found),) = compiler.compile([toy.config("plain")])
     assert isinstance(found, Failure)
     assert found.transient
-    assert f"others may write to {compiler._slot(0)}" in found.message
-    assert list(compiler._slot(0).iterdir()) == []
+    assert f"others may write to {compiler.builds.slot(0)}" in found.message
+    assert list(compiler.builds.slot(0).iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -252,7 +254,7 @@ def test_what_the_source_says_of_memory_or_a_disk_is_not_the_machines_word(
     tmp_path: Path, told: str, its_own: bool
 ) -> None:
     (tmp_path / "log").write_text(told)
-    assert _reason(tmp_path / "log", "ninja failed")[1] == its_own
+    assert failure_reason(tmp_path / "log", "ninja failed")[1] == its_own
 
 
 def test_what_is_built_is_this_users_alone(toy: Toy) -> None:

@@ -24,7 +24,7 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Evidence, Failure
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.features.hardware_sheets import device_properties, sheet_for
-from forecast_autotune.frontends.simulated_driver import rehearsal
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -214,7 +214,7 @@ import os, sys
 import torch, triton, triton.language as tl
 from forecast_autotune.compilers.triton_compile import TritonCompiler, binding
 from forecast_autotune.core.config import Config
-from forecast_autotune.frontends.simulated_driver import rehearsal
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
 with open(sys.argv[1], "a") as f:
     f.write("ran\\n")

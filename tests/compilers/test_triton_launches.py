@@ -24,9 +24,9 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 
 from forecast_autotune.compilers.triton_launches import (  # noqa: E402
     LaunchesCompiler,
-    described,
+    combine_evidence,
     launches,
-    together,
+    static_features,
     without_data,
 )
 from forecast_autotune.compilers.triton_pool import WorkerPool  # noqa: E402
@@ -35,7 +35,7 @@ from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Evidence, Failure  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.features.hardware_sheets import device_properties, sheet_for  # noqa: E402
-from forecast_autotune.frontends.simulated_driver import rehearsal  # noqa: E402
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal  # noqa: E402
 
 TARGET = "cuda:90"
 LIMITS = device_properties(sheet_for("H200"))
@@ -219,13 +219,13 @@ def test_a_launch_is_described_by_its_grid_its_arguments_and_its_defaults() -> N
         biased[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]), 1, 2)](x, None, y, n, 2.0, BLOCK=128, num_warps=8)
 
     hardware = sheet_for("H200")
-    found = described(launches(function, (half(1000), 1000), {}), hardware)
+    found = static_features(launches(function, (half(1000), 1000), {}), hardware)
     assert {name: found[name] for name in ("programs", "threads", "num_stages", "launches")} == {
         "programs": 16, "threads": 256, "num_stages": 3, "launches": 1,
     }  # fmt: skip
     assert (found["loaded_bytes"], found["stored_bytes"], found["unique_bytes"]) == (128 * 2, 128 * 2, 2 * 2000)
     assert found["us_memory"] == pytest.approx(2 * 2000 / (hardware.bandwidth_gb_per_s * 1e3))
-    assert described([], hardware) == {}
+    assert static_features([], hardware) == {}
 
 
 def test_what_is_called_to_tell_its_launches_cannot_ask_the_same_of_others() -> None:
@@ -284,13 +284,13 @@ def test_a_tuner_of_tritons_own_does_not_time_launches_that_are_not_made() -> No
 def test_features_of_several_kernels_are_the_largest_needs_and_summed_code() -> None:
     first = Evidence(compile_s=1.0, registers=32, shared_bytes=512, code_bytes=100, instructions={"mma": 2})
     second = Evidence(compile_s=0.5, registers=24, shared_bytes=1024, code_bytes=50, spill_bytes=8)
-    assert together([first, second]) == Evidence(
+    assert combine_evidence([first, second]) == Evidence(
         compile_s=1.5, registers=32, shared_bytes=1024, code_bytes=150, instructions={"mma": 2}
     )
     failure = Failure(stage="resources", message="too large", cost_s=2.0)
-    assert together([first, failure]) == Failure(stage="resources", message="too large", cost_s=3.0)
+    assert combine_evidence([first, failure]) == Failure(stage="resources", message="too large", cost_s=3.0)
     crash = Failure(stage="compile", message="aborted", cost_s=1.0, crashed=True)
-    assert together([failure, crash]).crashed, "which is worth more to know"
+    assert combine_evidence([failure, crash]).crashed, "which is worth more to know"
 
 
 def test_other_threads_launch_for_real_meanwhile() -> None:

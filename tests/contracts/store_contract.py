@@ -117,7 +117,7 @@ class StoreContract(ReadOnlyStoreContract):
     def test_an_empty_store_knows_nothing(self, store: Store) -> None:
         assert store.decision(a_job()) is None
         assert store.outcomes(a_job()) == {}
-        assert list(store.recollect(a_job())) == []
+        assert list(store.related_recordings(a_job())) == []
 
     def test_a_decision_comes_back_as_it_was(self, store: Store) -> None:
         store.decide(a_job(), a_decision(a_job()))
@@ -160,7 +160,7 @@ class StoreContract(ReadOnlyStoreContract):
         here = a_job(hardware=replace(HARDWARE, power_limit_w=limit_w))
         assert (store.decision(here) is not None) is holds
         assert (SPACE[1] in store.outcomes(here)) is holds
-        assert [r.hardware.power_limit_w for r in store.recollect(here)] == ([] if holds else [700])
+        assert [r.hardware.power_limit_w for r in store.related_recordings(here)] == ([] if holds else [700])
 
     def test_decisions_under_far_power_limits_hold_beside_each_other(self, store: Store) -> None:
         jobs = [a_job(hardware=replace(HARDWARE, power_limit_w=limit_w)) for limit_w in (700, 500, 690)]
@@ -213,7 +213,7 @@ class StoreContract(ReadOnlyStoreContract):
         store.record(job, "run", SPACE[0], Failure(stage="compile", message=message), None)
         assert store.outcomes(job) == {SPACE[0]: Failure(stage="compile", message=message)}
 
-    def test_recollects_the_program_elsewhere_and_not_this_job(self, store: Store) -> None:
+    def test_related_recordings_are_the_programs_elsewhere_and_not_this_jobs(self, store: Store) -> None:
         elsewhere = {
             "key": a_job(key={"n": 1}),
             "hardware": a_job(hardware=Hardware(kind="cuda", name="NVIDIA A100", units=108)),
@@ -223,7 +223,9 @@ class StoreContract(ReadOnlyStoreContract):
         for job in (a_job(), *elsewhere.values(), a_job(name="layernorm")):
             store.record(job, "run", job.space[2], a_measurement(), None)
             store.record(job, "run", job.space[0], a_measurement(20.0), None)
-        found = {(r.workload.digest, r.hardware.digest, r.toolchain.digest): r for r in store.recollect(a_job())}
+        found = {
+            (r.workload.digest, r.hardware.digest, r.toolchain.digest): r for r in store.related_recordings(a_job())
+        }
         assert set(found) == {(j.workload.digest, j.hardware.digest, j.toolchain.digest) for j in elsewhere.values()}
         for recording in found.values():
             assert recording.default == SPACE[0]
@@ -238,15 +240,15 @@ class StoreContract(ReadOnlyStoreContract):
             for config in SPACE[1:3]:
                 store.record(job, "run", config, a_measurement(), None)
         store.record(replace(a_job(key={"n": 1}), described=()), "run", SPACE[3], a_measurement(), None)
-        (recording,) = store.recollect(a_job())
+        (recording,) = store.related_recordings(a_job())
         assert recording.outcomes.keys() == set(SPACE[1:4])
         assert recording.described == {SPACE[1]: {"n": 1, "bytes": 1234570}, SPACE[2]: {"n": 2, "bytes": 2469130}}
 
     def test_a_rehearsal_teaches_nothing_about_a_device(self, store: Store) -> None:
         rehearsal = Hardware(kind="replay", name="NVIDIA H200")
         store.record(a_job(hardware=rehearsal), "run", SPACE[0], a_measurement(), None)
-        assert list(store.recollect(a_job())) == []
-        assert len(store.recollect(a_job(hardware=rehearsal, key={"n": 2}))) == 1
+        assert list(store.related_recordings(a_job())) == []
+        assert len(store.related_recordings(a_job(hardware=rehearsal, key={"n": 2}))) == 1
 
     def test_a_value_that_cannot_be_written_is_reported_and_skipped(self, store: Store) -> None:
         with pytest.warns(UserWarning, match="cannot read or keep"):
@@ -294,4 +296,4 @@ class StoreContract(ReadOnlyStoreContract):
         for thread in threads:
             thread.join()
         assert not errors
-        assert len(store.recollect(a_job(key={"n": -1}))) == 30
+        assert len(store.related_recordings(a_job(key={"n": -1}))) == 30

@@ -18,9 +18,9 @@ import torch.distributed
 from contracts.store_contract import SPACE, StoreContract, a_decision, a_job
 
 from forecast_autotune.core.hardware import Hardware
-from forecast_autotune.distributed import job_store as channel
-from forecast_autotune.distributed.job_store import JobChannel, KeyValue, UnreachableError, job_channel, within
-from forecast_autotune.distributed.ranks import JobStore, Patience
+from forecast_autotune.distributed import job_channel as channel
+from forecast_autotune.distributed.job_channel import JobChannel, KeyValue, UnreachableError, job_channel, within
+from forecast_autotune.distributed.job_store import JobStore, Patience
 from forecast_autotune.errors import TuningWarning
 from forecast_autotune.store.encoding import encode_decision, to_text
 from forecast_autotune.store.sqlite import SqliteStore
@@ -57,36 +57,38 @@ class TestJobStore(StoreContract):
 
 def test_the_first_decision_given_is_everybodys(shared: KeyValue) -> None:
     first, second, third = (a_rank(shared, r) for r in range(3))
-    assert first.agreed(a_job()) is None
-    assert first.agree(a_job(), a_decision(a_job(), SPACE[1])).config == SPACE[1]
-    assert second.agree(a_job(), a_decision(a_job(), SPACE[2])).config == SPACE[1]
-    assert third.agreed(a_job()) == a_decision(a_job(), SPACE[1])
+    assert first.shared_decision(a_job()) is None
+    assert first.publish_decision(a_job(), a_decision(a_job(), SPACE[1])).config == SPACE[1]
+    assert second.publish_decision(a_job(), a_decision(a_job(), SPACE[2])).config == SPACE[1]
+    assert third.shared_decision(a_job()) == a_decision(a_job(), SPACE[1])
 
 
 def test_a_measured_decision_that_is_adopted_is_kept_for_the_next_job(shared: KeyValue) -> None:
-    a_rank(shared, 0).agree(a_job(), a_decision(a_job()))
+    a_rank(shared, 0).publish_decision(a_job(), a_decision(a_job()))
     other = a_rank(shared, 1)
-    other.agreed(a_job())
+    other.shared_decision(a_job())
     assert other.own.decision(a_job()) == a_decision(a_job())
 
 
 def test_an_unmeasured_decision_that_is_adopted_is_not_kept(shared: KeyValue) -> None:
-    a_rank(shared, 0).agree(a_job(), a_decision(a_job(), basis="forecast", measured=0))
+    a_rank(shared, 0).publish_decision(a_job(), a_decision(a_job(), basis="forecast", measured=0))
     other = a_rank(shared, 1)
-    assert other.agreed(a_job()) is not None
+    assert other.shared_decision(a_job()) is not None
     assert other.own.decision(a_job()) is None
 
 
 def test_ranks_with_other_hardware_decide_among_themselves(shared: KeyValue) -> None:
     elsewhere = a_job(hardware=Hardware(kind="cuda", name="NVIDIA A100", units=108))
-    a_rank(shared, 0).agree(a_job(), a_decision(a_job()))
-    assert a_rank(shared, 1).agreed(elsewhere) is None
+    a_rank(shared, 0).publish_decision(a_job(), a_decision(a_job()))
+    assert a_rank(shared, 1).shared_decision(elsewhere) is None
 
 
 def test_what_was_decided_without_measuring_stands_in_no_measurements_way(shared: KeyValue) -> None:
-    a_rank(shared, 0, measures=False).agree(a_job(), a_decision(a_job(), SPACE[0], basis="default", measured=0))
-    assert a_rank(shared, 1).agreed(a_job()) is None
-    assert a_rank(shared, 1, measures=False).agreed(a_job()) is not None
+    a_rank(shared, 0, measures=False).publish_decision(
+        a_job(), a_decision(a_job(), SPACE[0], basis="default", measured=0)
+    )
+    assert a_rank(shared, 1).shared_decision(a_job()) is None
+    assert a_rank(shared, 1, measures=False).shared_decision(a_job()) is not None
 
 
 @pytest.mark.parametrize(
@@ -105,10 +107,10 @@ def test_what_is_no_decision_for_the_job_is_ignored_with_one_warning(shared: Key
     rank = a_rank(shared, 1)
     shared.set(f"{rank._key(a_job())}/decision", published.encode("utf-8", "surrogateescape"))
     with pytest.warns(TuningWarning, match="ignored"):
-        assert rank.agreed(a_job()) is None
+        assert rank.shared_decision(a_job()) is None
     with rank.single_flight(a_job()) as alone:  # a second warning would be an error
         assert alone
-    assert rank.agree(a_job(), a_decision(a_job(), SPACE[3])).config == SPACE[3]
+    assert rank.publish_decision(a_job(), a_decision(a_job(), SPACE[3])).config == SPACE[3]
 
 
 # Leading ----------------------------------------------------------------------------------------------------------------
@@ -148,9 +150,9 @@ def test_while_one_leads_the_others_hear_so_at_once_and_adopt_its_decision(share
             time.sleep(0.01)  # until it shows life
         seen.changed -= 120.0  # longer than silence is borne
         assert not leads(other)
-        leader.agree(a_job(), a_decision(a_job()))
+        leader.publish_decision(a_job(), a_decision(a_job()))
     assert not leads(other)
-    assert other.agreed(a_job()) == a_decision(a_job())
+    assert other.shared_decision(a_job()) == a_decision(a_job())
     assert not other.channel.seen
 
 
@@ -192,12 +194,12 @@ def test_whoever_leads_looks_once_a_beat_however_often_it_is_asked(
     look = leader.channel.look
     with leader.single_flight(a_job()):
         monkeypatch.setattr(leader.channel, "look", lambda key: looks.append(key) or look(key))
-        assert leader.agreed(a_job()) is None
-        a_rank(shared, 1).agree(a_job(), a_decision(a_job()))
-        assert leader.agreed(a_job()) is None
+        assert leader.shared_decision(a_job()) is None
+        a_rank(shared, 1).publish_decision(a_job(), a_decision(a_job()))
+        assert leader.shared_decision(a_job()) is None
         assert len(looks) == 1
         leader._looked_at[leader._key(a_job())] -= 60.0
-        assert leader.agreed(a_job()) == a_decision(a_job())
+        assert leader.shared_decision(a_job()) == a_decision(a_job())
 
 
 def test_one_that_can_have_no_thread_leads_without_a_sign_of_life(
@@ -241,12 +243,12 @@ def test_a_stalled_key_value_store_is_abandoned_with_one_warning() -> None:
     rank = JobStore(SqliteStore.in_memory(), line, patience=HURRIED)
     began = time.monotonic()
     with pytest.warns(TuningWarning, match="cannot be reached"):
-        assert rank.agreed(a_job()) is None
+        assert rank.shared_decision(a_job()) is None
     for _ in range(50):  # a second warning would be an error
-        assert rank.agreed(a_job()) is None
+        assert rank.shared_decision(a_job()) is None
         with rank.single_flight(a_job()) as alone:
             assert alone
-        assert rank.agree(a_job(), a_decision(a_job())) == a_decision(a_job())
+        assert rank.publish_decision(a_job(), a_decision(a_job())) == a_decision(a_job())
     assert time.monotonic() - began < 20  # 150 questions of 0.2 s would take 30
 
 
@@ -301,7 +303,7 @@ time.sleep(600)
 ASKS_AND_ENDS = """
 import os, signal, sys, time
 import torch.distributed
-from forecast_autotune.distributed.job_store import UnreachableError, job_channel
+from forecast_autotune.distributed.job_channel import UnreachableError, job_channel
 port, server = sys.argv[1:]
 line = job_channel({
     "WORLD_SIZE": "2", "RANK": "1", "TORCHELASTIC_USE_AGENT_STORE": "True",

@@ -12,28 +12,28 @@ from pathlib import Path
 import pytest
 from contracts.store_contract import SPACE, a_job
 
-from forecast_autotune.distributed import work_sharing as shares
-from forecast_autotune.distributed.work_sharing import StoredShares
+from forecast_autotune.distributed import work_sharing
+from forecast_autotune.distributed.work_sharing import SqliteWorkSharing
 from forecast_autotune.store.sqlite import SqliteStore
 
 
 class Process:
-    """A store and the shares of one job, as a process has them; its device is held as while it works."""
+    """A store and the sharing of one job, as a process has them; its device is held as while it works."""
 
     def __init__(self, folder: Path, device: str) -> None:
         self.store = SqliteStore(folder)
         self.store.decision(a_job())  # as whoever tunes has done before
-        self.shares: StoredShares = self.store.shares(a_job(), device)
+        self.sharing = SqliteWorkSharing(self.store, a_job(), device=device)
 
 
 @pytest.fixture
 def leader(tmp_path: Path) -> Iterator[Process]:
-    """It leads a run of four configs and has taken the default."""
+    """It leads a run of four configs and has claimed the default."""
     process = Process(tmp_path, "device 0")
     with (
         process.store.single_flight(a_job()),
-        process.shares.device(),
-        process.shares.lead("run", 4, SPACE.default),
+        process.sharing.device(),
+        process.sharing.lead("run", 4, SPACE.default),
     ):
         yield process
 
@@ -41,100 +41,100 @@ def leader(tmp_path: Path) -> Iterator[Process]:
 @pytest.fixture
 def helper(tmp_path: Path, leader: Process) -> Iterator[Process]:
     process = Process(tmp_path, "device 1")
-    with process.shares.device() as mine:
+    with process.sharing.device() as mine:
         assert mine
         yield process
 
 
 def test_nothing_is_wanted_where_nobody_leads(tmp_path: Path) -> None:
     alone = Process(tmp_path, "device 0")
-    assert not alone.shares.wanted()
-    assert not alone.shares.take(SPACE[1])
+    assert not alone.sharing.wanted()
+    assert not alone.sharing.claim(SPACE[1])
     with alone.store.single_flight(a_job()):
-        assert not alone.shares.wanted()  # it tunes, and does not share
+        assert not alone.sharing.wanted()  # it tunes, and does not share
 
 
-def test_a_config_is_taken_once(leader: Process, helper: Process) -> None:
-    assert helper.shares.wanted()
-    assert not helper.shares.take(SPACE.default)
-    assert helper.shares.take(SPACE[1])
-    assert helper.shares.take(SPACE[1])  # it is its own
-    assert not leader.shares.take(SPACE[1])
-    assert leader.shares.taken() == {SPACE[1]}
-    assert helper.shares.taken() == {SPACE.default}
+def test_a_config_is_claimed_once(leader: Process, helper: Process) -> None:
+    assert helper.sharing.wanted()
+    assert not helper.sharing.claim(SPACE.default)
+    assert helper.sharing.claim(SPACE[1])
+    assert helper.sharing.claim(SPACE[1])  # it is its own
+    assert not leader.sharing.claim(SPACE[1])
+    assert leader.sharing.claimed_by_others() == {SPACE[1]}
+    assert helper.sharing.claimed_by_others() == {SPACE.default}
 
 
-def test_a_config_that_was_tried_is_neither_taken_nor_free(leader: Process, helper: Process) -> None:
-    helper.shares.take(SPACE[1])
-    helper.shares.tried(SPACE[1])
-    assert leader.shares.taken() == frozenset()
-    assert not leader.shares.take(SPACE[1])
+def test_a_config_that_was_tried_is_neither_claimed_nor_free(leader: Process, helper: Process) -> None:
+    helper.sharing.claim(SPACE[1])
+    helper.sharing.tried(SPACE[1])
+    assert leader.sharing.claimed_by_others() == frozenset()
+    assert not leader.sharing.claim(SPACE[1])
 
 
-def test_a_config_that_was_given_back_is_free_and_counts_for_nothing(leader: Process, helper: Process) -> None:
+def test_a_config_that_was_released_is_free_and_counts_for_nothing(leader: Process, helper: Process) -> None:
     for config in SPACE[1:4]:
-        assert helper.shares.take(config)
-    assert not leader.shares.wanted()
-    helper.shares.give_back(SPACE[1])
-    assert leader.shares.taken() == set(SPACE[2:4])
-    assert leader.shares.take(SPACE[1])
+        assert helper.sharing.claim(config)
+    assert not leader.sharing.wanted()
+    helper.sharing.release(SPACE[1])
+    assert leader.sharing.claimed_by_others() == set(SPACE[2:4])
+    assert leader.sharing.claim(SPACE[1])
 
 
-def test_who_gave_a_config_back_is_asked_for_no_more_at_later_calls(leader: Process, helper: Process) -> None:
-    assert helper.shares.take(SPACE[1])
-    helper.shares.give_back(SPACE[1])
-    assert not helper.shares.wanted()
-    assert not helper.store.shares(a_job(), "device 1").wanted()
-    assert leader.shares.wanted()
+def test_who_released_a_config_is_asked_for_no_more_at_later_calls(leader: Process, helper: Process) -> None:
+    assert helper.sharing.claim(SPACE[1])
+    helper.sharing.release(SPACE[1])
+    assert not helper.sharing.wanted()
+    assert not SqliteWorkSharing(helper.store, a_job(), device="device 1").wanted()
+    assert leader.sharing.wanted()
 
 
-def test_no_more_configs_are_taken_than_the_budget_allows_all_together(leader: Process, helper: Process) -> None:
-    taken = [(leader if i % 2 else helper).shares.take(SPACE[i]) for i in range(1, 6)]
-    assert taken == [True, True, True, False, False]
-    assert not helper.shares.wanted()
+def test_no_more_configs_are_claimed_than_the_budget_allows_all_together(leader: Process, helper: Process) -> None:
+    claimed = [(leader if i % 2 else helper).sharing.claim(SPACE[i]) for i in range(1, 6)]
+    assert claimed == [True, True, True, False, False]
+    assert not helper.sharing.wanted()
 
 
-def test_without_a_limit_every_config_may_be_taken(tmp_path: Path) -> None:
+def test_without_a_limit_every_config_may_be_claimed(tmp_path: Path) -> None:
     process = Process(tmp_path, "device 0")
-    with process.store.single_flight(a_job()), process.shares.lead("run", math.inf, None):
-        assert all(process.shares.take(c) for c in SPACE)
+    with process.store.single_flight(a_job()), process.sharing.lead("run", math.inf, None):
+        assert all(process.sharing.claim(c) for c in SPACE)
 
 
-def test_a_config_taken_by_a_process_that_is_gone_is_free_again(tmp_path: Path, leader: Process) -> None:
+def test_a_config_claimed_by_a_process_that_is_gone_is_free_again(tmp_path: Path, leader: Process) -> None:
     helper = Process(tmp_path, "device 1")
-    with helper.shares.device():
-        helper.shares.take(SPACE[1])
-        assert leader.shares.taken() == {SPACE[1]}
-    assert leader.shares.taken() == frozenset()  # its device's lock is free: the system frees it for a killed process
-    assert leader.shares.take(SPACE[1])
+    with helper.sharing.device():
+        helper.sharing.claim(SPACE[1])
+        assert leader.sharing.claimed_by_others() == {SPACE[1]}
+    assert leader.sharing.claimed_by_others() == frozenset()  # its device's lock is free, as a killed one's is
+    assert leader.sharing.claim(SPACE[1])
 
 
 def test_a_config_left_by_an_earlier_owner_of_ones_device_is_free_again(tmp_path: Path, leader: Process) -> None:
     first, second = (Process(tmp_path, "device 1") for _ in range(2))
-    with first.shares.device():
-        first.shares.take(SPACE[1])
-    with second.shares.device() as mine:
+    with first.sharing.device():
+        first.sharing.claim(SPACE[1])
+    with second.sharing.device() as mine:
         assert mine
-        assert second.shares.taken() == {SPACE.default}
+        assert second.sharing.claimed_by_others() == {SPACE.default}
 
 
 @pytest.mark.parametrize("minutes", [1, 9])
-def test_a_config_is_taken_for_as_many_minutes_as_its_process_works_on_it(
+def test_a_config_is_claimed_for_as_long_as_its_process_works_on_it(
     leader: Process, helper: Process, monkeypatch: pytest.MonkeyPatch, minutes: int
 ) -> None:
-    helper.shares.take(SPACE[1])
-    monkeypatch.setattr(shares, "now", lambda: time.time() + 60 * minutes)
-    assert leader.shares.taken() == {SPACE[1]}
-    assert not leader.shares.take(SPACE[1])
+    helper.sharing.claim(SPACE[1])
+    monkeypatch.setattr(work_sharing, "now", lambda: time.time() + 60 * minutes)
+    assert leader.sharing.claimed_by_others() == {SPACE[1]}
+    assert not leader.sharing.claim(SPACE[1])
 
 
-def test_a_config_taken_for_too_long_is_free_again(
+def test_a_config_claimed_for_too_long_is_free_again(
     leader: Process, helper: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shares, "LEASE_S", -1.0)
-    helper.shares.take(SPACE[1])
-    assert leader.shares.taken() == frozenset()
-    assert leader.shares.take(SPACE[1])
+    monkeypatch.setattr(work_sharing, "LEASE_S", -1.0)
+    helper.sharing.claim(SPACE[1])
+    assert leader.sharing.claimed_by_others() == frozenset()
+    assert leader.sharing.claim(SPACE[1])
 
 
 def test_two_processes_never_have_one_device(tmp_path: Path, leader: Process) -> None:
@@ -142,7 +142,7 @@ def test_two_processes_never_have_one_device(tmp_path: Path, leader: Process) ->
 
     def ask() -> None:
         for device in ("device 0", "device 1"):
-            with Process(tmp_path, device).shares.device() as mine:
+            with Process(tmp_path, device).sharing.device() as mine:
                 answers.append(mine)
 
     thread = threading.Thread(target=ask)
@@ -153,22 +153,22 @@ def test_two_processes_never_have_one_device(tmp_path: Path, leader: Process) ->
 
 def test_the_leader_works_on_where_the_file_cannot_be_had(tmp_path: Path) -> None:
     for store in (SqliteStore.in_memory(), SqliteStore(tmp_path)):
-        work = store.shares(a_job(), "device 0")
+        work = SqliteWorkSharing(store, a_job(), device="device 0")
         with store.single_flight(a_job()), work.lead("run", 4, SPACE.default):
             (tmp_path / "store.sqlite3").unlink(missing_ok=True)
-            assert all(work.take(c) for c in SPACE[:4])
-        assert not work.take(SPACE[5])
+            assert all(work.claim(c) for c in SPACE[:4])
+        assert not work.claim(SPACE[5])
 
 
 def test_a_finished_run_takes_no_more_help_and_leaves_nothing_behind(tmp_path: Path) -> None:
     first, second = Process(tmp_path, "device 0"), Process(tmp_path, "device 1")
     with first.store.single_flight(a_job()):
-        with first.shares.lead("run", 4, SPACE.default):
+        with first.sharing.lead("run", 4, SPACE.default):
             pass
-        assert not second.shares.take(SPACE[1])
+        assert not second.sharing.claim(SPACE[1])
     with ExitStack() as held:
         held.enter_context(second.store.single_flight(a_job()))
-        held.enter_context(second.shares.lead("run-2", 2, None))
-        assert second.shares.take(SPACE.default)  # what the first run took is forgotten
-        assert second.shares.take(SPACE[1])
-        assert not second.shares.take(SPACE[2])
+        held.enter_context(second.sharing.lead("run-2", 2, None))
+        assert second.sharing.claim(SPACE.default)  # what the first run claimed is forgotten
+        assert second.sharing.claim(SPACE[1])
+        assert not second.sharing.claim(SPACE[2])

@@ -6,16 +6,16 @@ import pytest
 from contracts.store_contract import ReadOnlyStoreContract, a_job
 from recorded import recording
 
-from forecast_autotune.evaluation.replay_runner import Given
+from forecast_autotune.evaluation.replay_runner import HistoryStore
 
 
-class TestGiven(ReadOnlyStoreContract):
+class TestHistoryStore(ReadOnlyStoreContract):
     @pytest.fixture
-    def store(self) -> Given:
-        return Given([recording()])
+    def store(self) -> HistoryStore:
+        return HistoryStore([recording()])
 
 
 def test_a_store_for_a_replay_holds_what_it_was_given_and_nothing_more() -> None:
-    given = Given([recording()])
-    assert given.recollect(a_job()) == [recording()]
-    assert Given().recollect(a_job()) == ()
+    given = HistoryStore([recording()])
+    assert given.related_recordings(a_job()) == [recording()]
+    assert HistoryStore().related_recordings(a_job()) == ()

@@ -21,12 +21,14 @@ from recorded import job_of, recording, workload
 
 from forecast_autotune.core.budget import Budget
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Resolution
 from forecast_autotune.core.forecast import Abstention
-from forecast_autotune.core.job import Job, Question, Recording
+from forecast_autotune.core.job import Job, Recording
 from forecast_autotune.core.outcome import Outcome
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.store.sqlite import SqliteStore
+from forecast_autotune.surrogates.base import StatelessSurrogate
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.policies import Selective
 
@@ -52,18 +54,18 @@ class Telling(SqliteStore):
 
 
 class Unhurried(Replay):
-    def measure(self, config: Config, *, hopeless_us: float = math.inf) -> Outcome:
+    def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
         time.sleep(MEASURE_S)
-        return super().measure(config, hopeless_us=hopeless_us)
+        return super().measure(config, early_stop_us=early_stop_us)
 
 
-class Blind:
+class Blind(StatelessSurrogate):
     """Knows nothing."""
 
     name = "blind"
 
-    def forecast(self, question: Question) -> Sequence[Abstention]:
-        return [Abstention(self.name, "knows nothing")] * len(question.configs)
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Sequence[Abstention]:
+        return [Abstention(self.name, "knows nothing")] * len(context.job.space)
 
 
 _BOWL = recording()

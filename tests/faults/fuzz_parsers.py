@@ -18,11 +18,11 @@ with atheris.instrument_imports(include=["forecast_autotune"]):
     from forecast_autotune.core.model_names import parse_model_name
     from forecast_autotune.core.workload import Program
     from forecast_autotune.errors import InvalidInputError
-    from forecast_autotune.evaluation.trace import read_trace
+    from forecast_autotune.evaluation.traces import read_trace
     from forecast_autotune.language.answers import Bins, from_text
     from forecast_autotune.settings import Answer
     from forecast_autotune.store import encoding
-    from forecast_autotune.store.jsonl import read_lines
+    from forecast_autotune.store.jsonl import read_entries
 
 PROGRAM = Program(name="x", language="c++", source="")
 
@@ -30,7 +30,7 @@ PROGRAM = Program(name="x", language="c++", source="")
 def attempt(data: bytes, file: Path) -> None:
     """One input for every parser."""
     file.write_bytes(data)
-    for read in (read_trace, read_lines):
+    for read in (read_trace, read_entries):
         with suppress(InvalidInputError):
             read(file)
     text = data.decode(errors="surrogateescape")

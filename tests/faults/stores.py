@@ -48,7 +48,9 @@ for number in range(int(sys.argv[4])):
 
 def writer(directory: Path, name: str, journal: str = "auto", rows: int = 1000) -> subprocess.Popen[str]:
     """A process that records rows and reports each once it is kept."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support"), "PYTHONWARNINGS": "ignore"}
+    tests = Path(__file__).parents[1]
+    path = os.pathsep.join([str(tests), str(tests / "support")])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-c", WRITER, str(directory), name, journal, str(rows)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 

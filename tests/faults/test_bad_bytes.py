@@ -48,7 +48,7 @@ from forecast_autotune.core.decision import BASES, Decision
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.outcome import STAGES, Failure, Measurement
 from forecast_autotune.errors import InvalidInputError, StoreWarning
-from forecast_autotune.evaluation.trace import read_trace, write_trace
+from forecast_autotune.evaluation.traces import read_trace, write_trace
 from forecast_autotune.features.hardware_sheets import hardware_named
 from forecast_autotune.language.answers import Bins, from_log_probabilities, from_text
 from forecast_autotune.language.folders import adapter_in
@@ -56,7 +56,7 @@ from forecast_autotune.language.labels import as_json, of_labels
 from forecast_autotune.language.model import ModelError, Unanswered
 from forecast_autotune.settings import PREFIX, Settings
 from forecast_autotune.store import encoding, schema
-from forecast_autotune.store.jsonl import read_lines
+from forecast_autotune.store.jsonl import read_entries
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates.prior import read_prior
@@ -128,7 +128,7 @@ def test_a_broken_store_is_set_aside_with_one_warning_and_a_fresh_one_used(
             store.decision(a_job())
             store.decide(a_job(key={"n": -1}), a_decision(a_job()))
             store.outcomes(a_job())
-            store.recollect(a_job())
+            store.related_recordings(a_job())
             store.record(a_job(), "run", SPACE[1], a_measurement(), None)
             assert store.decision(a_job(key={"n": -1})) == a_decision(a_job())
 
@@ -219,11 +219,11 @@ def test_rows_of_an_older_schema_lack_features_and_newer_rows_have_them(tmp_path
     assert (tmp_path / "store.sqlite3").read_bytes() == sample.read_bytes()
     with SqliteStore(tmp_path) as store:
         elsewhere = a_job(key={"n": 2})
-        (recording,) = store.recollect(elsewhere)
+        (recording,) = store.related_recordings(elsewhere)
         assert (set(recording.outcomes), recording.described) == (set(SPACE[:3]), before)
         job = replace(a_job(), described=[{"programs": float(i)} for i in range(len(SPACE))])
         store.record(job, "run-3", SPACE[3], a_measurement(), None)
-        (recording,) = store.recollect(elsewhere)
+        (recording,) = store.related_recordings(elsewhere)
         assert set(recording.outcomes) == set(SPACE[:4])
         assert recording.described == {**before, SPACE[3]: {"programs": 3.0}}
 
@@ -235,7 +235,7 @@ def test_damaged_features_are_reported_and_their_outcome_stays(tmp_path: Path) -
     connection.execute('UPDATE outcome SET described = \'{"programs": "many"}\'')
     connection.close()
     with SqliteStore(tmp_path) as store, pytest.warns(StoreWarning, match="programs 'many': it must be a number"):
-        (recording,) = store.recollect(a_job())
+        (recording,) = store.related_recordings(a_job())
     assert (recording.outcomes, recording.described) == ({SPACE[0]: a_measurement()}, {})
 
 
@@ -579,10 +579,10 @@ def read_all(path: Path) -> None:
         write_trace(found, path.with_name("again.jsonl"))
         assert read_trace(path.with_name("again.jsonl")).outcomes == found.outcomes
     with refused_by(InvalidInputError, naming=[str(path)]):
-        read_lines(path)
+        read_entries(path)
         folder = path.with_name("imported")
         shutil.rmtree(folder, ignore_errors=True)
-        StoreFile(folder).import_lines([path])
+        StoreFile(folder).import_files([path])
         assert whole_use.tune(folder) == []
         whole_use.look(folder)
 

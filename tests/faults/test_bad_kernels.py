@@ -23,8 +23,10 @@ from faults.threads import alone
 
 import forecast_autotune as fa
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.errors import TuningWarning
+from forecast_autotune.surrogates.base import StatelessSurrogate
 
 # For what never ends, or the test would take minutes. Whether a library loads is seen while others are built, and good ones
 # have no longer than this for it; nor for a run, a look at which takes up to three times as long as the second.
@@ -444,7 +446,7 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return call
 
 
-class Nonsense:
+class Nonsense(StatelessSurrogate):
     """A surrogate that answers whatever it likes."""
 
     name = "nonsense"
@@ -452,8 +454,8 @@ class Nonsense:
     def __init__(self, answer: Callable[[Any], Any]) -> None:
         self._answer = answer
 
-    def forecast(self, question: Any) -> Any:
-        return self._answer(question)
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Any:
+        return self._answer(context.job.space)
 
 
 def _raise(_: Any) -> Any:
@@ -464,8 +466,8 @@ def _raise(_: Any) -> Any:
     "answer",
     [
         _raise,
-        lambda q: [None] * len(q.configs),
-        lambda q: [1.0] * len(q.configs),
+        lambda space: [None] * len(space),
+        lambda space: [1.0] * len(space),
         lambda _: (c for c in ()),
         lambda _: 7,
     ],

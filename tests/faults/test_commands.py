@@ -19,8 +19,8 @@ from faults.ledger import Case, Ledger, marked_processes
 from faults.stores import runs_kept
 from recorded import recording
 
-from forecast_autotune.evaluation.trace import write_trace
-from forecast_autotune.store.jsonl import read_lines
+from forecast_autotune.evaluation.traces import write_trace
+from forecast_autotune.store.jsonl import read_entries
 from forecast_autotune.store.sqlite import SqliteStore
 
 COMMAND = [sys.executable, "-m", "forecast_autotune"]
@@ -78,7 +78,7 @@ def test_a_killed_export_leaves_the_old_file_or_the_whole_new_one(faults: Ledger
                 kill_somewhere(case, whole_s, chance, "export", target)
             assert target.read_bytes() in (old, new)
             assert {p.name for p in target.parent.iterdir()} == {"pack.jsonl.gz", "other.jsonl.gz"}
-        read_lines(target)
+        read_entries(target)
 
 
 @pytest.mark.parametrize("command", ["import", "prune", "clear"])

@@ -30,10 +30,11 @@ from faults.stores import ended, heard, in_child, runs_kept, told_by, writer
 from faults.victims import kept, tuning
 from toy import Toy
 
+from forecast_autotune.distributed.work_sharing import SqliteWorkSharing
 from forecast_autotune.processes.machine import usable_cores
-from forecast_autotune.store import connection as opening
-from forecast_autotune.store import schema, sqlite
-from forecast_autotune.store.connection import open_file
+from forecast_autotune.store import connection as store_connection
+from forecast_autotune.store import database, schema
+from forecast_autotune.store.database import open_file
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 
@@ -470,10 +471,12 @@ def test_a_child_forked_during_tuning_neither_holds_the_job_nor_frees_it(faults:
                 with (
                     ends_here(),
                     store.single_flight(a_job(key={"n": 5})),
-                    store.shares(a_job(), "gpu").lead("run", 4, None),
+                    SqliteWorkSharing(store, a_job(), device="gpu").lead("run", 4, None),
                 ):
                     assert ended(forked(tell)) == 0
-                    assert store.shares(a_job(), "gpu").wanted(), "the child ended its parent's shared run"
+                    assert SqliteWorkSharing(store, a_job(), device="gpu").wanted(), (
+                        "the child ended its parent's shared run"
+                    )
                 assert heard(reading, 9) == b"free"
                 assert not is_free(case)
                 assert holders(case) == 1
@@ -516,7 +519,7 @@ def test_a_forked_child_that_outlives_its_parent_keeps_nobody_from_tuning(faults
 def test_a_fork_during_another_threads_transaction_leaves_both_sides_whole(
     faults: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "FORK_WAIT_S", LIMIT_S)  # however slow the disk
+    monkeypatch.setattr(store_connection, "FORK_WAIT_S", LIMIT_S)  # however slow the disk
     with faults.case(FORK, tmp_path, seen=FORK_SEEN) as case, SqliteStore(case.store) as store:
         stop = threading.Event()
         written = []
@@ -666,7 +669,7 @@ def test_a_fork_while_another_thread_is_in_the_store_leaves_the_child_free(tmp_p
         inside, leave = threading.Event(), threading.Event()
 
         def stay() -> None:
-            with store._lock, store.single_flight(a_job(key={"n": 1})):
+            with store.connection.lock, store.single_flight(a_job(key={"n": 1})):
                 inside.set()
                 leave.wait()
 
@@ -697,7 +700,7 @@ def test_a_fork_while_another_thread_opens_the_store_leaves_the_child_free(
         return connection
 
     with monkeypatch.context() as patched, SqliteStore(tmp_path) as store:
-        patched.setattr(sqlite, "open_file", open_slowly)
+        patched.setattr(database, "open_file", open_slowly)
         thread = threading.Thread(target=lambda: store.decision(a_job()))
         thread.start()
         inside.wait()
@@ -730,28 +733,27 @@ class Watched:
 def test_of_many_forks_beside_a_thread_waiting_for_a_busy_file_one_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (opening, sqlite):
-        monkeypatch.setattr(module, "BUSY_S", LIMIT_S)  # the thread is to wait until all children are there
+    monkeypatch.setattr(database, "BUSY_S", LIMIT_S)  # the thread is to wait until all children are there
     with SqliteStore(tmp_path) as store:
         record_one(store, "before")
         connection = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)
         connection.execute("BEGIN IMMEDIATE")
         thread = threading.Thread(target=record_one, args=(store, "waits"))
         thread.start()
-        while store._lock.acquire(blocking=False):
-            store._lock.release()
+        while store.connection.lock.acquire(blocking=False):
+            store.connection.lock.release()
             time.sleep(0.01)
-        lock = Watched(store._lock)
+        lock = Watched(store.connection.lock)
         with monkeypatch.context() as patched:
-            patched.setattr(store, "_lock", lock)
+            patched.setattr(store.connection, "lock", lock)
             for _ in range(16):
                 in_child(lambda: None)
-        assert lock.waits_s == [sqlite.FORK_WAIT_S] + [0.0] * 15
+        assert lock.waits_s == [store_connection.FORK_WAIT_S] + [0.0] * 15
         assert thread.is_alive(), "it held the lock all the while"
         connection.execute("ROLLBACK")
         connection.close()
         thread.join()
-        monkeypatch.setattr(sqlite, "FORK_WAIT_S", LIMIT_S)
+        monkeypatch.setattr(store_connection, "FORK_WAIT_S", LIMIT_S)
         assert in_child(lambda: told_by(lambda: record_one(store, "child")))[1] == []
     assert sorted(runs_kept(tmp_path)) == ["before", "child", "waits"]
 

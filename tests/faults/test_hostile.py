@@ -41,7 +41,7 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.outcome import Evidence, Failure, Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import AutotuneError, InvalidInputError
-from forecast_autotune.evaluation.trace import read_trace, write_trace
+from forecast_autotune.evaluation.traces import read_trace, write_trace
 from forecast_autotune.language.model import ModelError, Unanswered
 from forecast_autotune.language.prompt import Prompt, prompts
 from forecast_autotune.language.server import ServedModel
@@ -341,7 +341,7 @@ def test_a_decision_for_a_config_of_another_space_is_not_used(tmp_path: Path, fa
         )
         with case.attempt(), in_time():
             if way == "import":
-                StoreFile(case.store).import_lines([pack])
+                StoreFile(case.store).import_files([pack])
             decision, _ = tuned(case, job, found, [pack] if way == "pack" else None)
         assert decision.config in job.space
         assert decision.basis == "measured"
@@ -380,7 +380,7 @@ def test_a_whole_decision_is_believed_and_can_be_cleared(tmp_path: Path, faults:
         slowest = max(found.outcomes, key=lambda c: found.outcomes[c].median_us)  # type: ignore[union-attr]
         pack = export_of(case, lambda store: store.decide(job, a_decision(job, slowest, equivalents=())))
         with case.attempt(), in_time():
-            StoreFile(case.store).import_lines([pack])
+            StoreFile(case.store).import_files([pack])
             assert tuned(case, job, found)[0].config == slowest
             StoreFile(case.store).clear(kernel=job.workload.program.name)
             assert tuned(case, job, found)[0].config != slowest

@@ -16,8 +16,7 @@ from faults.ledger import Ledger
 from faults.older import of_schema_4, runs
 from faults.stores import runs_kept, told_by
 
-from forecast_autotune.store import connection as opening
-from forecast_autotune.store import schema
+from forecast_autotune.store import database, schema
 from forecast_autotune.store.sqlite import SqliteStore
 
 SEED = 20261121
@@ -117,7 +116,7 @@ connection.close()
 def test_who_opens_an_older_store_waits_longer_for_it_than_for_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "BUSY_S", 0.5)  # what is read first has to wait as well
+    monkeypatch.setattr(database, "BUSY_S", 0.5)  # what is read first has to wait as well
     path = of_schema_4(tmp_path, runs(1))
     other = subprocess.Popen([sys.executable, "-c", HOLDS, str(path)], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None

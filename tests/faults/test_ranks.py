@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from faults.ledger import Ledger
-
-from calibration.ranks import BUDGET, SCENARIOS
+from faults.ranks import BUDGET, SCENARIOS
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 280  # for the runs of one row
@@ -76,7 +75,7 @@ def runs(faults: Ledger, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         with faults.case(fault, tmp_path_factory.mktemp("ranks"), seen=seen) as case:
             count = len(names) * case.many(short=1, whole=6)
             chosen = [word for name in names for word in ("--scenario", name)]
-            command = [sys.executable, "-m", "calibration.ranks", "--each", "--runs", str(count), *chosen]
+            command = [sys.executable, "-m", "faults.ranks", "--each", "--runs", str(count), *chosen]
             environment = {**case.environment, "PYTHONPATH": str(ROOT)}
             with case.attempt():
                 done = subprocess.run(

@@ -33,7 +33,7 @@ CPP = """
     import json, sys, time
     import torch
     import forecast_autotune as fa
-    from forecast_autotune.tuning import loop as tuner
+    from forecast_autotune.tuning import loop
     from forecast_autotune.compilers.cpp_compile import CppCompiler
     from forecast_autotune.measure.isolated import Isolated
     from forecast_autotune.store.sqlite import SqliteStore
@@ -58,7 +58,7 @@ CPP = """
     told(CppCompiler, "_build", before="builds")
     told(Isolated, "measure", before="times")
     told(SqliteStore, "record", after="kept")
-    told(tuner._Run, "measure_finalists", before="finalists")
+    told(loop, "measure_finalists", before="finalists")
     told(SqliteStore, "decide", before="decides", after="decided")
 
     {first}

@@ -14,6 +14,7 @@ from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
 from forecast_autotune.cli import main
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.outcome import Failure
+from forecast_autotune.distributed.work_sharing import SqliteWorkSharing
 from forecast_autotune.errors import StoreWarning
 from forecast_autotune.language.answers import Bins
 from forecast_autotune.store.rows import Place, decision_digest
@@ -38,7 +39,7 @@ def fill(directory: Path) -> Path:
             store.decide(job, a_decision(job, SPACE[3]))
         store.note_pending(a_job(key={"n": 3}), "nothing may be measured")
         store.keep_answers(ANSWERS)
-        with store.shares(JOB, "device").lead("run-1", 4, SPACE[0]):
+        with SqliteWorkSharing(store, JOB, device="device").lead("run-1", 4, SPACE[0]):
             pass
     return directory / "store.sqlite3"
 
@@ -56,18 +57,18 @@ def tune(directory: Path, *, any_toolchain: bool = False) -> list[str]:
                 job = a_job(key={"n": key})
                 store.decision(job)
                 store.outcomes(job)
-            store.recollect(a_job(key={"n": 5}))
+            store.related_recordings(a_job(key={"n": 5}))
             store.skills(a_job(key={"n": 5}))
-            store.pairs("cuda")
+            store.calibration_pairs("cuda")
             store.answers([*ANSWERS])
-            shares = store.shares(JOB, "device")
-            shares.wanted()
-            shares.taken()
+            sharing = SqliteWorkSharing(store, JOB, device="device")
+            sharing.wanted()
+            sharing.claimed_by_others()
             with store.single_flight(JOB) as alone:
                 assert alone
-                with shares.lead("run-2", 4, SPACE[0]):
-                    shares.take(SPACE[1])
-                    shares.tried(SPACE[1])
+                with sharing.lead("run-2", 4, SPACE[0]):
+                    sharing.claim(SPACE[1])
+                    sharing.tried(SPACE[1])
             store.keep_answers(ANSWERS)
             store.note_pending(a_job(key={"n": 4}), "nothing may be measured")
             job = JOB

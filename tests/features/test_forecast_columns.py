@@ -6,25 +6,24 @@ import numpy as np
 import pytest
 
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
-from forecast_autotune.features.arrays import ForecastTable, Voice, columns_of
+from forecast_autotune.features.forecast_columns import Component, ForecastTable, columns_of
 
 
-def voice(name: str, means: list[float], sigmas: list[float], weights: list[float]) -> Voice:
-    return Voice(name, np.array(means), np.array(sigmas), np.array(weights))
+def component(name: str, means: list[float], sigmas: list[float], weights: list[float]) -> Component:
+    return Component(name, np.array(means), np.array(sigmas), np.array(weights))
 
 
 def table() -> ForecastTable:
-    """Two voices over four configs: both are heard of the first, one of each of the next two, none of the last."""
+    """Two components over four configs: both are heard of the first, one of each of the next two, none of the last."""
     return ForecastTable(
         [
-            voice("one", [0.0, 1.0, 9.0, 9.0], [0.1, 0.2, 9.0, 9.0], [0.25, 1.0, 0.0, 0.0]),
-            voice("other", [2.0, 9.0, -1.0, 9.0], [0.5, 9.0, 0.4, 9.0], [0.75, 0.0, 1.0, 0.0]),
+            component("one", [0.0, 1.0, 9.0, 9.0], [0.1, 0.2, 9.0, 9.0], [0.25, 1.0, 0.0, 0.0]),
+            component("other", [2.0, 9.0, -1.0, 9.0], [0.5, 9.0, 0.4, 9.0], [0.75, 0.0, 1.0, 0.0]),
         ],
         np.array([0.0, 0.1, 0.2, 0.9]),
         source="one and other",
         default_us=7.0,
         silent="nobody speaks of it",
-        foretold=-3.5,
     )
 
 
@@ -68,10 +67,7 @@ def test_some_positions_make_a_table_in_their_order_and_minus_one_abstains() -> 
     some = table().at([2, -1, 0, 0])
     assert list(some) == [THIRD, LAST, FIRST, FIRST]
     assert columns_of(some).known.tolist() == [True, False, True, True]
-    assert (some.default_us, some.foretold) == (
-        7.0,
-        -3.5,
-    )  # which outcomes were foretold does not depend on what is asked
+    assert some.default_us == 7.0
     assert list(table().at([])) == []
     assert columns_of(table().at([])).mean.size == 0
 
@@ -80,14 +76,13 @@ def test_scaling_multiplies_every_sigma_and_records_it() -> None:
     wide = table().stretched(2.0).stretched(1.5)
     first = wide[0]
     assert isinstance(first, Forecast)
-    assert [(b.mean, pytest.approx(b.sigma), b.weight, b.said_by) for b in first.components] == [
+    assert [(b.mean, pytest.approx(b.sigma), b.weight, b.source) for b in first.components] == [
         (0.0, 0.3, 0.25, "one"),
         (2.0, 1.5, 0.75, "other"),
     ]
-    assert first.widened == wide.at([0])[0].widened == 3.0  # type: ignore[union-attr]
+    assert first.sigma_scale == wide.at([0])[0].sigma_scale == 3.0  # type: ignore[union-attr]
     assert wide[3] == LAST
     assert wide.fail.tolist() == table().fail.tolist()
-    assert wide.foretold is None  # nothing was told of how likely outcomes were under wider bells
     assert list(table()) == ALL  # the table it came from is as it was
 
 

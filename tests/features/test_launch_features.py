@@ -13,7 +13,7 @@ from forecast_autotune.core.space import ROLES
 from forecast_autotune.core.workload import Work
 from forecast_autotune.features.hardware_sheets import device_properties, sheet_for
 from forecast_autotune.features.kernel_model import kernel_model
-from forecast_autotune.features.launch_features import Call, describe_call, features, knob_roles, work_of
+from forecast_autotune.features.launch_features import Call, describe_call, knob_roles, launch_features, work_of
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -129,7 +129,7 @@ def tile(bm: int = 128, bn: int = 64, bk: int = 32, warps: int = 4, stages: int 
 
 
 def test_a_matmul_is_described_as_counted_by_hand() -> None:
-    (found,) = features(matmul, matmul_call(), [tile()], grid=matmul_grid, hardware=H100)
+    (found,) = launch_features(matmul, matmul_call(), [tile()], grid=matmul_grid, hardware=H100)
     assert found["programs"] == 8 * 32
     assert found["trips"] == 16
     assert (found["tile_m"], found["tile_n"], found["tile_k"]) == (128, 64, 32)
@@ -144,13 +144,13 @@ def test_a_matmul_is_described_as_counted_by_hand() -> None:
 
 @pytest.mark.parametrize(("target", "copies"), [("cuda:90", 3), ("cuda:80", 2)])
 def test_shared_memory_is_forecast_as_the_compiler_will_lay_it_out(target: str, copies: int) -> None:
-    (found,) = features(matmul, matmul_call(), [tile()], grid=matmul_grid, hardware=sheet_for(target))
+    (found,) = launch_features(matmul, matmul_call(), [tile()], grid=matmul_grid, hardware=sheet_for(target))
     assert found["shared_bytes"] == max(copies * (128 * 32 + 32 * 64) * 2, 128 * 64 * 2)
 
 
 def test_a_tile_that_does_not_divide_is_seen_as_waste() -> None:
     exact, ragged = (
-        features(matmul, matmul_call(m), [tile()], grid=matmul_grid, hardware=H100)[0] for m in (1024, 1025)
+        launch_features(matmul, matmul_call(m), [tile()], grid=matmul_grid, hardware=H100)[0] for m in (1024, 1025)
     )
     assert exact["waste"] == 1.0
     assert ragged["waste"] == pytest.approx(9 * 128 / 1025)
@@ -158,14 +158,16 @@ def test_a_tile_that_does_not_divide_is_seen_as_waste() -> None:
 
 
 def test_helpers_and_branches_count_only_where_they_run() -> None:
-    plain, active = features(matmul, matmul_call(), [tile(), tile(ACTIVATION="leaky")], grid=matmul_grid, hardware=H100)
+    plain, active = launch_features(
+        matmul, matmul_call(), [tile(), tile(ACTIVATION="leaky")], grid=matmul_grid, hardware=H100
+    )
     assert active["elementwise"] > plain["elementwise"]
 
 
 def test_an_elementwise_kernel_is_bound_by_memory() -> None:
     n = 1 << 20
     call = describe_call(dict(zip(add.arg_names, (half(n), half(n), half(n), n), strict=False)))
-    described = features(
+    described = launch_features(
         add, call, [{"BLOCK": 1024, "num_warps": 4}], grid=lambda g: (triton.cdiv(n, g["BLOCK"]),), hardware=H100
     )
     (found,) = described
@@ -180,10 +182,10 @@ def test_an_elementwise_kernel_is_bound_by_memory() -> None:
 def test_a_loop_and_an_argument_that_is_none_are_counted() -> None:
     x, out = half(64, 1000), half(64)
     knobs = [{"BLOCK": 256, "UNROLLED": 2, "num_warps": 2}]
-    without = features(
+    without = launch_features(
         row_sums, describe_call({"x_ptr": x, "out_ptr": out, "bias_ptr": None, "rows": 64, "columns": 1000}), knobs
     )
-    biased = features(
+    biased = launch_features(
         row_sums, describe_call({"x_ptr": x, "out_ptr": out, "bias_ptr": out, "rows": 64, "columns": 1000}), knobs
     )
     assert without[0]["loaded_bytes"] == 4 * 256 * 2
@@ -194,7 +196,7 @@ def test_a_loop_and_an_argument_that_is_none_are_counted() -> None:
 def test_a_loop_up_to_the_diagonal_counts_half() -> None:
     arguments = {"q_ptr": half(1024, 64), "k_ptr": half(1024, 64), "o_ptr": half(1024, 64), "length": 1024}
     knobs = {"BM": 64, "BN": 64, "D": 64, "num_warps": 4}
-    whole, lower = features(
+    whole, lower = launch_features(
         causal,
         describe_call(arguments),
         [{**knobs, "CAUSAL": False}, {**knobs, "CAUSAL": True}],
@@ -214,7 +216,9 @@ def test_descriptors_are_read_by_the_block_shape_each_config_gives_them() -> Non
         made = [TensorDescriptor(half(512, 512), [512, 512], [512, 1], block) for block in blocks]
         return describe_call(dict(zip(by_descriptor.arg_names, (*made, 512), strict=False)))
 
-    small, large = features(by_descriptor, call, [tile(64, 64, 64), tile(128, 128, 64)], grid=(4, 4), hardware=H100)
+    small, large = launch_features(
+        by_descriptor, call, [tile(64, 64, 64), tile(128, 128, 64)], grid=(4, 4), hardware=H100
+    )
     assert (small["tile_m"], small["tile_n"], small["tile_k"], small["trips"]) == (64, 64, 64, 8)
     assert large["loaded_bytes"] == 8 * (128 * 64 * 2) * 2
 
@@ -234,11 +238,11 @@ def test_features_that_cannot_be_read_are_missing_and_nothing_is_raised() -> Non
     def grid(_: Mapping[str, Any]) -> tuple[int]:
         raise RuntimeError("not now")
 
-    for found in features(matmul, call, [{}, {"BM": "wide"}, tile()], grid=grid, hardware=H100):
+    for found in launch_features(matmul, call, [{}, {"BM": "wide"}, tile()], grid=grid, hardware=H100):
         assert "flops" not in found
         assert found["threads"] >= 32
-    assert features(lambda x: x, call, [tile()])[0]["threads"] == 128
-    assert features(print, call, [tile()])[0]["threads"] == 128
+    assert launch_features(lambda x: x, call, [tile()])[0]["threads"] == 128
+    assert launch_features(print, call, [tile()])[0]["threads"] == 128
     assert work_of([{}]) is None
 
 
@@ -258,11 +262,11 @@ def test_a_hundred_configs_take_a_few_milliseconds() -> None:
         for w in (4, 8)
     ]
     call = matmul_call()
-    features(matmul, call, configs[:1], grid=matmul_grid, hardware=H100)
+    launch_features(matmul, call, configs[:1], grid=matmul_grid, hardware=H100)
     fastest = 1.0
     for _ in range(5):
         began = time.thread_time()  # the processor's: what else runs on the machine is not to count
-        features(matmul, call, configs[:96], grid=matmul_grid, hardware=H100)
+        launch_features(matmul, call, configs[:96], grid=matmul_grid, hardware=H100)
         fastest = min(fastest, time.thread_time() - began)
     assert fastest < 0.010  # 2.6 ms on 2 busy cores (2026-11); the rest is room for a slower machine
 
@@ -282,6 +286,6 @@ def test_the_forecast_of_shared_memory_agrees_with_what_is_compiled(
         sheet = sheet_for(target)
         compiling = TritonCompiler(matmul, binding(args, {}), target=target, properties=device_properties(sheet))
         for config, built in compiling.compile(configs):
-            (found,) = features(matmul, matmul_call(), [config.knobs], grid=matmul_grid, hardware=sheet)
+            (found,) = launch_features(matmul, matmul_call(), [config.knobs], grid=matmul_grid, hardware=sheet)
             assert found["shared_bytes"] == built.shared_bytes
     shared_pool().close()

@@ -18,10 +18,11 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from rehearsed import BEST, call, configs, launched, own_triton_cache, playing, tuned  # noqa: E402
 
+from forecast_autotune.errors import TuningWarning  # noqa: E402
 from forecast_autotune.frontends import dispatch  # noqa: E402
 from forecast_autotune.frontends.key_table import Entry, KeyTable, Recent  # noqa: E402
 from forecast_autotune.frontends.pending import tune_pending  # noqa: E402
-from forecast_autotune.frontends.triton import autotuner as triton_autotune  # noqa: E402
+from forecast_autotune.frontends.triton import door  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -83,7 +84,7 @@ def test_a_run_that_fails_holds_no_tensor(monkeypatch: pytest.MonkeyPatch) -> No
         raise ZeroDivisionError("no reason")
 
     monkeypatch.setattr(dispatch, "decide", broken)
-    with playing(), pytest.warns(triton_autotune.TuningWarning):
+    with playing(), pytest.warns(TuningWarning):
         assert alive_after_calls(tuned()) == 0
 
 
@@ -141,7 +142,7 @@ def test_captured_launches_of_a_stored_key_decide_once(monkeypatch: pytest.Monke
     with playing():
         call(tuned())
         kernel = tuned()
-        monkeypatch.setattr(triton_autotune, "_capturing", lambda: True)
+        monkeypatch.setattr(door, "is_capturing", lambda: True)
         decided.clear()
         assert alive_after_calls(kernel, keys=1, calls=20) == 0
         assert len(decided) == 1
@@ -154,7 +155,7 @@ def test_captured_launches_of_an_open_key_decide_once_and_hold_nothing(
     kernel = tuned()
     with playing() as on:
         with monkeypatch.context() as patch:
-            patch.setattr(triton_autotune, "_capturing", lambda: True)
+            patch.setattr(door, "is_capturing", lambda: True)
             assert alive_after_calls(kernel, keys=1, calls=20) == 0
             assert len(decided) == 1
             assert sum(on.launches.values()) == 20
@@ -325,7 +326,7 @@ def test_a_hook_that_raises_costs_its_config_alone() -> None:
     for hook in (raises, deletes):
         hooked = [*configs((64, BEST)), triton.Config({"BLOCK": 128}, num_warps=4, pre_hook=hook)]
         kernel = tuned(configs=hooked)
-        with playing(), pytest.warns(triton_autotune.TuningWarning, match="BLOCK: 128.*raised") as warned:
+        with playing(), pytest.warns(TuningWarning, match="BLOCK: 128.*raised") as warned:
             call(kernel)
         assert len(warned) == 1
         assert kernel.best_config.kwargs == {"BLOCK": BEST}

@@ -13,27 +13,32 @@ from typing import Any
 
 import pytest
 import torch
+from asking import Question, ask
 from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
 from recorded import job_of, recording
 from talking import Talking, knob, named_by_settings, sure_of
 
 from forecast_autotune.core.budget import TotalSpent
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.forecast import Abstention, Forecast
-from forecast_autotune.core.job import Question, Recording
+from forecast_autotune.core.job import Recording
 from forecast_autotune.core.skill import Skill
-from forecast_autotune.distributed.job_store import JobChannel
+from forecast_autotune.distributed.job_channel import JobChannel
+from forecast_autotune.distributed.work_sharing import SqliteWorkSharing
 from forecast_autotune.errors import CacheMissError
 from forecast_autotune.frontends import engine
 from forecast_autotune.frontends.engine import Request, request
 from forecast_autotune.language.model import ModelError
 from forecast_autotune.language.prompt import Prompt
 from forecast_autotune.measure.replay import Replay
+from forecast_autotune.protocols import SurrogateSession
 from forecast_autotune.settings import Settings
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates import prior
+from forecast_autotune.surrogates.base import BaseSession, StatelessSurrogate, WrappedSurrogate
 from forecast_autotune.surrogates.blend import Blend
 from forecast_autotune.surrogates.history import History
 
@@ -92,13 +97,13 @@ def test_the_environment_overrides_a_surrogate_whether_name_or_object(value: str
 # Recalibration ----------------------------------------------------------------------------------------------------------
 
 
-class TooSure:
+class TooSure(StatelessSurrogate):
     """Forecasts the same of every config, with a sigma far too small."""
 
     name = "too sure"
 
-    def forecast(self, asked: Question) -> Sequence[Forecast | Abstention]:
-        return [Forecast.normal(0.0, 0.02, source=self.name)] * len(asked.configs)
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Sequence[Forecast | Abstention]:
+        return [Forecast.normal(0.0, 0.02, source=self.name)] * len(context.job.space)
 
 
 class Stubborn(TooSure):
@@ -125,15 +130,19 @@ def stretches(store: SqliteStore, surrogate: TooSure, mode: str = "tune", budget
     wrapped = engine.tune
 
     def watching(*arguments: Any, surrogate: Any, **rest: Any) -> Any:
-        class Watched:
-            name = surrogate.name
+        class Watched(WrappedSurrogate):
+            def start(self, context: ForecastContext) -> SurrogateSession:
+                session = super().start(context)
 
-            def forecast(self, asked: Question) -> Sequence[Forecast | Abstention]:
-                answer: Sequence[Forecast | Abstention] = surrogate.forecast(asked)
-                seen.update(f.widened for f in answer if isinstance(f, Forecast))
-                return answer
+                class Session(BaseSession):
+                    def predict(self, outcomes: Any, evidence: Any) -> Sequence[Forecast | Abstention]:
+                        answer = session.predict(outcomes, evidence)
+                        seen.update(f.sigma_scale for f in answer if isinstance(f, Forecast))
+                        return answer
 
-        return wrapped(*arguments, surrogate=Watched(), **rest)
+                return Session(context)
+
+        return wrapped(*arguments, surrogate=Watched(surrogate), **rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "tune", watching)
@@ -145,7 +154,7 @@ def test_live_forecasts_are_as_wide_as_the_stores_record_says(tmp_path: Path) ->
     with with_a_record(tmp_path) as store:
         (factor,) = stretches(store, TooSure())
         assert factor == 4.0
-        recorded = {f.widened for f, _ in store.pairs("cuda") if f.source == "too sure"}
+        recorded = {f.sigma_scale for f, _ in store.calibration_pairs("cuda") if f.source == "too sure"}
         assert recorded == {4.0}, "what was done to a forecast is kept with it"
         assert stretches(SqliteStore.in_memory(), TooSure()) == {1.0}
 
@@ -164,24 +173,24 @@ def test_a_surrogate_that_says_so_is_left_alone(tmp_path: Path) -> None:
 def test_the_record_of_other_hardware_says_nothing(tmp_path: Path) -> None:
     with with_a_record(tmp_path) as store:
         how = Request(settings=Settings(), budget="4", surrogate=TooSure())
-        asked = Question(job=a_job(), configs=SPACE)
+        asked = Question(job=a_job())
         for kind, factor in (("cuda", 4.0), ("cpu", 1.0), ("stub", 1.0)):
-            (said, *_) = engine._recalibrated(how.surrogate, store, kind).forecast(asked)
+            (said, *_) = ask(engine._recalibrated(how.surrogate, store, kind), asked)
             assert isinstance(said, Forecast)
-            assert said.widened == factor
+            assert said.sigma_scale == factor
 
 
 def test_pairs_are_read_once_in_many_decisions_and_never_for_a_recall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[str] = []
-    pairs = SqliteStore.pairs
+    pairs = SqliteStore.calibration_pairs
 
     def counted(self: SqliteStore, kind: str) -> Any:
         reads.append(kind)
         return pairs(self, kind)
 
-    monkeypatch.setattr(SqliteStore, "pairs", counted)
+    monkeypatch.setattr(SqliteStore, "calibration_pairs", counted)
     monkeypatch.setattr(engine, "RECALIBRATE_EVERY", 3)
     recorded = recording()
     how = Request(settings=Settings(), budget="4", surrogate=TooSure())
@@ -241,9 +250,9 @@ def test_a_language_model_named_by_the_settings_joins_the_other_surrogates(tmp_p
         tuned(store)
         (decision,) = StoreFile(tmp_path).decisions()
         touched = StoreFile(tmp_path).detail(decision).touched
-    voices = [{b.said_by for b in t.forecast.components} for t in touched if isinstance(t.forecast, Forecast)]
-    assert voices
-    assert all("language_model" in said for said in voices[1:])
+    components = [{b.source for b in t.forecast.components} for t in touched if isinstance(t.forecast, Forecast)]
+    assert components
+    assert all("language_model" in said for said in components[1:])
     assert "language_model (a talking model" in " ".join(t.forecast.source for t in touched if t.forecast)
 
 
@@ -316,7 +325,7 @@ def test_mode_forecast_rests_on_the_model_alone(tmp_path: Path, monkeypatch: pyt
 
     with named_by_settings(Talking(large_is_fast)), SqliteStore(tmp_path) as store:
         tuned(store)
-        for method in ("answers", "keep_answers", "skills", "pairs"):
+        for method in ("answers", "keep_answers", "skills", "calibration_pairs"):
             monkeypatch.setattr(SqliteStore, method, touched)
     with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path / "other") as store:
         found = tuned(store, mode="forecast")
@@ -360,14 +369,14 @@ def test_who_helps_another_process_does_not_ask_beside_its_timing(tmp_path: Path
     recorded = programs()
     job = job_of(recorded)
     with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path) as store:
-        shares, leader = (store.shares(job, device) for device in ("one", "other"))
+        shares, leader = (SqliteWorkSharing(store, job, device=device) for device in ("one", "other"))
         surrogate = engine.make_surrogate(SERVED)
         with leader.lead("run", 10, None):
             helping = engine.remembering(surrogate, store, busy=shares.wanted)
-            helping.forecast(Question(job=job, configs=job.space))
+            ask(helping, Question(job=job))
             assert model.asked == []
         leading = engine.remembering(surrogate, store, busy=shares.wanted)
-        leading.forecast(Question(job=job, configs=job.space))
+        ask(leading, Question(job=job))
         assert len(model.asked) == 83
 
 

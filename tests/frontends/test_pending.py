@@ -17,7 +17,7 @@ from toy import Toy
 import forecast_autotune as fa
 from forecast_autotune.core.budget import TotalSpent
 from forecast_autotune.frontends.pending import measuring_is_wanted
-from forecast_autotune.frontends.simulated_driver import current_rehearsal
+from forecast_autotune.frontends.triton.simulated_driver import current_rehearsal
 from forecast_autotune.store.queries import StoreFile
 
 torch = pytest.importorskip("torch")

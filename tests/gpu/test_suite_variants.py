@@ -16,7 +16,7 @@ from rehearsed import own_triton_cache  # noqa: E402
 from forecast_autotune.compilers.triton_launches import LaunchesCompiler, launches  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Evidence  # noqa: E402
-from forecast_autotune.frontends.triton.call import compiled_for  # noqa: E402
+from forecast_autotune.frontends.triton.target import compiled_for  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

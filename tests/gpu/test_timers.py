@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton")
 from kernel_suite import Case, add_inplace  # noqa: E402
 from rehearsed import own_triton_cache  # noqa: E402
 
-from calibration.side_by_side import cold_times_us, kernel_times_us  # noqa: E402
+from calibration.evaluate.side_by_side import cold_times_us, kernel_times_us  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

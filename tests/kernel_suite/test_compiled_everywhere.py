@@ -25,11 +25,11 @@ from kernel_suite import SuiteKernel, suite_kernels  # noqa: E402
 from kernel_suite.__main__ import described  # noqa: E402
 from rehearsed import own_triton_cache  # noqa: E402
 
-from calibration.evidence import KNOB, by_triton, fake_arguments, launches_of, spaces  # noqa: E402
+from calibration.record.evidence import KNOB, by_triton, fake_arguments, launches_of, spaces  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Evidence, Failure  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
-from forecast_autotune.frontends.simulated_driver import rehearsal  # noqa: E402
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal  # noqa: E402
 
 SEED = 11
 SMALLEST = 3  # configs to try where nothing drawn fits

@@ -20,17 +20,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import calibration  # noqa: E402
 import forecast_autotune as fa  # noqa: E402
-from calibration.evidence import fake_inputs  # noqa: E402
-from calibration.recording import KNOB, SEED  # noqa: E402
+from calibration.record.evidence import fake_inputs  # noqa: E402
+from calibration.record.worker import KNOB, SEED  # noqa: E402
 from forecast_autotune.compilers.triton_launches import Launched, launches  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.job import Recording  # noqa: E402
 from forecast_autotune.core.space import Space  # noqa: E402
-from forecast_autotune.evaluation.trace import read_trace  # noqa: E402
+from forecast_autotune.evaluation.traces import read_trace  # noqa: E402
 from forecast_autotune.features.hardware_sheets import sheet_for  # noqa: E402
-from forecast_autotune.features.launch_features import together  # noqa: E402
-from forecast_autotune.frontends.simulated_driver import rehearsal  # noqa: E402
+from forecast_autotune.features.launch_features import combine_launches  # noqa: E402
 from forecast_autotune.frontends.triton.call import TritonCall  # noqa: E402
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal  # noqa: E402
 
 TRACES = Path(calibration.__file__).parent / "traces"
 WAYS = ("position", "keyword", "both")
@@ -84,7 +84,7 @@ def test_a_live_call_is_described_as_in_the_recorded_traces(suite: SuiteKernel) 
                 knobs = {name: config[name] for name in variant.space.knobs}
                 launched = launches(variant.launch, inputs, knobs)
                 for way in WAYS:
-                    found = together([live(each, way, recording) for each in launched])
+                    found = combine_launches([live(each, way, recording) for each in launched])
                     # A trace holds six digits.
                     assert found == pytest.approx(recording.described[config], rel=1e-5), (case, config, way)
                     compared += 1

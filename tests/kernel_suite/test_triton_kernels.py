@@ -43,7 +43,7 @@ from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Evidence  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.features.hardware_sheets import device_properties, sheet_for  # noqa: E402
-from forecast_autotune.frontends.simulated_driver import rehearsal  # noqa: E402
+from forecast_autotune.frontends.triton.simulated_driver import rehearsal  # noqa: E402
 from forecast_autotune.processes.machine import usable_cores  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[2]

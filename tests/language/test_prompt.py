@@ -14,7 +14,7 @@ from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outco
 from forecast_autotune.core.skill import Skill
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
-from forecast_autotune.evaluation.trace import read_trace
+from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.language.answers import LABELS
 from forecast_autotune.language.labels import END
 from forecast_autotune.language.prompt import CHARS, PromptTooLongError, prompts

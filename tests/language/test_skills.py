@@ -22,7 +22,7 @@ from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.skill import Condition, Skill
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program
-from forecast_autotune.evaluation.trace import read_trace
+from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.language.skills import fitting, key_numbers, skills_of
 
 TOOLCHAIN = Toolchain(versions={"nvcc": "13.0"})

@@ -6,7 +6,7 @@ import pytest
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.workload import Program
-from forecast_autotune.evaluation.trace import read_trace
+from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.language.sources import sections_of, shortened, variant_of
 
 TRACES = Path(__file__).parents[2] / "calibration" / "traces"

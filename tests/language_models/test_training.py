@@ -19,17 +19,18 @@ import torch
 from recorded import HERE, measurement
 from test_three_ways import close, log_probabilities, opened
 
-from calibration import reinforce, train
-from calibration.judge import judge, load
-from calibration.training import grpo, loop, reading, written
-from calibration.training.judged import summary
-from calibration.training.rewards import REWARDS
-from calibration.training.spaces import RecordedSpace, read_spaces
+from calibration.fit import reinforce, train
+from calibration.fit.evaluate import judge, load
+from calibration.fit.training import grpo, logits, loop, written_answers
+from calibration.fit.training.evaluation import summary
+from calibration.fit.training.rewards import REWARDS
+from calibration.fit.training.spaces import prompts_of, read_spaces
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.workload import Program, Workload
-from forecast_autotune.evaluation.trace import write_trace
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
+from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.language.answers import Bins, from_log_probabilities, from_text
 from forecast_autotune.language.in_transformers import TransformersModel
 from forecast_autotune.language.in_vllm import VllmModel
@@ -93,11 +94,11 @@ def test_a_planted_rule_is_learned_for_a_size_never_seen(trained: Path, traces: 
 
 
 def test_a_folder_is_read_alike_by_transformers_and_vllm(trained: Path, spaces: tuple[RecordedSpace, ...]) -> None:
-    asked = spaces[1].prompts(0, range(0, 48, 3), 1_800, known=spaces, skilled=spaces)
+    asked = prompts_of(spaces[1], 0, range(0, 48, 3), 1_800, known=spaces, skilled=spaces)
     model, tokenizer = load(trained, {"model": {}}, "cpu")
     with torch.inference_mode():
-        rows = reading.encoded(tokenizer, [p.text for p in asked])
-        expected = reading.label_logits(model, rows, reading.label_ids(tokenizer)).softmax(-1).tolist()
+        rows = logits.encoded(tokenizer, [p.text for p in asked])
+        expected = logits.label_logits(model, rows, logits.label_ids(tokenizer)).softmax(-1).tolist()
     assert np.ptp(expected, axis=0).max() > 0.5  # or agreeing would show nothing
     for way in (TransformersModel(str(trained)), VllmModel(str(trained))):
         with opened(way) as opened_model:
@@ -125,7 +126,7 @@ def test_a_killed_training_goes_on_to_the_weights_of_one_that_was_not(tmp_path: 
     def start(folder: Path) -> subprocess.Popen[bytes]:
         shape = ("--hidden", "32", "--layers", "1", "--context", "1024", "--workers", "0", "--device", "cpu")
         plan = ("--steps", "100", "--spaces", "1", "--configs", "4", "--leave-out", "sizes:1/3")
-        command = [sys.executable, "-m", "calibration.train", "--to", str(folder), *shape, *plan, *traces]
+        command = [sys.executable, "-m", "calibration", "train", "--to", str(folder), *shape, *plan, *traces]
         here = os.pathsep.join(path for path in sys.path if path)
         return subprocess.Popen(
             command, env={**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL
@@ -167,7 +168,7 @@ def test_rows_that_begin_alike_are_read_as_each_on_its_own(network: Any, common:
     begin = random.integers(10, 2000, common).tolist()
     rows = [[*begin, *random.integers(10, 2000, length).tolist()] for length in (1, 7, 63, 64, 65, 130)]
     labels = list(range(500, 508))
-    found = reading.label_logits(network, rows, labels)
+    found = logits.label_logits(network, rows, labels)
     weights = [p for p in network.parameters() if p.requires_grad]
     gradients = torch.autograd.grad((found**2).sum(), weights)
     expected = torch.stack([network(torch.tensor([row])).logits[0, -1, labels] for row in rows])
@@ -183,12 +184,12 @@ def test_a_temperature_in_the_last_norm_divides_the_logits(network: Any) -> None
     rows = [random.integers(10, 2000, 40).tolist() for _ in range(64)]
     labels = list(range(500, 508))
     with torch.inference_mode():
-        before = reading.label_logits(network, rows, labels)
+        before = logits.label_logits(network, rows, labels)
     bins = torch.distributions.Categorical(logits=before / 2.5).sample().numpy()  # so that 2.5 is about the best
     foretold = [(before.numpy().astype(float), bins)]
     temperature = loop.cool(network, foretold)
     with torch.inference_mode():
-        after = reading.label_logits(network, rows, labels)
+        after = logits.label_logits(network, rows, labels)
     assert torch.allclose(after, before / temperature, atol=1e-4)
     assert 1.7 < temperature < 3.6
     nearby = [loop.nll_at(foretold, temperature * factor) for factor in (0.9, 1.1)]
@@ -212,14 +213,14 @@ def test_an_adapter_learns_and_is_read_alike_by_peft_transformers_and_vllm(
     assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.3
     assert {f.name: f.read_bytes() for f in base.iterdir()} == before
 
-    asked = spaces[1].prompts(0, range(0, 48, 3), 1_800, known=spaces, skilled=spaces)
+    asked = prompts_of(spaces[1], 0, range(0, 48, 3), 1_800, known=spaces, skilled=spaces)
     tokenizer = AutoTokenizer.from_pretrained(base)
     plain = AutoModelForCausalLM.from_pretrained(base).eval()
 
     def read(model: Any) -> Any:
-        rows = reading.encoded(tokenizer, [p.text for p in asked])
+        rows = logits.encoded(tokenizer, [p.text for p in asked])
         with torch.inference_mode():
-            return reading.label_logits(model, rows, reading.label_ids(tokenizer)).softmax(-1)
+            return logits.label_logits(model, rows, logits.label_ids(tokenizer)).softmax(-1)
 
     unchanged = read(plain)
     expected = read(peft.PeftModel.from_pretrained(plain, folder).eval())
@@ -237,7 +238,7 @@ def test_a_forecast_in_words_is_whole_percents_that_sum_to_a_hundred() -> None:
     random = np.random.default_rng(0)
     for _ in range(200):
         p = random.dirichlet(np.full(8, random.choice([0.05, 0.5, 5.0])))
-        answer = from_text(written.in_words(p.tolist()))
+        answer = from_text(written_answers.in_words(p.tolist()))
         assert isinstance(answer, Bins)
         assert answer.raw_sum == 1.0
         assert np.abs(np.array(answer.probabilities) - p).max() < 0.01
@@ -248,7 +249,7 @@ def test_what_grpo_asks_is_what_is_asked_in_use(trained: Path, spaces: tuple[Rec
 
     tokenizer = AutoTokenizer.from_pretrained(trained)
     random = np.random.default_rng(0)
-    for prompt in written.drawn(spaces, 5, 1_800, random).prompts("reasoned"):
+    for prompt in written_answers.drawn(spaces, 5, 1_800, random).prompts("reasoned"):
         said = [{"role": "user", "content": prompt.text}]
         found = tokenizer.apply_chat_template(said, add_generation_prompt=True, enable_thinking=False)["input_ids"]
         assert found == Tokens(tokenizer).of_chat(prompt.text)
@@ -263,16 +264,16 @@ def test_the_form_of_an_answer_is_taught_with_what_the_logits_say(
     trained: Path, spaces: tuple[RecordedSpace, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one forecast only: a model of two layers learns to write slowly."""
-    one = written.Asked(space=spaces[0], reference=0, places=[9], known=(), most_chars=1_600)
+    one = written_answers.Asked(space=spaces[0], reference=0, places=[9], known=(), most_chars=1_600)
     monkeypatch.setattr(grpo, "FORM_SPACES", 1)
     monkeypatch.setattr(grpo, "drawn", lambda *_: one)
     model, tokenizer = reinforce.load(str(trained), full=True)
-    ((row, begin),) = written.examples(model, tokenizer, one)
+    ((row, begin),) = written_answers.examples(model, tokenizer, one)
     asked = one.prompts("reasoned")
-    (before,) = written.written(model, tokenizer, asked, 96)
+    (before,) = written_answers.written(model, tokenizer, asked, 96)
     assert not isinstance(from_text(before), Bins)
     grpo.learn_form(model, tokenizer, spaces, plan(form_steps=160, rate=3e-4), tmp_path, print)
-    (after,) = written.written(model, tokenizer, asked, 96)
+    (after,) = written_answers.written(model, tokenizer, asked, 96)
     assert isinstance(from_text(after), Bins), after
     assert after == tokenizer.decode(row[begin:], skip_special_tokens=True)
 

@@ -359,7 +359,7 @@ def test_a_check_that_would_compare_nothing_is_an_error() -> None:
 def test_a_default_known_to_crash_is_not_run_to_compare_others_with() -> None:
     runs: list[int] = []
     with measurer([lambda x: runs.append(0), add_in_place], {"x": torch.zeros(4)}, check="allclose") as measuring:
-        measuring.spare_default()
+        measuring.skip_default()
         assert isinstance(measuring.measure(OTHER), Measurement)
     assert not runs
 

@@ -19,7 +19,7 @@ from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.measure import arguments, isolated
 from forecast_autotune.measure.arguments import Arguments, snapshot
 from forecast_autotune.measure.base import CheckError
-from forecast_autotune.measure.clocks import HOPELESS_AFTER, CpuClock, Launch
+from forecast_autotune.measure.clocks import EARLY_STOP_SAMPLES, CpuClock, Launch
 from forecast_autotune.measure.copies import CopiedArguments, UnportableError
 from forecast_autotune.measure.in_process import InProcess, Trial
 from forecast_autotune.measure.isolated import Isolated, extension_trials
@@ -86,10 +86,10 @@ def test_a_slower_variant_measures_slower(toy: Toy, tmp_path: Path) -> None:
     with measuring(toy, "scaled", (torch.ones(20_000), 2.0), tmp_path, check=None) as measurer:
         plain = measurer.measure(toy.config("plain"))
         assert isinstance(plain, Measurement)
-        slower = measurer.measure(toy.config("slower"), hopeless_us=4 * plain.median_us)
+        slower = measurer.measure(toy.config("slower"), early_stop_us=4 * plain.median_us)
     assert isinstance(slower, Measurement)
     assert slower.median_us > 4 * plain.median_us
-    assert len(slower.samples_us) <= HOPELESS_AFTER, "a hopeless variant is not timed further"
+    assert len(slower.samples_us) <= EARLY_STOP_SAMPLES, "what cannot win is not timed further"
 
 
 @pytest.mark.parametrize(

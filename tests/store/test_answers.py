@@ -122,7 +122,7 @@ def test_answers_are_not_exported(tmp_path: Path) -> None:
         store.keep_answers({"a question": an_answer()})
     assert StoreFile(tmp_path / "one").export(tmp_path / "lines") == 1
     assert "a question" not in (tmp_path / "lines").read_text()
-    assert StoreFile(tmp_path / "two").import_lines([tmp_path / "lines"]) == (1, 0)
+    assert StoreFile(tmp_path / "two").import_files([tmp_path / "lines"]) == (1, 0)
     assert StoreFile(tmp_path / "two").stats().answers == 0
 
 

@@ -36,29 +36,29 @@ def test_a_pair_is_a_forecast_and_the_speedup_over_the_default(store: SqliteStor
     store.record(job, "run", SPACE[3], Failure(stage="launch", message="no"), said(0.6))
     store.record(job, "run", SPACE[4], a_measurement(), Abstention("s", "no idea"))
     store.record(job, "run", SPACE[5], a_measurement(), None)
-    assert store.pairs("cuda") == [(said(0.6), -math.inf), (said(0.5), -1.0), (said(0.4), 1.0)]
+    assert store.calibration_pairs("cuda") == [(said(0.6), -math.inf), (said(0.5), -1.0), (said(0.4), 1.0)]
 
 
 def test_what_failed_for_no_fault_of_its_own_is_no_pair(store: SqliteStore) -> None:
     store.record(a_job(), "run", SPACE[0], a_measurement(), None)
     store.record(a_job(), "run", SPACE[1], Failure(stage="launch", message="memory", transient=True), said(0.1))
-    assert store.pairs("cuda") == []
+    assert store.calibration_pairs("cuda") == []
 
 
 def test_without_the_defaults_time_only_failures_are_pairs(store: SqliteStore) -> None:
     store.record(a_job(), "run", SPACE[0], Failure(stage="launch", message="no"), said(0.0))
     store.record(a_job(), "run", SPACE[1], a_measurement(), said(0.1))
     store.record(a_job(), "run", SPACE[2], Failure(stage="compile", message="no"), said(0.2))
-    assert store.pairs("cuda") == [(said(0.2), -math.inf)]
+    assert store.calibration_pairs("cuda") == [(said(0.2), -math.inf)]
 
 
 def test_a_forecast_made_after_its_config_was_timed_has_seen_the_answer(store: SqliteStore) -> None:
     for run, mean in (("one", 0.4), ("two", 1.0)):
         store.record(a_job(), run, SPACE[0], a_measurement(20.0), said(0.0))
         store.record(a_job(), run, SPACE[1], a_measurement(10.0), said(mean))
-    assert store.pairs("cuda") == [(said(0.4), 1.0)]
+    assert store.calibration_pairs("cuda") == [(said(0.4), 1.0)]
     store.record(a_job(toolchain=Toolchain(versions={"triton": "4"})), "three", SPACE[1], a_measurement(), said(0.9))
-    assert len(store.pairs("cuda")) == 1, "at another place, where the default has no time"
+    assert len(store.calibration_pairs("cuda")) == 1, "at another place, where the default has no time"
 
 
 def test_a_kind_of_hardware_knows_nothing_of_another(store: SqliteStore) -> None:
@@ -66,14 +66,18 @@ def test_a_kind_of_hardware_knows_nothing_of_another(store: SqliteStore) -> None
         job = a_job(hardware=Hardware(kind=kind, name=HARDWARE.name))
         store.record(job, "run", SPACE[0], a_measurement(20.0), None)
         store.record(job, "run", SPACE[1], a_measurement(10.0), said(mean))
-    assert [store.pairs(kind) for kind in ("cuda", "stub", "cpu")] == [[(said(0.1), 1.0)], [(said(0.2), 1.0)], []]
+    assert [store.calibration_pairs(kind) for kind in ("cuda", "stub", "cpu")] == [
+        [(said(0.1), 1.0)],
+        [(said(0.2), 1.0)],
+        [],
+    ]
 
 
 def many(store: SqliteStore, count: int) -> None:
     space = Space.grid({"X": list(range(count + 1))})
     job = a_job(space=space)
-    with store._lock:
-        connection = store._open()
+    with store.connection.lock:
+        connection = store.connection.open()
         connection.execute("PRAGMA synchronous = OFF")
     store.record(job, "run", space[0], a_measurement(10.0), None)
     rows = connection.execute(
@@ -95,11 +99,11 @@ def many(store: SqliteStore, count: int) -> None:
 
 def test_of_many_pairs_some_of_the_newest_are_drawn_the_same_every_time(store: SqliteStore) -> None:
     many(store, NEWEST + 500)
-    found = [forecast.mean for forecast, _ in store.pairs("cuda")]
+    found = [forecast.mean for forecast, _ in store.calibration_pairs("cuda")]
     assert len(found) == MOST
     assert 500 < min(found) < 550
     assert max(found) > NEWEST + 450
-    assert [forecast.mean for forecast, _ in store.pairs("cuda")] == found
+    assert [forecast.mean for forecast, _ in store.calibration_pairs("cuda")] == found
 
 
 def test_rows_that_do_not_decode_are_passed_over(store: SqliteStore, tmp_path: Path) -> None:
@@ -112,14 +116,14 @@ def test_rows_that_do_not_decode_are_passed_over(store: SqliteStore, tmp_path: P
     other.execute("UPDATE forecast SET value = '[]' WHERE outcome = 6")
     other.close()
     with pytest.warns(match="passes over"):
-        assert [forecast.mean for forecast, _ in store.pairs("cuda")] == [6.0]
+        assert [forecast.mean for forecast, _ in store.calibration_pairs("cuda")] == [6.0]
 
 
 def test_the_command_sees_the_pairs_of_each_kind_that_has_some(store: SqliteStore, tmp_path: Path) -> None:
-    assert store.pairs("cuda") == []
+    assert store.calibration_pairs("cuda") == []
     store.record(
         a_job(hardware=Hardware(kind="cpu", name="C"), toolchain=TOOLCHAIN), "r", SPACE[0], a_measurement(), None
     )
     store.record(a_job(), "run", SPACE[0], a_measurement(20.0), None)
     store.record(a_job(), "run", SPACE[1], a_measurement(10.0), said(0.1))
-    assert StoreFile(tmp_path).pairs_by_kind() == {"cuda": [(said(0.1), 1.0)]}
+    assert StoreFile(tmp_path).calibration_pairs_by_kind() == {"cuda": [(said(0.1), 1.0)]}

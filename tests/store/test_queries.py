@@ -106,7 +106,7 @@ def test_a_prune_takes_few_rows_at_a_time_and_lets_others_write_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = filled(tmp_path)
-    monkeypatch.setattr("forecast_autotune.store.queries.AT_ONCE", 2)
+    monkeypatch.setattr("forecast_autotune.store.removal.AT_ONCE", 2)
     begun: list[str] = []
 
     @contextmanager
@@ -116,7 +116,7 @@ def test_a_prune_takes_few_rows_at_a_time_and_lets_others_write_in_between(
             other.record(a_job(key={"n": 2}), f"run-{len(begun)}", SPACE[0], a_measurement(), None)
         begun.append(f"run-{len(begun)}")
 
-    monkeypatch.setattr("forecast_autotune.store.queries._giving_way", between)
+    monkeypatch.setattr("forecast_autotune.store.removal.taking_turns", between)
     assert store.prune().decisions == 3
     assert len(begun) > 4
     connection = sqlite3.connect(store.path)
@@ -177,8 +177,8 @@ def test_what_is_exported_is_readable_and_comes_back_whole(tmp_path: Path, name:
         assert {"program", "workload", "hardware", "toolchain"} <= json.loads(line).keys()
     assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
     other = StoreFile(tmp_path / "b")
-    assert other.import_lines([tmp_path / name]) == (9, 6)
-    assert other.import_lines([tmp_path / name]) == (0, 0)
+    assert other.import_files([tmp_path / name]) == (9, 6)
+    assert other.import_files([tmp_path / name]) == (0, 0)
     other.export(tmp_path / "again")
     assert (tmp_path / "again").read_text().splitlines() == lines
     assert [s.decision for s in other.decisions()] == [s.decision for s in store.decisions()]
@@ -197,14 +197,14 @@ def test_features_are_exported_and_a_file_without_them_is_imported_too(tmp_path:
     header = (tmp_path / "told.jsonl").read_text().splitlines()[0]
     (tmp_path / "older.jsonl").write_text(f"{header}\n{json.dumps(run)}\n")
     for name, told in (("told", {SPACE[0]: {"programs": 64.0, "waves": 0.333333}}), ("older", {})):
-        assert StoreFile(tmp_path / name).import_lines([tmp_path / f"{name}.jsonl"]) == (2, 0)
+        assert StoreFile(tmp_path / name).import_files([tmp_path / f"{name}.jsonl"]) == (2, 0)
         with SqliteStore(tmp_path / name) as store:
-            (recording,) = store.recollect(a_job(key={"n": 1}))
+            (recording,) = store.related_recordings(a_job(key={"n": 1}))
         assert (set(recording.outcomes), recording.described) == (set(SPACE[:2]), told)
     run["outcomes"][0]["described"] = {"programs": "many"}
     (tmp_path / "bad.jsonl").write_text(f"{header}\n{json.dumps(run)}\n")
     with pytest.raises(InvalidInputError, match="outcome 1's description has programs 'many': it must be a number"):
-        StoreFile(tmp_path / "bad").import_lines([tmp_path / "bad.jsonl"])
+        StoreFile(tmp_path / "bad").import_files([tmp_path / "bad.jsonl"])
 
 
 def test_an_imported_decision_holds_only_if_newer_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -215,9 +215,9 @@ def test_an_imported_decision_holds_only_if_newer_and_nothing_is_lost(tmp_path: 
     for folder in "bc":
         StoreFile(tmp_path / folder).export(tmp_path / f"{folder}.jsonl")
     here = StoreFile(tmp_path / "a")
-    here.import_lines([tmp_path / "b.jsonl"])
+    here.import_files([tmp_path / "b.jsonl"])
     assert [s.decision.config for s in here.decisions()] == [SPACE[1]]
-    here.import_lines([tmp_path / "c.jsonl"])
+    here.import_files([tmp_path / "c.jsonl"])
     assert [s.decision.config for s in here.decisions()] == [SPACE[3]]
     assert [s.decision.config for s in here.decisions(superseded=True)] == [SPACE[3], SPACE[1], SPACE[2]]
 
@@ -231,7 +231,7 @@ def test_a_broken_line_is_named_and_nothing_is_taken(tmp_path: Path) -> None:
     lines[6] = '{"line":"riddle"}'
     (tmp_path / "bad.jsonl").write_text("\n".join(lines))
     with pytest.raises(InvalidInputError, match=r"3 broken lines.*line 3: .*line 5: .*line 7: .*riddle"):
-        StoreFile(tmp_path / "b").import_lines([tmp_path / "good.jsonl", tmp_path / "bad.jsonl"])
+        StoreFile(tmp_path / "b").import_files([tmp_path / "good.jsonl", tmp_path / "bad.jsonl"])
     assert not StoreFile(tmp_path / "b").exists()
 
 
@@ -247,7 +247,7 @@ def test_a_broken_line_is_named_and_nothing_is_taken(tmp_path: Path) -> None:
 def test_another_files_header_is_refused(tmp_path: Path, text: str, named: str) -> None:
     (tmp_path / "x").write_text(text)
     with pytest.raises(InvalidInputError, match=named):
-        StoreFile(tmp_path).import_lines([tmp_path / "x"])
+        StoreFile(tmp_path).import_files([tmp_path / "x"])
 
 
 def test_reading_changes_nothing_and_an_unusable_store_is_reported(tmp_path: Path) -> None:

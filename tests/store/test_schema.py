@@ -15,7 +15,7 @@ from faults.older import PLACE, ROWS, insert, of_schema_4, runs
 from forecast_autotune.core.digest import canonical_json, digest
 from forecast_autotune.errors import StoreWarning
 from forecast_autotune.store import schema
-from forecast_autotune.store.connection import connect, is_broken
+from forecast_autotune.store.database import connect, is_broken
 from forecast_autotune.store.encoding import encode_decision, encode_hardware, encode_program, encode_workload, to_text
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
@@ -75,7 +75,7 @@ def test_an_export_of_an_older_store_brings_nothing_new_to_it(tmp_path: Path) ->
     file = StoreFile(tmp_path / "store")
     assert file.export(tmp_path / "pack") == 7
     migrated(tmp_path / "store").close()
-    assert file.import_lines([tmp_path / "pack"]) == (0, 0)
+    assert file.import_files([tmp_path / "pack"]) == (0, 0)
 
 
 @pytest.mark.parametrize("older", range(1, schema.VERSION))

@@ -23,9 +23,8 @@ from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.job import Job
 from forecast_autotune.errors import InvalidInputError, StoreWarning
 from forecast_autotune.settings import Settings
-from forecast_autotune.store import connection as opening
-from forecast_autotune.store import filesystem, rows, schema, sqlite, textfile
-from forecast_autotune.store.connection import connect
+from forecast_autotune.store import database, filesystem, process_hooks, recordings, schema, textfile
+from forecast_autotune.store.database import connect
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore, open_store
 
@@ -206,7 +205,7 @@ def test_packs_are_looked_up_after_the_store(tmp_path: Path) -> None:
         store.record(a_job(), "run-2", SPACE[0], a_measurement(30.0), None)
         brought = a_measurement(5.0).scaled(3.0)  # on the scale of the store's own default
         assert store.outcomes(a_job()) == {SPACE[0]: a_measurement(30.0), SPACE[1]: brought}
-        assert [r.workload.key for r in store.recollect(a_job())] == [{"n": 1}]
+        assert [r.workload.key for r in store.related_recordings(a_job())] == [{"n": 1}]
     assert StoreFile(tmp_path / "b").find("rmsnorm")[0].decision == a_decision(other, SPACE[5])
 
 
@@ -226,12 +225,12 @@ def test_a_pack_that_cannot_be_read_is_left_out_with_one_warning(tmp_path: Path,
 def test_related_recordings_stop_at_a_limit_and_begin_with_the_closest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "RECOLLECTED_OUTCOMES", 3)
+    monkeypatch.setattr(recordings, "RELATED_OUTCOMES", 3)
     with SqliteStore(tmp_path) as store:
         for job in (a_job(key={"n": 1}), a_job(source="older"), a_job(key={"n": 2})):
             store.record(job, "run", SPACE[0], a_measurement(), None)
             store.record(job, "run", SPACE[1], a_measurement(), None)
-        found = store.recollect(a_job())
+        found = store.related_recordings(a_job())
         assert [(r.workload.key["n"], list(r.outcomes)) for r in found] == [(2, list(SPACE[:2])), (1, [SPACE[0]])]
 
 
@@ -295,7 +294,7 @@ def test_a_store_made_by_another_process_while_it_is_looked_at_is_a_store(tmp_pa
 
 def test_an_interrupt_while_a_fork_waits_leaves_no_store_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = sorted((SqliteStore(tmp_path / name) for name in "ab"), key=id)
-    monkeypatch.setattr(sqlite, "_stores", lambda: [second, first])
+    monkeypatch.setattr(process_hooks, "_stores", lambda: [second, first])
 
     class Interrupted:
         def acquire(self, timeout: float) -> bool:
@@ -305,14 +304,14 @@ def test_an_interrupt_while_a_fork_waits_leaves_no_store_held(tmp_path: Path, mo
             raise RuntimeError("cannot release un-acquired lock")
 
     with monkeypatch.context() as patched:
-        patched.setattr(second, "_lock", Interrupted())
+        patched.setattr(second.connection, "lock", Interrupted())
         with pytest.raises(KeyboardInterrupt):
-            sqlite._before_fork()  # Python prints it, and goes on with the fork
-        sqlite._after_fork_in_parent()
+            process_hooks._before_fork()  # Python prints it, and goes on with the fork
+        process_hooks._after_fork_in_parent()
     for store in (first, second):
         with ThreadPoolExecutor(1) as another:
-            assert another.submit(store._lock.acquire, blocking=False).result()
-            another.submit(store._lock.release).result()
+            assert another.submit(store.connection.lock.acquire, blocking=False).result()
+            another.submit(store.connection.lock.release).result()
 
 
 @pytest.fixture
@@ -323,7 +322,7 @@ def busy_thread(tmp_path: Path) -> Iterator[SqliteStore]:
         store.decide(a_job(), a_decision(a_job()))
 
         def stay() -> None:
-            with store._lock:
+            with store.connection.lock:
                 inside.set()
                 leave.wait()
 
@@ -340,7 +339,7 @@ def busy_thread(tmp_path: Path) -> Iterator[SqliteStore]:
 def test_a_childs_child_uses_the_inherited_file_as_little(busy_thread: SqliteStore, used: bool) -> None:
     def use() -> bool:
         told_by(lambda: busy_thread.decision(a_job()))
-        return busy_thread._in_memory
+        return busy_thread.connection.in_memory
 
     def child() -> tuple[bool, bool]:
         return not used or use(), in_child(use)
@@ -352,7 +351,7 @@ def test_a_childs_child_uses_the_inherited_file_as_little(busy_thread: SqliteSto
 def test_a_child_that_inherited_a_file_does_not_wait_for_its_writer(
     busy_thread: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "SNAPSHOT_S", 0.1)
+    monkeypatch.setattr(database, "SNAPSHOT_S", 0.1)
     other = sqlite3.connect(busy_thread.path or "", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
 
@@ -361,7 +360,7 @@ def test_a_child_that_inherited_a_file_does_not_wait_for_its_writer(
         told_by(lambda: busy_thread.decision(a_job()))
         return time.monotonic() - began
 
-    assert in_child(child) < opening.BUSY_S / 2
+    assert in_child(child) < database.BUSY_S / 2
     other.execute("ROLLBACK")
     other.close()
 
@@ -380,7 +379,7 @@ def test_stores_are_listed_while_another_thread_makes_some(tmp_path: Path) -> No
     begun.wait()
     try:
         for _ in range(2_000):
-            sqlite._stores()
+            process_hooks._stores()
     finally:
         leave.set()
         thread.join()

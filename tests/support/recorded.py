@@ -9,9 +9,11 @@ import math
 import random
 from collections.abc import Mapping
 
+from asking import Question
+
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Hardware, Toolchain
-from forecast_autotune.core.job import Job, Question, Recording
+from forecast_autotune.core.job import Job, Recording
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Work, Workload
@@ -79,4 +81,4 @@ def question(recording: Recording, known: int = 0, **more: object) -> Question:
     """A question about every config of a recording; it holds `known` outcomes, the default's first."""
     job = job_of(recording, **more)  # type: ignore[arg-type]
     measured = [job.space.default, *random.Random(7).sample(list(job.space)[1:], max(0, known - 1))][:known]
-    return Question(job=job, configs=job.space, outcomes={c: recording.outcomes[c] for c in measured})
+    return Question(job=job, outcomes={c: recording.outcomes[c] for c in measured})

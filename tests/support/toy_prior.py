@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from forecast_autotune.surrogates.prior import Factor, Prior
-from forecast_autotune.surrogates.static_features import LAUNCH_TRAITS
+from forecast_autotune.surrogates.static_features import LAUNCH_FEATURES
 
 SURE, UNSURE = 1e-3, 0.3
 
@@ -21,7 +21,7 @@ def following(
     feature, threshold, value = np.full(size, -1), np.zeros(size), np.zeros(size)
     left, right = np.zeros(size, dtype=int), np.zeros(size, dtype=int)
     inner = 2 * np.arange(len(steps))
-    feature[inner], threshold[inner] = LAUNCH_TRAITS.index(trait), steps
+    feature[inner], threshold[inner] = LAUNCH_FEATURES.index(trait), steps
     left[inner], right[inner] = inner + 1, inner + 2
     value[inner + 1] = steps - step / 2
     value[-1] = high

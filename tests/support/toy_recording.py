@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from kernel_suite import Case, Output, SuiteKernel, Variant
 
-from calibration import recording
+from calibration.record import worker
 from forecast_autotune import Space
 from forecast_autotune.core.workload import Work
 from forecast_autotune.errors import InvalidInputError
@@ -77,5 +77,5 @@ def _inputs(n: int, seed: int, device: str) -> tuple[Any, ...]:
 
 
 if __name__ == "__main__":
-    recording.recordable = lambda kind: {"toy": TOY}
-    recording.serve(sys.argv[1])
+    worker.recordable = lambda kind: {"toy": TOY}
+    worker.serve(sys.argv[1])

@@ -11,7 +11,7 @@ from forecast_autotune.surrogates.gaussian_process import (
     Known,
     Shape,
     choose_shape,
-    foretold,
+    loo_log_densities,
     most_telling,
     predict,
     share_of_failures,
@@ -27,7 +27,7 @@ def small(n: int = 7, seed: int = 0) -> tuple[Known, Shape]:
 
 
 def covariance(known: Known, shape: Shape) -> np.ndarray:
-    near = similarity(known.x, known.x, shape) + known.trend @ known.trend.T
+    near = similarity(known.x, known.x, shape) + known.basis @ known.basis.T
     return np.asarray(near + shape.nugget * np.eye(len(known.y)), dtype=float)
 
 
@@ -42,7 +42,7 @@ def test_loo_densities_equal_those_of_leaving_one_out_by_hand() -> None:
         weights = np.linalg.solve(near[np.ix_(rest, rest)], near[rest, i])
         mean, variance = weights @ y[rest], scale * (near[i, i] - weights @ near[rest, i])
         by_hand.append(-0.5 * (y[i] - mean) ** 2 / variance - 0.5 * math.log(2 * math.pi * variance))
-    assert foretold(known, shape, guess) == pytest.approx(by_hand, abs=1e-9)
+    assert loo_log_densities(known, shape, guess) == pytest.approx(by_hand, abs=1e-9)
 
 
 def test_one_outcome_is_predicted_by_the_guess_alone_and_none_by_nothing() -> None:
@@ -50,15 +50,15 @@ def test_one_outcome_is_predicted_by_the_guess_alone_and_none_by_nothing() -> No
     variance = covariance(known, shape)[0, 0]
     scale = (SCALE_COUNT * 0.25 + known.y[0] ** 2 / variance) / (SCALE_COUNT + 1)
     expected = -0.5 * known.y[0] ** 2 / (scale * variance) - 0.5 * math.log(2 * math.pi * scale * variance)
-    assert foretold(known, shape, 0.5) == pytest.approx([expected])
-    assert foretold(known.at(np.zeros(0, dtype=np.intp)), shape, 0.5).size == 0
+    assert loo_log_densities(known, shape, 0.5) == pytest.approx([expected])
+    assert loo_log_densities(known.at(np.zeros(0, dtype=np.intp)), shape, 0.5).size == 0
 
 
 def test_an_outcome_unlike_its_neighbours_has_the_lowest_loo_density() -> None:
     x = np.linspace(-1.5, 1.5, 9)[:, None]
     y = 0.1 * x[:, 0]
     y[4] = 2.0
-    told = foretold(Known(x, np.full((9, 1), 1.2), y), Shape(np.array([1.0]), 0.03), 0.8)
+    told = loo_log_densities(Known(x, np.full((9, 1), 1.2), y), Shape(np.array([1.0]), 0.03), 0.8)
     assert int(told.argmin()) == 4
 
 
@@ -68,7 +68,7 @@ def test_a_prediction_is_the_textbooks_in_blocks_and_in_single_precision() -> No
     x = draw.normal(0, 1, (1300, 2))
     trend = np.column_stack([np.full(1300, 1.2), x[:, 0]])
     near, y = covariance(known, shape), known.y
-    across = similarity(known.x, x, shape) + known.trend @ trend.T
+    across = similarity(known.x, x, shape) + known.basis @ trend.T
     scale = (SCALE_COUNT * 0.64 + y @ np.linalg.solve(near, y)) / (SCALE_COUNT + y.size)
     left = 1 + (trend**2).sum(axis=1) + shape.nugget - np.einsum("ij,ij->j", across, np.linalg.solve(near, across))
     mean, sigma = predict(known, x, trend, shape, 0.8)

@@ -5,13 +5,14 @@ import statistics
 from dataclasses import replace
 
 import pytest
+from asking import Question, ask
 from contracts.surrogate_contract import SurrogateContract
 from recorded import HERE, job_of, question, recording
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.hardware import Hardware
-from forecast_autotune.core.job import Question, Recording
+from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.evaluation.scores import score_forecasts
@@ -38,9 +39,9 @@ class TestHistoryFromElsewhere(SurrogateContract):
 
 
 def forecasts(asked: Question) -> dict[Config, Forecast]:
-    answer = History().forecast(asked)
+    answer = ask(History(), asked)
     assert all(isinstance(a, Forecast) for a in answer)
-    return {c: a for c, a in zip(asked.configs, answer, strict=True) if isinstance(a, Forecast)}
+    return {c: a for c, a in zip(asked.job.space, answer, strict=True) if isinstance(a, Forecast)}
 
 
 def error_of(told: dict[Config, Forecast], truth: Recording) -> float:
@@ -143,7 +144,7 @@ def test_failures_in_other_jobs_raise_the_chance_of_failing() -> None:
 
 def test_a_recording_of_another_space_is_no_knowledge() -> None:
     other = replace(recording(), outcomes={Config({"z": 1}): recording().outcomes[recording().default]})
-    answer = History().forecast(replace(question(recording()), recordings=[other]))
+    answer = ask(History(), replace(question(recording()), recordings=[other]))
     assert all(isinstance(a, Abstention) for a in answer)
 
 
@@ -163,7 +164,7 @@ def test_text_and_boolean_and_missing_knobs_are_read(caplog: pytest.LogCaptureFi
         for c in configs
     }
     job = replace(job_of(base), space=Space(configs))
-    told = History().forecast(Question(job=job, configs=job.space, outcomes=dict(list(outcomes.items())[::2])))
+    told = ask(History(), Question(job=job, outcomes=dict(list(outcomes.items())[::2])))
     means = {c: f.mean for c, f in zip(job.space, told, strict=True) if isinstance(f, Forecast)}
     assert len(means) == len(configs)
     slow = [m for c, m in means.items() if c["order"] == "ijk"]

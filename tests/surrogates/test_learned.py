@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from asking import Question, ask
 from contracts.surrogate_contract import SurrogateContract
 from recorded import HERE, ROLES, job_of, measurement, question, recording, workload
 from toy_prior import SURE, UNSURE, believing, following
@@ -16,10 +17,10 @@ from toy_prior import SURE, UNSURE, believing, following
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.hardware import Hardware
-from forecast_autotune.core.job import Question, Recording
+from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.space import Space
-from forecast_autotune.features.arrays import columns_of
+from forecast_autotune.features.forecast_columns import columns_of
 from forecast_autotune.surrogates import prior as priors
 from forecast_autotune.surrogates.blend import Blend
 from forecast_autotune.surrogates.history import History
@@ -72,13 +73,13 @@ class TestLearnedFromElsewhere(_Contract):
 
 
 def means(surrogate: Learned | History | Blend, asked: Question) -> list[float]:
-    answer = surrogate.forecast(asked)
+    answer = ask(surrogate, asked)
     assert all(isinstance(a, Forecast) for a in answer)
     return [a.mean for a in answer if isinstance(a, Forecast)]
 
 
 def source(surrogate: Learned, asked: Question) -> str:
-    (told,) = {f.source for f in surrogate.forecast(asked)}
+    (told,) = {f.source for f in ask(surrogate, asked)}
     return told
 
 
@@ -90,18 +91,18 @@ def test_described_launches_are_ranked_by_the_trees() -> None:
     told = [{"us_bound": us} for us in (40.0, 10.0, 160.0, 20.0)]
     job = replace(job_of(recording()), space=space, described=told)
     learned = Learned(replace(following(), factors=believing({"few_threads": 5.0}).factors))
-    found = means(learned, Question(job=job, configs=space))
+    found = means(learned, Question(job=job))
     assert found == pytest.approx(
         [0.0, 2.0, -2.0, 1.0], abs=0.3
     )  # and 5 octaves for each halving of threads are not heard
-    assert source(learned, Question(job=job, configs=space)) == "learned (launches described, 1 kernels known)"
+    assert source(learned, Question(job=job)) == "learned (launches described, 1 kernels known)"
 
 
 def test_roles_are_ranked_by_the_rules() -> None:
     space = Space([{"threads": n, "vec": v} for n in (256, 128, 16) for v in (4, 1)])
     job = replace(job_of(recording()), space=space)
     learned = Learned(believing({"few_threads": 0.25, "idle_lanes": 1.0, "narrow_load": 0.5}))
-    asked = Question(job=job, configs=space)
+    asked = Question(job=job)
     # 128 threads lack one octave of what hides latency; 16 lack three, and leave half a warp idle; 1 for 4 is two octaves.
     assert means(learned, asked) == pytest.approx([0.0, -1.0, -0.25, -1.25, -1.75, -2.75], abs=1e-5)
     assert source(learned, asked) == "learned (knob roles)"
@@ -110,12 +111,12 @@ def test_roles_are_ranked_by_the_rules() -> None:
 def test_a_tagged_role_goes_before_what_the_name_tells() -> None:
     space = Space([{"threads": n} for n in (256, 128, 64)], roles={"threads": "unroll"})
     job = replace(job_of(recording()), space=space)
-    answer = Learned(believing({"few_threads": 0.25})).forecast(Question(job=job, configs=space))
+    answer = ask(Learned(believing({"few_threads": 0.25})), Question(job=job))
     assert all(isinstance(a, Abstention) for a in answer)
 
 
 def test_with_neither_it_abstains_and_says_why() -> None:
-    answer = Learned().forecast(question(renamed(recording(), PLAIN)))
+    answer = ask(Learned(), question(renamed(recording(), PLAIN)))
     assert {a.reason for a in answer if isinstance(a, Abstention)} == {
         "no knob's role is known, no launch is described, and nothing was measured"
     }
@@ -123,7 +124,7 @@ def test_with_neither_it_abstains_and_says_why() -> None:
 
 def test_rules_for_warps_are_not_held_against_a_cpu() -> None:
     asked = question(recording(hardware=Hardware(kind="cpu", name="c", units=16)), roles=ROLES)
-    assert all(isinstance(a, Abstention) for a in Learned().forecast(asked))
+    assert all(isinstance(a, Abstention) for a in ask(Learned(), asked))
 
 
 def test_too_few_described_launches_leave_the_rules() -> None:
@@ -138,7 +139,7 @@ def test_too_few_described_launches_leave_the_rules() -> None:
 def test_a_config_that_is_not_described_where_most_are_is_likely_refused() -> None:
     asked = describing(question(recording()))
     told = [{} if i == 5 else d for i, d in enumerate(asked.job.described)]
-    fails = columns_of(Learned().forecast(replace(asked, job=replace(asked.job, described=told)))).fail
+    fails = columns_of(ask(Learned(), replace(asked, job=replace(asked.job, described=told)))).fail
     assert fails[5] > 0.5 > 0.1 > max(np.delete(fails, 5))
 
 
@@ -148,7 +149,7 @@ def test_a_config_that_is_not_described_where_most_are_is_likely_refused() -> No
 def test_a_measured_config_is_forecast_at_its_measured_time() -> None:
     whole = recording()
     asked = question(whole, known=12, roles=ROLES)
-    answer = dict(zip(asked.configs, Learned().forecast(asked), strict=True))
+    answer = dict(zip(asked.job.space, ask(Learned(), asked), strict=True))
     for config, speedup in whole.log2_speedups().items():
         told = answer[config]
         if config in asked.outcomes:
@@ -164,11 +165,9 @@ def contradicted(sigma: float) -> float:
     job = replace(job_of(recording()), space=space)
     alike = {c: measurement(100.0) for c in space if c["vec"] == 4}
     learned = Learned(believing({"idle_lanes": 1.5}, sigma))
-    ahead = means(learned, Question(job=job, configs=space))
+    ahead = means(learned, Question(job=job))
     assert ahead[space.index(Config({"threads": 8, "vec": 1}))] == pytest.approx(-3.0)
-    return means(learned, Question(job=job, configs=space, outcomes=alike))[
-        space.index(Config({"threads": 8, "vec": 1}))
-    ]
+    return means(learned, Question(job=job, outcomes=alike))[space.index(Config({"threads": 8, "vec": 1}))]
 
 
 def test_a_rule_loses_its_weight_when_the_first_outcomes_contradict_it() -> None:
@@ -200,7 +199,7 @@ def sized(n: int) -> tuple[Recording, list[dict[str, float]]]:
 
 def error_of(surrogate: Learned | History, asked: Question, truth: Recording) -> float:
     true = truth.log2_speedups()
-    told = dict(zip(asked.configs, means(surrogate, asked), strict=True))
+    told = dict(zip(asked.job.space, means(surrogate, asked), strict=True))
     off = [told[c] - true[c] for c in true]
     return statistics.fmean(abs(o - statistics.median(off)) for o in off)
 
@@ -209,7 +208,7 @@ def test_recordings_of_other_sizes_carry_what_the_model_missed() -> None:
     here, told = sized(512)
     there, _ = sized(2048)
     job = replace(job_of(here), described=told)
-    asked = Question(job=job, configs=job.space, recordings=[there])
+    asked = Question(job=job, recordings=[there])
     both = error_of(Learned(following()), asked, here)
     assert both < 0.25
     assert both < 0.3 * error_of(Learned(following()), replace(asked, recordings=()), here)  # the model alone
@@ -220,7 +219,7 @@ def test_a_recording_without_description_is_looked_up() -> None:
     here, told = sized(512)
     same = replace(sized(600)[0], described={})
     job = replace(job_of(here), described=told)
-    asked = Question(job=job, configs=job.space, recordings=[same])
+    asked = Question(job=job, recordings=[same])
     assert error_of(Learned(following()), asked, here) < 0.3
     assert "1 recording from elsewhere" in source(Learned(following()), asked)
 
@@ -230,7 +229,7 @@ def test_a_recording_with_too_few_described_launches_is_looked_up_too() -> None:
     there, _ = sized(2048)
     few = replace(there, described=dict(list(there.described.items())[::4]))
     job = replace(job_of(here, roles={"tile": "threads"}), described=told)
-    asked = Question(job=job, configs=job.space, recordings=[few])
+    asked = Question(job=job, recordings=[few])
     learned = Learned(replace(following(), factors=believing({"few_threads": 2.0}).factors))
     assert means(learned, asked) == means(learned, replace(asked, recordings=[replace(few, described={})]))
 
@@ -241,7 +240,7 @@ def test_an_undescribed_config_of_a_recording_counts_by_its_recorded_time() -> N
     lost = list(there.outcomes)[4]
     most = replace(there, described={c: d for c, d in there.described.items() if c != lost})
     job = replace(job_of(here), described=told)
-    asked = Question(job=job, configs=job.space, recordings=[most])
+    asked = Question(job=job, recordings=[most])
     found = means(Learned(following()), asked)[job.space.index(lost)]
     assert found == pytest.approx(there.log2_speedups()[lost], abs=0.5)
 
@@ -251,7 +250,7 @@ def test_rules_used_for_the_job_are_used_for_a_described_recording_too() -> None
     there, _ = sized(2048)
     learned = Learned(replace(following(), factors=believing({"few_threads": 0.5}).factors))
     job = job_of(here, roles={"tile": "threads"})
-    asked = Question(job=job, configs=job.space, recordings=[there])
+    asked = Question(job=job, recordings=[there])
     bare = replace(asked, recordings=[replace(there, described={})])
     assert means(learned, asked) == means(learned, bare)
 
@@ -260,12 +259,12 @@ def test_recordings_of_other_knobs_change_nothing() -> None:
     other = renamed(recording(n=8192), PLAIN)
     assert set(other.outcomes) & set(recording().outcomes) == set()
     for asked in (question(recording(), roles=ROLES), describing(question(recording(), known=3))):
-        assert list(Learned().forecast(replace(asked, recordings=[other]))) == list(Learned().forecast(asked))
+        assert list(ask(Learned(), replace(asked, recordings=[other]))) == list(ask(Learned(), asked))
 
 
 def test_recordings_of_other_knobs_alone_are_no_knowledge() -> None:
     asked = replace(question(renamed(recording(), PLAIN)), recordings=[recording(n=8192)])
-    assert all(isinstance(a, Abstention) for a in Learned().forecast(asked))
+    assert all(isinstance(a, Abstention) for a in ask(Learned(), asked))
 
 
 def test_a_model_that_says_nothing_is_no_witness_beside_recordings() -> None:
@@ -273,13 +272,13 @@ def test_a_model_that_says_nothing_is_no_witness_beside_recordings() -> None:
     asked = replace(question(here), recordings=[elsewhere])
     assert source(Learned(), asked) == "learned (1 recording from elsewhere)"
     true = elsewhere.log2_speedups()
-    told = dict(zip(asked.configs, means(Learned(), asked), strict=True))
+    told = dict(zip(asked.job.space, means(Learned(), asked), strict=True))
     assert max(abs(told[c] - s) for c, s in true.items()) < 1e-6
 
 
 def test_failures_in_other_jobs_raise_the_chance_of_failing() -> None:
     elsewhere = recording(n=8192)
-    fails = columns_of(Learned().forecast(replace(question(recording(), roles=ROLES), recordings=[elsewhere]))).fail
+    fails = columns_of(ask(Learned(), replace(question(recording(), roles=ROLES), recordings=[elsewhere]))).fail
     failed = np.array([isinstance(elsewhere.outcomes[c], Failure) for c in job_of(recording()).space])
     assert fails[failed].min() > 0.4 > fails[~failed].max()
 
@@ -309,15 +308,15 @@ def odd_questions() -> dict[str, Question]:
         "a recording without the default": replace(
             plain, recordings=[replace(whole, outcomes=dict(list(whole.outcomes.items())[40:]))]
         ),
-        "a space of one": Question(job=replace(job, space=alone), configs=alone, recordings=[whole]),
-        "a described space of one": Question(job=replace(job, space=alone, described=told[:1]), configs=alone),
+        "a space of one": Question(job=replace(job, space=alone), recordings=[whole]),
+        "a described space of one": Question(job=replace(job, space=alone, described=told[:1])),
     }
 
 
 @pytest.mark.parametrize("what", odd_questions())
 def test_forecasts_are_finite_numbers_whatever_the_features(what: str) -> None:
     asked = odd_questions()[what]
-    found = columns_of(Learned().forecast(asked))
+    found = columns_of(ask(Learned(), asked))
     for column in (found.mean, found.sigma, found.fail):
         assert np.isfinite(column).all()
     assert (found.sigma > 0).all()
@@ -328,7 +327,7 @@ def test_ten_thousand_described_configs_are_forecast() -> None:
     space = Space.grid({"block": [2**i for i in range(10)], "tile": list(range(1, 101)), "unroll": list(range(1, 11))})
     job = replace(job_of(recording()), space=space, described=described(space))
     outcomes = {c: measurement(10.0 + i) for i, c in enumerate(space[::1000])}
-    answer = Learned().forecast(Question(job=job, configs=space, outcomes=outcomes))
+    answer = ask(Learned(), Question(job=job, outcomes=outcomes))
     assert len(answer) == 10_000
     assert np.isfinite(columns_of(answer).mean).all()
 
@@ -336,19 +335,20 @@ def test_ten_thousand_described_configs_are_forecast() -> None:
 def test_two_jobs_of_one_space_may_give_its_knobs_other_roles() -> None:
     learned = Learned()
     for roles in (ROLES, {"block": "algorithm", "tile": "algorithm"}, {"tile": "threads"}):
-        assert len(learned.forecast(question(recording(), known=9, roles=roles))) == 84
+        assert len(ask(learned, question(recording(), known=9, roles=roles))) == 84
 
 
-def test_more_outcomes_make_the_same_object_answer_again() -> None:
-    learned, whole = Learned(), recording()
+def test_more_outcomes_make_a_session_forecast_again() -> None:
+    whole = recording()
     asked = question(whole, known=4, roles=ROLES)
     growing = dict(asked.outcomes)
-    before = list(learned.forecast(replace(asked, outcomes=growing)))
+    session = Learned().start(asked.context)
+    before = list(session.predict(growing, {}))
     config = next(c for c, o in whole.outcomes.items() if c not in growing and isinstance(o, Measurement))
     growing[config] = whole.outcomes[config]
-    after = learned.forecast(replace(asked, outcomes=growing))
+    after = session.predict(growing, {})
     assert list(after) != before
-    assert list(after) == list(Learned().forecast(replace(asked, outcomes=growing)))
+    assert list(after) == list(ask(Learned(), replace(asked, outcomes=growing)))
 
 
 # A shipped model that cannot be read ------------------------------------------------------------------------------------
@@ -371,8 +371,7 @@ def test_a_blend_continues_without_a_broken_shipped_model_and_warns_once(
     blend = Blend([History(), Learned()])
     for known in (4, 5, 6):
         asked = question(recording(), known=known, roles=ROLES)
-        again = blend.with_past(dict)  # as each decision hears the same members anew
-        assert means(again, asked) == means(History(), asked)
+        assert means(blend, asked) == means(History(), asked)
     (warning,) = caplog.records
     assert str(broken_model) in warning.getMessage()
     assert "make fit" in warning.getMessage()
@@ -385,5 +384,5 @@ def test_a_model_that_cannot_be_read_is_read_once(broken_model: Path, monkeypatc
     monkeypatch.setattr(priors, "read_prior", lambda path: (read.append(path), real(path))[1])
     for _ in range(3):
         with pytest.raises(priors.InvalidInputError, match="make fit"):
-            Learned().forecast(question(recording(), roles=ROLES))
+            ask(Learned(), question(recording(), roles=ROLES))
     assert read == [broken_model]

@@ -20,7 +20,7 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.surrogates.prior import RULES, SHIPPED, Factor, prior_text, read_prior, rules, shipped_prior
-from forecast_autotune.surrogates.static_features import LAUNCH_TRAITS
+from forecast_autotune.surrogates.static_features import LAUNCH_FEATURES
 
 RECORDED_ELSEWHERE = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -68,8 +68,8 @@ def test_trees_of_different_sizes_stand_side_by_side(tmp_path: Path) -> None:
         {"feature": [-1], "threshold": [0], "left": [0], "right": [0], "value": [7]},
     ]
     found = read_prior(written(tmp_path / "m.json", both))
-    traits = np.zeros((3, len(LAUNCH_TRAITS)))
-    traits[:, LAUNCH_TRAITS.index("bound")] = [0.1, 3.1, 99.0]
+    traits = np.zeros((3, len(LAUNCH_FEATURES)))
+    traits[:, LAUNCH_FEATURES.index("bound")] = [0.1, 3.1, 99.0]
     assert found.each_tree(traits).tolist() == [[0.125, 7.0], [3.125, 7.0], [14.0, 7.0]]
 
 
@@ -87,7 +87,7 @@ def in_tree(name: str, place: int, value: object) -> Callable[[Document], object
 NAN = float("nan")
 DAMAGE: dict[str, Callable[[Document], object]] = {
     "another version": changed(version=99),
-    "other traits": changed(traits=list(LAUNCH_TRAITS[1:])),
+    "other traits": changed(traits=list(LAUNCH_FEATURES[1:])),
     "traits that are none": changed(traits=3),
     "another schema": changed(schema="recipe"),
     "a tree that points out of itself": in_tree("right", 0, 10_000),
@@ -97,7 +97,7 @@ DAMAGE: dict[str, Callable[[Document], object]] = {
     "a tree that points back": in_tree("left", 4, 2),
     "a tree that loops": in_tree("right", 2, 2),
     "a tree that points before its start": in_tree("left", 0, -1),
-    "a trait that is not there": in_tree("feature", 0, len(LAUNCH_TRAITS)),
+    "a trait that is not there": in_tree("feature", 0, len(LAUNCH_FEATURES)),
     "half a trait": in_tree("feature", 0, 1.5),
     "a value that is NaN": in_tree("value", 1, NAN),
     "a threshold that is NaN": in_tree("threshold", 0, NAN),
@@ -171,9 +171,9 @@ def test_the_shipped_model_is_read_and_asked_without_scikit_learn() -> None:
     code = (
         "import sys; sys.modules['sklearn'] = sys.modules['scipy'] = None\n"
         "from forecast_autotune.surrogates.prior import shipped_prior\n"
-        "from forecast_autotune.surrogates.static_features import LAUNCH_TRAITS\n"
+        "from forecast_autotune.surrogates.static_features import LAUNCH_FEATURES\n"
         "import numpy as np\n"
-        "print(np.isfinite(shipped_prior().each_tree(np.zeros((3, len(LAUNCH_TRAITS))))).all())"
+        "print(np.isfinite(shipped_prior().each_tree(np.zeros((3, len(LAUNCH_FEATURES))))).all())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.returncode) == ("True", 0), done.stderr
@@ -208,7 +208,7 @@ def test_the_card_counts_what_the_file_holds() -> None:
 
 def test_what_the_trees_say_is_what_one_reads_in_the_file_by_hand() -> None:
     draw = np.random.default_rng(0)
-    traits = draw.normal(0, 4, (300, len(LAUNCH_TRAITS)))  # more than walk together
+    traits = draw.normal(0, 4, (300, len(LAUNCH_FEATURES)))  # more than walk together
     said = shipped_prior().each_tree(traits)
     trees = shipped()["trees"]
     assert said.shape == (300, len(trees))

@@ -10,13 +10,19 @@ from recorded import HERE, job_of, recording
 
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.space import Space
-from forecast_autotune.surrogates.static_features import LAUNCH_TRAITS, UNKNOWN, RoleTraits, launch_traits, role_traits
+from forecast_autotune.surrogates.static_features import (
+    LAUNCH_FEATURES,
+    UNKNOWN,
+    RoleFeatures,
+    launch_features,
+    role_features,
+)
 
 
 def traits_of(
     configs: Sequence[Mapping[str, Any]], *, hardware: Hardware = HERE, roles: Mapping[str, str] | None = None
-) -> RoleTraits:
-    return role_traits(replace(job_of(recording()), space=Space(configs, roles=roles), hardware=hardware))
+) -> RoleFeatures:
+    return role_features(replace(job_of(recording()), space=Space(configs, roles=roles), hardware=hardware))
 
 
 def octaves(column: Any) -> list[float] | None:
@@ -103,7 +109,7 @@ def test_tags_go_before_names_and_odd_names_tell_nothing() -> None:
     found = traits_of([{"x": n, "THREADS": 64} for n in (2, 4)], roles={"x": "vector", "THREADS": "stages"})
     assert octaves(found.vector) == pytest.approx([2, 4])
     assert found.threads is None
-    assert traits_of([{"p": 2, "q": 3}, {"p": 4, "q": 3}]) == RoleTraits(None, None, None, None, None)
+    assert traits_of([{"p": 2, "q": 3}, {"p": 4, "q": 3}]) == RoleFeatures(None, None, None, None, None)
 
 
 def test_numbers_that_no_size_has_are_borne() -> None:
@@ -128,12 +134,12 @@ DEVICE = replace(HERE, units=80)
 
 
 def trait(found: Any, row: int, name: str) -> float:
-    return float(found[row, LAUNCH_TRAITS.index(name)])
+    return float(found[row, LAUNCH_FEATURES.index(name)])
 
 
 def test_a_launch_in_octaves_per_unit_and_against_the_default() -> None:
-    found = launch_traits([TOLD, {**TOLD, "us_bound": 31.5, "threads": 256.0}], DEVICE)
-    assert found.shape == (2, len(LAUNCH_TRAITS))
+    found = launch_features([TOLD, {**TOLD, "us_bound": 31.5, "threads": 256.0}], DEVICE)
+    assert found.shape == (2, len(LAUNCH_FEATURES))
     assert trait(found, 0, "bound") == 3.0  # 7.5 + 0.5 us
     assert trait(found, 0, "threads") == 7.0
     assert trait(found, 0, "programs") == trait(found, 0, "least_programs") == 2.0  # four for each of 80 units
@@ -147,11 +153,11 @@ def test_a_launch_in_octaves_per_unit_and_against_the_default() -> None:
     assert [trait(found, 1, f"{n}_over_default") for n in ("bound", "threads", "tile_m")] == [2.0, 1.0, 0.0]
     assert [trait(found, row, "bound_over_least") for row in (0, 1)] == [0.0, 2.0]
     assert [trait(found, row, "in_flight_under_most") for row in (0, 1)] == [-1.0, 0.0]
-    assert not [name for name in LAUNCH_TRAITS if name.endswith("_over_default") and trait(found, 0, name)]
+    assert not [name for name in LAUNCH_FEATURES if name.endswith("_over_default") and trait(found, 0, name)]
 
 
 def test_a_missing_feature_ranks_below_any_value() -> None:
-    found = launch_traits([TOLD, {}, {"us_bound": 0.0, "atomic_bytes": 4.0}], DEVICE)
+    found = launch_features([TOLD, {}, {"us_bound": 0.0, "atomic_bytes": 4.0}], DEVICE)
     assert trait(found, 0, "stages") == trait(found, 1, "bound") == trait(found, 1, "threads") == UNKNOWN
     assert trait(found, 2, "bound") == -1.0  # half a microsecond: what a launch takes anyway
     assert trait(found, 2, "atomics") == 1.0
@@ -159,10 +165,10 @@ def test_a_missing_feature_ranks_below_any_value() -> None:
 
 
 def test_the_first_described_config_stands_in_for_an_undescribed_default() -> None:
-    found = launch_traits([{}, TOLD, {**TOLD, "threads": 512.0}], DEVICE)
+    found = launch_features([{}, TOLD, {**TOLD, "threads": 512.0}], DEVICE)
     assert [trait(found, row, "threads_over_default") for row in (1, 2)] == [0.0, 2.0]
 
 
 def test_devices_of_unknown_size_and_no_configs_at_all_are_borne() -> None:
-    assert np.isfinite(launch_traits([TOLD], Hardware(kind="cuda", name="?"))).all()
-    assert np.isfinite(launch_traits([{}], DEVICE)).all()
+    assert np.isfinite(launch_features([TOLD], Hardware(kind="cuda", name="?"))).all()
+    assert np.isfinite(launch_features([{}], DEVICE)).all()

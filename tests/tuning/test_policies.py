@@ -12,7 +12,7 @@ from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.job import Compile, Measure, Stop, View
 from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
-from forecast_autotune.features.arrays import knob_matrix
+from forecast_autotune.features.knob_matrix import knob_matrix
 from forecast_autotune.tuning.policies import Exhaustive, First, Selective, StoredOnly
 
 WHOLE = recording()
@@ -154,15 +154,15 @@ def test_selective_goes_on_while_there_is_an_algorithm_that_was_not_tried() -> N
 
 def test_selective_stops_by_itself_only_when_nothing_is_worth_trying() -> None:
     seen = view(WHOLE, known=60, forecasts="true")
-    hopeless = [Forecast.normal(max(TRUE.values()) - 1.0, 0.1, source="oracle") for _ in seen.space]
+    poor = [Forecast.normal(max(TRUE.values()) - 1.0, 0.1, source="oracle") for _ in seen.space]
     best_known = {c: WHOLE.outcomes[c] for c in sorted(TRUE, key=TRUE.__getitem__, reverse=True)[:60]}
-    step = Selective().step(replace(seen, forecasts=hopeless, outcomes=best_known))
+    step = Selective().step(replace(seen, forecasts=poor, outcomes=best_known))
     assert isinstance(step, Stop)
     assert "1 %" in step.reason
     unsure = [Forecast.normal(max(TRUE.values()) - 0.2, 0.3, source="oracle") for _ in seen.space]
     assert not isinstance(Selective().step(replace(seen, forecasts=unsure, outcomes=best_known)), Stop)
     few = dict(list(best_known.items())[:20])
-    assert not isinstance(Selective().step(replace(seen, forecasts=hopeless, outcomes=few)), Stop)
+    assert not isinstance(Selective().step(replace(seen, forecasts=poor, outcomes=few)), Stop)
 
 
 def test_selective_stops_when_the_later_outcomes_have_gained_nothing() -> None:
@@ -199,15 +199,15 @@ def test_selective_goes_on_with_the_forecasts_made_before_any_measurement() -> N
     space = Space([{"BLOCK": b} for b in range(1, 101)])
     outcomes: dict[Config, Outcome] = {c: Measurement(samples_us=(10.0,)) for c in space[:11]}
     bent = [Forecast.normal(-0.01 * c["BLOCK"], 0.1, source="s") for c in space]
-    ahead = [Forecast.normal(1.0 if c["BLOCK"] == 77 else 0.0, 0.1, source="s") for c in space]
+    initial = [Forecast.normal(1.0 if c["BLOCK"] == 77 else 0.0, 0.1, source="s") for c in space]
     without = Selective().step(view_of(space, outcomes, bent))
-    step = Selective().step(replace(view_of(space, outcomes, bent), ahead=ahead))
+    step = Selective().step(replace(view_of(space, outcomes, bent), initial_forecasts=initial))
     assert isinstance(without, Compile)
     assert isinstance(step, Compile)
     assert step.configs == (space[76],)
     assert step.configs != without.configs
-    told_nothing = [Forecast.normal(0.0, 0.5, source="s") for _ in space]
-    assert Selective().step(replace(view_of(space, outcomes, bent), ahead=told_nothing)) == without
+    all_equal = [Forecast.normal(0.0, 0.5, source="s") for _ in space]
+    assert Selective().step(replace(view_of(space, outcomes, bent), initial_forecasts=all_equal)) == without
 
 
 def test_where_time_is_scarce_a_gain_counts_by_what_it_costs() -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from ...core.forecast import Abstention, Forecast
 from ...core.space import Space
 from ...errors import InvalidInputError
-from ...features.arrays import knob_matrix, normal_cdf
+from ...features.forecast_columns import normal_cdf
+from ...features.knob_matrix import knob_matrix
 from .mixtures import NARROWEST, Mixtures, checked
 
 if TYPE_CHECKING:

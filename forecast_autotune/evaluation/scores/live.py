@@ -25,8 +25,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...core.correction import Correction
 from ...core.forecast import Forecast
+from ...core.sigma_scale import SigmaScale
 from .mixtures import NARROWEST, Mixtures
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ FARTHEST = 100.0  # octaves: no forecast of a run time goes there
 HEARD = 0.5  # share of the pairs of whoever was heard most that a voice must have spoken of to be compared
 
 
-def recalibration(pairs: Sequence[tuple[Forecast, float]]) -> Correction:
-    """The correction that makes forecasts most likely in the light of what was measured.
+def recalibration(pairs: Sequence[tuple[Forecast, float]]) -> SigmaScale:
+    """The factors for sigmas that make forecasts most likely in the light of what was measured.
 
     A temperature on sigma: the factor k, the same for every bell, that maximises the likelihood of the measured log2
     speed-ups, drawn towards 1 by `PRIOR_PAIRS` and held within 0.5 to 4. For forecasts of one bell k^2 is the mean of
     ((measured - mean) / sigma)^2, a 1 counted in for each pair of the prior. By how much a forecast had been
-    stretched when it was made is taken out first, so that a correction does not feed on itself.
+    stretched when it was made is taken out first, so that the factors do not feed on themselves.
 
     Args:
         pairs: forecasts, and the log2 speed-ups then measured; failures, at minus infinity, say nothing of sigma.
@@ -59,11 +59,11 @@ def recalibration(pairs: Sequence[tuple[Forecast, float]]) -> Correction:
     ran = [(f, m) for f, m in pairs if math.isfinite(m) and _is_sane(f)]
     mixtures, truth = _raw(Mixtures.of([f for f, _ in ran])), np.array([m for _, m in ran])
     after = mixtures.knows_default
-    return Correction(
-        ahead=_stretch(mixtures.at(~after), truth[~after]),
-        after=_stretch(mixtures.at(after), truth[after]),
-        ahead_pairs=int((~after).sum()),
-        after_pairs=int(after.sum()),
+    return SigmaScale(
+        cold=_stretch(mixtures.at(~after), truth[~after]),
+        warm=_stretch(mixtures.at(after), truth[after]),
+        cold_pairs=int((~after).sum()),
+        warm_pairs=int(after.sum()),
     )
 
 
@@ -102,8 +102,8 @@ def _voices(forecast: Forecast) -> dict[str, Forecast]:
     from dataclasses import replace
 
     voices: dict[str, Forecast] = {}
-    for name in dict.fromkeys(bell.said_by for bell in forecast.components if bell.said_by):
-        bells = [bell for bell in forecast.components if bell.said_by == name and bell.weight > 0]
+    for name in dict.fromkeys(bell.source for bell in forecast.components if bell.source):
+        bells = [bell for bell in forecast.components if bell.source == name and bell.weight > 0]
         total = sum(bell.weight for bell in bells)
         if total > 0:
             voices[name] = replace(
@@ -123,7 +123,7 @@ def _raw(mixtures: Mixtures) -> Mixtures:
     """Forecasts as they were before they were stretched."""
     from dataclasses import replace
 
-    return replace(mixtures, sigma=mixtures.sigma / mixtures.widened)
+    return replace(mixtures, sigma=mixtures.sigma / mixtures.sigma_scale)
 
 
 def _stretch(mixtures: Mixtures, truth: Array) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...core.forecast import Abstention, Forecast
 from ...errors import InvalidInputError
-from ...features.arrays import ForecastTable, normal_cdf
+from ...features.forecast_columns import ForecastTable, normal_cdf
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,7 @@ class Mixtures:
         mean: of each bell, in log2 speed-up; likewise `sigma`.
         weight: a forecast's weights sum to 1, an abstention's are all 0.
         fail: chance of failing of each forecast; 0 of an abstention.
-        widened: by how much recalibration has stretched the sigmas of each forecast.
+        sigma_scale: by how much recalibration has multiplied the sigmas of each forecast.
         knows_default: whether each forecast was made knowing the default's time.
     """
 
@@ -35,7 +35,7 @@ class Mixtures:
     sigma: Array
     weight: Array
     fail: Array
-    widened: Array
+    sigma_scale: Array
     knows_default: NDArray[np.bool_]
 
     @classmethod
@@ -44,27 +44,27 @@ class Mixtures:
 
         n = len(forecasts)
         if isinstance(forecasts, ForecastTable):
-            weight = np.array([v.weight for v in forecasts.voices]).reshape(-1, n)
+            weight = np.array([v.weight for v in forecasts.components]).reshape(-1, n)
             heard = weight > 0
             return cls(
-                np.where(heard, np.array([v.mean for v in forecasts.voices]).reshape(-1, n), 0.0),
-                np.where(heard, np.array([v.sigma for v in forecasts.voices]).reshape(-1, n), 1.0),
+                np.where(heard, np.array([v.mean for v in forecasts.components]).reshape(-1, n), 0.0),
+                np.where(heard, np.array([v.sigma for v in forecasts.components]).reshape(-1, n), 1.0),
                 weight,
                 np.where(heard.any(axis=0), forecasts.fail, 0.0),
-                np.full(n, forecasts.widened),
+                np.full(n, forecasts.sigma_scale),
                 np.full(n, forecasts.default_us is not None),
             )
         most = max((len(f.components) for f in forecasts if isinstance(f, Forecast)), default=0)
         mean, sigma, weight = np.zeros((most, n)), np.ones((most, n)), np.zeros((most, n))
-        fail, widened, knows_default = np.zeros(n), np.ones(n), np.zeros(n, dtype=bool)
+        fail, sigma_scale, knows_default = np.zeros(n), np.ones(n), np.zeros(n, dtype=bool)
         for i, forecast in enumerate(forecasts):
             if isinstance(forecast, Abstention):
                 continue
             for k, bell in enumerate(forecast.components):
                 mean[k, i], sigma[k, i], weight[k, i] = bell.mean, bell.sigma, bell.weight
-            fail[i], widened[i] = forecast.fail_probability, forecast.widened
+            fail[i], sigma_scale[i] = forecast.fail_probability, forecast.sigma_scale
             knows_default[i] = forecast.default_us is not None
-        return cls(mean, sigma, weight, fail, widened, knows_default)
+        return cls(mean, sigma, weight, fail, sigma_scale, knows_default)
 
     @property
     def abstained(self) -> NDArray[np.bool_]:
@@ -80,7 +80,7 @@ class Mixtures:
             self.sigma[:, rows],
             self.weight[:, rows],
             self.fail[rows],
-            self.widened[rows],
+            self.sigma_scale[rows],
             self.knows_default[rows],
         )
 

@@ -1,108 +1,49 @@
-"""One call of a Triton kernel as a job: what is tuned, among what, on what, and how a config of it is compiled and timed."""
+"""One call of a Triton kernel as a job: its workload, space and hardware, its compiler and its measurer."""
 
 from __future__ import annotations
 
-import copy
-import functools
 import inspect
-import logging
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import triton
-from triton import knobs
 from triton.runtime.autotuner import Heuristics
-from triton.runtime.driver import driver
 
 from ...compilers.no_compile import NoCompiler
 from ...compilers.triton_binding import bind_call, defaults_of
 from ...compilers.triton_compile import TritonCompiler
-from ...compilers.triton_source import OPTIONS, NotAheadError, apply_heuristics, gpu_target, jit_function
+from ...compilers.triton_source import OPTIONS, gpu_target, jit_function
 from ...core.config import Config
 from ...core.digest import Value
-from ...core.hardware import Hardware, Toolchain
+from ...core.hardware import Hardware
 from ...core.job import Job
 from ...core.outcome import Measurement, Outcome
 from ...core.space import Space
 from ...core.workload import Workload
 from ...errors import InvalidInputError
 from ...features.hardware_sheets import device_properties, target_of
-from ...features.launch_features import Call, describe_call, features, knob_roles, work_of
+from ...features.launch_features import Call, describe_call, knob_roles, launch_features, work_of
 from ...measure.base import BaseMeasurer
 from ...measure.checks import check_name
-from ...measure.probe import detect_hardware
-from ...measure.process_state import ends_the_program
 from ...protocols import Compiler
-from ..simulated_driver import current_rehearsal
-from .program import plain_value, program_of
-from .spec import KernelSpec
+from .config_arguments import ConfigArguments
+from .kernel_program import plain_value, program_of
+from .kernel_spec import KernelSpec
+from .target import compiled_for, current_hardware, current_toolchain
 from .timing import make_measurer
-
-log = logging.getLogger(__name__)
-
-
-class Binder:
-    """The arguments of a call under each config, as its compiler takes them.
-
-    A config's hook runs on copies of them, once. It may set up tensor descriptors, which the launch shares: were it run on
-    them here, two configs compiled side by side would meet in one descriptor. Tensors are shown to it without their data,
-    and given to the compiler as they are.
-
-    Args:
-        theirs: configs of ours to Triton's.
-    """
-
-    def __init__(
-        self, spec: KernelSpec, theirs: Mapping[Config, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        self._spec, self._theirs = spec, theirs
-        self._args, self._kwargs = args, kwargs
-        self._bound: dict[Config, tuple[Sequence[Any], Mapping[str, Any]]] = {}
-        self.hooked: set[Config] = set()  # those whose own hook was seen to change tensors
-
-    def __call__(self, config: Config) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Positional and keyword arguments of the kernel.
-
-        Raises:
-            NotAheadError: the config's hook does not run on tensors without data: only a launch can tell.
-        """
-        if config not in self._bound:
-            self._bound[config] = self._bind(config)
-        return self._bound[config]
-
-    def _bind(self, config: Config) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        theirs = self._theirs[config]
-        args, kwargs = self._args, {**self._kwargs, **theirs.all_kwargs()}
-        if theirs.pre_hook is not None:
-            named = {**self._spec.by_name(args), **kwargs}
-            with torch.inference_mode(False):  # else the copies would count no changes
-                copies = {name: _own_copy(value) for name, value in named.items()}
-                self._run_hook(theirs.pre_hook, dict(copies))  # what it puts in place of an argument, no launch sees
-            if any(isinstance(v, torch.Tensor) and v._version for v in copies.values()):
-                self.hooked.add(config)
-            args = tuple(_after_hook(v, copies[n]) for n, v in zip(self._spec.arg_names, args, strict=False))
-            kwargs = {n: _after_hook(v, copies[n]) for n, v in kwargs.items()}
-        kwargs = apply_heuristics(self._spec.fn, args, kwargs)
-        return args, {n: v for n, v in kwargs.items() if n not in ("grid", "warmup")}
-
-    @staticmethod
-    def _run_hook(hook: Callable[..., Any], copies: dict[str, Any]) -> None:
-        try:
-            hook(copies)
-        except (Exception, SystemExit) as err:
-            if ends_the_program(err):
-                raise
-            raise NotAheadError(
-                f"its pre_hook does not run on tensors without data: {type(err).__name__}: {err}"
-            ) from err
 
 
 class TritonCall:
-    """A call whose key is met for the first time, with the configs that the user's pruning left.
+    """A call to decide for, with the configs that the user's pruning left.
 
-    With `hardware`, it is forecast and compiled for that, which need not be here; tensors may be on the meta device.
+    Args:
+        candidates: `triton.Config`s, the default first.
+        args, kwargs: the launch's, `grid` among them; tensors may be on the meta device where nothing is launched.
+        hardware: forecast and compile for this, which need not be present, and launch nothing; by default the current
+            device.
+    Raises:
+        InvalidInputError: the call sets what its configs set, or configs set different knobs.
     """
 
     def __init__(
@@ -121,25 +62,25 @@ class TritonCall:
         self.hardware = hardware or current_hardware()
         self._named_only = hardware is not None  # then nothing is launched, and no driver asked
         self._theirs = self._own_configs(candidates)
-        self.binder = Binder(spec, self._theirs, args, kwargs)
+        self.arguments_of = ConfigArguments(spec, self._theirs, args, kwargs)
         self.compiler: Compiler = self._make_compiler()
-        self.benchmarked_ms: dict[Config, list[float]] = {}  # what a benchmark of the user's own said of a config
+        self.benchmarked_ms: dict[Config, list[float]] = {}  # quantiles from a benchmark of the user's own
         self.job = self._make_job()
 
     def measurer(self) -> BaseMeasurer:
-        """What times its configs."""
+        """Times its configs: in this process, or in a child where that is asked for."""
         return make_measurer(self)
 
     def theirs(self, config: Config) -> Any:
-        """A config of ours as the `triton.Config` it was made from."""
+        """The `triton.Config` that one of our configs was made from."""
         return self._theirs[config]
 
     def timings_ms(self, outcomes: Mapping[Config, Outcome]) -> dict[Any, list[float]]:
-        """What Triton calls `configs_timings`: median, 20 % and 80 % quantile in milliseconds; infinite for a failure."""
+        """Triton's `configs_timings`: median, 20 % and 80 % quantiles in milliseconds; infinite for a failure."""
         own = self.benchmarked_ms
         return {self._theirs[c]: _quantiles_ms(o, own.get(c, ())) for c, o in outcomes.items() if c in self._theirs}
 
-    # What it is -----------------------------------------------------------------------------------------------------
+    # The job --------------------------------------------------------------------------------------------------------
 
     def _make_job(self) -> Job:
         configs = list(self._theirs)
@@ -147,7 +88,7 @@ class TritonCall:
         described: list[dict[str, float]] = []
         if self.kernel is not None:
             roles = {**knob_roles(self.kernel, configs[0].knobs), **roles}
-            described = features(
+            described = launch_features(
                 self.kernel,
                 self._call(),
                 [c.knobs for c in configs],
@@ -226,21 +167,21 @@ class TritonCall:
         return {**key, **({"dtypes": dtypes} if dtypes else {})}
 
     def _timing(self) -> str:
-        """How it is timed. What a benchmark of the user's own says is not to be compared with what Triton's does."""
+        """How it is timed; a benchmark of the user's own by its name, for its times do not compare with Triton's."""
         own = self.spec.own_do_bench
         if own is None:
             return self.spec.timing
         return f"do_bench={getattr(own, '__module__', '')}.{getattr(own, '__qualname__', type(own).__qualname__)}"
 
     def _call_features(self) -> dict[str, Value]:
-        found: dict[str, Value] = {}
+        values: dict[str, Value] = {}
         for name, value in self.named.items():
             if name in self.spec.arg_names:
                 if isinstance(value, torch.Tensor):
-                    found.update({f"{name}_{d}": int(n) for d, n in enumerate(value.shape)})
+                    values.update({f"{name}_{d}": int(n) for d, n in enumerate(value.shape)})
                 elif isinstance(value, (bool, int, float, str)):
-                    found[name] = plain_value(value)
-        return found
+                    values[name] = plain_value(value)
+        return values
 
     # Compiling ------------------------------------------------------------------------------------------------------
 
@@ -249,27 +190,27 @@ class TritonCall:
             return NoCompiler()
         if self._named_only:
             target, limits = target_of(self.hardware), device_properties(self.hardware)
-            return TritonCompiler(self.kernel, self.binder, target=target, properties=limits)
+            return TritonCompiler(self.kernel, self.arguments_of, target=target, properties=limits)
         if (aim := compiled_for()) is None:
             return NoCompiler()
         target, limits = aim
         if self.spec.user_defined_post_hook:
-            limits = {}  # the hook is to hear of a config that is too large, so the launch has to refuse it
-        return TritonCompiler(self.kernel, self.binder, target=target, properties=limits)
+            limits = {}  # the launch refuses a config that is too large, so that the hook hears of it
+        return TritonCompiler(self.kernel, self.arguments_of, target=target, properties=limits)
 
     def _call(self) -> Call | Callable[[Mapping[str, Any]], Call]:
-        """The call as a description needs it; config by config where heuristics or hooks make arguments of a config."""
+        """The call for its static features; by config where heuristics or hooks change the arguments."""
         hooked = any(theirs.pre_hook is not None for theirs in self._theirs.values())
         if self.spec.fn is self.kernel and not (hooked and any(map(_is_descriptor, self.named.values()))):
             return self._described_call(self.args, self.kwargs)
 
-        binder = self.binder
+        arguments_of = self.arguments_of
 
         def under(knobs: Mapping[str, Any]) -> Call:
             config = Config(knobs)
             try:
-                args, kwargs = binder(config)
-            except Exception:  # the compiler or the launch will tell; what the call itself says is known all the same
+                args, kwargs = arguments_of(config)
+            except Exception:  # the compiler or the launch will report it
                 args, kwargs = self.args, {**self.kwargs, **self._theirs[config].kwargs}
             return self._described_call(args, kwargs)
 
@@ -279,82 +220,24 @@ class TritonCall:
         return describe_call(bind_call(self.kernel.arg_names, defaults_of(self.kernel), args, kwargs).arguments)
 
 
-def current_hardware() -> Hardware:
-    """The device a launch would run on now."""
-    if knobs.runtime.interpret:
-        return Hardware(kind="interpreter", name="Triton interpreter")
-    if (playing := current_rehearsal()) is not None:
-        return playing.hardware
-    try:
-        target, device = driver.active.get_current_target(), driver.active.get_current_device()
-    except Exception:
-        return Hardware(kind="stub", name="no driver")
-    if torch.cuda.is_available():
-        return detect_hardware(f"cuda:{device}")
-    if target.backend in ("cuda", "hip"):
-        return Hardware(kind="stub", name=f"a driver without a device, {target.backend} {target.arch}")
-    return Hardware(kind=target.backend, name=str(target.arch), warp_size=target.warp_size)
-
-
-def compiled_for() -> tuple[Any, dict[str, int]] | None:
-    """What kernels are compiled for now, and the device's limits; None in the interpreter and without a driver."""
-    if knobs.runtime.interpret:
-        return None
-    try:
-        device = driver.active.get_current_device()
-        return driver.active.get_current_target(), dict(driver.active.utils.get_device_properties(device))
-    except Exception:
-        return None
-
-
-def current_toolchain(target: Any = None) -> Toolchain:
-    """What compiles a Triton kernel now, for the current device or a target, with the settings that change its code."""
-    from triton._C.libtriton import get_cache_invalidating_env_vars
-
-    versions = {"triton": triton.__version__, "torch": str(torch.__version__)}
-    try:
-        versions["backend"] = _backend_hash(target or driver.active.get_current_target())
-    except Exception:
-        versions["backend"] = "none"
-    if torch.version.cuda is not None:
-        versions["cuda"] = torch.version.cuda
-    versions.update(get_cache_invalidating_env_vars())
-    return Toolchain(versions=versions)
-
-
-@functools.cache
-def _backend_hash(target: Any) -> str:
-    """What a target's backend says of itself and its assembler; Triton makes a new backend, and asks, each time."""
-    from triton.compiler.compiler import make_backend
-
-    return str(make_backend(target).hash())
+def by_knobs(theirs: Sequence[Any]) -> dict[Config, Any]:
+    """Triton's configs by ours, each with the knobs of all; of equal ones the first."""
+    knobs = [knobs_of(config) for config in theirs]
+    names = dict.fromkeys(name for values in knobs for name in values)
+    ours: dict[Config, Any] = {}
+    for values, config in zip(knobs, theirs, strict=True):
+        ours.setdefault(Config({name: values.get(name) for name in names}), config)
+    return ours
 
 
 def knobs_of(config: Any) -> dict[str, Value]:
-    """The knobs that a `triton.Config` sets, as a config of ours holds them."""
+    """All that a `triton.Config` sets, by name, as values of a `Config`."""
     return {name: plain_value(value) for name, value in config.all_kwargs().items()}
 
 
-def _own_copy(value: Any) -> Any:
-    """A copy for a hook to change: a tensor without data, an object such as a tensor descriptor with lists of its own."""
-    if isinstance(value, torch.Tensor):
-        return torch.empty_like(value, device="meta")
-    if value is None or isinstance(value, (bool, int, float, str, tuple)) or callable(value):
-        return value
-    copied = copy.copy(value)
-    for name, held in list(getattr(copied, "__dict__", {}).items()):
-        if isinstance(held, (list, dict)):
-            copied.__dict__[name] = copy.copy(held)
-    return copied
-
-
 def _is_descriptor(value: Any) -> bool:
-    """Whether it is a tensor descriptor made by the caller, whose block a config's hook sets."""
+    """Whether it is a tensor descriptor of the caller's, whose block a config's hook sets."""
     return hasattr(value, "block_shape")
-
-
-def _after_hook(value: Any, copied: Any) -> Any:
-    return value if isinstance(value, torch.Tensor) else copied
 
 
 def _quantiles_ms(outcome: Outcome, benchmarked_ms: Sequence[float] = ()) -> list[float]:

@@ -1,8 +1,4 @@
-"""A compiled Triton kernel with the arguments of a launch as a value, and launching it without its source.
-
-Where it is compiled and where it is run share this and nothing else: the process that runs it needs neither the module
-nor the notebook or closure that the kernel was written in.
-"""
+"""A compiled Triton kernel as a value that another process can load and launch without the kernel's source."""
 
 from __future__ import annotations
 
@@ -14,10 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonBinary:
-    """What Triton's cache holds of one config of a kernel, and how that is launched.
+    """One compiled config of a kernel: its entry in Triton's cache, and how to launch it.
 
-    `files` are the paths of that cache entry by name, `signature` the types of the parameters in their order, `constants`
-    the places of those that were compiled in, with their values where they are plain.
+    Attributes:
+        files: paths in the cache entry, by name.
+        signature: types of the parameters, in their order.
+        constants: indices of the parameters that were compiled in, with their values where these are plain.
     """
 
     name: str
@@ -28,10 +26,12 @@ class TritonBinary:
     grid: Sequence[int]
 
     def as_json(self) -> dict[str, Any]:
+        """Its fields, for a message to another process."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TritonBinary:
+        """What `as_json` returned, read back."""
         return cls(**{name: value[name] for name in cls.__dataclass_fields__})
 
     def launcher(self) -> Callable[..., Any]:
@@ -45,7 +45,7 @@ class TritonBinary:
         source = SimpleNamespace(
             name=self.name,
             signature={name: _as_tuples(kind) for name, kind in self.signature.items()},
-            constants={tuple(place): value for place, value in self.constants},
+            constants={tuple(path): value for path, value in self.constants},
             fn=SimpleNamespace(arg_names=list(self.signature), launch_metadata=None),
         )
         kernel = CompiledKernel(source, dict(self.files), self.hash)
@@ -53,5 +53,5 @@ class TritonBinary:
 
 
 def _as_tuples(kind: Any) -> Any:
-    """A type as Triton writes it: that of a tuple is a tuple, which JSON has made a list."""
+    """A type as Triton writes it: JSON has made a list of the type of a tuple."""
     return tuple(_as_tuples(k) for k in kind) if isinstance(kind, list) else kind

@@ -1,4 +1,4 @@
-"""install(): every later `triton.autotune` of this process becomes ours, in other people's packages too."""
+"""install(): replace `triton.autotune` in this process, for other people's packages too."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 from ...errors import MissingExtraError
 
-PLACES = ("triton", "triton.runtime", "triton.runtime.autotuner")
+MODULES = ("triton", "triton.runtime", "triton.runtime.autotuner")
 """Modules that offer `autotune`. The class `Autotuner` stays Triton's: torch asks whether a kernel is one, and packages
 derive their own from it."""
 
 _lock = threading.Lock()
-_before: dict[str, Any] = {}  # what each of the places held
-_ours: list[Callable[..., Any]] = []  # what was put there instead
+_before: dict[str, Any] = {}  # the `autotune` of each module before
+_ours: list[Callable[..., Any]] = []  # those that replaced it
 
 
 def install() -> None:
     """Make every later `triton.autotune` in this process `forecast_autotune`'s; kernels decorated before stay as they are.
 
-    Doing it twice is doing it once.
+    A second call changes nothing.
 
     Raises:
         MissingExtraError: Triton is not installed.
@@ -34,9 +34,9 @@ def install() -> None:
 
 
 def install_lazily() -> None:
-    """Like `install()`, for the moment Triton is imported: our front end, and torch with it, follow at the first decorator.
+    """Like `install()`, but our front end, and torch with it, is imported at the first decorated kernel.
 
-    Torch may be half imported at that moment; and what never decorates a kernel shall not wait for it.
+    For the moment when Triton is imported: torch may be half imported then, and a program without kernels need not wait.
     """
     if _ours:
         return
@@ -53,9 +53,9 @@ def install_lazily() -> None:
 
 
 def uninstall() -> None:
-    """Give `triton.autotune` back what it was before `install()`; kernels decorated meanwhile stay ours.
+    """Undo `install()`: `triton.autotune` is what it was before; kernels decorated meanwhile stay ours.
 
-    A place that somebody else has changed since is left to them.
+    A module whose `autotune` somebody else has replaced since keeps theirs.
     """
     with _lock:
         for name, theirs in _before.items():
@@ -68,7 +68,7 @@ def uninstall() -> None:
 
 def _put(autotune: Callable[..., Any]) -> None:
     with _lock:
-        for name in PLACES:
+        for name in MODULES:
             module = importlib.import_module(name)
             if module.autotune is autotune:
                 continue

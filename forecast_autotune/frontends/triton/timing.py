@@ -1,4 +1,4 @@
-"""How the configs of one call of a Triton kernel are timed: where, by which clock, and with what around each launch."""
+"""How the configs of one call of a Triton kernel are timed: in which process, by which clock, with which hooks."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ...measure.in_process import InProcess
 from ...measure.isolated import Isolated
 from ...processes.channel import Message
 from ...settings import Settings
-from ..simulated_driver import current_rehearsal
-from .trials import describe_trial, trials_request, triton_trials
+from .isolated_trials import describe_trial, trials_request, triton_trials
+from .simulated_driver import current_rehearsal
 
 if TYPE_CHECKING:
     from .call import TritonCall
 
 
 def make_measurer(call: TritonCall) -> BaseMeasurer:
-    """In a child process where that is asked for and something is compiled that can be handed there, else in this one."""
+    """The measurer of a call: in a child process where that is asked for and the kernel is compiled, else in this one."""
     spec, timing = call.spec, _Timing(call)
     rehearsed = current_rehearsal() is not None  # where nothing is computed there is nothing to see or to compare
     common: dict[str, Any] = {
@@ -68,7 +68,7 @@ def make_measurer(call: TritonCall) -> BaseMeasurer:
 
 
 class _Timing:
-    """What a measurer asks of a call."""
+    """A call for its measurer: arguments, launches, clocks, messages."""
 
     def __init__(self, call: TritonCall) -> None:
         self.call = call
@@ -80,12 +80,12 @@ class _Timing:
 
     @property
     def is_left_to_the_user(self) -> bool:
-        """Whether a benchmark of the user's own is all that runs a config: it may count the runs."""
+        """Whether only the user's own benchmark runs a config; it may count the runs."""
         return self.spec.own_do_bench is not None and self.spec.check is None
 
     @property
     def hooks(self) -> bool:
-        """Whether code of the user's stands around a launch. A launch itself draws no random numbers of the process."""
+        """Whether the user's code runs around a launch; only that may draw the process's random numbers."""
         spec, call = self.spec, self.call
         own = spec.own_do_bench or spec.user_defined_pre_hook or spec.user_defined_post_hook
         return bool(own) or any(call.theirs(c).pre_hook is not None for c in call.job.space)
@@ -158,7 +158,7 @@ class _Timing:
         if self.spec.own_do_bench is not None:
             values = self.call.args, self.call.kwargs
             launch = self._hooked(config, values, pre=True, post=True)
-            benchmark = BenchmarkClock(_telling(self.spec.own_do_bench), launch.once)
+            benchmark = BenchmarkClock(_printing_failures(self.spec.own_do_bench), launch.once)
             self.call.benchmarked_ms[config] = benchmark.quantiles_ms
             return benchmark
         if self._device_clock is None:
@@ -184,12 +184,12 @@ class _Timing:
             UnportableError: something that only this process has takes part in a launch.
         """
         spec, call = self.spec, self.call
-        for what, there in (
+        for what, is_set in (
             ("a pre_hook", spec.user_defined_pre_hook),
             ("a post_hook", spec.user_defined_post_hook),
             ("a do_bench", spec.own_do_bench is not None),
         ):
-            if there:
+            if is_set:
                 raise UnportableError(
                     f"configs were to be timed in a child process, which cannot run {what} of the user's: leave isolate= "
                     "and FORECAST_AUTOTUNE_ISOLATE out"
@@ -197,7 +197,7 @@ class _Timing:
         if not isinstance(call.compiler, TritonCompiler):
             raise UnportableError("nothing is compiled here that a child process could run")
         made = call.compiler.source(config)
-        if config in call.binder.hooked:
+        if config in call.arguments_of.hooked:
             raise UnportableError(
                 f"configs were to be timed in a child process, which cannot run the pre_hook of {call.theirs(config)}: it "
                 "changes tensors; leave isolate= and FORECAST_AUTOTUNE_ISOLATE out"
@@ -209,7 +209,7 @@ class _Timing:
 
     @property
     def durations(self) -> dict[str, Any]:
-        """How long to time and to warm up, in seconds, where Triton's older arguments say so."""
+        """How long to time and to warm up, in seconds, by Triton's older arguments."""
         warmups, reps = self.spec.warmup_ms, self.spec.rep_ms
         return {
             "timed_s": TIMED_S if reps is None else reps / 1e3,
@@ -217,7 +217,7 @@ class _Timing:
         }
 
     def tell_error(self, config: Config, message: str) -> None:
-        """Name a config that raised what Triton's own tuner would not have caught."""
+        """Warn of a config that raised what Triton's own tuner would not have caught."""
         warnings.warn(
             f"kernel {self.spec.name}: {self.call.theirs(config)} raised {message}. Tuning goes on without it; "
             "Triton's own tuner would have raised this",
@@ -226,7 +226,7 @@ class _Timing:
         )
 
     def tell_reads(self, names: Sequence[str]) -> None:
-        """Say that what the kernel computes depends on how often it is run, unless the user has said so already."""
+        """Warn that the kernel reads what it writes, unless the user has said so."""
         known = {*self.spec.restore_value, *self.spec.reset_to_zero}
         unknown = [group for group in names if not known.intersection(group.split(", "))]  # of one memory
         if not unknown or self.spec.user_defined_pre_hook:
@@ -240,8 +240,8 @@ class _Timing:
         )
 
 
-def _telling(do_bench: Callable[..., Any]) -> Callable[..., Any]:
-    """A benchmark that says why it fails where Triton is asked to."""
+def _printing_failures(do_bench: Callable[..., Any]) -> Callable[..., Any]:
+    """The benchmark; it prints why it fails where Triton's setting asks for that."""
 
     @functools.wraps(do_bench)
     def benchmark(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How callables that compute the same thing are called alike, though their arguments have other names and defaults."""
+"""One way to call variants whose arguments have different names and defaults."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from typing import Any
 
 from ...core.space import Space
 from ...errors import InvalidInputError
-from .tracing import traced
+from .dynamo_constants import traced
 
-KNOB = "variant"  # of a joint config: which callable
+KNOB = "variant"  # the knob of a joint config that says which callable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One of several callables that compute the same thing; the knobs of its space are handed to it by name.
+    """One of several callables that compute the same thing.
 
-    `function` is as the user gave it; `call` takes the arguments of the first.
+    Attributes:
+        function: as the user gave it.
+        call: takes the arguments of the first variant.
+        space: its knobs, which are handed to it by name.
     """
 
     name: str
@@ -29,7 +32,12 @@ class Variant:
 
 
 class Arguments:
-    """How variants are called: by position as far as that goes, since their arguments may have other names."""
+    """The arguments of the first variant with a signature. Others are called by position, for their names may differ.
+
+    Args:
+        listed: the variants, as the user gave them.
+        name: of all of them, for messages.
+    """
 
     def __init__(self, listed: Sequence[Variant], name: str) -> None:
         signatures = [_signature(v) for v in listed]
@@ -44,7 +52,7 @@ class Arguments:
         self._first = f"{of.name if of else ''}{known}"
 
     def adapted(self, variant: Variant) -> Variant:
-        """A variant that is called with the defaults of the first where it has none.
+        """The variant, which takes the defaults of the first where it has none.
 
         Raises:
             InvalidInputError: it cannot be called as the first is.
@@ -71,11 +79,11 @@ class Arguments:
         return replace(variant, call=call)
 
     def placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same call with what was given by name in its place, and defaults where that leaves gaps."""
+        """The call with named arguments moved to their positions, and defaults in the gaps."""
         order = self.order(len(args), kwargs)
         taken = {name for name, _ in order}
-        found = (*args, *(kwargs.get(name, default) for name, default in order))
-        return found, {name: value for name, value in kwargs.items() if name not in taken}
+        positional = (*args, *(kwargs.get(name, default) for name, default in order))
+        return positional, {name: value for name, value in kwargs.items() if name not in taken}
 
     def order(self, count: int, given: Collection[str]) -> tuple[tuple[str, Any], ...]:
         """Names, with their defaults, of the arguments that follow the first `count` by position, as far as any is given.
@@ -105,12 +113,12 @@ class Arguments:
 
 
 def as_variants(listed: Sequence[Any]) -> list[Variant]:
-    """What the user listed as variants, told apart by name.
+    """The variants that the user listed, with distinct names.
 
     Raises:
         InvalidInputError: there is none, one cannot be called, or its space cannot be handed to it.
     """
-    found: list[Variant] = []
+    listed_variants: list[Variant] = []
     taken: set[str] = set()
     for each in listed:
         function, space = each if isinstance(each, tuple) and len(each) == 2 else (each, None)
@@ -126,12 +134,12 @@ def as_variants(listed: Sequence[Any]) -> list[Variant]:
                 break
             name = f"{given}{count}"
         taken.add(name)
-        found.append(Variant(name=name, function=function, call=function, space=space))
+        listed_variants.append(Variant(name=name, function=function, call=function, space=space))
         if space is not None:
-            _check_knobs(found[-1], space)
-    if not found:
+            _check_knobs(listed_variants[-1], space)
+    if not listed_variants:
         raise InvalidInputError("variants was given no callables: give at least one, variants([f, g, …])")
-    return found
+    return listed_variants
 
 
 def _check_knobs(variant: Variant, space: Space) -> None:
@@ -148,27 +156,29 @@ def _check_knobs(variant: Variant, space: Space) -> None:
 
 
 def _signature(variant: Variant) -> inspect.Signature | None:
-    """The arguments a variant is called with, its knobs left out; None for what does not tell, as many torch functions."""
+    """A variant's signature without its knobs; None where it has none, as for many torch functions."""
     try:
-        told = inspect.signature(_called(variant.function))
+        signature = inspect.signature(_called(variant.function))
     except (TypeError, ValueError):
         return None
     knobs = variant.space.knobs if variant.space else ()
-    return told.replace(parameters=[p for p in told.parameters.values() if p.name not in knobs])
+    return signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in knobs])
 
 
 def _called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a call of it comes to: of a module its `forward`, which alone tells the names of its arguments."""
+    """The function that a call runs: of a module its `forward`, which names the arguments."""
     import torch
 
     return function.forward if isinstance(function, torch.nn.Module) else function
 
 
 def _least(variant: Variant) -> int:
-    """How many arguments by position a variant needs."""
+    """How many positional arguments a variant needs."""
     from torch.fx.operator_schemas import get_signature_for_torch_op
 
     signature = _signature(variant)
-    told = [signature] if signature is not None else get_signature_for_torch_op(variant.function) or []
+    signatures = [signature] if signature is not None else get_signature_for_torch_op(variant.function) or []
     places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return min((sum(p.kind in places and p.default is p.empty for p in s.parameters.values()) for s in told), default=0)
+    return min(
+        (sum(p.kind in places and p.default is p.empty for p in s.parameters.values()) for s in signatures), default=0
+    )

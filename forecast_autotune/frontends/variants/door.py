@@ -1,4 +1,4 @@
-"""How a call of `variants` is decided: its job, what its variants launch, what times them."""
+"""How the dispatcher decides for `variants`: their front door, and one call to tune."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from ...measure.state import state_reached
 from ...protocols import Compiler, Store
 from ...tuning.loop import stored
 from ..call_tensors import hold_no_data, labelled_tensors, why_untuned
-from ..dispatch import work_of_call
 from ..engine import Request
 from ..keys import NoKeyError, features_of
-from ..simulated_driver import Rehearsal, current_rehearsal
-from ..tuned_callable import Call
+from ..triton.simulated_driver import Rehearsal, current_rehearsal
+from ..tuned_callable import Call, work_of_call
 from .arguments import KNOB
-from .launches import LONGEST_S, LONGEST_SHARE, Described, VariantLaunches
+from .launches import LONGEST_S, LONGEST_SHARE, LazyStaticFeatures, VariantLaunches
 
 if TYPE_CHECKING:
-    from .variants import Choice, TunedVariants
+    from .joint_space import Choice
+    from .tuned_variants import TunedVariants
 
 log = logging.getLogger(__name__)
 
-COMPILING = "torch.compile"  # why a call that is traced is not measured
+COMPILING = "torch.compile"  # why a traced call is not measured
 
 
 class VariantsDoor:
@@ -53,23 +53,27 @@ class VariantsDoor:
 
     @property
     def name(self) -> str:
+        """The variants in warnings."""
         return self._tuned.full_name
 
     def why_unmeasured(self, call: Call) -> str:
+        """See `FrontDoor`."""
         return call.why_unmeasured
 
     def default(self, call: Call) -> Choice:  # noqa: ARG002
-        return self._tuned.default(frozen=True)
+        """See `FrontDoor`: the first variant, with the tuners in it at their defaults."""
+        return self._tuned.default(defaults_only=True)
 
     def tuning(self, call: Call, how: Request) -> _VariantsTuning:
+        """See `FrontDoor`."""
         return _VariantsTuning(self._tuned, call, how)
 
     def forget_shortcuts(self) -> None:
-        """There are none."""
+        """Variants keep no shortcuts."""
 
 
 class _VariantsTuning:
-    """What there is to decide for a call of variants; see `Tuning`."""
+    """One call of variants to decide for; see `Tuning`."""
 
     device = ""
 
@@ -77,7 +81,7 @@ class _VariantsTuning:
         self._tuned, self._call, self._how = tuned, call, how
         self._unmeasured = call.why_unmeasured
         self._is_compared = False  # with the default, in this process
-        self.default = tuned.default(frozen=how.settings.mode == "first")
+        self.default = tuned.default(defaults_only=how.settings.mode == "first")
 
     @functools.cached_property
     def _choices(self) -> Mapping[Config, Choice]:
@@ -91,12 +95,13 @@ class _VariantsTuning:
 
     @functools.cached_property
     def job(self) -> Job | None:
+        """See `Tuning`."""
         if odd := why_untuned(self._call.values, self._tuned.names):
             self._tuned.note_untuned(odd)
             return None
         if len(self._choices) == 1:
             return None
-        longest_s = math.inf  # every rank is to say the same
+        longest_s = math.inf  # in mode forecast every rank must come to the same answer
         if self._how.settings.mode != "forecast":
             longest_s = min(LONGEST_S, LONGEST_SHARE * (BudgetLimits.parse(self._how.budget).seconds or math.inf))
         try:
@@ -106,16 +111,16 @@ class _VariantsTuning:
             return None
         known = stored(job, self._tuned.dispatcher.store(job.hardware, self._how.settings))
         if known is not None and (known.basis == "measured" or not BudgetLimits.parse(self._how.budget).measures):
-            return job  # which is all that is asked for: nothing is to be forecast
+            return job  # recalled as it is: nothing is to be forecast
         return with_work(self._tuned, job)
 
     @property
     def compiler(self) -> Compiler:
-        """What compiles ahead the Triton kernels that variants launch; the rest is compiled by its first launch."""
+        """Compiles ahead the Triton kernels that variants launch; all else is compiled by its first launch."""
         if self._launched is None:
             return NoCompiler()
         from ...compilers.triton_launches import LaunchesCompiler
-        from ..triton.call import compiled_for
+        from ..triton.target import compiled_for
 
         if (aim := compiled_for()) is None:
             return NoCompiler()
@@ -123,15 +128,15 @@ class _VariantsTuning:
         return LaunchesCompiler(self._launched, target=target, properties=limits)
 
     def measurer(self) -> InProcess:
-        """What times them, on copies of the call's arguments. In a rehearsal nothing is computed that could be compared."""
-        tuned, call, choices, playing = self._tuned, self._call, self._choices, _rehearsal(self._tuned)
+        """Times variants on copies of the call's arguments. The simulated driver computes nothing: none is checked."""
+        tuned, call, choices, simulated = self._tuned, self._call, self._choices, _rehearsal(self._tuned)
 
         def launch(config: Config, values: Values) -> Launch:
             args, kwargs = values
-            return Launch(call=functools.partial(replace(choices[config], frozen=True).call, *args, **kwargs))
+            return Launch(call=functools.partial(replace(choices[config], defaults_only=True).call, *args, **kwargs))
 
         def arguments() -> CopiedArguments | BorrowedArguments:
-            if playing is not None:
+            if simulated is not None:
                 return BorrowedArguments(call.args, call.kwargs, restored={}, zeroed={})
             names = [name for name, _ in zip(tuned.arguments.names, call.args, strict=False)]
             return CopiedArguments(
@@ -141,17 +146,18 @@ class _VariantsTuning:
         return InProcess(
             name=tuned.full_name,
             default=next(iter(choices)),
-            check=tuned.check if playing is None else None,
+            check=tuned.check if simulated is None else None,
             launch=launch,
-            clock=_one_clock(call.state.device_name, playing),
+            clock=_one_clock(call.state.device_name, simulated),
             arguments=arguments,
         )
 
     def launcher(self, config: Config) -> Choice:
+        """See `Tuning`."""
         return self._choices[config]
 
     def refused(self, config: Config, measurer: InProcess) -> Failure | None:
-        """What a variant calls may have changed in a way that its source does not show."""
+        """See `Tuning`. The functions that a variant calls may have changed though its source has not."""
         try:
             failure = measurer.verify(config)
         except AutotuneError as err:  # such as memory that is short for copies
@@ -166,7 +172,7 @@ class _VariantsTuning:
         return None if runs else (default, default.config)
 
     def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
-        """Nobody listens."""
+        """Nobody listens to variants."""
 
 
 def job_of(
@@ -177,7 +183,7 @@ def job_of(
     launched: VariantLaunches | None,
     longest_s: float = LONGEST_S,
 ) -> Job:
-    """What there is to decide for a call.
+    """The job of a call.
 
     Raises:
         NoKeyError: an argument has no form that the key could hold.
@@ -189,8 +195,8 @@ def job_of(
     space, hardware = Space(choices, roles=roles), _hardware(tuned, call.state.device_name)
     described: Sequence[Mapping[str, float]] = ()
     if launched is not None:
-        describe = functools.partial(launched.described, hardware=hardware)
-        described = Described(space, describe, longest_s=longest_s)
+        describe = functools.partial(launched.static_features, hardware=hardware)
+        described = LazyStaticFeatures(space, describe, longest_s=longest_s)
     key = {**tuned.key_as_json(values), **call.state.as_json(list(labelled_tensors(values, names)))}
     return Job(
         workload=Workload(
@@ -208,29 +214,29 @@ def job_of(
 
 
 def with_work(tuned: TunedVariants, job: Job) -> Job:
-    """The job with the work that its configs are seen to do, if nobody says what there is."""
+    """The job with its work from its static features, unless the user's `work=` gives it."""
     return replace(job, work=work_of(job.described)) if tuned.work is None and job.described else job
 
 
 def launched_by(tuned: TunedVariants, choices: Mapping[Config, Choice], call: Call) -> VariantLaunches | None:
-    """What a call launches under each config; None where that is not to be asked, or there is no compiler for it."""
+    """The kernels that a call launches under each config; None without `compile_ahead` or a compiler."""
     if not tuned.compile_ahead or not tuned.of_triton:
         return None
-    from ..triton.call import compiled_for
+    from ..triton.target import compiled_for
 
     def made(config: Config) -> Callable[..., Any] | None:
-        choice = replace(choices[config], frozen=True)
+        choice = replace(choices[config], defaults_only=True)
         return choice.call if choice.variant.name in tuned.of_triton else None
 
     return None if compiled_for() is None else VariantLaunches(made, call.args, call.kwargs)
 
 
-def _one_clock(device: str, playing: Rehearsal | None) -> Callable[[Config], Clock]:
-    """A function from a config to the clock that times all of them, made at the first."""
+def _one_clock(device: str, simulated: Rehearsal | None) -> Callable[[Config], Clock]:
+    """A function from a config to the one clock for all, made at the first."""
 
     @functools.cache
     def made() -> Clock:
-        if playing is not None:
+        if simulated is not None:
             from triton.runtime.driver import driver
 
             return EventClock(driver.active.get_device_interface())
@@ -241,7 +247,7 @@ def _one_clock(device: str, playing: Rehearsal | None) -> Callable[[Config], Clo
 
 def _hardware(tuned: TunedVariants, device: str) -> Hardware:
     if "triton" in tuned.reading.languages:
-        from ..triton.call import current_hardware
+        from ..triton.target import current_hardware
 
         if (current := current_hardware()).kind == "interpreter" or _rehearsal(tuned) is not None:
             return current
@@ -249,5 +255,5 @@ def _hardware(tuned: TunedVariants, device: str) -> Hardware:
 
 
 def _rehearsal(tuned: TunedVariants) -> Rehearsal | None:
-    """The rehearsal that plays the variants' kernels, if one does."""
+    """The rehearsal that the variants' kernels run in; None without kernels or without one."""
     return current_rehearsal() if "triton" in tuned.reading.languages else None

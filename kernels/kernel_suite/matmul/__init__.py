@@ -21,7 +21,7 @@ from ..triton_kernel import Call, TritonKernel, triton_configs
 __all__ = ["KERNEL", "KEY", "KNOBS", "RECORDING", "SIZE", "arguments", "matmul", "space", "triton_configs"]
 
 RECORDING = Path(__file__).parent / "recorded_H200.jsonl.gz"
-"""Every config's time at 4096 x 4096 x 4096, measured on an NVIDIA H200 (`python -m calibration.tuning_speed --record`)."""
+"""Every config's time at 4096 x 4096 x 4096, on an NVIDIA H200 (by `python tests/benchmarks/tuning_speed.py --record`)."""
 
 SIZE = 4096
 KNOBS = ("BM", "BN", "BK", "GROUP", "num_warps", "num_stages")

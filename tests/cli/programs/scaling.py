@@ -29,7 +29,7 @@ def plain(x_ptr, n):
 def rehearse(n: int) -> str:
     import torch
 
-    from forecast_autotune.frontends.simulated_driver import rehearsal
+    from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
     def grid(meta: dict[str, Any]) -> tuple[int]:
         return (triton.cdiv(n, meta["BLOCK"]),)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from forecast_autotune.core.correction import UNCORRECTED
 from forecast_autotune.core.forecast import Forecast, Normal
+from forecast_autotune.core.sigma_scale import SigmaScale
 from forecast_autotune.evaluation.scores import member_scores, recalibration
 
 FAILED = -math.inf
@@ -23,18 +23,18 @@ def ahead(mean: float, sigma: float) -> Forecast:
 
 
 def test_nothing_known_corrects_nothing() -> None:
-    assert recalibration([]) == UNCORRECTED
-    assert recalibration([(after(0.0, 1.0), FAILED)]) == UNCORRECTED, "a failure says nothing of sigma"
+    assert recalibration([]) == SigmaScale()
+    assert recalibration([(after(0.0, 1.0), FAILED)]) == SigmaScale(), "a failure says nothing of sigma"
 
 
 def test_the_scale_of_single_normals_is_their_rms_error_shrunk_towards_one() -> None:
     # 60 errors of 2 sigmas, and 20 of 1 counted in: sqrt((60 * 4 + 20) / 80).
     pairs = [(after(0.3, 0.2), 0.3 + 0.4 * sign) for sign in (-1, 1) for _ in range(30)]
     correction = recalibration(pairs)
-    assert correction.after == pytest.approx(math.sqrt(260 / 80), rel=1e-4)
-    assert (correction.after_pairs, correction.ahead, correction.ahead_pairs) == (60, 1.0, 0)
+    assert correction.warm == pytest.approx(math.sqrt(260 / 80), rel=1e-4)
+    assert (correction.warm_pairs, correction.cold, correction.cold_pairs) == (60, 1.0, 0)
     # 20 errors of half a sigma: sqrt((20 / 4 + 20) / 40).
-    assert recalibration([(ahead(0.0, 1.0), 0.5)] * 20).ahead == pytest.approx(math.sqrt(25 / 40), rel=1e-4)
+    assert recalibration([(ahead(0.0, 1.0), 0.5)] * 20).cold == pytest.approx(math.sqrt(25 / 40), rel=1e-4)
 
 
 def test_forecasts_before_and_after_the_default_is_timed_are_scaled_apart() -> None:
@@ -42,23 +42,23 @@ def test_forecasts_before_and_after_the_default_is_timed_are_scaled_apart() -> N
     correction = recalibration(pairs)
     assert correction.factor(knows_default=False) < 0.6
     assert correction.factor(knows_default=True) > 2.5
-    assert (correction.ahead_pairs, correction.after_pairs) == (200, 100)
+    assert (correction.cold_pairs, correction.warm_pairs) == (200, 100)
 
 
 def test_a_correction_is_bounded_and_one_error_does_not_decide_it() -> None:
-    assert recalibration([(after(0.0, 0.001), 1.0)] * 500).after == 4.0
-    assert recalibration([(after(0.0, 1.0), 0.0)] * 5000).after == pytest.approx(0.5)
+    assert recalibration([(after(0.0, 0.001), 1.0)] * 500).warm == 4.0
+    assert recalibration([(after(0.0, 1.0), 0.0)] * 5000).warm == pytest.approx(0.5)
     honest = [(after(0.0, 1.0), 1.0)] * 100
-    assert recalibration([*honest, (after(0.0, 1e-9), 2.0)]).after < 1.2
+    assert recalibration([*honest, (after(0.0, 1e-9), 2.0)]).warm < 1.2
 
 
 def test_an_earlier_sigma_scale_is_taken_out_first() -> None:
     pairs = [(after(0.0, 0.1), 0.2), (after(0.0, 0.3), -0.5)] * 40
     stretched = [
-        (replace(f, components=tuple(replace(b, sigma=b.sigma * 1.7) for b in f.components), widened=1.7), m)
+        (replace(f, components=tuple(replace(b, sigma=b.sigma * 1.7) for b in f.components), sigma_scale=1.7), m)
         for f, m in pairs
     ]
-    assert recalibration(stretched).after == pytest.approx(recalibration(pairs).after)
+    assert recalibration(stretched).warm == pytest.approx(recalibration(pairs).warm)
 
 
 @pytest.mark.parametrize("true", [0.6, 1.0, 2.0, 3.5])
@@ -70,18 +70,18 @@ def test_the_sigma_scale_of_simulated_forecasts_and_mixtures_is_recovered(true: 
         bells = (Normal(mean, sigma, 0.7), Normal(mean + 2.0, 2 * sigma, 0.3))
         bell = bells[draw.random() > 0.7]
         pairs.append((Forecast(bells, "s", default_us=1.0), draw.gauss(bell.mean, true * bell.sigma)))
-    assert recalibration(pairs).after == pytest.approx(true, rel=0.05)
+    assert recalibration(pairs).warm == pytest.approx(true, rel=0.05)
 
 
 def test_forecasts_that_make_no_sense_are_passed_over() -> None:
     mad = [Forecast((Normal(0.0, 1.0, 0.0),), "s"), ahead(1e300, 1.0), ahead(0.0, 1e300)]
-    assert recalibration([(f, 0.0) for f in mad]) == UNCORRECTED
-    assert recalibration([(ahead(0.0, 0.0), 0.0)]).ahead_pairs == 1
+    assert recalibration([(f, 0.0) for f in mad]) == SigmaScale()
+    assert recalibration([(ahead(0.0, 0.0), 0.0)]).cold_pairs == 1
 
 
-def said(**voices: tuple[float, float]) -> Forecast:
-    weight = 1 / len(voices)
-    return Forecast(tuple(Normal(m, s, weight, name) for name, (m, s) in voices.items()), "blend")
+def said(**components: tuple[float, float]) -> Forecast:
+    weight = 1 / len(components)
+    return Forecast(tuple(Normal(m, s, weight, name) for name, (m, s) in components.items()), "blend")
 
 
 def test_each_component_is_scored_by_its_own_density() -> None:
@@ -94,7 +94,7 @@ def test_each_component_is_scored_by_its_own_density() -> None:
 
 def test_a_component_is_scored_without_its_sigma_scale() -> None:
     plain = said(one=(0.0, 0.5), other=(0.2, 0.3))
-    wide = replace(plain, components=tuple(replace(b, sigma=b.sigma * 3) for b in plain.components), widened=3.0)
+    wide = replace(plain, components=tuple(replace(b, sigma=b.sigma * 3) for b in plain.components), sigma_scale=3.0)
     assert member_scores([(wide, 0.1)]) == pytest.approx(member_scores([(plain, 0.1)]))
 
 

@@ -15,7 +15,7 @@ from forecast_autotune.evaluation.scores import (
     score_forecasts,
     score_trust,
 )
-from forecast_autotune.features.arrays import ForecastTable, Voice
+from forecast_autotune.features.forecast_columns import Component, ForecastTable
 
 SILENT = Abstention("s", "no idea")
 FAILED = -math.inf
@@ -126,12 +126,12 @@ def test_a_table_scores_as_the_same_forecasts_one_by_one() -> None:
     weight[:5] = 0.0
     silent = np.zeros(40)
     silent[35:] = 1.0
-    voices = [
-        Voice("one", draw.normal(0, 1, 40), draw.uniform(0.1, 1, 40), weight * (1 - silent)),
-        Voice("other", draw.normal(0, 1, 40), draw.uniform(0.1, 1, 40), (1 - weight) * (1 - silent)),
+    components = [
+        Component("one", draw.normal(0, 1, 40), draw.uniform(0.1, 1, 40), weight * (1 - silent)),
+        Component("other", draw.normal(0, 1, 40), draw.uniform(0.1, 1, 40), (1 - weight) * (1 - silent)),
     ]
-    voices[0].mean[35:] = math.nan  # what nobody says may be anything
-    table = ForecastTable(voices, draw.uniform(0, 0.3, 40), source="s", default_us=5.0)
+    components[0].mean[35:] = math.nan  # what nobody says may be anything
+    table = ForecastTable(components, draw.uniform(0, 0.3, 40), source="s", default_us=5.0)
     truth = draw.normal(0, 1, 40)
     truth[3] = FAILED
     objects = list(table)

@@ -30,15 +30,17 @@ from triton.runtime.autotuner import Autotuner  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
 from forecast_autotune.cli import main  # noqa: E402
+from forecast_autotune.core.context import ForecastContext  # noqa: E402
 from forecast_autotune.core.forecast import Forecast  # noqa: E402
-from forecast_autotune.distributed.job_store import JobChannel  # noqa: E402
-from forecast_autotune.distributed.ranks import JobStore  # noqa: E402
+from forecast_autotune.distributed.job_channel import JobChannel  # noqa: E402
+from forecast_autotune.distributed.job_store import JobStore  # noqa: E402
 from forecast_autotune.errors import CacheMissError, TuningWarning  # noqa: E402
 from forecast_autotune.frontends import engine  # noqa: E402
-from forecast_autotune.frontends.inductor import templates as inductor  # noqa: E402
+from forecast_autotune.frontends.inductor import torch_patches, traced_call  # noqa: E402
 from forecast_autotune.settings import Settings  # noqa: E402
 from forecast_autotune.store.queries import StoreFile  # noqa: E402
 from forecast_autotune.store.sqlite import SqliteStore  # noqa: E402
+from forecast_autotune.surrogates.base import StatelessSurrogate  # noqa: E402
 
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -95,7 +97,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Compil
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
     monkeypatch.setattr(AsyncCompile, "triton", written)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    inductor._told.clear()
+    traced_call._warned.clear()
     with torch._inductor.config.patch(compile_threads=1):
         yield found
     torch._dynamo.reset()
@@ -138,7 +140,7 @@ def in_a_triton_op(kernel: Any, grid: Callable[..., Any] = grid, **options: Any)
 routes = pytest.mark.parametrize("route", [traced_by_dynamo, in_a_triton_op])
 
 
-class Favours:
+class Favours(StatelessSurrogate):
     """A surrogate sure that a launch with one value of BLOCK is four times as fast as the rest."""
 
     name = "favours"
@@ -147,10 +149,10 @@ class Favours:
         self.block = block
         self.asked: list[Any] = []
 
-    def forecast(self, question: Any) -> list[Any]:
-        self.asked.append(question)
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Any]:
+        self.asked.append(context)
         return [
-            Forecast.normal(2.0 if c["BLOCK"] == self.block else 0.0, 0.01, source=self.name) for c in question.configs
+            Forecast.normal(2.0 if c["BLOCK"] == self.block else 0.0, 0.01, source=self.name) for c in context.job.space
         ]
 
 
@@ -221,7 +223,7 @@ def test_the_ranks_shared_decision_is_asked_for_however_warm_the_cache(
         job = surrogate.asked[0].job
         rank0 = JobStore(SqliteStore.in_memory(), JobChannel(lambda: published[0], rank=0, ranks=2), measures=False)
         other = next(c for c in job.space if c["BLOCK"] == 128)
-        rank0.agree(job, a_decision(job, other, basis="forecast", budget="0", measured=0, failed=0))
+        rank0.publish_decision(job, a_decision(job, other, basis="forecast", budget="0", measured=0, failed=0))
         assert compiling(f)[0]["BLOCK"] == 128
 
 
@@ -413,7 +415,7 @@ def test_pruning_comes_before_the_choice(compiling: Compiling, route: Any) -> No
         (config,) = compiling(route(tuned(surrogate=surrogate, prune_configs_by=by)))
     assert config["BLOCK"] == 256
     assert set(asked) == {("cpu", torch.float32, (N,), (1,), N)}
-    assert [c["BLOCK"] for c in surrogate.asked[0].configs] == [256, 128]
+    assert [c["BLOCK"] for c in surrogate.asked[0].job.space] == [256, 128]
 
 
 def even_or_not(x_ptr, n, factor, BLOCK: tl.constexpr, EVEN: tl.constexpr):
@@ -467,7 +469,7 @@ def test_warps_given_at_the_call_hold_for_every_config(compiling: Compiling, rou
     kernel = tuned(surrogate=surrogate)
     with playing():
         assert compiling(route(kernel, num_warps=8)) == [{"BLOCK": 128, "num_warps": 8, "num_stages": 3}]
-    assert {c["num_warps"] for q in surrogate.asked for c in q.configs} == {8}
+    assert {c["num_warps"] for q in surrogate.asked for c in q.job.space} == {8}
     assert {c.num_warps for c in kernel.configs} == {4}
 
 
@@ -540,7 +542,7 @@ def test_tuning_that_fails_leaves_the_first_config_and_one_warning(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(inductor, "TritonCall", broken)
+    monkeypatch.setattr(traced_call, "TritonCall", broken)
     with playing(), pytest.warns(TuningWarning, match="its first config: RuntimeError: out of order") as told:
         assert [c["BLOCK"] for c in compiling(route(tuned()))] == [BLOCKS[0]]
     assert len([w for w in told if w.category is TuningWarning]) == 1
@@ -598,10 +600,10 @@ def test_a_torch_that_captures_kernels_in_another_way_is_left_alone(
     def other(self: Any, variable: Any, call: Any) -> None:
         raise NotImplementedError
 
-    monkeypatch.setattr(inductor, "_joined", set())
+    monkeypatch.setattr(torch_patches, "_patched", set())
     monkeypatch.setattr(TritonHOPifier, "call_triton_kernel", other)
     for _ in range(2):
-        inductor.take_part()
+        torch_patches.patch_torch()
     assert TritonHOPifier.call_triton_kernel is other
     assert len([r for r in caplog.records if "in a way unknown here" in r.message]) == 1
 

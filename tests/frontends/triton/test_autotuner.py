@@ -31,7 +31,7 @@ import triton.language as tl  # noqa: E402
 from rehearsed import BEST, call, configs, launched, own_triton_cache, playing, scale, tuned  # noqa: E402
 
 from forecast_autotune.frontends import dispatch  # noqa: E402
-from forecast_autotune.frontends.triton import autotuner as triton_autotune  # noqa: E402
+from forecast_autotune.frontends.triton import door  # noqa: E402
 from forecast_autotune.frontends.triton.autotuner import ForecastAutotuner  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[3]
@@ -116,7 +116,7 @@ SCRIPT = """
 def test_another_process_recalls_the_decision(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
 
     def told() -> str:
         done = subprocess.run(
@@ -811,7 +811,7 @@ def test_nothing_is_timed_during_graph_capture_and_the_key_is_tuned_later(monkey
     kernel = tuned()
     with playing() as on:
         with monkeypatch.context() as patch:
-            patch.setattr(triton_autotune, "_capturing", lambda: True)
+            patch.setattr(door, "is_capturing", lambda: True)
             call(kernel)
             call(kernel)
             assert sum(on.launches.values()) == 2
@@ -825,7 +825,7 @@ def test_tuning_that_fails_does_not_break_the_launch(monkeypatch: pytest.MonkeyP
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("no reason")
 
-    for module, name in ((dispatch, "decide"), (triton_autotune, "TritonCall"), (dispatch, "make_store")):
+    for module, name in ((dispatch, "decide"), (door, "TritonCall"), (dispatch, "make_store")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, broken)
             kernel = tuned()
@@ -1174,7 +1174,7 @@ def test_configs_assigned_during_a_call_are_not_answered_from_the_old_list(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kernel = tuned(configs=configs((64, 256)))
-    remember = kernel._remember
+    remember = kernel._shortcuts.remember
     assigning = threading.Thread(target=lambda: setattr(kernel, "configs", configs((128, 512))))
 
     def slowly(*args: Any) -> None:
@@ -1184,7 +1184,7 @@ def test_configs_assigned_during_a_call_are_not_answered_from_the_old_list(
 
     with playing():
         with monkeypatch.context() as patch:
-            patch.setattr(kernel, "_remember", slowly)
+            patch.setattr(kernel._shortcuts, "remember", slowly)
             call(kernel)
         assigning.join()
         call(kernel)

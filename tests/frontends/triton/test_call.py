@@ -106,7 +106,7 @@ def test_a_hook_sees_copies_during_compiling_and_replaces_nothing() -> None:
 
     x, box = torch.ones(64), Box()
     call = bound(tuned(configs=[triton.Config({"BLOCK": 64}, pre_hook=hook), *configs((128,))]), x, 64, box)
-    args, kwargs = call.binder(call.job.space[0])
+    args, kwargs = call.arguments_of(call.job.space[0])
     assert args[0] is x
     assert args[1] == 64
     assert (args[2].block_shape, args[2].other) == ([64], 64)

@@ -16,8 +16,9 @@ from rehearsed import own_triton_cache, playing  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
+from forecast_autotune.core.context import ForecastContext  # noqa: E402
 from forecast_autotune.core.forecast import Abstention  # noqa: E402
-from forecast_autotune.core.job import Question  # noqa: E402
+from forecast_autotune.surrogates.base import StatelessSurrogate  # noqa: E402
 
 N = 1000
 
@@ -28,7 +29,7 @@ def triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-class Listening:
+class Listening(StatelessSurrogate):
     """A surrogate that keeps what it is given."""
 
     name = "listening"
@@ -36,9 +37,9 @@ class Listening:
     def __init__(self) -> None:
         self.described: list[dict[str, float]] = []
 
-    def forecast(self, question: Question) -> list[Abstention]:
-        self.described = [dict(each) for each in question.job.described]
-        return [Abstention(self.name, "it only listens")] * len(question.configs)
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Abstention]:
+        self.described = [dict(each) for each in context.job.described]
+        return [Abstention(self.name, "it only listens")] * len(context.job.space)
 
 
 Outer = Callable[[Any], Any]

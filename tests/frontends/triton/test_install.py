@@ -20,8 +20,8 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from triton.runtime.autotuner import Autotuner  # noqa: E402
 
-from forecast_autotune.frontends.triton import autotuner as triton_autotune  # noqa: E402
-from forecast_autotune.frontends.triton import install as triton_install  # noqa: E402
+from forecast_autotune.frontends.triton.autotuner import autotune  # noqa: E402
+from forecast_autotune.frontends.triton.install import install_lazily  # noqa: E402
 
 
 def configs() -> list[Any]:
@@ -50,7 +50,7 @@ def test_all_three_names_become_ours_and_are_given_back_exactly() -> None:
     before = places()
     for _ in range(2):
         fa.install()
-        assert places() == [triton_autotune.autotune] * 3
+        assert places() == [autotune] * 3
         assert triton.runtime.autotuner.Autotuner is Autotuner is triton.runtime.Autotuner
     fa.uninstall()
     assert places() == before
@@ -60,13 +60,13 @@ def test_all_three_names_become_ours_and_are_given_back_exactly() -> None:
 
 def test_installing_lazily_first_changes_neither_the_end_nor_the_way_back() -> None:
     before = places()
-    triton_install.install_lazily()
-    triton_install.install_lazily()
+    install_lazily()
+    install_lazily()
     assert len({id(place) for place in places()}) == 1
     kernel = triton.autotune(configs=configs(), key=["n"])(scale)
     assert type(kernel) is fa.ForecastAutotuner
     fa.install()
-    assert places() == [triton_autotune.autotune] * 3
+    assert places() == [autotune] * 3
     fa.uninstall()
     assert places() == before
 
@@ -78,7 +78,7 @@ def test_a_place_that_somebody_changed_since_is_left_to_them(monkeypatch: pytest
     monkeypatch.setattr(triton, "autotune", theirs)
     fa.uninstall()
     assert triton.autotune is theirs
-    assert triton.runtime.autotune is not triton_autotune.autotune
+    assert triton.runtime.autotune is not autotune
 
 
 def test_kernels_decorated_later_are_ours_even_with_positional_arguments() -> None:
@@ -165,7 +165,7 @@ def test_the_decorator_decorates_and_carries_every_public_name() -> None:
     assert copy.deepcopy(forecast_autotune) is forecast_autotune
 
 
-@pytest.mark.parametrize("decorator", [forecast_autotune, triton_autotune.autotune])
+@pytest.mark.parametrize("decorator", [forecast_autotune, autotune])
 @pytest.mark.parametrize("function", [scale, lambda x: x])
 def test_a_decorator_without_its_call_says_how_to_write_it(decorator: Any, function: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"write @autotune\(configs=\[…\], key=\[…\]\) above it"):

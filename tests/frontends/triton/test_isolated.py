@@ -185,7 +185,7 @@ def test_a_script_without_a_main_guard_is_run_once_and_its_kernel_tuned(tmp_path
     script.write_text(textwrap.dedent(SCRIPT))
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}",
+        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests' / 'support'}",
         "FORECAST_AUTOTUNE_DIR": str(tmp_path / "store"),
     }
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=200)

@@ -21,7 +21,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from rehearsed import call, configs, own_triton_cache, playing, tuned  # noqa: E402
 
-from forecast_autotune.frontends.triton import autotuner as triton_autotune  # noqa: E402
+from forecast_autotune.frontends.triton import door  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -210,12 +210,12 @@ def test_nothing_is_timed_while_a_graph_is_captured_and_the_key_is_noted(
     triton.knobs.runtime.interpret = False
     kernel = tuned()
     with own_triton_cache(tmp_path), playing() as on:
-        monkeypatch.setattr(triton_autotune, "_capturing", lambda: True)
+        monkeypatch.setattr(door, "is_capturing", lambda: True)
         call(kernel)
         assert on.launches.total() == 1
         main(["pending"])
         assert "a CUDA graph was being captured" in capsys.readouterr().out
-        monkeypatch.setattr(triton_autotune, "_capturing", lambda: False)
+        monkeypatch.setattr(door, "is_capturing", lambda: False)
         call(kernel)
     (decision,) = kernel.decisions.values()
     assert decision.measured == 4

@@ -19,14 +19,15 @@ from rehearsed import BEST, own_triton_cache, playing, scale  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
+from forecast_autotune.core.context import ForecastContext  # noqa: E402
 from forecast_autotune.core.forecast import Abstention  # noqa: E402
-from forecast_autotune.core.job import Question  # noqa: E402
 from forecast_autotune.core.workload import Work  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.frontends import tuned_callable  # noqa: E402
-from forecast_autotune.frontends.variants import launches as variant_launches  # noqa: E402
-from forecast_autotune.frontends.variants.launches import Described  # noqa: E402
+from forecast_autotune.frontends.variants import launches  # noqa: E402
+from forecast_autotune.frontends.variants.launches import LazyStaticFeatures  # noqa: E402
 from forecast_autotune.settings import Settings  # noqa: E402
+from forecast_autotune.surrogates.base import StatelessSurrogate  # noqa: E402
 
 N = 4000
 
@@ -60,17 +61,17 @@ def without_triton(x: Any, n: int) -> None:
     x[:n] *= 2
 
 
-class Listening:
+class Listening(StatelessSurrogate):
     """A surrogate that keeps what it is asked."""
 
     name = "listening"
 
     def __init__(self) -> None:
-        self.asked: list[Question] = []
+        self.asked: list[ForecastContext] = []
 
-    def forecast(self, question: Question) -> list[Abstention]:
-        self.asked.append(question)
-        return [Abstention(self.name, "it only listens")] * len(question.configs)
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Abstention]:
+        self.asked.append(context)
+        return [Abstention(self.name, "it only listens")] * len(context.job.space)
 
 
 def scaled(**options: Any) -> Any:
@@ -129,7 +130,7 @@ def test_a_forecast_sees_it_and_the_store_keeps_it(mode: str) -> None:
         job = listening.asked[0].job
         assert [d.get("programs") for d in job.described] == [4, None, 16, None] or job.described[2]["launches"] == 2
         other = tuned.tuned.job((torch.empty(4096), 2 * N))
-        recordings = tuned.dispatcher.store(job.hardware, Settings.from_environment()).recollect(other)
+        recordings = tuned.dispatcher.store(job.hardware, Settings.from_environment()).related_recordings(other)
     if mode == "tune":
         (recording,) = recordings
         assert recording.described == {job.space.default: pytest.approx(job.described[0], rel=1e-5)}
@@ -188,7 +189,7 @@ def configs(count: int) -> list[Config]:
 
 def test_each_is_asked_for_once_when_the_first_is_looked_at() -> None:
     asked: list[Config] = []
-    described = Described(configs(5), lambda config: asked.append(config) or {"n": float(config["n"])})  # type: ignore[arg-type,func-returns-value]
+    described = LazyStaticFeatures(configs(5), lambda config: asked.append(config) or {"n": float(config["n"])})  # type: ignore[arg-type,func-returns-value]
     assert (len(described), asked) == (5, [])
     assert [d["n"] for d in described] == [0, 1, 2, 3, 4]
     assert described[-1] == {"n": 4.0}
@@ -199,7 +200,7 @@ def test_each_is_asked_for_once_when_the_first_is_looked_at() -> None:
 def test_tensors_of_a_call_do_not_live_as_long_as_what_was_described_of_it() -> None:
     x = torch.empty(4096)
     gone = weakref.ref(x)
-    launched = variant_launches.VariantLaunches(lambda _: lambda x: None, (x,), {})
+    launched = launches.VariantLaunches(lambda _: lambda x: None, (x,), {})
     assert launched(Config({"n": 1})) == []
     del x
     assert gone() is None
@@ -210,14 +211,14 @@ def test_of_very_many_a_drawn_part_is_described_in_about_the_time_there_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(variant_launches.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(launches.time, "monotonic", lambda: now[0])
 
     def describe(config: Config) -> dict[str, float]:
         now[0] += 3.0 if config["n"] == 0 else 0.1  # the first one imports
         return {"n": 1.0}
 
-    with caplog.at_level(logging.DEBUG, variant_launches.__name__):
-        described = Described(configs(1000), describe, longest_s=2.0)
+    with caplog.at_level(logging.DEBUG, launches.__name__):
+        described = LazyStaticFeatures(configs(1000), describe, longest_s=2.0)
         told = [i for i, d in enumerate(described) if d]
     assert now[0] == pytest.approx(3.0 + 2.0, abs=0.2)
     assert 20 <= len(told) <= 22
@@ -225,8 +226,8 @@ def test_of_very_many_a_drawn_part_is_described_in_about_the_time_there_is(
     assert len({i // 250 for i in told}) == 4, "of all parts of the space"
     assert [i for i, asked in enumerate(described.asked) if asked] == told
     assert f"{len(told)} of 1000 configs are described" in caplog.text
-    monkeypatch.setattr(variant_launches, "MOST_CONFIGS", 30)
-    assert sum(map(bool, Described(configs(1000), lambda _: {"n": 1.0}, longest_s=float("inf")))) == 30
+    monkeypatch.setattr(launches, "MOST_CONFIGS", 30)
+    assert sum(map(bool, LazyStaticFeatures(configs(1000), lambda _: {"n": 1.0}, longest_s=float("inf")))) == 30
 
 
 @pytest.mark.parametrize(
@@ -239,5 +240,5 @@ def test_describing_launches_takes_at_most_a_tenth_of_a_budget_in_seconds(
     with playing():
         scaled(surrogate=listening, **how)(torch.empty(4096), N)
     described = listening.asked[0].job.described
-    assert isinstance(described, Described)
+    assert isinstance(described, LazyStaticFeatures)
     assert described._longest_s == pytest.approx(longest_s)

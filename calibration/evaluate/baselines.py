@@ -1,0 +1,345 @@
+"""All methods side by side on recorded spaces: `python -m calibration baselines TABLE [TRACE …]`.
+
+Every method measures the default config first, and a config that fails costs one measurement. Slowdown: time of the best
+config measured so far, or of the one that our tuning run decides on, over that of the best in the trace; where nothing may
+be measured, that of what would be run. Methods stand in `searches`; ours is the real `tune()`, a run for each budget.
+Budgets are counts or shares of the space.
+
+suite        the recorded suite: with its kernel left out of all that was fitted, then knowing the kernel's other sizes
+large        cold, on the traces given; with --history also knowing those of the same kernel
+new-kernel   cold, kernel by kernel: against random search at 5, the Gaussian process at 10, the best baseline from there on
+transfer     knowing the same kernel's other hardware among the traces given, then only other vendors'
+stopping     what stopping by itself spends of a budget and loses against spending it all
+honesty      skill and calibration of forecasts, and whether error falls as confidence grows
+uncertainty  ours against measuring the top of the same forecasts
+
+The last three know the same kernel's other traces, of --history or else of those given, and do without them too.
+`--keep FILE` keeps each result, and a later run with the same file goes on from there. After Ctrl-C what is done is shown.
+
+Exit codes: 0 done, 1 some searches failed, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.cli.output import print_json, print_table
+from forecast_autotune.errors import InvalidInputError
+
+from ..paths import TRACES
+from . import aggregates
+from .benchmark import (
+    OURS,
+    UNSTOPPED,
+    Entry,
+    Pool,
+    ResultCache,
+    Row,
+    Search,
+    Task,
+    distinct,
+    limit_of,
+    others,
+    told_progress,
+    work,
+)
+from .honesty import Honesty
+from .searches import METHODS
+
+COLD, TOLD = "cold", "with history"
+KNOWN = {COLD: (10, 50), TOLD: (0, 50)}  # outcomes told before forecasts are scored
+DRAWS = 10  # of those outcomes, at most
+
+Paths = Sequence[Path]
+
+
+# The tables -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """What is searched, and by whom if nobody else is named."""
+
+    entries: Callable[[Paths, Paths], list[Entry]]
+    budgets: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()  # all, if empty
+    suite: bool = False  # on the suite's traces, where none is named
+
+
+def cold(traces: Paths, history: Paths) -> list[Entry]:
+    told = [Entry(trace=t, setting=TOLD, history=others(t, history)) for t in traces]
+    return [Entry(trace=t, setting=COLD) for t in traces] + [entry for entry in told if entry.history]
+
+
+def with_and_without(traces: Paths, history: Paths) -> list[Entry]:
+    return cold(traces, history or traces)
+
+
+def left_out(traces: Paths, history: Paths) -> list[Entry]:
+    among = [*traces, *history]
+    sizes = [
+        Entry(
+            trace=t,
+            setting="sizes left out",
+            history=others(t, among, lambda mine, theirs: mine.hardware.digest == theirs.hardware.digest),
+        )
+        for t in traces
+    ]
+    return [Entry(trace=t, setting="kernels left out") for t in traces] + [entry for entry in sizes if entry.history]
+
+
+def transfer(traces: Paths, history: Paths) -> list[Entry]:
+    among = [*traces, *history]
+    sorts = {
+        "other hardware": lambda mine, theirs: mine.hardware.digest != theirs.hardware.digest,
+        "other vendor": lambda mine, theirs: mine.hardware.kind != theirs.hardware.kind,
+    }
+    found = [
+        Entry(trace=t, setting=setting, history=others(t, among, which))
+        for setting, which in sorts.items()
+        for t in traces
+    ]
+    return [entry for entry in found if entry.history]
+
+
+TABLES = {
+    "suite": Table(entries=left_out, budgets=("0", "1", "4", "8", "16"), suite=True),
+    "large": Table(entries=cold, budgets=("10", "20", "50", "1%", "10%")),
+    "new-kernel": Table(entries=lambda traces, _: cold(traces, ()), budgets=("5", "10", "20", "50", "1%")),
+    "transfer": Table(entries=transfer, budgets=("5", "10", "20", "50", "1%")),
+    "stopping": Table(entries=with_and_without, budgets=("10%",), methods=(OURS, UNSTOPPED)),
+    "honesty": Table(entries=with_and_without, suite=True),
+    "uncertainty": Table(
+        entries=with_and_without,
+        budgets=("4", "8", "16"),
+        methods=(OURS, *(name for name, method in METHODS.items() if method.forecasts)),
+        suite=True,
+    ),
+}
+EVERY = (OURS, *METHODS)
+TOLD_TOO = ("lfbo", "gp-ei")  # of those that look at no history, the two that lead without; the others are run cold
+
+
+def methods_for(entry: Entry, named: Sequence[str], table: Table) -> list[str]:
+    """Who searches an entry: those named, or the table's; without history not those that need one."""
+    chosen = named or table.methods or EVERY
+    if not entry.history:
+        return [name for name in chosen if name not in METHODS or not METHODS[name].history]
+    return [
+        name
+        for name in chosen
+        if named or name not in METHODS or METHODS[name].history or METHODS[name].forecasts or name in TOLD_TOO
+    ]
+
+
+def tasks_for(name: str, entries: Sequence[Entry], given: argparse.Namespace, budgets: tuple[str, ...]) -> list[Task]:
+    """Seed by seed, so that what is done at any moment holds for all entries."""
+    if name == "honesty":
+        draws = min(DRAWS, given.seeds)
+        return [
+            Honesty(entry=e, known=known, draws=draws) for e in entries for known in KNOWN[TOLD if e.history else COLD]
+        ]
+    tasks: list[Task] = [Pool(entry=entry) for entry in entries] if name == "suite" else []
+    for seed in range(given.seeds):
+        for entry in entries:
+            for method in methods_for(entry, given.methods, TABLES[name]):
+                alone = method not in METHODS or METHODS[method].anew
+                parts = [(budget,) for budget in budgets] if alone else [budgets]
+                tasks += [Search(entry=entry, method=method, seed=seed, budgets=part) for part in parts]
+    return tasks
+
+
+def report(name: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """All that a table says."""
+    told: dict[str, Any] = {"table": name}
+    rankings = [row for row in rows if "ranking" in row]
+    rows = [row for row in rows if "ranking" not in row]
+    if name == "honesty":
+        told["honesty"] = aggregates.honesty(rows)
+    elif name == "stopping":
+        told["stopping"] = aggregates.stopping(rows)
+    elif name == "uncertainty":
+        told["comparisons"] = aggregates.comparisons(rows, [m for m in TABLES[name].methods if m in METHODS])
+    elif name == "new-kernel":
+        told["comparisons"] = aggregates.bars(rows)
+    else:
+        told["comparisons"] = aggregates.comparisons(rows)
+    if name != "honesty":
+        told["summary"] = aggregates.summary(rows)
+    if name == "suite":
+        told |= {"pools": aggregates.pools(rankings), "rankings": rankings}
+    if name == "transfer":
+        told["spaces"] = aggregates.per_space(rows)
+    left_out = [row for row in rows if "why" in row]
+    return {**told, "left_out": left_out, "runs": [row for row in rows if "why" not in row]}
+
+
+# Showing it -------------------------------------------------------------------------------------------------------------
+
+
+def number(value: object, digits: int = 3) -> str:
+    return f"{value:.{digits}f}" if isinstance(value, float) and math.isfinite(value) else "-"
+
+
+def grid(rows: Sequence[Row], budgets: Sequence[str], cell: Callable[[Row], str]) -> None:
+    """Methods down, budgets across."""
+    found = {(row["method"], row["budget"]): cell(row) for row in rows}
+    methods = [m for m in (*EVERY, UNSTOPPED) if any(m == method for method, _ in found)]
+    print_table(("method", *budgets), [(m, *(found.get((m, b), "-") for b in budgets)) for m in methods], right=budgets)
+
+
+def three(row: Row) -> str:
+    figures_of = (row["geomean_of_medians"], row["p90"], row["worst"])
+    return " / ".join(map(number, figures_of)) if row["whole"] else "-"
+
+
+def heading(setting: object, kernel: object, what: str) -> None:
+    print(f"\n{setting}, {kernel or 'all'}: {what}\n")
+
+
+def titled(rows: Sequence[Row], *names: str) -> dict[tuple[object, ...], list[Row]]:
+    parts: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        parts.setdefault(tuple(row[name] for name in names), []).append(row)
+    return parts
+
+
+def show(told: Mapping[str, Any], budgets: Sequence[str]) -> None:
+    for (setting, kernel), rows in titled(told.get("summary", ()), "setting", "kernel").items():
+        heading(setting, kernel, "slowdown, geometric mean over traces of medians over seeds / p90 / worst")
+        grid(rows, budgets, three)
+        if told["table"] == "suite" and kernel is None:
+            heading(setting, kernel, "the worst over the default's own time")
+            grid(rows, budgets, lambda row: number(row["worst_over_default"]))
+    for (setting, space), rows in titled(told.get("spaces", ()), "setting", "trace").items():
+        heading(setting, space, "slowdown, median / p90 over seeds")
+        grid(rows, budgets, lambda row: f"{number(row['median'])} / {number(row['p90'])}")
+    if told.get("comparisons"):
+        heading("ours over another", None, "ratio of geometric means of medians, and its 95 % interval")
+        show_rows(told["comparisons"], ("setting", "kernel", "budget", "against", "ratio", "low", "high"))
+    if told.get("stopping"):
+        heading("stopping", None, "share of the budget spent, mean and median; slowdown over that of spending it all")
+        shares = ("spent_share", "spent_share_median")
+        show_rows(told["stopping"], ("setting", "kernel", "budget", *shares, "ratio", "low", "high"))
+    if told.get("pools"):
+        heading("all variants in one pool", None, "the best of the first part of a ranking over the best, less 1")
+        show_rows(told["pools"], tuple(told["pools"][0]))
+    if told.get("honesty"):
+        heading(
+            "forecasts", None, "means over spaces; in how many error falls with confidence, within what chance may do"
+        )
+        show_rows(told["honesty"], tuple(told["honesty"][0]))
+
+
+def show_rows(rows: Sequence[Row], names: Sequence[str]) -> None:
+    def cell(row: Row, name: str) -> str:
+        if row[name] is None:
+            return "all" if name == "kernel" else "-"
+        return number(row[name]) if isinstance(row[name], float) else str(row[name])
+
+    numbers = [name for name in names if name not in ("setting", "kernel", "against", "ranking")]
+    cells = [[cell(row, name) for name in names] for row in rows]
+    print_table([name.replace("_", " ") for name in names], cells, right=[n.replace("_", " ") for n in numbers])
+
+
+def plain(value: Any) -> Any:
+    """As JSON: what is infinite, because nothing ran, is null."""
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# The command ------------------------------------------------------------------------------------------------------------
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
+    return int(text)
+
+
+def entries_for(given: argparse.Namespace, budgets: Sequence[str]) -> list[Entry]:
+    """What is searched.
+
+    Raises:
+        InvalidInputError: there is no such method, a budget or a trace makes no sense, two traces have the same name, or
+            nothing is left to search.
+        OSError: a trace cannot be read.
+    """
+    table = TABLES[given.table]
+    if unknown := [name for name in given.methods if name not in (*EVERY, UNSTOPPED)]:
+        raise InvalidInputError(f"no method {unknown[0]!r}: there are {', '.join((*EVERY, UNSTOPPED))}")
+    for budget in budgets:
+        limit_of(budget, 100)
+    traces = distinct(given.traces or (sorted(TRACES.glob("*.jsonl.gz")) if table.suite else []))
+    if not traces:
+        raise InvalidInputError(f"table {given.table!r} has no traces of its own: name some")
+    entries = table.entries(traces, given.history)
+    if not entries:
+        raise InvalidInputError(f"none of {len(traces)} traces has another one to learn from: name more, or --history")
+    return entries
+
+
+def collect(tasks: Sequence[Task], given: argparse.Namespace, kept: ResultCache) -> tuple[list[Row], bool]:
+    """Rows in the order of the tasks, and whether all are done."""
+    found: dict[int, list[Row]] = {}
+    place = {task: i for i, task in enumerate(tasks)}
+    finished = True
+    try:
+        for task, rows in told_progress(work(tasks, given.jobs, kept), len(tasks), name="baselines"):
+            found[place[task]] = rows
+    except KeyboardInterrupt:
+        finished = False
+        print(f"baselines: interrupted with {len(found)} of {len(tasks)} done; these follow", file=sys.stderr)
+    return [row for i in sorted(found) for row in found[i]], finished
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Search, and print what was asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m calibration baselines",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("table", choices=list(TABLES), metavar="TABLE", help=", ".join(TABLES))
+    parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE", help="some tables default to the suite's")
+    parser.add_argument("--history", nargs="+", action="extend", default=[], type=Path, metavar="TRACE")
+    parser.add_argument("--budget", action="append", metavar="B", help="10 or 1%%; may be repeated")
+    parser.add_argument("--methods", nargs="+", default=[], metavar="M", help=", ".join((*EVERY, UNSTOPPED)))
+    parser.add_argument("--seeds", type=positive, default=10, metavar="N", help="of each search; default: %(default)s")
+    parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes to use")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="where results are kept and found again")
+    parser.add_argument("--json", action="store_true", help="one JSON value on stdout, runs included")
+    given = parser.parse_args(words)
+    budgets = tuple(dict.fromkeys(given.budget or TABLES[given.table].budgets))
+    try:
+        entries = entries_for(given, budgets)
+        kept = ResultCache(given.keep)
+    except (InvalidInputError, OSError) as err:
+        print(f"baselines: {err}", file=sys.stderr)
+        return 2
+    rows, finished = collect(tasks_for(given.table, entries, given, budgets), given, kept)
+    told = report(given.table, rows)
+    if given.json:
+        print_json(plain(told))
+    else:
+        show(told, budgets)
+    failed = [row for row in told["left_out"] if row.get("failed")]
+    for row in failed[:3]:
+        print(f"baselines: {row.get('method', 'forecasts')} on {row['trace']}: {row['why']}", file=sys.stderr)
+    if failed:
+        print(f"baselines: {len(failed)} searches failed", file=sys.stderr)
+    return 130 if not finished else 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,344 @@
+"""Methods side by side on recorded spaces: many searches over many processes, each result kept as soon as it is there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+import forecast_autotune
+from forecast_autotune.core.budget import Budget
+from forecast_autotune.core.digest import digest
+from forecast_autotune.core.job import Compile, Measure, Recording, Stop, View, log2_speedups
+from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.evaluation.history import history_of
+from forecast_autotune.evaluation.recorded_space import read_space
+from forecast_autotune.evaluation.replay_runner import replay, use_one_thread
+from forecast_autotune.features.forecast_columns import columns_of, expected_gain
+from forecast_autotune.frontends.engine import make_surrogate
+from forecast_autotune.processes.side_by_side import side_by_side
+from forecast_autotune.protocols import Policy, Surrogate
+from forecast_autotune.tuning.policies import Selective
+
+from ..fit.forest import prior_without
+from .searches import METHODS
+from .trials import Case, Trial
+
+OURS, UNSTOPPED = "ours", "ours-unstopped"
+SAID_EVERY_S = 10.0
+SHARES = (0.01, 0.1, 0.5)  # of a ranking, of which the best is taken
+RANDOM_RANKINGS = 101  # of which the median stands for a ranking that knows nothing
+
+Row = dict[str, object]
+
+
+def surrogate_without(kernel: str) -> Surrogate:
+    """What setting `auto` stands for, with nothing in it that was fitted beforehand on this kernel."""
+    return make_surrogate("auto", prior=prior_without(kernel))
+
+
+# What is searched -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A trace under test, and the traces that are its history; `setting` says in a word which those are."""
+
+    trace: Path
+    setting: str
+    history: tuple[Path, ...] = ()
+
+    @property
+    def named(self) -> Row:
+        """What each row about it begins with."""
+        space = read_space(self.trace)
+        return {
+            "setting": self.setting,
+            "trace": self.trace.name,
+            "kernel": space.kernel,
+            "hardware": space.hardware,
+            "history": len(self.history),
+        }
+
+
+@lru_cache(maxsize=16)
+def case(entry: Entry) -> Case:
+    space = read_space(entry.trace)
+    return Case(
+        name=space.name,
+        recording=space.recording,
+        recordings=tuple(read_space(path).recording for path in entry.history),
+        surrogate=partial(surrogate_without, space.kernel),
+    )
+
+
+def distinct(traces: Iterable[Path]) -> list[Path]:
+    """Each trace once.
+
+    Raises:
+        InvalidInputError: two have the same name, by which rows tell them apart.
+    """
+    names: dict[str, Path] = {}
+    for path in traces:
+        first = names.setdefault(path.name, path)
+        if first.resolve() != path.resolve():
+            raise InvalidInputError(f"{first} and {path} have the same name: name one of them, or rename it")
+    return list(names.values())
+
+
+Alike = Callable[[Recording, Recording], bool]
+
+
+def others(trace: Path, among: Iterable[Path], which: Alike = lambda _mine, _theirs: True) -> tuple[Path, ...]:
+    """Traces of the same kernel that may be its history as `replay` understands it: not the same run, nor a repeat of it."""
+    kept = history_of(trace, list(among)).kept
+    return tuple(path for path in kept if which(read_space(trace).recording, read_space(path).recording))
+
+
+def limit_of(budget: str, size: int) -> int:
+    """How many configs a budget allows in a space of this size.
+
+    Raises:
+        InvalidInputError: it is neither a count nor a share.
+    """
+    read = Budget(budget)
+    read.start(size)
+    if read.limit is None or read.limits.seconds is not None or read.limits.total_seconds is not None:
+        raise InvalidInputError(f"budget {budget!r}: give a count (10) or a share of the space (1%)")
+    return min(read.limit, size)
+
+
+# What is done -----------------------------------------------------------------------------------------------------------
+
+
+class Task(Protocol):
+    """Something to do in a process of its own, known by its fields."""
+
+    @property
+    def entry(self) -> Entry: ...
+
+    @property
+    def own(self) -> bool:
+        """Whether what comes of it depends on our surrogates and policies."""
+
+    def do(self) -> list[Row]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """One search by one method, looked at at some budgets; a row for each."""
+
+    entry: Entry
+    method: str
+    seed: int
+    budgets: tuple[str, ...]
+
+    @property
+    def own(self) -> bool:
+        return self.method in (OURS, UNSTOPPED) or METHODS[self.method].forecasts
+
+    def do(self) -> list[Row]:
+        found = case(self.entry)
+        limits = {budget: limit_of(budget, len(found.space)) for budget in self.budgets}
+        named = {**self.entry.named, "method": self.method, "seed": self.seed}
+        if self.method in (OURS, UNSTOPPED):
+            return [
+                {**named, "budget": b, "limit": n, **tuned(found, b, self.seed, self.method)} for b, n in limits.items()
+            ]
+        method = METHODS[self.method]
+        rows: list[Row] = []
+        if method.history and not len(found.told.log2):
+            why = "nothing of the space was recorded elsewhere"
+            return [{**named, "budget": b, "limit": n, "why": why} for b, n in limits.items()]
+        within = {b: n for b, n in limits.items() if method.most is None or n <= method.most}
+        trial = Trial(found, max(within.values(), default=0), self.seed)
+        method.search(trial)
+        for b, n in limits.items():
+            if b in within:
+                measured = min(n, len(trial.tried))
+                rows.append({**named, "budget": b, "limit": n, **result(found, trial.slowdown(n), measured)})
+                if trial.broke:
+                    rows[-1]["broke"] = trial.broke
+            else:
+                rows.append({**named, "budget": b, "limit": n, "why": f"it is not asked for more than {method.most}"})
+        return rows
+
+
+def result(found: Case, slowdown: float, measured: int) -> Row:
+    default = found.default_slowdown
+    return {
+        "slowdown": slowdown,
+        "over_default": slowdown / default if math.isfinite(default) else None,
+        "measured": measured,
+    }
+
+
+def tuned(found: Case, budget: str, seed: int, method: str) -> Row:
+    """The real tuning run, on the recording."""
+    policy: Policy = Selective(seed)
+    run = replay(
+        found,
+        surrogate=found.surrogate(),
+        policy=policy if method == OURS else Unstopped(policy),
+        budget=budget,
+        history=found.recordings,
+    )
+    slowdown = run.slowdown
+    if run.decision and not Budget(budget).measures and math.isinf(slowdown):
+        slowdown = found.default_slowdown  # a launch of an unmeasured choice that is refused falls back to it
+    basis = run.decision.basis if run.decision else "nothing runs"
+    return {**result(found, slowdown, run.measured), "basis": basis}
+
+
+class Unstopped:
+    """A policy that may not stop: where it would, the configs of the greatest expected gain are next."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def step(self, view: View) -> Compile | Measure | Stop:
+        step = self.policy.step(view)
+        left = [i for i, c in enumerate(view.space) if c not in view.outcomes and c not in view.evidence]
+        if not isinstance(step, Stop) or not left or view.configs_left <= 0:
+            return step
+        best = max(log2_speedups(view.outcomes, view.space.default).values(), default=0.0)
+        gains = np.nan_to_num(expected_gain(columns_of(view.forecasts), best))
+        count = int(min(view.configs_left, max(1, len(view.outcomes) // 20)))
+        return Compile(tuple(view.space[i] for i in sorted(left, key=lambda i: -gains[i])[:count]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """How good the best of the first hundredth, tenth and half of each ranking made before measuring is."""
+
+    entry: Entry
+
+    @property
+    def own(self) -> bool:
+        return True
+
+    def do(self) -> list[Row]:
+        found = case(self.entry)
+        trial = Trial(found, 0, 0)
+        every = np.arange(len(found.space))
+        orders = {"forecast": [trial.best_first(every, trial.forecast({}))]}
+        if len(found.told.log2):
+            orders["look-up"] = [trial.best_first(every, -found.told.mean())]
+        orders["random"] = [trial.best_first(every, np.zeros(every.size)) for _ in range(RANDOM_RANKINGS)]
+        rows: list[Row] = []
+        for ranking, several in orders.items():
+            tops = {f"top_{s:.0%}": float(np.median([top(found, order, s) for order in several])) for s in SHARES}
+            rows.append({**self.entry.named, "ranking": ranking, **tops})
+        return rows
+
+
+def top(found: Case, order: Sequence[int], share: float) -> float:
+    """Slowdown of the best within the first share of an order, at least one config."""
+    return min(found.slowdown(i) for i in order[: max(1, math.ceil(share * len(order)))])
+
+
+# Many at once -----------------------------------------------------------------------------------------------------------
+
+
+class ResultCache:
+    """Results in a file of JSON lines, found again by a later run of the same task with the same code on the same trace.
+
+    What our surrogates and policies have no part in counts as the same when only they have changed.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.rows: dict[str, list[Row]] = {}
+        self.torn = False
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if path is not None and path.exists():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            self.torn = not text.endswith("\n") and text != ""
+            for line in text.splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line of a run that was killed
+                    value = json.loads(line)
+                    self.rows[value["key"]] = value["rows"]
+
+    def key(self, task: Task) -> str:
+        told = json.dumps(asdict(task), default=str, sort_keys=True)  # type: ignore[call-overload]  # each is one
+        sizes = [path.stat().st_size for path in (task.entry.trace, *task.entry.history)]
+        return digest(type(task).__name__, told, str(sizes), code(own=task.own))
+
+    def add(self, task: Task, rows: list[Row]) -> None:
+        if self.path is not None and not any("failed" in row for row in rows):
+            with self.path.open("a", encoding="utf-8") as file:
+                line = json.dumps({"key": self.key(task), "rows": rows})
+                file.write(("\n" if self.torn else "") + line + "\n")
+                self.torn = False
+
+
+@lru_cache(maxsize=2)
+def code(*, own: bool) -> str:
+    """The source that results come from."""
+    package = Path(forecast_autotune.__file__).parent
+    searching, fitting = Path(__file__).parent, Path(__file__).parents[1] / "fit"
+    files = [searching / name for name in ("trials.py", "searches.py", "kernel_tuner_strategies.py")]
+    files.append(package / "evaluation" / "recorded_space.py")
+    if own:
+        files += [
+            *sorted(package.rglob("*.py")),
+            searching / "benchmark.py",
+            searching / "honesty.py",
+            fitting / "forest.py",
+        ]
+    return digest(*(path.read_text() for path in files))
+
+
+def attempt(task: Task) -> list[Row]:
+    """What comes of a task; one that fails says why, and the others go on."""
+    try:
+        return task.do()
+    except Exception as err:
+        named = {"method": task.method, "seed": task.seed} if isinstance(task, Search) else {}
+        return [{**task.entry.named, **named, "why": repr(err), "failed": True}]
+
+
+def work(tasks: Sequence[Task], jobs: int, kept: ResultCache) -> Iterator[tuple[Task, list[Row]]]:
+    """Each task with its rows: first those that are kept, then the others as they finish."""
+    left = []
+    for task in tasks:
+        rows = kept.rows.get(kept.key(task)) if kept.rows else None
+        if rows is None:
+            left.append(task)
+        else:
+            yield task, rows
+    use_one_thread()
+    for task, rows in _alone(left) if jobs == 1 or len(left) < 2 else side_by_side(attempt, left, jobs):
+        kept.add(task, rows)
+        yield task, rows
+
+
+def _alone(tasks: Iterable[Task]) -> Iterator[tuple[Task, list[Row]]]:
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):
+        yield from ((task, attempt(task)) for task in tasks)
+
+
+def told_progress(
+    done: Iterator[tuple[Task, list[Row]]], total: int, *, name: str, every_s: float = SAID_EVERY_S
+) -> Iterator[tuple[Task, list[Row]]]:
+    """The same, with a line on stderr every ten seconds that begins with the command's name."""
+    began = said = time.monotonic()
+    for count, each in enumerate(done, start=1):
+        now = time.monotonic()
+        if now - said >= every_s:
+            said = now
+            left_min = (now - began) / count * (total - count) / 60
+            print(f"{name}: {count} of {total}, some {left_min:.0f} min left", file=sys.stderr, flush=True)
+        yield each

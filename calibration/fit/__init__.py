@@ -1,0 +1,1 @@
+"""Fitting what forecasts: the shipped forest, and language models."""

@@ -1,0 +1,134 @@
+"""Judge trained language models on what they left out: `python -m calibration evaluate MODEL … [--rows FILE …]`.
+
+Each model's card says what it left out and how; the models of one way and one objective together make a line of the table,
+beside eight equal chances, bin frequencies, `roofline` and `learned` on the same spaces. Skill, calibration error (ECE),
+error by fifth of confidence, and the best config among the top 1, 10 and 50 % of the ranking, over the pool's best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.errors import AutotuneError, InvalidInputError
+from forecast_autotune.language.model import ModelError
+
+from .forest import suite_paths
+from .train import CARD
+from .training.evaluation import Row, judge_model, judge_others, summary
+from .training.spaces import read_spaces
+
+
+def judge(folder: Path, traces: Sequence[Path], *, device: str, others: bool) -> list[Row]:
+    """A row for every space that a model left out, and for every simpler way to say something of it.
+
+    Raises:
+        InvalidInputError: there is no model there, or it left out nothing of these traces.
+    """
+    try:
+        card: dict[str, Any] = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as err:
+        raise InvalidInputError(
+            f"{folder} has no {CARD} ({err}): give folders that 'python -m calibration train' wrote"
+        ) from None
+    spaces = {s.name: s for s in read_spaces(traces)}
+    ways = {way: [spaces[n] for n in names if n in spaces] for way, names in card["left_out"].items()}
+    if not any(ways.values()):
+        raise InvalidInputError(f"{folder} left out nothing of these traces: name those that it was trained on")
+    known = [spaces[name] for name in (*card["learned"], *card["chosen_on"]) if name in spaces]
+    model, tokenizer = load(folder, card, device)
+    method = f"language model, {card['plan']['objective']}"
+    rows: list[Row] = []
+    for way, out in ways.items():
+        if others:
+            rows += judge_others(out, known, way=way)
+        rows += judge_model(
+            model,
+            tokenizer,
+            out,
+            known,
+            method=method,
+            way=way,
+            most_chars=card["plan"]["most_chars"],
+            temperature=card["temperature"],
+        )
+    return rows
+
+
+def load(folder: Path, card: dict[str, Any], device: str) -> tuple[Any, Any]:
+    """A trained model and its tokenizer; of an adapter, with its base."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if card["model"].get("base"):
+        from peft import AutoPeftModelForCausalLM
+
+        model = AutoPeftModelForCausalLM.from_pretrained(folder, use_safetensors=True)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+    return model.to(device).eval(), tokenizer
+
+
+def table(rows: Sequence[Row]) -> list[Row]:
+    """A line for every way of leaving out and method, in the order they came."""
+    kinds = list(dict.fromkeys((r["way"], r["method"]) for r in rows))
+    return [
+        {"way": way, "method": method, **summary([r for r in rows if (r["way"], r["method"]) == (way, method)])}
+        for way, method in kinds
+    ]
+
+
+def show(lines: Sequence[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table()
+    for name in ("left out", "who", "spaces", "skill", "ECE", "error by fifth", "top 1 %", "top 10 %", "top 50 %"):
+        shown.add_column(name, justify="left" if name in ("left out", "who") else "right")
+    for line in lines:
+        fifths = " ".join(f"{e:.2f}" for e in line["error_by_fifth"])
+        tops = [line[f"top_{share}_percent"] for share in (1, 10, 50)]
+        shown.add_row(
+            line["way"], line["method"], str(line["spaces"]), f"{line['skill']:.2f}", f"{line['ece']:.2f}", fifths,
+            *("" if top is None else f"{top:.3f}" for top in tops),
+        )  # fmt: skip
+    Console(width=140).print(shown)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m calibration evaluate", description=__doc__.partition("\n")[0])
+    parser.add_argument("models", nargs="*", type=Path, help="folders that `train` wrote")
+    parser.add_argument("--traces", nargs="*", type=Path, help="what they were trained on; the suite's if not given")
+    parser.add_argument(
+        "--rows", nargs="*", type=Path, default=[], help="rows of earlier runs, to stand in the same table"
+    )
+    parser.add_argument("--alone", action="store_true", help="the models alone, nobody beside them")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="write the rows, one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="the table as JSON")
+    parser.add_argument("--device", default="cpu")
+    asked = parser.parse_args(argv)
+    try:
+        rows = [json.loads(line) for path in asked.rows for line in path.read_text(encoding="utf-8").splitlines()]
+        for number, folder in enumerate(asked.models, start=1):
+            print(f"{folder} ({number} of {len(asked.models)})", file=sys.stderr, flush=True)
+            rows += judge(folder, asked.traces or suite_paths(), device=asked.device, others=not asked.alone)
+    except (AutotuneError, ModelError, OSError) as err:
+        print(f"judge: {err}", file=sys.stderr)
+        return 2
+    if asked.keep:
+        asked.keep.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    lines = table(rows)
+    if asked.json:
+        print(json.dumps(lines, indent=1))
+    else:
+        show(lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

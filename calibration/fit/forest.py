@@ -1,0 +1,538 @@
+"""Fit the shipped model on the suite's recorded spaces: `make fit`, or `python -m calibration fit [TRACE …] [--to FILE]`.
+
+Two things are fitted, both told in `forecast_autotune/surrogates/prior.py`: a forest over what launches do, of randomised
+trees each of which sees a part of the kernels, and factors of the rules of thumb over knobs' roles. The file's card says on
+what, and how well the model does on kernels, and on sizes, that were left out of the fit: once each kernel with all its
+sizes, and in as many rounds as a kernel has sizes one size of every kernel. What is scored there forecasts alone: no
+outcome of the space and no recording of the kernel is known to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forecast_autotune.core.context import ForecastContext
+from forecast_autotune.core.digest import digest
+from forecast_autotune.core.job import Job
+from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
+from forecast_autotune.evaluation.scores import against_median, rank_correlation, score_forecasts
+from forecast_autotune.evaluation.traces import read_trace
+from forecast_autotune.features import knob_roles
+from forecast_autotune.features.forecast_columns import columns_of
+from forecast_autotune.processes.machine import usable_cores
+from forecast_autotune.processes.side_by_side import side_by_side
+from forecast_autotune.surrogates import prior as prior_module
+from forecast_autotune.surrogates import static_features as traits_module
+from forecast_autotune.surrogates.learned import Learned
+from forecast_autotune.surrogates.prior import RULES, SHIPPED, Factor, Prior, prior_text, read_prior, rules
+from forecast_autotune.surrogates.static_features import launch_features
+
+from ..paths import REPOSITORY, TRACES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+LEFT_OUT = REPOSITORY / "build" / "priors"
+TREES, LEAVES, LEAST_IN_A_LEAF = 120, 250, 5
+TRAITS_TRIED = 0.3  # share of them at each split
+KERNELS_SEEN = 0.7  # of all, by each tree: how far trees then disagree says how sure they are of a kernel none has seen
+CLIP = (-3.0, 1.5)  # octaves around a space's median: what is slower is slow, and how slow matters to nobody
+SPREAD = (0.75, 0.4)  # as `fit_spread` finds it, for a model that is fitted without anything left out
+LEAST_KERNELS = 3  # of fewer, hardly any are left to fit on when one is left out
+MOST_BYTES = 5_000_000
+
+# What is expected of the rules before the suite is looked at, in octaves of time for each unit. A warp with half its lanes
+# idle takes as long for half the work, nearly; the others are of the size that guides and practice report.
+BELIEFS = {
+    "idle_lanes": Factor(0.8, 0.3),
+    "few_threads": Factor(0.15, 0.15),
+    "large_block": Factor(0.2, 0.2),
+    "ragged": Factor(0.15, 0.15),
+    "scattered": Factor(0.25, 0.2),
+    "little_work": Factor(0.12, 0.12),
+    "much_work": Factor(0.15, 0.15),
+    "narrow_load": Factor(0.1, 0.1),
+}
+TELLING = 20.0  # configs of a space that tell as much of a rule as if they were independent: most are alike
+UNEXPLAINED = 0.7  # octaves by which a config is off what rules say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A recorded space as the model sees it: log2 of time around the space's median, NaN for what failed."""
+
+    name: str
+    kernel: str
+    job: Job = field(repr=False)
+    traits: Array | None
+    broken: Mapping[str, Array]
+    log2_time: Array
+
+
+def read_example(path: Path) -> Example:
+    """Read a trace.
+
+    Raises:
+        OSError: it cannot be read.
+        InvalidInputError: it is no trace.
+    """
+    import numpy as np
+
+    space = RecordedSpace(name=path.name, recording=read_trace(path))
+    job = space.job
+    log2_time = np.where(np.isfinite(space.log2_us), space.log2_us, np.nan)
+    return Example(
+        name=path.name,
+        kernel=space.kernel,
+        job=job,
+        traits=launch_features(job.described, job.hardware) if job.described else None,
+        broken=rules(job),
+        log2_time=log2_time - np.nanmedian(log2_time),
+    )
+
+
+def fit(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
+    """The model of these examples: the same examples give the same model.
+
+    One that says nothing of launches teaches the rules alone.
+
+    Raises:
+        InvalidInputError: there are none.
+    """
+    if not examples:
+        raise InvalidInputError("no traces to fit on: record some with 'make record', or name some")
+    grown = fit_trees([e for e in examples if e.traits is not None], trees=trees)
+    return replace(grown, fitted_on=tuple(sorted({e.kernel for e in examples})), factors=fit_factors(examples))
+
+
+@cache
+def read_examples(paths: tuple[Path, ...]) -> tuple[Example, ...]:
+    """Traces, read once; errors as of `read_example`."""
+    return tuple(read_example(path) for path in paths)
+
+
+def suite_paths() -> tuple[Path, ...]:
+    return tuple(sorted(TRACES.glob("*.jsonl.gz")))
+
+
+def suite() -> tuple[Example, ...]:
+    """The suite's recorded spaces, read once."""
+    return read_examples(suite_paths())
+
+
+@cache
+def prior_without(kernel: str) -> Prior | None:
+    """The model as fitted without a kernel of the suite; None, for the shipped one, if the suite has none of that name.
+
+    Kept in `build/priors` for the next process that asks, under a name that changes with the traces and with what fits.
+    """
+    if not any(path.name.partition(".")[0] == kernel for path in suite_paths()):
+        return None
+    kept = LEFT_OUT / f"{kernel}.{_fit_digest()}.json"
+    try:
+        return read_prior(kept)
+    except (OSError, InvalidInputError):
+        prior = fit([e for e in suite() if e.kernel != kernel])
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    _write(kept, prior_text(prior, card={"left out": kernel}))
+    # As read, not as fitted: rounded numbers, the same in every process.
+    return read_prior(kept)
+
+
+def _write(path: Path, text: str) -> None:
+    """All of it or, if this is interrupted, nothing: another process may be reading."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+@cache
+def _fit_digest() -> str:
+    """Of all that a fit depends on."""
+    modules = (sys.modules[__name__], prior_module, traits_module, knob_roles)
+    sources = [Path(module.__file__ or "").read_text(encoding="utf-8") for module in modules]
+    return digest(*sources, *(f"{path.name} {path.stat().st_size}" for path in suite_paths()))
+
+
+def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
+    """The forest alone. Every kernel counts alike, whatever the number of its sizes and configs."""
+    import numpy as np
+    from sklearn.tree import ExtraTreeRegressor
+
+    random = np.random.default_rng(0)
+    kernels = sorted({e.kernel for e in examples})
+    known = [~np.isnan(e.log2_time) for e in examples]
+    x = np.vstack([_told(e)[k] for e, k in zip(examples, known, strict=True)]) if examples else np.zeros((0, 1))
+    y = np.concatenate([np.clip(e.log2_time[k], *CLIP) for e, k in zip(examples, known, strict=True)] or [np.zeros(0)])
+    of_kernel = np.concatenate(
+        [np.full(k.sum(), kernels.index(e.kernel)) for e, k in zip(examples, known, strict=True)] or [np.zeros(0)]
+    ).astype(int)
+    weight = 1.0 / np.maximum(np.bincount(of_kernel, minlength=len(kernels)), 1)[of_kernel] if len(kernels) else y
+    grown = []
+    for number in range(trees if kernels else 0):
+        seen = random.permutation(len(kernels))[: max(1, round(KERNELS_SEEN * len(kernels)))]
+        rows = np.flatnonzero(np.isin(of_kernel, seen))
+        tree = ExtraTreeRegressor(
+            max_features=TRAITS_TRIED, min_samples_leaf=LEAST_IN_A_LEAF, max_leaf_nodes=LEAVES, random_state=number
+        )
+        grown.append(tree.fit(x[rows], y[rows], sample_weight=weight[rows] * len(rows)).tree_)
+    most = max((t.node_count for t in grown), default=0)
+
+    def table(name: str, kind: type, fill: float) -> NDArray[Any]:
+        rows = np.full((len(grown), most), fill, dtype=kind)
+        for row, tree in zip(rows, grown, strict=True):
+            row[: tree.node_count] = np.asarray(getattr(tree, name)).reshape(-1)
+        return rows
+
+    feature = np.maximum(table("feature", int, -1), -1)  # a leaf's is -2 there
+    return Prior(
+        fitted_on=tuple(kernels),
+        feature=feature,
+        threshold=np.round(table("threshold", float, 0.0), 4),
+        left=np.where(feature >= 0, table("children_left", int, 0), 0),
+        right=np.where(feature >= 0, table("children_right", int, 0), 0),
+        value=np.round(table("value", float, 0.0), 4),
+        spread=SPREAD,
+        factors={},
+    )
+
+
+def misses(example: Example, prior: Prior) -> tuple[Array, Array]:
+    """By how much the trees are off each config that ran, a common offset apart, and how far they disagree of it."""
+    import numpy as np
+
+    of_trees = prior.each_tree(_told(example))
+    known = ~np.isnan(example.log2_time)
+    missed = np.clip(example.log2_time, *CLIP) - of_trees.mean(axis=1)
+    return (missed - np.nanmedian(missed))[known], of_trees.std(axis=1)[known]
+
+
+def fit_spread(left_out: Sequence[tuple[Array, Array]]) -> tuple[float, float]:
+    """The most likely `Prior.spread` by the `misses` on kernels that no tree had seen, each trace counting alike."""
+    import numpy as np
+
+    if not left_out:
+        return SPREAD
+    missed, spread = (np.concatenate(columns) for columns in zip(*left_out, strict=True))
+    weight = np.concatenate([np.full(m.size, 1.0 / m.size) for m, _ in left_out])
+    best, found = math.inf, SPREAD
+    for times in (0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0):
+        for apart in (0.2, 0.3, 0.4, 0.5, 0.6, 0.8):
+            sigma = np.hypot(times * spread, apart)
+            cost = float((weight * (np.log(sigma) + 0.5 * (missed / sigma) ** 2)).sum())
+            if cost < best:
+                best, found = cost, (times, apart)
+    return found
+
+
+def fit_factors(examples: Sequence[Example]) -> dict[str, Factor]:
+    """What the suite makes of the beliefs: each kernel is one witness, and how far witnesses differ is the new doubt."""
+    import numpy as np
+
+    witnesses: dict[str, list[tuple[float, float]]] = {}
+    for kernel in sorted({e.kernel for e in examples}):
+        some = [e for e in examples if e.kernel == kernel]
+        names = [n for n in RULES if any(n in e.broken for e in some)]
+        if not names:
+            continue
+        precision = np.diag([BELIEFS[n].sigma ** -2.0 for n in names])
+        pulled = precision @ np.array([BELIEFS[n].mean for n in names])
+        alone = precision.copy()
+        for example in some:
+            known = ~np.isnan(example.log2_time)
+            x = np.stack([example.broken.get(n, np.zeros(known.size)) for n in names], axis=1)[known]
+            y = np.clip(example.log2_time[known], *CLIP)
+            x, y = x - x.mean(axis=0), y - y.mean()
+            share = TELLING / max(1, known.sum()) / len(some) / UNEXPLAINED**2
+            precision = precision + share * x.T @ x
+            pulled = pulled + share * x.T @ y
+        covariance = np.linalg.inv(precision)
+        told = covariance @ pulled
+        for place, name in enumerate(names):
+            if covariance[place, place] < 0.8 / alone[place, place]:  # it has said something of this rule
+                witnesses.setdefault(name, []).append((float(told[place]), float(covariance[place, place])))
+    factors = {}
+    for name, belief in BELIEFS.items():
+        said = witnesses.get(name, [])
+        # The belief counts like three witnesses.
+        values = [belief.mean] * 3 + [value for value, _ in said]
+        variances = [belief.sigma**2] * 3 + [variance for _, variance in said]
+        mean = statistics.fmean(values)
+        sigma = math.sqrt(statistics.fmean(v + (m - mean) ** 2 for m, v in zip(values, variances, strict=True)))
+        factors[name] = Factor(round(max(0.0, mean), 4), round(sigma, 4))
+    return factors
+
+
+def _told(example: Example) -> Array:
+    assert example.traits is not None  # noqa: S101  # for mypy: callers have sorted these out
+    return example.traits
+
+
+# What is left out, and how the model does there -------------------------------------------------------------------------
+
+
+def kernels_left_out(examples: Sequence[Example]) -> list[frozenset[int]]:
+    """A round for each kernel, in which all its sizes are left out: places among the examples."""
+    return [_of_kernel(examples, kernel) for kernel in sorted({e.kernel for e in examples})]
+
+
+def sizes_left_out(examples: Sequence[Example]) -> list[frozenset[int]]:
+    """In each round one size of every kernel that has two or more; each size once."""
+    sizes = [sorted(places) for places in kernels_left_out(examples) if len(places) > 1]
+    return [
+        frozenset(places[number] for places in sizes if number < len(places))
+        for number in range(max(map(len, sizes), default=0))
+    ]
+
+
+def _of_kernel(examples: Sequence[Example], kernel: str) -> frozenset[int]:
+    return frozenset(i for i, e in enumerate(examples) if e.kernel == kernel)
+
+
+def fits(
+    paths: tuple[Path, ...], rounds: Sequence[frozenset[int]], trees: int, jobs: int
+) -> Iterator[tuple[int, Prior]]:
+    """The number of each round and the model without what it leaves out, as they are done."""
+    if jobs == 1 or len(rounds) < 2:
+        yield from ((number, _fit_round(paths, round_, trees)) for number, round_ in enumerate(rounds))
+        return
+    numbers = range(len(rounds))
+    yield from side_by_side(partial(_fit_numbered, paths, rounds, trees), numbers, jobs)
+
+
+def _fit_numbered(paths: tuple[Path, ...], rounds: Sequence[frozenset[int]], trees: int, number: int) -> Prior:
+    return _fit_round(paths, rounds[number], trees)
+
+
+def _fit_round(paths: tuple[Path, ...], left_out: frozenset[int], trees: int) -> Prior:
+    return fit([e for i, e in enumerate(read_examples(paths)) if i not in left_out], trees=trees)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """How a model does on a space that it has not seen, or, on average, on several.
+
+    Attributes:
+        rank_correlation: Spearman's, of configs that ran.
+        top_1_percent: slowdown of the best config within the top 1 % of the ranking; likewise 10 % and 50 %.
+        first: slowdown of the config ranked first.
+        default: slowdown of the default, which also stands in where what was ranked on top does not run.
+        ece, brier_skill: of the eight bins against the space's median config; see `ForecastScores`.
+    """
+
+    rank_correlation: float | None
+    top_1_percent: float | None
+    top_10_percent: float | None
+    top_50_percent: float | None
+    first: float | None
+    default: float | None
+    ece: float | None
+    brier_skill: float | None
+
+
+_FACTORS = ("top_1_percent", "top_10_percent", "top_50_percent", "first", "default")  # averaged as factors are
+
+
+def score(example: Example, prior: Prior) -> Scores:
+    """How a model does on one space, nothing of which is known to it."""
+    import numpy as np
+
+    forecasts = Learned(prior).start(ForecastContext(job=example.job)).predict({}, {})
+    log2_us = np.where(np.isnan(example.log2_time), np.inf, example.log2_time)
+    measured, median = against_median(forecasts, log2_us.tolist(), default_us=None)
+    scores = score_forecasts(forecasts, measured, reference=median)
+    columns = columns_of(forecasts)
+    expected = np.nan_to_num(columns.mean + np.log2(np.maximum(1.0 - columns.fail, 1e-9)))
+    slowdowns = [float(s) if math.isfinite(s) else None for s in 2.0 ** (log2_us - log2_us.min())]
+    default = slowdowns[0]
+    return Scores(
+        rank_correlation=rank_correlation(forecasts, measured),
+        top_1_percent=scores.top_1_percent or default,
+        top_10_percent=scores.top_10_percent or default,
+        top_50_percent=scores.top_50_percent or default,
+        first=slowdowns[int(expected.argmax())] or default,
+        default=default,
+        ece=scores.ece,
+        brier_skill=scores.brier_skill,
+    )
+
+
+def mean_of(some: Sequence[Scores]) -> Scores:
+    """Their mean, of factors the geometric one, to four digits; of what none of them has None."""
+
+    def mean(name: str) -> float | None:
+        values = [value for scores in some if (value := getattr(scores, name)) is not None]
+        if not values:
+            return None
+        return round(statistics.geometric_mean(values) if name in _FACTORS else statistics.fmean(values), 4)
+
+    return Scores(**{name: mean(name) for name in Scores.__slots__})
+
+
+def split_card(examples: Sequence[Example], scored: Mapping[int, Scores]) -> dict[str, object] | None:
+    """What the card says of one way to leave out: every kernel counts alike; None if nothing could be left out."""
+    if not scored:
+        return None
+    by_kernel = {
+        kernel: mean_of([scored[i] for i in sorted(places)])
+        for kernel in sorted({e.kernel for e in examples})
+        if (places := _of_kernel(examples, kernel) & scored.keys())
+    }
+    return {
+        "traces": len(scored),
+        **_as_row(mean_of(list(by_kernel.values()))),
+        "by_kernel": {kernel: _as_row(scores) for kernel, scores in by_kernel.items()},
+    }
+
+
+def _as_row(scores: Scores) -> dict[str, float | None]:
+    return {name: getattr(scores, name) for name in Scores.__slots__}
+
+
+def data_card(examples: Sequence[Example]) -> dict[str, object]:
+    import numpy as np
+
+    failed = [int(np.isnan(e.log2_time).sum()) for e in examples]
+    return {
+        "traces": {
+            kernel: [examples[i].name for i in sorted(_of_kernel(examples, kernel))]
+            for kernel in sorted({e.kernel for e in examples})
+        },
+        "without_launches": [e.name for e in examples if e.traits is None],
+        "hardware": sorted({str(e.job.hardware) for e in examples}),
+        "configs": sum(e.log2_time.size for e in examples),
+        "failed": sum(failed),
+    }
+
+
+def fit_and_score(paths: Sequence[Path], *, trees: int = TREES, jobs: int = 1) -> tuple[Prior, dict[str, object]]:
+    """The model of these traces, and its card.
+
+    Raises:
+        OSError: a trace cannot be read.
+        InvalidInputError: one is no trace, or they are of too few kernels.
+    """
+    chosen = tuple(dict.fromkeys(paths))
+    examples = read_examples(chosen)
+    kernels = sorted({e.kernel for e in examples})
+    if len(kernels) < LEAST_KERNELS:
+        raise InvalidInputError(
+            f"{len(chosen)} traces are of {len(kernels)} kernels ({', '.join(kernels) or 'none'}): to leave each out once, "
+            f"name traces of at least {LEAST_KERNELS}"
+        )
+    by_kernel, by_size = kernels_left_out(examples), sizes_left_out(examples)
+    rounds = [frozenset[int](), *by_kernel, *by_size]
+    found: dict[int, Prior] = {}
+    for number, prior in fits(chosen, rounds, trees, jobs):
+        found[number] = prior
+        print(f"fit: {len(found)} of {len(rounds)} models", file=sys.stderr, flush=True)
+    missed = {
+        i: misses(examples[i], found[number])
+        for number, places in enumerate(by_kernel, start=1)
+        for i in sorted(places)
+        if examples[i].traits is not None and found[number].feature.size
+    }
+    spread = fit_spread(list(missed.values()))
+    # The two numbers of the spread, too, come from other kernels where a kernel is scored.
+    spread_without = {
+        kernel: fit_spread([m for i, m in missed.items() if examples[i].kernel != kernel]) for kernel in kernels
+    }
+
+    def scored(first: int, rounds: Sequence[frozenset[int]]) -> dict[int, Scores]:
+        return {
+            i: score(examples[i], replace(found[number], spread=spread_without[examples[i].kernel]))
+            for number, places in enumerate(rounds, start=first)
+            for i in sorted(places)
+        }
+
+    prior = replace(found[0], spread=spread)
+    card = {
+        "data": data_card(examples),
+        "trees": {"count": len(prior.feature), "nodes": sum(2 * int((f >= 0).sum()) + 1 for f in prior.feature)},
+        "spread": list(spread),
+        "kernels_left_out": split_card(examples, scored(1, by_kernel)),
+        "sizes_left_out": split_card(examples, scored(1 + len(by_kernel), by_size)),
+    }
+    return prior, card
+
+
+# The command ------------------------------------------------------------------------------------------------------------
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Fit, score, and write the model."""
+    parser = argparse.ArgumentParser(
+        prog="python -m calibration fit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE", help="default: all of the suite's")
+    parser.add_argument(
+        "--to",
+        type=Path,
+        metavar="FILE",
+        help="default: the shipped model, which is fitted on the suite's traces alone",
+    )
+    parser.add_argument("--trees", type=_positive, default=TREES, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--jobs", type=_positive, default=usable_cores(), metavar="N", help="processes to use; default: %(default)s"
+    )
+    parser.add_argument("--json", action="store_true", help="print the card as JSON")
+    given = parser.parse_args(words)
+    if given.traces and given.to is None:
+        parser.error("name a file with --to: the shipped model is fitted on the suite's traces alone")
+    target = given.to or SHIPPED
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)  # before minutes are spent
+        prior, card = fit_and_score(given.traces or suite_paths(), trees=given.trees, jobs=given.jobs)
+        text = prior_text(prior, card=card)
+        if len(text) > MOST_BYTES:
+            raise InvalidInputError(
+                f"the model would take {len(text)} bytes, of {MOST_BYTES} it may: fit fewer than {given.trees} trees"
+            )
+        _write(target, text)
+    except (OSError, InvalidInputError) as err:
+        print(f"fit: {err}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fit: interrupted, nothing is written", file=sys.stderr)
+        return 130
+    print(f"fit: wrote {target}, {len(text)} bytes", file=sys.stderr)
+    if given.json:
+        print(json.dumps(card, allow_nan=False))
+    else:
+        _show(card)
+    return 0
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a positive whole number")
+    return number
+
+
+def _show(card: Mapping[str, Any]) -> None:
+    print(f"{'left out':<24}" + "".join(f"{name:>17}" for name in Scores.__slots__))
+    for what in ("kernels_left_out", "sizes_left_out"):
+        if (split := card[what]) is None:
+            continue
+        for name, row in ((what.replace("_", " "), split), *((f"  {k}", r) for k, r in split["by_kernel"].items())):
+            cells = ("-" if row[n] is None else f"{row[n]:.2f}" for n in Scores.__slots__)
+            print(f"{name:<24}" + "".join(f"{cell:>17}" for cell in cells))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""What can be told of the configs in the suite's traces without a GPU, and into the traces with it.
+
+This is `python -m calibration record --describe`. New recordings hold it from the start. The kernels of a trace must be
+those of the suite as it is: each variant is called with arguments that hold no data, and what it launches is described on
+the hardware that the trace's header tells of.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_suite import SuiteKernel
+
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.hardware import Hardware
+from forecast_autotune.store import encoding
+from forecast_autotune.store.encoding import from_text, to_text
+from forecast_autotune.store.textfile import read_text, write_lines
+
+from .evidence import fake_inputs
+from .worker import SEED, has_code_of, recordable, variant_place
+
+FIELD = "described"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """What became of one trace."""
+
+    trace: str
+    configs: int = 0
+    described: int = 0
+    left: str = ""  # why it was left as it is
+
+
+def describe_traces(folder: Path, say: Callable[[Described], None] = lambda _: None) -> list[Described]:
+    """Describe the configs of every trace in a folder, in place; all else in the files stays as it is.
+
+    Raises:
+        OSError: a file cannot be read or written.
+        InvalidInputError: one is no trace.
+    """
+    told = []
+    for path in sorted(folder.glob("*.jsonl.gz")):
+        told.append(describe_trace(path))
+        say(told[-1])
+    return told
+
+
+def describe_trace(path: Path) -> Described:
+    """Describe the configs of one trace, in place.
+
+    Raises:
+        OSError: the file cannot be read or written.
+        InvalidInputError: it is no trace.
+    """
+    first, *lines = read_text(path).rstrip("\n").split("\n")
+    what = f"{path}, line 1"
+    header = encoding.fields(from_text(first, what), what)
+    recorded = encoding.fields(header.get("recorded", {}), f"{what}: recorded")
+    kernel = recordable("cuda").get(str(recorded.get("kernel")))
+    if not isinstance(kernel, SuiteKernel):
+        return Described(trace=path.name, left="it is of no Triton kernel of the suite")
+    program = encoding.decode_program(header.get("program"), f"{what}: program")
+    if not has_code_of(program, kernel.tuned().tuned.program):
+        return Described(trace=path.name, left="its kernels are no longer the suite's")
+    hardware = encoding.decode_hardware(header.get("hardware"), f"{what}: hardware")
+    values = [
+        dict(encoding.fields(from_text(line, f"{path}, line {n}"), f"{path}, line {n}"))
+        for n, line in enumerate(lines, start=2)
+    ]
+    configs = [encoding.decode_config(value.get("config"), f"{path}: config") for value in values]
+    found = list(descriptions(kernel, str(recorded.get("case")), configs, hardware))
+    written = [first]
+    for line, value, described in zip(lines, values, found, strict=True):
+        bare = line if value.pop(FIELD, None) is None else to_text(value)
+        written.append(
+            f"{bare[:-1]},{to_text({FIELD: encoding.encode_described(described)})[1:]}" if described else bare
+        )
+    if written != [first, *lines]:
+        mode = path.stat().st_mode
+        write_lines(path, written)
+        os.chmod(path, mode)
+    return Described(trace=path.name, configs=len(configs), described=sum(map(bool, found)))
+
+
+def descriptions(
+    kernel: SuiteKernel, case: str, configs: Sequence[Config], hardware: Hardware
+) -> Iterator[Mapping[str, float]]:
+    """What can be told of each joint config at a case; nothing of one that its variant refuses.
+
+    Raises:
+        InvalidInputError: the kernel has no such case.
+    """
+    from forecast_autotune.compilers.triton_launches import launches, static_features
+    from forecast_autotune.frontends.triton.simulated_driver import rehearsal
+
+    args = fake_inputs(kernel, kernel.case(case), SEED)
+    with rehearsal(hardware=hardware):  # some variants ask their device how large it is
+        for config in configs:
+            variant = kernel.variants[variant_place(kernel, config)]
+            try:
+                found = launches(variant.launch, args, {name: config[name] for name in variant.space.knobs})
+            except Exception:  # it refuses the config at this size, or needs data to tell
+                yield {}
+            else:
+                yield static_features(found, hardware)

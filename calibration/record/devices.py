@@ -1,0 +1,308 @@
+"""Record the suite's spaces on the devices at hand: `python -m calibration record [KERNEL | KERNEL/CASE …] [--minutes M]`.
+
+Every workload becomes a trace, `<kernel>.<case>.<hardware>.jsonl.gz`: up to so many configs of all variants, an even
+sample of a larger space, with the spread of repeats, the device's clock and temperature, versions, and the kernels'
+sources. The first case of every kernel comes first, then the second of every kernel, and so on, so that a short time
+limit is spent on what is worth most. Each GPU records by itself, with its part of the cores to compile on; on a machine
+without one, the C++ kernels are recorded on the CPU.
+
+Each outcome is kept at once, so that a recording that was stopped goes on from there when it is run again on the same
+device. What another device has begun is begun anew: a trace never mixes two.
+
+`--describe` records nothing: it writes into existing traces what can be told of their configs without a device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO, Any, cast
+
+from kernel_suite import Kernel
+
+from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.processes.machine import usable_cores
+
+from ..paths import TRACES
+from .describe import Described, describe_traces
+from .worker import Task, Told, recordable
+
+GRACE_S = 90.0  # after its time, a process may end what it has begun, a compile of a minute included
+ATTEMPTS = 6  # of one workload, each in a new process that goes on behind the config which ended the one before
+STARTING_S = 20.0  # before the end, nothing is begun any more
+
+
+class Device:
+    """A device and the process that records on it, on these cores; `command` starts one, given the device.
+
+    A process that dies or hangs is started again, and goes on with what its predecessor has kept.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        cores: Sequence[int],
+        command: Sequence[str] = (sys.executable, "-m", "calibration.record.worker"),
+    ) -> None:
+        self.name = name
+        self._cores = cores
+        self._command = command
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def record(self, task: Task, tell: Any) -> Told:
+        """Record one workload, telling of every round."""
+        last = Told(kernel=task.kernel, case=task.case, done=True)
+        for _ in range(ATTEMPTS):
+            with self._lock:
+                if self._closed:
+                    return replace(last, done=True, problem="stopped")
+                tasks = self._started()
+            with contextlib.suppress(OSError, ValueError):  # it has ended: its last words follow
+                tasks.write(json.dumps(asdict(task)) + "\n")
+            while (line := self._next_line(task)) is not None:
+                last = Told(**json.loads(line))
+                if last.done:
+                    break
+                tell(self.name, last)
+            if line is not None and not last.lost:
+                return last
+            ended = self.stop()
+            if line is None:
+                last = replace(last, done=True, problem=f"the process that recorded it ended ({ended})")
+            if time.time() > task.until:
+                break
+        return last
+
+    def close(self) -> None:
+        """End the process, and start no other, whoever is recording."""
+        with self._lock:
+            self._closed = True
+            self.stop()
+
+    def stop(self) -> str:
+        """End the process; how it ended."""
+        process, self._process = self._process, None
+        if process is None:
+            return "never started"
+        process.kill()
+        with process:  # closes its pipes
+            return f"exit status {process.wait()}"
+
+    def _started(self) -> IO[str]:
+        """Where a running process reads its tasks; it is started if there is none."""
+        if self._process is not None and self._process.stdin is not None and self._process.poll() is None:
+            return self._process.stdin
+        environment = {n: v for n, v in os.environ.items() if not n.startswith("FORECAST_AUTOTUNE_")}
+        # Not isolated: this process is one that may die.
+        environment.update(PYTHONUNBUFFERED="1", FORECAST_AUTOTUNE_ISOLATE="0", OMP_NUM_THREADS=str(len(self._cores)))
+        if self.name != "cpu":
+            number = int(self.name.partition(":")[2])
+            visible = [v.strip() for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v.strip()]
+            environment["CUDA_VISIBLE_DEVICES"] = visible[number] if visible else str(number)
+        self._lines = queue.Queue()
+        process = self._process = subprocess.Popen(
+            [*self._command, "cpu" if self.name == "cpu" else "cuda:0"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment,
+        )  # fmt: skip
+        threading.Thread(target=_pump, args=(process.stdout, self._lines), daemon=True).start()
+        with contextlib.suppress(OSError):  # it has ended already
+            os.sched_setaffinity(process.pid, self._cores)
+        return cast("IO[str]", process.stdin)
+
+    def _next_line(self, task: Task) -> str | None:
+        """The next line of the process; None where it has ended or hangs."""
+        patience_s = max(0.0, task.until - time.time()) + GRACE_S
+        try:
+            return self._lines.get(timeout=patience_s)
+        except queue.Empty:
+            return None
+
+
+def _pump(lines: Iterable[str], into: queue.Queue[str | None]) -> None:
+    for line in lines:
+        into.put(line)
+    into.put(None)
+
+
+class Plan:
+    """The workloads still to be recorded, handed to devices: most valuable first, a kernel's own device before others."""
+
+    def __init__(self, workloads: Sequence[tuple[str, str]]) -> None:
+        self._left = list(workloads)
+        self._whose: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def next(self, device: str) -> tuple[str, str] | None:
+        """What a device should record now: a kernel it has compiled already, or one that nobody has."""
+        with self._lock:
+            free = (w for w in self._left if self._whose.setdefault(w[0], device) == device)
+            found = next(free, self._left[0] if self._left else None)
+            if found is not None:
+                self._left.remove(found)
+            return found
+
+
+def workloads(asked: Sequence[str], kind: str) -> list[tuple[str, str]]:
+    """Kernels and cases by name, the first case of every kernel before the second of any.
+
+    Raises:
+        InvalidInputError: no kernel or case of that name can be recorded on this kind of device.
+    """
+    known = recordable(kind)
+    wanted: dict[str, list[str]] = {}
+    for word in asked or known:
+        name, _, case = word.partition("/")
+        if name not in known:
+            raise InvalidInputError(f"no kernel {name!r} can be recorded on {kind}: there are {', '.join(known)}")
+        cases = [c.name for c in known[name].cases]
+        if case and case not in cases:
+            raise InvalidInputError(f"{name} has no case {case!r}: it has {', '.join(cases)}")
+        wanted.setdefault(name, []).extend([case] if case else cases)
+    ranked = [(i, name, case) for name, cases in wanted.items() for i, case in enumerate(dict.fromkeys(cases))]
+    return [(name, case) for _, name, case in sorted(ranked, key=lambda each: each[0])]
+
+
+def devices(asked: str) -> list[str]:
+    """The devices to record on: those named, or every GPU, or the CPU where there is none.
+
+    Raises:
+        InvalidInputError: one of them is not there.
+    """
+    import torch
+
+    there = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    named = [name.strip() for name in asked.split(",") if name.strip()] or there or ["cpu"]
+    for name in named:
+        if name not in (*there, "cpu"):
+            raise InvalidInputError(f"there is no device {name!r} here: there are {', '.join([*there, 'cpu'])}")
+    return named
+
+
+def record(given: argparse.Namespace) -> list[Told]:
+    """Record everything asked for, or as much as there is time for; what became of each workload."""
+    found = devices(given.devices)
+    todo = workloads(given.workloads, found[0].partition(":")[0])
+    until = time.time() + 60 * given.minutes
+    plan, told = Plan(todo), list[Told]()
+    cores = sorted(os.sched_getaffinity(0))[: usable_cores()]
+    each = max(1, len(cores) // len(found))
+    working = [Device(name, cores[i * each : (i + 1) * each] or cores) for i, name in enumerate(found)]
+    share_s = 60 * given.minutes * len(found) / max(1, len(todo))
+
+    def work(device: Device) -> None:
+        while time.time() < until - STARTING_S and (workload := plan.next(device.name)) is not None:
+            task = Task(
+                kernel=workload[0], case=workload[1], configs=given.configs,
+                # One workload takes no more than a few times its share, however slow it is to compile.
+                until=min(until, time.time() + max(60.0, 4 * share_s)),
+                traces=str(given.to), stores=str(given.work),
+            )  # fmt: skip
+            try:
+                ended = device.record(task, show)
+            except Exception as err:  # no process can be started, or it says what nobody understands
+                device.stop()
+                problem = f"{type(err).__name__}: {err}"
+                ended = Told(kernel=task.kernel, case=task.case, done=True, problem=problem)
+            if isinstance(recordable(found[0].partition(":")[0])[task.kernel], Kernel):
+                device.stop()  # of extension modules, a process can load about a thousand
+            told.append(ended)
+            show(device.name, ended)
+
+    threads = [threading.Thread(target=work, args=(device,), daemon=True) for device in working]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        print("stopped: run it again to go on from here", file=sys.stderr)
+    finally:
+        for device in working:
+            device.close()
+    return told
+
+
+def show(device: str, told: Told) -> None:
+    """One line on stderr: how far a workload has come."""
+    best = "" if math.isnan(told.best_us) else f", best {told.best_us:.1f} us"
+    gain = told.default_us / told.best_us
+    best += "" if math.isnan(gain) else f", {gain:.2f}x the default"
+    again = f", {told.repeats} again: {told.repeat_error:.1%} apart" if told.repeats else ""
+    end = f": {told.problem}" if told.problem else best + again
+    far = f"{told.tried} of {told.of} tried, {told.failed} failed"
+    print(f"{time.strftime('%H:%M:%S')} {device} {told.kernel}/{told.case}: {far}{end}", file=sys.stderr, flush=True)
+
+
+def describe(given: argparse.Namespace) -> int:
+    """Describe what is in the traces, and print how much that is."""
+    told = describe_traces(given.to, show_described)
+    if given.json:
+        print(json.dumps([asdict(t) for t in told], indent=1))
+    else:
+        done = [t for t in told if not t.left]
+        configs, described = sum(t.configs for t in done), sum(t.described for t in done)
+        print(
+            f"{described} of {configs} configs described in {len(done)} traces, {len(told) - len(done)} left as they are"
+        )
+    return 0
+
+
+def show_described(told: Described) -> None:
+    """One line on stderr: what became of a trace."""
+    far = f"left as it is: {told.left}" if told.left else f"{told.described} of {told.configs} described"
+    print(f"{told.trace}: {far}", file=sys.stderr, flush=True)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Record, then print what there is."""
+    parser = argparse.ArgumentParser(
+        prog="python -m calibration record", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("workloads", nargs="*", metavar="KERNEL[/CASE]", help="default: all of the suite")
+    parser.add_argument("--minutes", type=float, default=8.0, help="when to stop; default 8")
+    parser.add_argument("--configs", type=int, default=256, help="at most so many for each workload; default 256")
+    parser.add_argument("--to", type=Path, default=TRACES, help="folder of the traces")
+    parser.add_argument("--work", type=Path, default=Path("build/recording"), help="folder of what is not finished")
+    parser.add_argument("--devices", default="", metavar="cuda:0,cuda:1", help="default: every GPU, else the CPU")
+    parser.add_argument(
+        "--describe", action="store_true",
+        help="record nothing: write into the folder's traces what can be told of their configs without a device",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="for programs")
+    given = parser.parse_args(words)
+    try:
+        given.work = given.work.absolute()
+        given.to = given.to.absolute()
+        if given.describe:
+            return describe(given)
+        for folder in (given.work, given.to):
+            folder.mkdir(parents=True, exist_ok=True)
+        told = record(given)
+    except (InvalidInputError, OSError) as err:
+        print(f"record: {err}", file=sys.stderr)
+        return 2
+    if given.json:
+        print(json.dumps([{n: v for n, v in asdict(t).items() if v == v} for t in told], indent=1))
+    else:
+        ran = [t for t in told if not t.problem]
+        tried = sum(t.tried for t in told)
+        print(f"{len(ran)} of {len(told)} workloads recorded, {tried} configs tried, in {given.to}")
+    return 0 if all(not t.problem for t in told) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""One page of pictures that shows what an evaluation found."""

@@ -1,0 +1,22 @@
+"""The verbs of the command."""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "list": ("listing", "what is decided here"),
+    "show": ("show", "one decision: why, forecast beside measurement, what it beat"),
+    "skills": ("skills", "what changes of one knob did, by what was measured"),
+    "stats": ("stats", "size, hits, time saved, how honest the forecasts were"),
+    "replay": ("replay", "tune against recorded spaces: loss, spend, honesty"),
+    "run": ("run", "run a program whose triton.autotune is ours"),
+    "forecast": ("forecast", "rank a kernel's configs for a GPU without touching one"),
+    "pending": ("pending", "keys met where measuring was not allowed"),
+    "tune-pending": ("tune_pending", "run a program to tune pending keys"),
+    "export": ("export", "write decisions and outcomes as JSON lines"),
+    "import": ("import_", "take in exported decisions and outcomes"),
+    "prune": ("prune", "remove superseded decisions and what nothing uses any more"),
+    "clear": ("clear", "remove everything, or one kernel"),
+    "doctor": ("doctor", "check compilers, devices, the store and the settings"),
+}
+"""Name to module and help line. No module is named after a builtin: once imported, a module `list` would hide the builtin
+inside this package."""

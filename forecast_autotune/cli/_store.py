@@ -1,0 +1,58 @@
+"""The store that a verb reads, and what several verbs print of it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from .output import say
+
+if TYPE_CHECKING:
+    from ..store.queries import StoreFile
+    from ..store.rows import StoredDecision
+
+
+def store_of(arguments: argparse.Namespace) -> StoreFile:
+    """The store in the folder of `--dir`, else in that of the settings."""
+    from ..settings import Settings
+    from ..store.queries import StoreFile
+
+    return StoreFile(arguments.dir if arguments.dir is not None else Settings.from_environment().dir)
+
+
+def is_missing(store: StoreFile) -> bool:
+    """Whether there is no store yet; a line on stderr says so."""
+    if not store.exists():
+        say(f"there is no store at {store.path}: nothing has been tuned here yet")
+        return True
+    return False
+
+
+def warn_unreadable(store: StoreFile) -> None:
+    """Say on stderr how many rows could not be read, if any."""
+    if store.unreadable:
+        say(
+            f"{len(store.unreadable)} rows of {store.path} cannot be read and are left out, first: {store.unreadable[0]}"
+        )
+
+
+def summary_of(stored: StoredDecision) -> dict[str, object]:
+    """A decision in a list, for programs."""
+    decision = stored.decision
+    return {
+        "decision": stored.digest,
+        "kernel": stored.place.workload.program.name,
+        "key": dict(stored.place.workload.key),
+        "hardware": stored.place.hardware.name,
+        "power_limit_w": stored.place.hardware.power_limit_w,
+        "config": dict(decision.config.knobs),
+        "basis": decision.basis,
+        "speedup": decision.speedup,
+        "config_us": decision.config_us,
+        "default_us": decision.default_us,
+        "measured": decision.measured,
+        "space_size": decision.space_size,
+        "spent_s": decision.spent_s,
+        "hits": stored.hits,
+        "decided_at": decision.decided_at,
+    }

@@ -1,0 +1,212 @@
+"""Forecasts of many configs as arrays, and what is computed on them: moments, the normal distribution, expected gains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import eq
+from typing import TYPE_CHECKING
+
+from ..core.config import Config
+from ..core.forecast import Abstention, Forecast, Normal
+from ..core.space import Space
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Forecasts as arrays, one entry per config; NaN where it abstained.
+
+    `mean` and `sigma` are of log2 speed-up, `fail` is the chance of failing.
+    """
+
+    mean: Array
+    sigma: Array
+    fail: Array
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        import numpy as np
+
+        known: NDArray[np.bool_] = ~np.isnan(self.mean)
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One surrogate's part of a table: a bell for each config, and how much it counts there.
+
+    Attributes:
+        source: the surrogate's name.
+        mean, sigma: of each config, in log2 speed-up; shape `(configs,)`.
+        weight: how much the bell counts in each config's mixture, 0 to 1; shape `(configs,)`.
+    """
+
+    source: str
+    mean: Array
+    sigma: Array
+    weight: Array
+
+
+class ForecastTable(Sequence[Forecast | Abstention]):
+    """The forecasts of many configs, held as arrays: a config's own is put together when it is asked for.
+
+    As objects, 10,000 forecasts of three bells each take 80 ms to make and 60 ms to read back (one core of an EPYC).
+
+    Args:
+        components: the weights of a config sum to 1, and are all 0 where nobody forecasts it.
+        fail: chance of failing of each config; shape `(configs,)`.
+        source: who forecasts, for people.
+        default_us: the default's time in microseconds where it is known.
+        silent: why a config without a weight has no forecast.
+        sigma_scale: the factor by which recalibration has multiplied every sigma.
+    """
+
+    def __init__(
+        self,
+        components: Sequence[Component],
+        fail: Array,
+        *,
+        source: str,
+        default_us: float | None = None,
+        silent: str = "not a config of the space",
+        sigma_scale: float = 1.0,
+    ) -> None:
+        self.components = tuple(components)
+        self.fail = fail
+        self.source = source
+        self.default_us = default_us
+        self.silent = silent
+        self.sigma_scale = sigma_scale
+        self._columns: Columns | None = None
+
+    @classmethod
+    def of_one(
+        cls,
+        name: str,
+        mean: Array,
+        sigma: Array,
+        fail: Array,
+        *,
+        source: str,
+        default_us: float | None = None,
+    ) -> ForecastTable:
+        """A single bell for each config; all arrays have the shape `(configs,)`."""
+        import numpy as np
+
+        component = Component(name, mean, sigma, np.ones(mean.size))
+        return cls([component], fail, source=source, default_us=default_us)
+
+    @property
+    def columns(self) -> Columns:
+        """The first two moments and the chance of failing of each forecast."""
+        import numpy as np
+
+        if self._columns is None:
+            weight = np.array([c.weight for c in self.components])
+            means, sigmas = np.array([c.mean for c in self.components]), np.array([c.sigma for c in self.components])
+            mean = np.where(weight > 0, weight * means, 0.0).sum(axis=0)
+            spread = np.where(weight > 0, weight * (sigmas**2 + (means - mean) ** 2), 0.0).sum(axis=0)
+            unknown = weight.sum(axis=0) <= 0
+            fail = self.fail.copy()
+            mean[unknown], spread[unknown], fail[unknown] = np.nan, np.nan, np.nan
+            self._columns = Columns(mean, np.sqrt(spread), fail)
+        return self._columns
+
+    def at(self, positions: Sequence[int]) -> ForecastTable:
+        """The forecasts at these positions, in their order; at -1 it abstains."""
+        import numpy as np
+
+        rows = np.array(positions, dtype=np.intp)
+        known = rows >= 0
+        components = [Component(c.source, c.mean[rows], c.sigma[rows], c.weight[rows] * known) for c in self.components]
+        return ForecastTable(
+            components,
+            self.fail[rows],
+            source=self.source,
+            default_us=self.default_us,
+            silent=self.silent,
+            sigma_scale=self.sigma_scale,
+        )
+
+    def stretched(self, factor: float) -> ForecastTable:
+        """The same with every sigma multiplied by a factor, and `sigma_scale` with it."""
+        return ForecastTable(
+            [Component(c.source, c.mean, c.sigma * factor, c.weight) for c in self.components],
+            self.fail,
+            source=self.source,
+            default_us=self.default_us,
+            silent=self.silent,
+            sigma_scale=self.sigma_scale * factor,
+        )
+
+    def __len__(self) -> int:
+        return int(self.fail.size)
+
+    def __getitem__(self, i):  # type: ignore[no-untyped-def]
+        if isinstance(i, slice):
+            return [self._forecast(k) for k in range(*i.indices(len(self)))]
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"forecast {i} of {len(self)}")
+        return self._forecast(i % len(self))
+
+    def _forecast(self, i: int) -> Forecast | Abstention:
+        bells = tuple(
+            Normal(
+                float(c.mean[i]), float(c.sigma[i]), float(c.weight[i]), c.source if len(self.components) > 1 else ""
+            )
+            for c in self.components
+            if c.weight[i] > 0
+        )
+        if not bells:
+            return Abstention(self.source, self.silent)
+        return Forecast(bells, self.source, float(self.fail[i]), self.default_us, self.sigma_scale)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(other) == len(self) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def columns_of(forecasts: Sequence[Forecast | Abstention]) -> Columns:
+    """The first two moments and the chance of failing of each forecast."""
+    import numpy as np
+
+    if isinstance(forecasts, ForecastTable):
+        return forecasts.columns
+    nan = math.nan
+    rows = [(nan, nan, nan) if isinstance(f, Abstention) else (f.mean, f.sigma, f.fail_probability) for f in forecasts]
+    table = np.array(rows, dtype=float).reshape(len(rows), 3)
+    return Columns(table[:, 0], table[:, 1], table[:, 2])
+
+
+def normal_cdf(z: Array) -> Array:
+    """Chance that a standard normal variable is at most z."""
+    import numpy as np
+
+    # numpy has no erf of its own; 10,000 calls take 0.8 ms (one core of an EPYC).
+    erf = np.frompyfunc(math.erf, 1, 1)
+    cdf: Array = 0.5 * (1.0 + np.asarray(erf(np.asarray(z, dtype=float) / math.sqrt(2.0)), dtype=float))
+    return cdf
+
+
+def expected_gain(columns: Columns, over: float) -> Array:
+    """Expected improvement of each config over a log2 speed-up, a failure gaining nothing; NaN where abstained."""
+    import numpy as np
+
+    sigma = np.maximum(columns.sigma, 1e-9)
+    z = (columns.mean - over) / sigma
+    density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
+    gain: Array = (1.0 - columns.fail) * sigma * np.maximum(z * normal_cdf(z) + density, 0.0)
+    return gain
+
+
+def indices_of(space: Space, configs: Sequence[Config]) -> list[int]:
+    """Where each config stands in the space; -1 if it is not in it."""
+    return [space.index(c) if c in space else -1 for c in configs]

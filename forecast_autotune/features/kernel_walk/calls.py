@@ -1,0 +1,211 @@
+"""How the walk reads calls: Triton's functions, methods of values, helpers of the kernel's own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .symbols import UNKNOWN, Symbol, broadcast, last_name, product, reduced, transposed
+
+if TYPE_CHECKING:
+    from .walker import Walker
+
+Args = Sequence[ast.expr]
+Named = Mapping[str, ast.expr]
+
+_SAME_SHAPE = frozenset([
+    "multiple_of", "max_contiguous", "max_constancy", "cast", "sort", "cumsum", "cumprod", "flip", "exp", "exp2", "log",
+    "log2", "sqrt", "rsqrt", "sin", "cos", "abs", "floor", "ceil", "sigmoid", "erf", "tanh", "softmax", "associative_scan",
+    "zeros_like",
+])  # fmt: skip
+_REDUCTIONS = frozenset(["sum", "max", "min", "argmax", "argmin", "xor_sum", "reduce"])
+_COSTLY = frozenset(["exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "sigmoid", "erf", "tanh", "softmax"])
+_ATOMICS = frozenset(f"atomic_{name}" for name in ["add", "max", "min", "and", "or", "xor", "xchg", "cas"])
+
+
+def read_call(walker: Walker, node: ast.Call) -> Symbol:
+    """What a call returns, and note what it does."""
+    name = last_name(node.func)
+    named = {k.arg: k.value for k in node.keywords if k.arg}
+    if isinstance(node.func, ast.Attribute):
+        owner = walker.see(node.func.value)
+        if owner is not UNKNOWN and not (owner.element and not owner.shape and not owner.base):
+            return _method(walker, name, owner, node.args, named)
+    if name in _CALLS:
+        return _CALLS[name](walker, node.args, named)
+    if name in _ATOMICS and node.args:
+        return walker.notes.access("atomic", walker.see(node.args[0]), [walker.see(a) for a in node.args[1:]])
+    helper = walker.helper(node.func)
+    if helper is not None:
+        return walker.inline(helper, node.args, named)
+    return _unlisted(walker, name, node.args, named)
+
+
+def _unlisted(walker: Walker, name: str, args: Args, named: Named) -> Symbol:
+    """A call of which no more is known than its name: a reduction, arithmetic by elements, or neither."""
+    seen = [walker.see(a) for a in args] + [walker.see(v) for v in named.values()]
+    whole = broadcast(seen)
+    if name in _REDUCTIONS and seen:
+        return reduced(seen[0], named.get("axis", args[1] if len(args) > 1 else None))
+    if name in _COSTLY and whole.shape:
+        walker.notes.costly.append((product(whole.shape), walker.notes.trip_text()))
+    if name in _SAME_SHAPE and seen:
+        return replace(seen[0], value=None if seen[0].shape else seen[0].value)
+    return replace(whole, value=None)
+
+
+def _method(walker: Walker, name: str, owner: Symbol, args: Args, named: Named) -> Symbol:
+    """A call on a value: `x.to(tl.float16)`, `descriptor.load([m, k])`, `x.sum(axis=0)`."""
+    values = [walker.see(a) for a in args]
+    if name == "to" and values:
+        size = values[0].element or owner.element
+        return replace(owner, element=size, integer=values[0].integer if values[0].element else owner.integer)
+    if name in ("load", "store"):
+        if not owner.shape and owner.base and values and values[0].items:  # a descriptor made by the caller
+            blocks = tuple(f"{owner.base}__block{i}" for i in range(len(values[0].items)))
+            owner = replace(owner, shape=blocks, value=None)
+        return walker.notes.access(name, owner, values[1:2])
+    if name in _ATOMICS:
+        return walker.notes.access("atomic", owner, values[1:2])
+    if name == "trans":
+        return replace(owner, shape=transposed(owner.shape))
+    if name in ("reshape", "view"):
+        shape = ast.Tuple(list(args), ast.Load()) if len(args) != 1 else args[0]
+        return replace(owner, shape=walker.dims(shape) or owner.shape)
+    if name in _REDUCTIONS:
+        return reduced(owner, named.get("axis", args[0] if args else None))
+    return replace(owner, value=None)
+
+
+def _arange(walker: Walker, args: Args, _: Named) -> Symbol:
+    start, stop = (walker.see(a).value for a in (*args, ast.Constant(0))[:2])
+    for argument in args:
+        walker.take_for_tiles(argument)
+    if start is None or stop is None:
+        return UNKNOWN
+    return Symbol(shape=(stop if start == "0" else f"({stop}-{start})",), element="4")
+
+
+def _zeros(walker: Walker, args: Args, named: Named) -> Symbol:
+    shape = args[0] if args else named.get("shape")
+    kind = named.get("dtype", args[-1] if len(args) > 1 else None)
+    dtype = walker.see(kind) if kind is not None else UNKNOWN
+    integer = dtype.integer and bool(dtype.element)
+    return Symbol(shape=walker.dims(shape), element=dtype.element or "4", integer=integer)
+
+
+def _of_the_grid(prefix: str, _: Walker, args: Args, named: Named) -> Symbol:
+    """`program_id` and `num_programs`: numbers that `launch_features` sets as `pidN` and `gridN`."""
+    axis = args[0] if args else named.get("axis")
+    return Symbol(value=f"{prefix}{axis.value!r}" if isinstance(axis, ast.Constant) else None)
+
+
+def _cdiv(walker: Walker, args: Args, _: Named) -> Symbol:
+    if len(args) != 2:
+        return UNKNOWN
+    walker.cover(args[1], args[0])
+    one, other = walker.see(args[0]).value, walker.see(args[1]).value
+    return Symbol(value=f"cdiv({one}, {other})" if one and other else None)
+
+
+def _extreme(name: str, walker: Walker, args: Args, named: Named) -> Symbol:
+    """`min` and `max`: of numbers, of a block along an axis, or of two blocks by elements."""
+    seen = [walker.see(a) for a in args]
+    if len(seen) >= 2 and not any(s.shape for s in seen):
+        texts = [s.value for s in seen]
+        return Symbol(value=f"{name}({', '.join(t for t in texts if t)})" if all(texts) else None)
+    if seen and (len(seen) == 1 or "axis" in named or isinstance(args[1], ast.Constant)):
+        return reduced(seen[0], named.get("axis", args[1] if len(args) > 1 else None))
+    return broadcast(seen)
+
+
+def _where(walker: Walker, args: Args, _: Named) -> Symbol:
+    seen = [walker.see(a) for a in args]
+    return replace(broadcast(seen), element=next((s.element for s in seen[1:] if s.element), None))
+
+
+def _load(walker: Walker, args: Args, named: Named) -> Symbol:
+    for value in [*args[1:], *named.values()]:
+        walker.see(value)
+    pointer = args[0] if args else named.get("pointer")
+    return walker.notes.access("load", walker.see(pointer), []) if pointer is not None else UNKNOWN
+
+
+def _store(walker: Walker, args: Args, named: Named) -> Symbol:
+    values = [walker.see(a) for a in args]
+    for value in named.values():
+        walker.see(value)
+    return walker.notes.access("store", values[0], values[1:2]) if values else UNKNOWN
+
+
+def _dot(walker: Walker, args: Args, named: Named) -> Symbol:
+    values = [walker.see(a) for a in args]
+    for value in named.values():
+        walker.see(value)
+    return walker.notes.dot(values[0], values[1]) if len(values) >= 2 else UNKNOWN
+
+
+def _dot_scaled(walker: Walker, args: Args, _: Named) -> Symbol:
+    values = [walker.see(a) for a in args]
+    return walker.notes.dot(values[0], values[3]) if len(values) >= 4 else UNKNOWN
+
+
+def _blocked(place: int, walker: Walker, args: Args, named: Named) -> Symbol:
+    """`make_block_ptr` and `make_tensor_descriptor`, whose block shape stands at a place of its own."""
+    base = args[0] if args else named.get("base")
+    block = named.get("block_shape", args[place] if len(args) > place else None)
+    return replace(walker.see(base) if base is not None else UNKNOWN, shape=walker.dims(block), value=None)
+
+
+def _advance(walker: Walker, args: Args, _: Named) -> Symbol:
+    return walker.see(args[0]) if args else UNKNOWN
+
+
+def _trans(walker: Walker, args: Args, _: Named) -> Symbol:
+    inner = walker.see(args[0]) if args else UNKNOWN
+    return replace(inner, shape=transposed(inner.shape))
+
+
+def _reshape(walker: Walker, args: Args, named: Named) -> Symbol:
+    inner = walker.see(args[0]) if args else UNKNOWN
+    shape = named.get("shape", args[1] if len(args) == 2 else ast.Tuple(list(args[1:]), ast.Load()))
+    return replace(inner, shape=walker.dims(shape) or inner.shape)
+
+
+def _expand_dims(walker: Walker, args: Args, named: Named) -> Symbol:
+    inner = walker.see(args[0]) if args else UNKNOWN
+    axis = named.get("axis", args[1] if len(args) > 1 else None)
+    at = axis.value if isinstance(axis, ast.Constant) and isinstance(axis.value, int) else len(inner.shape)
+    shape = list(inner.shape)
+    shape.insert(at if at >= 0 else len(shape) + 1 + at, "1")
+    return replace(inner, shape=tuple(shape))
+
+
+_CALLS: dict[str, Callable[[Walker, Args, Named], Symbol]] = {
+    "arange": _arange,
+    "zeros": _zeros,
+    "full": _zeros,
+    "program_id": partial(_of_the_grid, "pid"),
+    "num_programs": partial(_of_the_grid, "grid"),
+    "cdiv": _cdiv,
+    "min": partial(_extreme, "min"),
+    "max": partial(_extreme, "max"),
+    "minimum": partial(_extreme, "min"),
+    "maximum": partial(_extreme, "max"),
+    "where": _where,
+    "load": _load,
+    "store": _store,
+    "dot": _dot,
+    "dot_scaled": _dot_scaled,
+    "make_block_ptr": partial(_blocked, 4),
+    "make_tensor_descriptor": partial(_blocked, 3),
+    "advance": _advance,
+    "trans": _trans,
+    "reshape": _reshape,
+    "view": _reshape,
+    "broadcast_to": _reshape,
+    "expand_dims": _expand_dims,
+}

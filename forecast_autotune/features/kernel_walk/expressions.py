@@ -1,0 +1,115 @@
+"""How the walk reads expressions: one function for each kind of node, in `EXPRESSIONS`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .calls import read_call
+from .symbols import ELEMENT_BYTES, UNKNOWN, Symbol, argument, broadcast, transposed
+
+if TYPE_CHECKING:
+    from .walker import Walker
+
+_UNARY = {ast.USub: "-", ast.UAdd: "+", ast.Not: "not "}
+_COMPARISONS = {
+    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+    ast.Is: "is", ast.IsNot: "is not",
+}  # fmt: skip
+
+
+def _constant(_: Walker, node: ast.Constant) -> Symbol:
+    return Symbol(value=repr(node.value), integer=not isinstance(node.value, float))
+
+
+def _name(walker: Walker, node: ast.Name) -> Symbol:
+    if node.id in walker.names:
+        return walker.names[node.id]
+    value = walker.scope.get(node.id)
+    value = getattr(value, "value", value)  # a constexpr's
+    if isinstance(value, (bool, int, float, str)):
+        walker.notes.constants[node.id] = value
+        return Symbol(value=node.id, integer=not isinstance(value, float))
+    return UNKNOWN
+
+
+def _tuple(walker: Walker, node: ast.Tuple | ast.List) -> Symbol:
+    return Symbol(items=tuple(walker.see(e) for e in node.elts))
+
+
+def _binop(walker: Walker, node: ast.BinOp) -> Symbol:
+    return walker.notes.combined([walker.see(node.left), walker.see(node.right)], node.op)
+
+
+def _unaryop(walker: Walker, node: ast.UnaryOp) -> Symbol:
+    inner = walker.see(node.operand)
+    sign = _UNARY.get(type(node.op))
+    return replace(inner, value=f"({sign}{inner.value})" if sign and inner.value else None)
+
+
+def _boolop(walker: Walker, node: ast.BoolOp) -> Symbol:
+    parts = [walker.see(v) for v in node.values]
+    texts = [p.value for p in parts]
+    word = " and " if isinstance(node.op, ast.And) else " or "
+    return replace(broadcast(parts), value=f"({word.join(t for t in texts if t)})" if all(texts) else None)
+
+
+def _compare(walker: Walker, node: ast.Compare) -> Symbol:
+    parts = [walker.see(node.left), *(walker.see(c) for c in node.comparators)]
+    sign = _COMPARISONS.get(type(node.ops[0]))
+    one, other = parts[0].value, parts[-1].value
+    text = f"({one} {sign} {other})" if len(parts) == 2 and sign and one and other else None
+    return Symbol(shape=broadcast(parts).shape, value=text, element="1")
+
+
+def _ifexp(walker: Walker, node: ast.IfExp) -> Symbol:
+    condition, one, other = walker.see(node.test), walker.see(node.body), walker.see(node.orelse)
+    text = None
+    if condition.value and one.value and other.value:
+        text = f"({one.value} if {condition.value} else {other.value})"
+    return replace(one if one.shape or one.base else other, value=text)
+
+
+def _subscript(walker: Walker, node: ast.Subscript) -> Symbol:
+    inner = walker.see(node.value)
+    index = node.slice
+    if inner.items is not None:
+        if isinstance(index, ast.Constant) and isinstance(index.value, int) and index.value < len(inner.items):
+            return inner.items[index.value]
+        return UNKNOWN
+    if inner.base and inner.base == inner.value and isinstance(index, ast.Constant) and type(index.value) is int:
+        return argument(f"{inner.base}__{index.value}")  # of an argument that is a tuple
+    shape, left = [], list(inner.shape)
+    for part in index.elts if isinstance(index, ast.Tuple) else [index]:
+        if isinstance(part, ast.Constant) and part.value is None:
+            shape.append("1")
+        elif left:
+            shape.append(left.pop(0))
+    return replace(inner, shape=(*shape, *left), value=None)
+
+
+def _attribute(walker: Walker, node: ast.Attribute) -> Symbol:
+    if node.attr == "T":
+        inner = walker.see(node.value)
+        return replace(inner, shape=transposed(inner.shape))
+    size = ELEMENT_BYTES.get(node.attr)
+    return UNKNOWN if size is None else Symbol(element=str(size), integer="float" not in node.attr)
+
+
+EXPRESSIONS: dict[type[ast.expr], Callable[[Walker, Any], Symbol]] = {
+    ast.Constant: _constant,
+    ast.Name: _name,
+    ast.Tuple: _tuple,
+    ast.List: _tuple,
+    ast.BinOp: _binop,
+    ast.UnaryOp: _unaryop,
+    ast.BoolOp: _boolop,
+    ast.Compare: _compare,
+    ast.IfExp: _ifexp,
+    ast.Subscript: _subscript,
+    ast.Attribute: _attribute,
+    ast.Call: read_call,
+}
+"""Each takes the walker and a node, and returns what is known of its value. Of other kinds nothing is known."""

@@ -1,0 +1,89 @@
+"""`Symbol`: what is known of a value within a kernel, its shape and numbers written as Python expressions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+MAX_TEXT = 4000  # characters of an expression; longer ones come from runaway recursion, and are given up
+
+ELEMENT_BYTES = {
+    "int1": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
+    "float8e5": 1, "float8e4nv": 1, "float8e4b15": 1, "float8e4b8": 1, "float8e5b16": 1,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A value within the kernel: shape and numbers as expressions, bytes of an element, whose memory it points into."""
+
+    shape: tuple[str, ...] = ()
+    value: str | None = None  # of a scalar
+    element: str | None = None  # bytes of an element: an expression
+    base: str | None = None  # the argument a pointer or descriptor points into
+    items: tuple[Symbol, ...] | None = None  # of a tuple
+    integer: bool = True
+    loaded: tuple[int, ...] = ()  # the accesses its data came from
+
+
+UNKNOWN = Symbol()
+
+
+def argument(name: str) -> Symbol:
+    """An argument of the kernel, which may be a number or point to memory; `describe_call` knows it by this name."""
+    return Symbol(value=name, base=name, element=f"{name}__bytes")
+
+
+def broadcast(parts: Sequence[Symbol]) -> Symbol:
+    """What several values have in common when they meet in one operation: shapes broadcast, a pointer stays one."""
+    shape: tuple[str, ...] = ()
+    for part in parts:
+        longer, shorter = (shape, part.shape) if len(shape) >= len(part.shape) else (part.shape, shape)
+        padded = ("1",) * (len(longer) - len(shorter)) + shorter
+        shape = tuple(b if a == "1" else a for a, b in zip(longer, padded, strict=True))
+    pointer = next((p for p in parts if p.base), None)
+    blocks = [p for p in parts if p.shape] or list(parts)
+    sizes = [p.element for p in blocks if p.element]
+    return Symbol(
+        shape=shape,
+        element=pointer.element if pointer else (sizes[0] if sizes else None),
+        base=pointer.base if pointer else None,
+        integer=all(p.integer for p in parts),
+        loaded=tuple(n for p in parts for n in p.loaded)[:8],
+    )
+
+
+def reduced(value: Symbol, axis: ast.expr | None) -> Symbol:
+    """What a reduction along an axis leaves; of everything where the axis is unknown."""
+    if isinstance(axis, ast.UnaryOp) and isinstance(axis.operand, ast.Constant):
+        axis = ast.Constant(-axis.operand.value)  # type: ignore[operator]
+    at = axis.value if isinstance(axis, ast.Constant) and isinstance(axis.value, int) else None
+    if at is None or not value.shape:
+        return replace(value, shape=(), value=None, loaded=())
+    shape = list(value.shape)
+    if -len(shape) <= at < len(shape):
+        shape.pop(at)
+    return replace(value, shape=tuple(shape), value=None, loaded=())
+
+
+def transposed(shape: Sequence[str]) -> tuple[str, ...]:
+    """A shape with its last two axes exchanged."""
+    return (*shape[:-2], *shape[-2:][::-1])
+
+
+def product(dims: Sequence[str]) -> str:
+    """The expression of how many elements a shape has."""
+    factors = [d for d in dims if d != "1"]
+    return "*".join(f"({d})" for d in factors) if factors else "1"
+
+
+def last_name(node: ast.expr) -> str:
+    """The name at the end of a dotted one; empty for any other expression."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def names_in(node: ast.AST) -> list[str]:
+    """Every name in an expression, in the order of the walk."""
+    return [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]

@@ -1,0 +1,65 @@
+"""Compiled code that holds an unmeasured config: which it is, and having it compiled again after a measurement."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ...core.config import Config
+from ...core.job import Job
+from ..engine import Request, recall
+from ..pending import after_tuning, is_unmeasured
+
+if TYPE_CHECKING:
+    from ..triton.autotuner import ForecastAutotuner
+
+_lock = threading.RLock()
+_unmeasured: weakref.WeakKeyDictionary[Any, dict[tuple[str, Config | None], tuple[Job, Request]]]
+_unmeasured = weakref.WeakKeyDictionary()  # by tuner, epoch and captured config: jobs decided without a measurement
+
+
+def hold_until_measured(tuner: ForecastAutotuner, epoch: str, config: Config | None, job: Job, how: Request) -> None:
+    """Note that compiled code holds an unmeasured config, under an epoch of its own key.
+
+    With one epoch for the whole kernel, a measurement of this key would have other keys' graphs compiled again.
+
+    Args:
+        epoch: the attribute of the tuner that the code is guarded by; made now if it is new.
+    """
+    with _lock:
+        tuner.__dict__.setdefault(epoch, "0")
+        _unmeasured.setdefault(tuner, {})[epoch, config] = job, how
+
+
+def recompile(tuner: ForecastAutotuner, epoch: str = "epoch") -> None:
+    """Have Dynamo compile again, before it next runs, the code that holds a kernel.
+
+    Args:
+        epoch: the tuner's attribute that this code is guarded by: of the whole kernel, or of one key.
+    """
+    setattr(tuner, epoch, str(int(getattr(tuner, epoch)) + 1))
+
+
+def recompile_measured() -> None:
+    """Have Dynamo compile again the code that holds another config than has been measured best since.
+
+    Nothing else: Dynamo compiles a frame eight times in all, then runs it eagerly.
+    """
+    with _lock:
+        held = [(tuner, dict(jobs)) for tuner, jobs in _unmeasured.items()]
+    for tuner, jobs in held:
+        outdated: set[str] = set()
+        for (epoch, config), (job, how) in jobs.items():
+            decision = recall(job, how, tuner.dispatcher.store(job.hardware, how.settings))
+            if decision is None or is_unmeasured(decision):
+                continue
+            with _lock:
+                taken = _unmeasured[tuner].pop((epoch, config), None)
+            if taken is not None and decision.config != config:
+                outdated.add(epoch)
+        for epoch in outdated:
+            recompile(tuner, epoch)
+
+
+after_tuning(recompile_measured)

@@ -1,0 +1,90 @@
+"""The places where torch is patched, each once, and only where torch has the shape that is known here."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+import threading
+from typing import Any
+
+import torch
+
+from .cache_key import CACHE_KEY, with_decisions
+from .capture import decide_before
+
+log = logging.getLogger(__name__)
+
+CAPTURE = "torch._higher_order_ops.triton_kernel_wrap"
+RULES = "torch._dynamo.trace_rules"
+
+_lock = threading.RLock()
+_patched: set[str] = set()  # modules of torch that were looked at
+
+
+def patch_torch() -> None:
+    """Patch torch, once it has loaded what captures kernels, so that it captures ours under their decided config.
+
+    Called whenever a kernel of ours is hashed, with which torch begins each capture.
+    """
+    _stay_out_of_graphs()
+    module = sys.modules.get(CAPTURE)
+    if CAPTURE in _patched or module is None or _being_imported(module):
+        return
+    with _lock:
+        if CAPTURE in _patched:
+            return
+        _patched.add(CAPTURE)
+        hopifier = getattr(module, "TritonHOPifier", None)
+        methods = ("init_variable", "is_callable", "call_grid", "check_grid")
+        if _takes(hopifier, "call_triton_kernel", "self", "variable", "args", "kwargs", "tx") and all(
+            hasattr(hopifier, name) for name in methods
+        ):
+            hopifier.call_triton_kernel = decide_before(hopifier.call_triton_kernel, patch_graph_cache)  # type: ignore[union-attr]
+        else:
+            log.warning(
+                "torch %s captures kernels in a way unknown here: Inductor times all configs", torch.__version__
+            )
+
+
+def _stay_out_of_graphs() -> None:
+    """Keep Dynamo from compiling our own frames, which it meets where a kernel's call breaks the graph."""
+    rules = sys.modules.get(RULES)
+    if RULES in _patched or rules is None or _being_imported(rules):
+        return
+    with _lock:
+        if RULES not in _patched:
+            _patched.add(RULES)
+            if _takes(rules, "add", "import_name"):
+                rules.add(__package__.partition(".")[0])
+
+
+def patch_graph_cache() -> None:
+    """Put the decisions on our kernels into the keys of AOTAutograd's graph cache, once Dynamo is loaded."""
+    if CACHE_KEY in _patched or "torch._dynamo" not in sys.modules:
+        return
+    with _lock:
+        if CACHE_KEY in _patched:
+            return
+        _patched.add(CACHE_KEY)
+        try:
+            import torch._functorch._aot_autograd.autograd_cache as module
+
+            details = getattr(module, "AOTAutogradCacheDetails", None)
+        except ImportError:
+            details = None
+        if _takes(details, "get_triton_source_codes_from_gm", "self", "gm"):
+            details.get_triton_source_codes_from_gm = with_decisions(details.get_triton_source_codes_from_gm)  # type: ignore[union-attr]
+        else:
+            log.warning(
+                "torch %s caches graphs in a way unknown here: triton ops keep old decisions", torch.__version__
+            )
+
+
+def _takes(owner: Any, name: str, *parameters: str) -> bool:
+    function = getattr(owner, name, None)
+    return callable(function) and tuple(inspect.signature(function).parameters) == parameters
+
+
+def _being_imported(module: Any) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))

@@ -1,0 +1,158 @@
+"""How the dispatcher decides for a function of `load_inline`: its front door, and one call to tune."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ...compilers.cpp_compile import CppCompiler
+from ...core.config import Config
+from ...core.decision import Decision
+from ...core.job import Job
+from ...core.outcome import Failure
+from ...errors import AutotuneError, NoWorkingConfigError
+from ...measure.clocks import Launch
+from ...measure.copies import CopiedArguments, Values
+from ...measure.in_process import InProcess, clock_for
+from ...measure.isolated import Isolated, extension_trials
+from ...protocols import Store
+from ..call_tensors import why_untuned
+from ..engine import Request
+from ..keys import NoKeyError, device_of
+from ..tuned_callable import Call
+
+if TYPE_CHECKING:
+    from .tuned_function import Launcher, TunedFunction
+
+log = logging.getLogger(__name__)
+
+
+class FunctionDoor:
+    """The front door of one function; see `FrontDoor`. A launcher is a `Launcher`."""
+
+    def __init__(self, tuned: TunedFunction) -> None:
+        self._tuned = tuned
+
+    @property
+    def name(self) -> str:
+        """The function in warnings, with its module."""
+        return self._tuned.full_name
+
+    def why_unmeasured(self, call: Call) -> str:
+        """See `FrontDoor`."""
+        return call.why_unmeasured
+
+    def default(self, call: Call) -> Launcher:
+        """See `FrontDoor`: the first variant, on the device of the call."""
+        return self._tuned.launcher(self._tuned.space.default, device_of(call.values))
+
+    def tuning(self, call: Call, how: Request) -> FunctionTuning:
+        """See `FrontDoor`."""
+        if self._tuned.recipe.is_cuda and call.state.device < 0:
+            raise NoWorkingConfigError(_no_gpu(self._tuned.recipe.name))
+        return FunctionTuning(self._tuned, call, how)
+
+    def forget_shortcuts(self) -> None:
+        """A function keeps no shortcuts."""
+
+
+class FunctionTuning:
+    """One call of a function to decide for; see `Tuning`."""
+
+    device = ""
+
+    def __init__(self, tuned: TunedFunction, call: Call, how: Request) -> None:
+        self._tuned, self._call = tuned, call
+        self._isolate = how.settings.isolate != "0"
+        self.default = self.launcher(tuned.space.default)
+
+    @functools.cached_property
+    def job(self) -> Job | None:
+        """See `Tuning`."""
+        if odd := why_untuned(self._call.values, self._tuned.names):
+            self._tuned.note_untuned(odd)
+            return None
+        try:
+            return self._tuned.job_of(self._call)
+        except NoKeyError as err:
+            self._tuned.note_untuned(f"an argument is {err}")
+            return None
+
+    @property
+    def compiler(self) -> CppCompiler:
+        """See `Tuning`."""
+        return self._tuned.compiler(self._call.state.device_name)
+
+    def measurer(self) -> Isolated | InProcess:
+        """See `Tuning`."""
+        return self._isolated() if self._isolate else self._in_process()
+
+    def _isolated(self) -> Isolated:
+        compiler, name = self.compiler, self._tuned.name
+
+        def described(config: Config, _: object) -> dict[str, Any]:
+            return {"extension": compiler.extension(config).as_json(), "function": name}
+
+        return Isolated(
+            job=extension_trials,
+            describe=described,
+            arguments=self._call.values,
+            log=compiler.root / "trials.log",
+            one_each=True,
+            **self._compared,
+        )
+
+    def _in_process(self) -> InProcess:
+        compiler, name, args = self.compiler, self._tuned.name, self._call.values
+        clock, names = clock_for(args), self._tuned.names or ()
+
+        def launch(config: Config, values: Values) -> Launch:
+            return Launch(call=functools.partial(compiler.extension(config).function(name), *values[0]))
+
+        return InProcess(
+            launch=launch,
+            clock=lambda _: clock,
+            arguments=lambda: CopiedArguments(args, names=names),
+            **self._compared,
+        )
+
+    @property
+    def _compared(self) -> dict[str, Any]:
+        tuned = self._tuned
+        return {"name": tuned.full_name, "default": tuned.space.default, "check": tuned.check}
+
+    def launcher(self, config: Config) -> Launcher:
+        """See `Tuning`."""
+        return self._tuned.launcher(config, self._call.state.device_name)
+
+    def refused(self, config: Config, measurer: object) -> Failure | None:  # noqa: ARG002
+        """See `Tuning`. Not compared where it or the default is still to be built, which takes long."""
+        if not all(map(self.compiler.is_built, (config, self._tuned.space.default))):
+            return None
+        try:
+            with self._in_process() as in_process:
+                return in_process.verify(config)
+        except AutotuneError as err:  # such as memory that is short for copies
+            log.debug("%s: %s is not compared with the default: %s", self._tuned.full_name, config, err)
+            return None
+
+    def fallback(self, decision: Decision, *, measured_here: bool) -> tuple[Launcher, Config] | None:  # noqa: ARG002
+        """See `Tuning`. A variant was measured in a child process, and may fail to load in this one."""
+        default = self._tuned.space.default
+        return None if decision.config == default else (self.default, default)
+
+    def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
+        """Nobody listens to load_inline."""
+
+
+def _no_gpu(name: str) -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return f"{name} has cuda_sources, and no argument of this call is a CUDA tensor: move them with .cuda()"
+    built = "built without CUDA" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
+    return (
+        f"{name} has cuda_sources, and torch {torch.__version__} ({built}) finds no GPU here: nothing can be launched. "
+        "module.report(config) tells registers and shared memory without one; 'forecast-autotune doctor' tells more"
+    )

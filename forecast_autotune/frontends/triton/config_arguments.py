@@ -1,0 +1,86 @@
+"""The arguments of a kernel under each config: after the config's hook, with heuristics applied."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...compilers.triton_source import NotAheadError, apply_heuristics
+from ...core.config import Config
+from ...measure.process_state import ends_the_program
+from .kernel_spec import KernelSpec
+
+
+class ConfigArguments:
+    """The arguments of one call under each config, for the compiler.
+
+    A config's hook runs once, on copies: it may change a tensor descriptor, and two configs that compile side by side must
+    not share one. The hook sees tensors without data; the compiler gets the call's own.
+
+    Args:
+        theirs: our configs to Triton's.
+    """
+
+    def __init__(
+        self, spec: KernelSpec, theirs: Mapping[Config, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._spec, self._theirs = spec, theirs
+        self._args, self._kwargs = args, kwargs
+        self._arguments: dict[Config, tuple[Sequence[Any], Mapping[str, Any]]] = {}
+        self.hooked: set[Config] = set()  # those whose own hook changed tensors
+
+    def __call__(self, config: Config) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Positional and keyword arguments of the kernel.
+
+        Raises:
+            NotAheadError: the config's hook does not run on tensors without data: only a launch can tell.
+        """
+        if config not in self._arguments:
+            self._arguments[config] = self._make(config)
+        return self._arguments[config]
+
+    def _make(self, config: Config) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        theirs = self._theirs[config]
+        args, kwargs = self._args, {**self._kwargs, **theirs.all_kwargs()}
+        if theirs.pre_hook is not None:
+            named = {**self._spec.by_name(args), **kwargs}
+            with torch.inference_mode(False):  # else the copies would count no changes
+                copies = {name: _own_copy(value) for name, value in named.items()}
+                self._run_hook(theirs.pre_hook, dict(copies))  # a launch ignores arguments that it replaces
+            if any(isinstance(v, torch.Tensor) and v._version for v in copies.values()):
+                self.hooked.add(config)
+            args = tuple(_after_hook(v, copies[n]) for n, v in zip(self._spec.arg_names, args, strict=False))
+            kwargs = {n: _after_hook(v, copies[n]) for n, v in kwargs.items()}
+        kwargs = apply_heuristics(self._spec.fn, args, kwargs)
+        return args, {n: v for n, v in kwargs.items() if n not in ("grid", "warmup")}
+
+    @staticmethod
+    def _run_hook(hook: Callable[..., Any], copies: dict[str, Any]) -> None:
+        try:
+            hook(copies)
+        except (Exception, SystemExit) as err:
+            if ends_the_program(err):
+                raise
+            raise NotAheadError(
+                f"its pre_hook does not run on tensors without data: {type(err).__name__}: {err}"
+            ) from err
+
+
+def _own_copy(value: Any) -> Any:
+    """A copy for a hook to change: a tensor without data; an object, such as a tensor descriptor, with its own lists."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty_like(value, device="meta")
+    if value is None or isinstance(value, (bool, int, float, str, tuple)) or callable(value):
+        return value
+    copied = copy.copy(value)
+    for name, held in list(getattr(copied, "__dict__", {}).items()):
+        if isinstance(held, (list, dict)):
+            copied.__dict__[name] = copy.copy(held)
+    return copied
+
+
+def _after_hook(value: Any, copied: Any) -> Any:
+    return value if isinstance(value, torch.Tensor) else copied

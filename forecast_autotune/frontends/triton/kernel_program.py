@@ -1,0 +1,41 @@
+"""A Triton kernel as a Program: its source with the source of everything it calls."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...core.digest import Value
+from ...core.workload import Program
+from ..program_text.code_text import CodeText, digest_of
+from ..program_text.values import is_kernel
+
+
+def program_of(kernel: Any) -> Program:
+    """The program of a kernel, or of a tuner with the heuristics and hooks around one.
+
+    Its text holds the kernel, the functions that it calls, the values they read from outside, and the functions called
+    around a launch. Its digest changes when Triton's `cache_key` does, except by line numbers.
+    """
+    function = kernel
+    while (inner := getattr(function, "fn", None)) is not None:
+        function = inner
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+    return Program(name=name, language="triton", source=CodeText([kernel]).text)
+
+
+def plain_value(value: Any) -> Value:
+    """The value of a knob or a key, as text where it has no JSON form, such as a dtype.
+
+    A function given as a constexpr becomes its name with a digest of its code: two closures may share a name.
+    """
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if type(value).__name__ == "constexpr":
+        return plain_value(value.value)
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if is_kernel(value) or (callable(value) and name and not isinstance(value, type)):
+        return f"{name or type(value).__qualname__} {digest_of(value)[:12]}"
+    return str(name or value)

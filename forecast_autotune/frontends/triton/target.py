@@ -1,0 +1,76 @@
+"""The device that Triton kernels run on now, and what compiles them for it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton.runtime.driver import driver
+
+from ...core.hardware import Hardware, Toolchain
+from ...measure.probe import detect_hardware
+from .simulated_driver import current_rehearsal
+
+
+def current_device() -> Any:
+    """The device a launch would run on; None in the interpreter and where no driver is active."""
+    if knobs.runtime.interpret:
+        return None
+    try:
+        return driver.active.get_current_device()
+    except Exception:  # no driver: Triton says so itself when something is launched
+        return None
+
+
+def current_hardware() -> Hardware:
+    """The device a launch would run on now; of kind `interpreter` or `stub` where nothing real is timed."""
+    if knobs.runtime.interpret:
+        return Hardware(kind="interpreter", name="Triton interpreter")
+    if (simulated := current_rehearsal()) is not None:
+        return simulated.hardware
+    try:
+        target, device = driver.active.get_current_target(), driver.active.get_current_device()
+    except Exception:
+        return Hardware(kind="stub", name="no driver")
+    if torch.cuda.is_available():
+        return detect_hardware(f"cuda:{device}")
+    if target.backend in ("cuda", "hip"):
+        return Hardware(kind="stub", name=f"a driver without a device, {target.backend} {target.arch}")
+    return Hardware(kind=target.backend, name=str(target.arch), warp_size=target.warp_size)
+
+
+def compiled_for() -> tuple[Any, dict[str, int]] | None:
+    """The compile target now, with the device's limits by name; None in the interpreter and without a driver."""
+    if knobs.runtime.interpret:
+        return None
+    try:
+        device = driver.active.get_current_device()
+        return driver.active.get_current_target(), dict(driver.active.utils.get_device_properties(device))
+    except Exception:
+        return None
+
+
+def current_toolchain(target: Any = None) -> Toolchain:
+    """The compiler of Triton kernels for a target, by default the current device, with the settings that change code."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+
+    versions = {"triton": triton.__version__, "torch": str(torch.__version__)}
+    try:
+        versions["backend"] = _backend_hash(target or driver.active.get_current_target())
+    except Exception:
+        versions["backend"] = "none"
+    if torch.version.cuda is not None:
+        versions["cuda"] = torch.version.cuda
+    versions.update(get_cache_invalidating_env_vars())
+    return Toolchain(versions=versions)
+
+
+@functools.cache
+def _backend_hash(target: Any) -> str:
+    """The hash of a target's backend and its assembler; without the cache, Triton would ask the assembler each time."""
+    from triton.compiler.compiler import make_backend
+
+    return str(make_backend(target).hash())

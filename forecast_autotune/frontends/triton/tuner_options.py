@@ -1,0 +1,145 @@
+"""The options of `ForecastAutotuner`: checks, buckets of key values, and Triton's default hooks."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.autotuner import Config as TritonConfig
+
+from ...compilers.triton_source import OPTIONS
+from ...core.config import Config
+from ...core.space import Space
+from ...errors import InvalidInputError, TuningWarning
+
+TIMINGS = ("eager", "graph")
+
+
+def power_of_two(value: Any) -> Any:
+    """The bucket `pow2`: the next power of two, at least 1; a value that is no finite number is a bucket of its own."""
+    try:
+        return 1 if value <= 1 else 1 << (math.ceil(value) - 1).bit_length()
+    except (TypeError, ValueError, OverflowError):
+        return value
+
+
+BUCKETS: dict[str, Callable[[Any], Any]] = {"pow2": power_of_two}
+
+
+def bucket_functions(
+    kernel: str, buckets: Mapping[str, str | Callable[[Any], Any]] | None, key: Sequence[str]
+) -> dict[str, Callable[[Any], Any]]:
+    """From a name in `key` to the function from its value to a bucket.
+
+    Raises:
+        InvalidInputError: a name is not in `key`, or a bucket is neither known nor callable.
+    """
+    functions: dict[str, Callable[[Any], Any]] = {}
+    for name, bucket in (buckets or {}).items():
+        if name not in key:
+            raise InvalidInputError(f"key_buckets of {kernel} names {name!r}: key is {', '.join(key) or 'empty'}")
+        function = BUCKETS.get(bucket) if isinstance(bucket, str) else bucket
+        if not callable(function):
+            raise InvalidInputError(
+                f"key_buckets of {kernel}: {name}={bucket!r}; accepted are {', '.join(BUCKETS)}, or a function of the value"
+            )
+        functions[name] = function
+    return functions
+
+
+def timing_of(kernel: str, timing: str, use_cuda_graph: bool) -> str:
+    """How to time: `eager` or `graph`; Triton's `use_cuda_graph` stands for the latter.
+
+    Raises:
+        InvalidInputError: `timing` is neither.
+    """
+    if timing not in TIMINGS:
+        raise InvalidInputError(f"timing={timing!r} of {kernel}: accepted are {', '.join(TIMINGS)}")
+    return "graph" if use_cuda_graph else timing
+
+
+def pruning_options(prune_configs_by: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The user's pruning with Triton's names; torch, where it decorates a kernel again, writes `configs_top_k`."""
+    if prune_configs_by and "configs_top_k" in prune_configs_by:
+        return {"top_k": prune_configs_by["configs_top_k"], **prune_configs_by}
+    return prune_configs_by
+
+
+def check_names(kernel: str, arg_names: Sequence[str], **named: Sequence[str] | None) -> None:
+    """Check that options name arguments of the kernel.
+
+    Raises:
+        ValueError: one does not, and the installed Triton raises too; with an older Triton it is a warning.
+    """
+    for parameter, names in named.items():
+        unknown = [n for n in names or () if n not in arg_names]
+        if not unknown:
+            continue
+        message = (
+            f"{parameter} of kernel {kernel} contains names that are not kernel arguments: {', '.join(unknown)}. "
+            f"Valid argument names are: {', '.join(arg_names)}."
+        )
+        if "not kernel arguments" in inspect.getsource(Autotuner.__init__):  # since 3.9
+            raise ValueError(message)
+        warnings.warn(message, TuningWarning, stacklevel=5)
+
+
+def listed_configs(kernel: str, configs: Sequence[Any] | None, space: Space | None) -> Sequence[Any] | None:
+    """The configs to choose among as Triton's own: those listed, or those of the space.
+
+    Raises:
+        InvalidInputError: there are both.
+    """
+    if space is None:
+        return configs
+    if configs:
+        raise InvalidInputError(f"{kernel} has both configs= and space=: give one of them")
+    return [_triton_config(c) for c in space]
+
+
+def _triton_config(config: Config) -> Any:
+    options = {n: v for n, v in config.knobs.items() if n in OPTIONS}
+    return TritonConfig({n: v for n, v in config.knobs.items() if n not in options}, **options)
+
+
+def install_default_hooks(tuner: Any) -> None:
+    """Give a tuner Triton's default hooks as of 3.8, where the user gave none and an option needs them.
+
+    These leave out arguments that are None. A number is not set to zero.
+    """
+    tuner.restore_copies = {}
+
+    def pre_hook(kwargs: dict[str, Any], reset_only: bool = False) -> None:
+        for name in tuner.reset_to_zero:
+            if hasattr(kwargs[name], "zero_"):
+                kwargs[name].zero_()
+        if not reset_only:
+            wanted = ((name, kwargs[name]) for name in tuner.restore_value)
+            tuner.restore_copies = {name: value.clone() for name, value in wanted if value is not None}
+
+    def post_hook(kwargs: dict[str, Any], exception: Exception | None) -> None:  # noqa: ARG001  # Triton's signature
+        for name, value in tuner.restore_copies.items():
+            kwargs[name].copy_(value)
+        tuner.restore_copies = {}
+
+    if not tuner.user_defined_pre_hook and (tuner.reset_to_zero or tuner.restore_value):
+        tuner.pre_hook = pre_hook
+    if not tuner.user_defined_post_hook and tuner.restore_value:
+        tuner.post_hook = post_hook
+
+
+def show_overrides_in_configs() -> None:
+    """Let a config's text show its `ir_override`, as since Triton 3.9; before, two that differ in it read alike."""
+    if "ir_override" in inspect.getsource(TritonConfig.__str__):
+        return
+    plain = TritonConfig.__str__
+
+    def text(config: Any) -> str:
+        override = getattr(config, "ir_override", None)
+        return f"{plain(config)}, ir_override: {override}" if override else str(plain(config))
+
+    TritonConfig.__str__ = text

@@ -1,0 +1,178 @@
+"""Counts and costs of a store, and how honest its forecasts were."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core.config import Config
+from ..core.forecast import Forecast
+from ..core.job import log2_speedups
+from . import schema
+from .calibration_pairs import Pair
+from .decisions import stored_decisions
+from .outcomes import stored_outcomes, with_first_forecast
+from .rows import Complain, Ids, StoredOutcome
+
+if TYPE_CHECKING:
+    import sqlite3
+
+JUDGED_OUTCOMES = 20_000  # the newest, for how honest forecasts were; reading them takes 2 s (two busy cores)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStats:
+    """What a store holds. `hits` are recalls by a process that did not have the decision in memory yet."""
+
+    path: Path
+    size_bytes: int
+    schema: int
+    journal: str
+    programs: int
+    workloads: int
+    hardware: int
+    toolchains: int
+    decisions: dict[str, int]  # by basis; those that hold
+    superseded: int
+    measurements: int
+    failures: dict[str, int]  # by stage
+    forecasts: int
+    abstentions: int
+    hits: int
+    pending: int  # keys that wait for being measured
+    answers: int  # of language models
+    spent_s: float  # in all tuning runs that came to a decision
+    saved_by_hits_s: float
+    saved_by_forecasts_s: float
+    pairs: tuple[tuple[Forecast, float], ...] = field(repr=False)  # forecast, log2 speed-up, -inf: failed
+    unreadable: int
+
+
+def collect_stats(connection: sqlite3.Connection, path: Path, size_bytes: int, unreadable: list[str]) -> StoreStats:
+    """Counts, costs, and the pairs that show how honest forecasts were.
+
+    Args:
+        size_bytes: of the file at `path` and its log.
+        unreadable: gets what is wrong with each row that does not decode.
+    """
+    spending = _spending(connection, unreadable.append)
+    failures = _failures_by_stage(connection)
+    abstentions = _count(
+        connection,
+        "forecast WHERE CASE WHEN json_valid(value) THEN json_type(value, '$.abstains') END IS NOT NULL",
+    )
+    pairs = _newest_pairs(connection, unreadable.append)
+    return StoreStats(
+        path=path,
+        size_bytes=size_bytes,
+        schema=schema.version_of(connection),
+        journal=str(connection.execute("PRAGMA journal_mode").fetchone()[0]),
+        programs=_count_distinct(connection, "program"),
+        workloads=_count_distinct(connection, "workload"),
+        hardware=_count_distinct(connection, "hardware"),
+        toolchains=_count_distinct(connection, "toolchain"),
+        decisions=dict(spending.by_basis),
+        superseded=spending.superseded,
+        measurements=_count(connection, "outcome") - sum(failures.values()),
+        failures=failures,
+        forecasts=_count(connection, "forecast") - abstentions,
+        abstentions=abstentions,
+        hits=spending.hits,
+        pending=_count(connection, "pending"),
+        answers=_count(connection, "answer"),
+        spent_s=spending.spent_s,
+        saved_by_hits_s=spending.saved_by_hits_s,
+        saved_by_forecasts_s=spending.saved_by_forecasts_s,
+        pairs=tuple(pairs),
+        unreadable=len(unreadable),
+    )
+
+
+@dataclass(slots=True)
+class _Spending:
+    """What tuning runs cost, and what their decisions saved."""
+
+    by_basis: Counter[str] = field(default_factory=Counter)  # decisions that hold
+    superseded: int = 0
+    hits: int = 0
+    spent_s: float = 0.0
+    saved_by_hits_s: float = 0.0
+    saved_by_forecasts_s: float = 0.0
+
+
+def _spending(connection: sqlite3.Connection, complain: Complain) -> _Spending:
+    """Sums over all decisions.
+
+    A hit saves the seconds that the decision's tuning run took, which this process would have spent again. A forecast
+    saves, for each config of a decision's space that was not tried, what the tried ones cost on average, compared with
+    trying all.
+    """
+    total = _Spending()
+    for stored in stored_decisions(connection, complain):
+        decision = stored.decision
+        total.spent_s += decision.spent_s
+        total.hits += stored.hits
+        total.saved_by_hits_s += stored.hits * decision.spent_s
+        if decision.measured and decision.space_size > decision.measured:
+            untried = decision.space_size - decision.measured
+            total.saved_by_forecasts_s += untried * decision.spent_s / decision.measured
+        if stored.superseded_at is None:
+            total.by_basis[decision.basis] += 1
+        else:
+            total.superseded += 1
+    return total
+
+
+def _newest_pairs(connection: sqlite3.Connection, complain: Complain) -> list[Pair]:
+    """The first forecast ever made for each config at a place, and the log2 speed-up measured there.
+
+    Minus infinity where the config failed. The default is left out, its speed-up being 1 by definition. Read back to the
+    newest `JUDGED_OUTCOMES`; rows beyond them are counted only, unreadable ones included.
+    """
+    pairs: list[Pair] = []
+    judged = 0
+    places = connection.execute(
+        "SELECT workload, hardware, toolchain, count(*) FROM outcome GROUP BY 1, 2, 3 ORDER BY max(id) DESC"
+    )
+    for workload, hardware, toolchain, outcomes in places:
+        if judged >= JUDGED_OUTCOMES:
+            break
+        judged += outcomes
+        pairs += _pairs_of(connection, (workload, hardware, toolchain), complain)
+    return pairs
+
+
+def _pairs_of(connection: sqlite3.Connection, ids: Ids, complain: Complain) -> list[Pair]:
+    """Those of one place."""
+    newest: dict[Config, StoredOutcome] = {}
+    for outcome in stored_outcomes(connection, ids, complain):
+        newest[outcome.config] = with_first_forecast(newest.pop(outcome.config, None), outcome)
+    if not newest:
+        return []
+    default = next(reversed(newest.values())).default
+    speedups = log2_speedups({c: s.outcome for c, s in newest.items()}, default)
+    return [
+        (s.forecast, speedups.get(c, -math.inf))
+        for c, s in newest.items()
+        if speedups and c != default and isinstance(s.forecast, Forecast)
+    ]
+
+
+def _failures_by_stage(connection: sqlite3.Connection) -> dict[str, int]:
+    """Counted by SQLite, which takes half a second for a million; as `encode_outcome` writes them, stage first."""
+    counted = connection.execute(
+        "SELECT CASE WHEN json_valid(value) THEN json_extract(value, '$.stage') END AS stage, count(*) FROM outcome"
+        " WHERE value LIKE '{\"stage\":%' GROUP BY stage HAVING typeof(stage) = 'text'"
+    )
+    return dict(counted.fetchall())
+
+
+def _count(connection: sqlite3.Connection, rows: str) -> int:
+    return int(connection.execute(f"SELECT count(*) FROM {rows}").fetchone()[0])  # noqa: S608  # tables of our own
+
+
+def _count_distinct(connection: sqlite3.Connection, table: str) -> int:
+    return int(connection.execute(f"SELECT count(DISTINCT digest) FROM {table}").fetchone()[0])  # noqa: S608  # ours

@@ -1,0 +1,78 @@
+"""What a run says, once it has decided, about configs that failed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+from ..core.outcome import Failure
+from ..core.text import plain
+from .decision_rule import Findings, explain_none_ran
+
+log = logging.getLogger(__name__)
+failures_log = logging.getLogger("forecast_autotune.tuner.failures")  # a public name, whatever this module is called
+
+SHOWN_DIGITS = 10  # of a decision's digest; enough for `forecast-autotune show` to tell it from any other
+MOST_SHOWN = 300  # characters of a failure's message
+
+
+def warn_that_none_ran(findings: Findings) -> None:
+    """Warn that no config tried runs, so that the default is launched untimed; say why it failed.
+
+    Raises:
+        NoWorkingConfigError: the default would bring its process down or never end.
+    """
+    job, default = findings.job, findings.outcomes.get(findings.job.space.default)
+    why = f"; it failed: {default.message}" if isinstance(default, Failure) else ""
+    log.warning("%s: %s, so the first is launched%s", job.workload, explain_none_ran(findings), why)
+
+
+def report_failures(findings: Findings) -> None:
+    """Log once how many of the configs tried failed, and why most of them did.
+
+    A warning, unless every failure is a config too large for the device or one that rules itself out. Nothing where no
+    config ran: `warn_that_none_ran` has said it.
+    """
+    job, tried = findings.job, findings.tried
+    failed = {c: o for c, o in findings.outcomes.items() if c in tried and isinstance(o, Failure)}
+    if not failed or not findings.ran:
+        return
+    odd = {c: o for c, o in failed.items() if not o.refused}
+    among = odd or failed
+    kinds = {c: (o.stage, o.message.partition(":")[0]) for c, o in among.items()}
+    kind, count = Counter(kinds.values()).most_common(1)[0]
+    first = next(c for c in among if kinds[c] == kind)
+    # What the interpreter shows is kept in memory alone, where the command does not see it.
+    stored = job.hardware.kind != "interpreter"
+    failures_log.log(
+        logging.WARNING if odd else logging.INFO,
+        "%s: %d of %d configs tried failed, %d of them like %s at %s: %s%s",
+        job.workload,
+        len(failed),
+        len(tried),
+        count,
+        first,
+        failed[first].stage,
+        _in_one_line(failed[first].message),
+        f"; 'forecast-autotune show {job.digest[:SHOWN_DIGITS]}' lists all" if stored else "",
+    )
+
+
+@contextlib.contextmanager
+def failures_unreported() -> Iterator[None]:
+    """Silence `report_failures` while this is held: nobody can mend the failures of a recording."""
+    level = failures_log.level
+    failures_log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        failures_log.setLevel(level)
+
+
+def _in_one_line(message: str) -> str:
+    """The first and the last line of a message: compilers put the place in the first and the cause in the last."""
+    lines = message.strip().splitlines() or [message]
+    text = " … ".join(dict.fromkeys(plain(line).strip() for line in (lines[0], lines[-1])))
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"

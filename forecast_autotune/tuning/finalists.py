@@ -1,0 +1,88 @@
+"""Timing the best configs in turns, so that all of them see the same state of the machine, and comparing them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..core.config import Config
+from ..core.outcome import Failure, Measurement
+from ..core.space import Space
+from .decision_rule import TIE_MARGIN, noise
+from .state import RunState
+from .trials import Trials
+
+FINALISTS = 4  # the best so many are timed again, beside the default
+FINALIST_WINDOW = 0.05  # and only those within so much of the best: campaigns differ by 3 % (FAIR benchmark hub, A4000)
+LEAST_ROUNDS, MOST_ROUNDS = 3, 8  # more than the least only while it is open who is the fastest
+
+
+def measure_finalists(state: RunState, trials: Trials) -> None:
+    """Time the finalists again, in turns, and keep their new times.
+
+    The new times are brought to the scale of the old ones, on which the default is as fast as before. Nothing changes
+    where fewer than two configs come near each other, or where the time ends before each has had its turn: then the old
+    times are the fairer comparison.
+    """
+    ran = state.measured()
+    if len(ran) < 2 or state.budget.seconds_left <= 0:
+        return
+    finalists = pick_finalists(ran, state.space)
+    if len(finalists) < 2:
+        return
+    finalists = trials.recompile(finalists)
+    if len(finalists) < 2:
+        return
+    with trials.compiler.paused():
+        again = _time_in_turns(finalists, state, trials)
+    if not again or len(again) < len(finalists):
+        return
+    anchor = state.space.default if state.space.default in again else next(iter(again))
+    scale = ran[anchor].median_us / again[anchor].median_us
+    for config, measurement in again.items():
+        first, scaled = ran[config], measurement.scaled(scale)
+        state.finals[config] = replace(scaled, compile_s=first.compile_s, run_s=first.run_s + measurement.run_s)
+        state.keep(config, state.finals[config])
+
+
+def pick_finalists(ran: Mapping[Config, Measurement], space: Space) -> list[Config]:
+    """The best few and the default; of those as good as equal to the best, the first in the space come first.
+
+    Args:
+        ran: fastest first, not empty.
+    """
+    best_us = next(iter(ran.values())).median_us
+    tie_us = best_us * (1 + TIE_MARGIN)
+    close = [c for c, m in ran.items() if m.median_us * (1 - m.disturbance) <= best_us * (1 + FINALIST_WINDOW)]
+    close.sort(key=lambda c: (max(ran[c].median_us, tie_us), space.index(c)))
+    finalists = close[:FINALISTS]
+    return finalists if space.default in finalists or space.default not in ran else [*finalists, space.default]
+
+
+def settled(timed: Mapping[Config, Measurement]) -> bool:
+    """Whether every config is either slower than the fastest beyond the noise, or known to be as good as equal to it."""
+    best = min(timed.values(), key=lambda m: m.median_us, default=None)
+    if best is None:
+        return True
+    noises = ((m.median_us / best.median_us - 1, noise(m, best, 0.0)) for m in timed.values() if m is not best)
+    return all(gap > doubt or doubt <= TIE_MARGIN for gap, doubt in noises)
+
+
+def _time_in_turns(finalists: list[Config], state: RunState, trials: Trials) -> dict[Config, Measurement]:
+    """Each finalist's samples of all rounds; one that fails leaves the list."""
+    again: dict[Config, Measurement] = {}
+    for rounds in range(MOST_ROUNDS):
+        if rounds >= LEAST_ROUNDS and settled(again):
+            break
+        for config in list(finalists):
+            if state.budget.seconds_left <= 0:
+                break
+            outcome = trials.measurer.measure(config)
+            if isinstance(outcome, Failure):
+                finalists.remove(config)
+                again.pop(config, None)
+                state.keep(config, outcome)
+            else:
+                again[config] = again[config].with_more(outcome) if config in again else outcome
+            state.report("measuring finalists")
+    return again

@@ -1,0 +1,64 @@
+"""Asking the surrogate; tuning goes on without forecasts where it fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from ..core.config import Config
+from ..core.context import ForecastContext
+from ..core.forecast import Abstention, Forecast
+from ..core.job import Job, Recording
+from ..core.outcome import Evidence, Outcome
+from ..protocols import Surrogate, SurrogateSession
+
+log = logging.getLogger(__name__)
+
+
+class Forecaster:
+    """Holds the newest forecasts of one run, and the first ones: the only code of a run that talks to the surrogate."""
+
+    def __init__(self, job: Job, surrogate: Surrogate) -> None:
+        self.job = job
+        self.surrogate = surrogate
+        self.recordings: Sequence[Recording] = ()
+        self.session: SurrogateSession | None = None  # started by the first forecast
+        self.forecasts: Sequence[Forecast | Abstention] = ()  # in the order of the space; empty before the first
+        self.initial: Sequence[Forecast | Abstention] = ()  # made before this run measured anything
+
+    def start(
+        self,
+        recordings: Sequence[Recording],
+        outcomes: Mapping[Config, Outcome],
+        evidence: Mapping[Config, Evidence],
+    ) -> None:
+        """Make the first forecasts, with these recordings of related keys as the background of all later ones too."""
+        self.recordings = recordings
+        self.update(outcomes, evidence)
+        self.initial = self.forecasts
+
+    def update(self, outcomes: Mapping[Config, Outcome], evidence: Mapping[Config, Evidence]) -> None:
+        """Forecast every config again from what is known by now; a surrogate that fails abstains for all of them."""
+        try:
+            self.forecasts = self._ask(outcomes, evidence)
+        except Exception as err:  # a surrogate may be anything, a server included; tuning goes on without it
+            name = self.surrogate.name
+            log.warning("surrogate %s failed (%r): tuning goes on without forecasts", name, err)
+            self.forecasts = [Abstention(name, repr(err))] * len(self.job.space)
+
+    def of(self, config: Config) -> Forecast | Abstention | None:
+        """The newest forecast of a config of the space; None before the first."""
+        return self.forecasts[self.job.space.index(config)] if self.forecasts else None
+
+    def _ask(
+        self, outcomes: Mapping[Config, Outcome], evidence: Mapping[Config, Evidence]
+    ) -> Sequence[Forecast | Abstention]:
+        space = self.job.space
+        if self.session is None:
+            self.session = self.surrogate.start(ForecastContext(job=self.job, recordings=self.recordings))
+        answer = self.session.predict(outcomes, evidence)
+        if len(answer) != len(space):
+            raise ValueError(f"it answered for {len(answer)} of {len(space)} configs")
+        if strange := [a for a in answer if not isinstance(a, Forecast | Abstention)]:
+            raise TypeError(f"it answered {strange[0]!r}, which is neither a Forecast nor an Abstention")
+        return answer

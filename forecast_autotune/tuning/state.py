@@ -1,0 +1,164 @@
+"""What one tuning run knows and has spent so far."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core.budget import Budget
+from ..core.config import Config
+from ..core.job import Job, Progress, Recording, View, log2_speedups
+from ..core.outcome import Evidence, Failure, Measurement, Outcome
+from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
+from .decision_rule import Findings, measured
+from .forecasting import Forecaster
+from .sharing import Sharing
+
+log = logging.getLogger(__name__)
+
+BEING_TRIED = Failure(stage="timeout", message="another process is trying it")
+"""What a policy sees in place of an outcome that is still to come, so that it does not ask for that config."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a front end hands in for a run."""
+
+    compiler: Compiler
+    surrogate: Surrogate
+    policy: Policy
+    measurer: Measurer
+    store: Store
+    listener: Listener | None = None
+
+
+class RunState:
+    """Outcomes, evidence and forecasts of one run, what it has tried, and its budget.
+
+    Each outcome goes into the store as it comes, with the forecast that preceded it.
+    """
+
+    def __init__(self, job: Job, parts: Parts, budget: Budget, sharing: Sharing) -> None:
+        self.job = job
+        self.space = job.space
+        self.store = parts.store
+        self.budget = budget
+        self.sharing = sharing
+        self.forecaster = Forecaster(job, parts.surrogate)
+        self.id = uuid.uuid4().hex
+        self.outcomes: dict[Config, Outcome] = {}
+        self.evidence: dict[Config, Evidence] = {}
+        self.tried: set[Config] = set()  # by this run
+        self.compiled = 0
+        self.earlier: dict[Config, Measurement] = {}  # stored times that are not on this run's scale yet
+        self.finals: dict[Config, Measurement] = {}  # configs timed in turns
+        self._listener = parts.listener
+
+    def recall(self) -> None:
+        """Start the budget, and take in what earlier runs found out about these configs."""
+        self.budget.start(len(self.space))
+        self.outcomes.update((c, o) for c, o in self.store.outcomes(self.job).items() if c in self.space)
+        self.earlier = self.measured()
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many configs were tried and built; equal after a step that did nothing."""
+        return len(self.tried), len(self.evidence)
+
+    def start_forecasts(self, recordings: Sequence[Recording]) -> None:
+        """Make the first forecasts, from what is stored of this key and from recordings of related ones."""
+        self.forecaster.start(recordings, self.outcomes, self.evidence)
+        self.report("forecast")
+
+    def forecast(self) -> None:
+        """Forecast every config again from what is known by now."""
+        self.forecaster.update(self.outcomes, self.evidence)
+        self.report("forecast")
+
+    def keep(self, config: Config, outcome: Outcome) -> None:
+        """Remember an outcome, in the store too."""
+        if config not in self.outcomes:  # else it is timed again: as a finalist, or to compare with earlier runs
+            self.tried.add(config)
+            self.budget.tried += 1
+        transient = isinstance(outcome, Failure) and outcome.transient
+        ran_before = isinstance(self.outcomes.get(config), Measurement)
+        self.outcomes[config] = outcome
+        if not (transient and ran_before):
+            self.store.record(self.job, self.id, config, outcome, self.forecaster.of(config))
+        self.sharing.settle(config, transient=transient)
+        if isinstance(outcome, Failure):
+            facts = (outcome.stage, outcome.message, outcome.follows)
+            log.info("%s: %s failed at %s: %s; %s", self.job.workload, config, *facts)
+
+    def learn_from_others(self) -> bool:
+        """Take in what other processes have tried and are trying; whether any of that is new."""
+        # In this order: a config that was tried is recorded first, and only then no longer claimed.
+        changed = self.sharing.refresh()
+        recorded = self.sharing.outcomes()
+        new = {c: o for c, o in recorded.items() if c in self.space and c not in self.outcomes}
+        if new:
+            self.outcomes.update(new)
+            self.tried.update(new)
+            self.budget.tried += len(new)
+            self.forecast()
+        return changed or bool(new)
+
+    def measured(self) -> dict[Config, Measurement]:
+        """The configs that ran, fastest first."""
+        return measured(self.outcomes, self.space)
+
+    def view(self, workers: int) -> View:
+        """What the policy may look at.
+
+        Args:
+            workers: how many configs are compiled side by side.
+        """
+        others = dict.fromkeys(self.sharing.claimed | self.sharing.refused, BEING_TRIED)
+        return View(
+            space=self.space,
+            forecasts=self.forecaster.forecasts,
+            outcomes={**others, **self.outcomes} if others else self.outcomes,
+            evidence=self.evidence,
+            configs_left=self.budget.configs_left - len(self.sharing.claimed),
+            seconds_left=self.budget.seconds_left,
+            workers=workers,
+            initial_forecasts=self.forecaster.initial,
+        )
+
+    def findings(self) -> Findings:
+        """What the decision rests on."""
+        return Findings(
+            job=self.job,
+            outcomes=self.outcomes,
+            finals=self.finals,
+            forecasts=self.forecaster.forecasts,
+            tried=self.tried,
+            compiled=self.compiled,
+            budget=str(self.budget),
+            spent_s=self.budget.spent_s,
+            run=self.id,
+            now=time.time(),
+        )
+
+    def report(self, doing: str) -> None:
+        """Tell the listener how far the run has come."""
+        if self._listener is None:
+            return
+        speedups = log2_speedups(self.outcomes, self.space.default)
+        best = max(speedups, key=speedups.__getitem__, default=None)
+        self._listener(
+            Progress(
+                job=self.job,
+                doing=doing,
+                forecast=len(self.forecaster.forecasts),
+                compiled=self.compiled,
+                measured=len(self.tried),
+                limit=self.budget.limit if self.budget.limit is not None else len(self.space),
+                spent_s=self.budget.spent_s,
+                best=best,
+                best_speedup=None if best is None else 2 ** speedups[best],
+            )
+        )

@@ -1,0 +1,373 @@
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recorded import HERE, measurement, recording, workload
+from toy_prior import believing, following
+
+pytest.importorskip("sklearn")
+
+from calibration.fit import forest as fitting
+from calibration.fit.forest import (
+    CLIP,
+    SPREAD,
+    TRACES,
+    Example,
+    Scores,
+    fit,
+    fit_and_score,
+    fit_factors,
+    fit_spread,
+    kernels_left_out,
+    main,
+    mean_of,
+    misses,
+    prior_without,
+    read_example,
+    score,
+    sizes_left_out,
+    suite,
+)
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.job import Recording
+from forecast_autotune.core.outcome import Failure
+from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.evaluation.traces import write_trace
+from forecast_autotune.surrogates.prior import SHIPPED, read_prior, shipped_prior
+
+NONE_RAN = Failure(stage="launch", message="no")
+
+
+def made(kernel: str, n: int, *, described: bool = True, exponent: float = 1.0) -> Recording:
+    """A kernel whose time is its bound, to a power, at a size; more bound for fewer threads."""
+    outcomes, told = {}, {}
+    for threads in (32, 64, 128, 256, 512, 1024):
+        for tile in (1, 2, 4, 8, 16):
+            config = Config({"threads": threads, "tile": tile})
+            bound = n / 64 * (1.0 + 512.0 / threads) * (1.0 + abs(math.log2(tile / 4)))
+            outcomes[config] = measurement(bound**exponent)
+            told[config] = {"us_bound": bound, "threads": float(threads), "per_thread": float(tile)}
+    return Recording(
+        workload=workload(n, kernel),
+        hardware=HERE,
+        toolchain=recording().toolchain,
+        default=next(iter(outcomes)),
+        outcomes=outcomes,
+        described=told if described else {},
+    )
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> list[Path]:
+    """Three kernels that say what their launches do, two sizes of one of them, and one that does not."""
+    kernels = [made("one", 512), made("one", 4096), made("other", 512), made("third", 512)]
+    kernels.append(made("plain", 512, described=False))
+    paths = []
+    for number, of in enumerate(kernels):
+        paths.append(tmp_path / f"{of.workload.program.name}.{number}.jsonl.gz")
+        write_trace(of, paths[-1])
+    return paths
+
+
+def examples(traces: list[Path]) -> list[Example]:
+    return [read_example(path) for path in traces]
+
+
+# Fitting ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_is_read_as_octaves_around_its_median(traces: list[Path]) -> None:
+    one, plain = read_example(traces[0]), read_example(traces[4])
+    assert (one.name, one.kernel) == ("one.0.jsonl.gz", "one")
+    assert np.median(one.log2_time) == pytest.approx(0.0)
+    assert one.traits is not None
+    assert len(one.traits) == 30
+    assert plain.traits is None
+    assert set(plain.broken) == {"few_threads", "large_block", "little_work"}
+
+
+def test_a_failed_config_is_no_time(tmp_path: Path) -> None:
+    of = made("one", 512)
+    broken = replace(of, outcomes={c: NONE_RAN if i == 3 else o for i, (c, o) in enumerate(of.outcomes.items())})
+    write_trace(broken, tmp_path / "t.jsonl.gz")
+    assert np.flatnonzero(np.isnan(read_example(tmp_path / "t.jsonl.gz").log2_time)).tolist() == [3]
+
+
+def test_trees_learn_what_examples_share_and_rank_an_unseen_kernel(traces: list[Path]) -> None:
+    of = examples(traces)
+    prior = fit(of[:3], trees=8)
+    assert prior.fitted_on == ("one", "other")
+    unseen = score(of[3], prior)
+    assert unseen.rank_correlation is not None
+    assert unseen.rank_correlation > 0.9
+    assert unseen.top_10_percent == pytest.approx(1.0)
+    assert unseen.default is not None
+    assert unseen.first is not None
+    assert 2.0 * unseen.first < unseen.default
+
+
+def test_the_same_examples_give_the_same_model(traces: list[Path]) -> None:
+    one, other = (fit(examples(traces), trees=5) for _ in range(2))
+    for name in ("feature", "threshold", "left", "right", "value"):
+        assert getattr(one, name).tolist() == getattr(other, name).tolist()
+    assert one.factors == other.factors
+
+
+def test_examples_without_launches_teach_the_rules_alone(traces: list[Path]) -> None:
+    plain = read_example(traces[4])
+    prior = fit([plain], trees=5)
+    assert prior.feature.size == 0
+    assert prior.factors["few_threads"].mean > fit_factors([])["few_threads"].mean  # it is slower there than believed
+    assert prior.factors["ragged"] == fit_factors([])["ragged"]  # of which it says nothing
+
+
+def test_no_traces_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="make record"):
+        fit([])
+
+
+def test_the_spread_is_the_most_likely_by_what_was_missed() -> None:
+    draw = np.random.default_rng(0)
+    disagreement = draw.uniform(0.1, 2.0, 4000)
+    missed = draw.normal(0, np.hypot(1.25 * disagreement, 0.3))
+    assert fit_spread([(missed, disagreement)]) == (1.25, 0.3)
+    assert fit_spread([(draw.normal(0, 0.6, 4000), np.zeros(4000))])[1] == 0.6
+    assert fit_spread([]) == SPREAD
+
+
+def test_what_trees_miss_is_separated_from_a_common_offset(traces: list[Path]) -> None:
+    one = read_example(traces[0])
+    assert one.traits is not None
+    missed, disagreement = misses(one, following(step=0.05))
+    assert disagreement.max() < 1e-12
+    assert abs(np.median(missed)) < 1e-9
+    # Its trees say log2 of the bound plus a half: what is missed is their steps, and what was clipped.
+    assert abs(missed[one.log2_time < CLIP[1]]).max() < 0.1
+
+
+# Leaving out ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_kernel_and_each_of_several_sizes_is_left_out_once(traces: list[Path]) -> None:
+    of = examples(traces)
+    assert kernels_left_out(of) == [{0, 1}, {2}, {4}, {3}]  # one, other, plain, third
+    assert sizes_left_out(of) == [{0}, {1}]
+    assert sizes_left_out(of[2:]) == []
+
+
+def test_a_ranking_with_a_failing_config_first_falls_back_on_the_default(traces: list[Path]) -> None:
+    one = read_example(traces[0])
+    best = int(np.nanargmin(one.log2_time))
+    times = one.log2_time.copy()
+    times[best] = np.nan
+    prior = following(step=0.05)
+    ran, failed = score(one, prior), score(replace(one, log2_time=times), prior)
+    assert ran.first == pytest.approx(1.0)
+    assert failed.first == failed.top_1_percent == failed.default
+
+
+def test_kernels_that_nothing_is_known_of_are_scored_as_that(traces: list[Path]) -> None:
+    found = score(read_example(traces[4]), believing({}))
+    assert found.rank_correlation is None
+    assert found.first == found.default
+
+
+def test_slowdowns_are_averaged_as_factors() -> None:
+    one = Scores(
+        rank_correlation=0.5,
+        top_1_percent=1.0,
+        top_10_percent=1.0,
+        top_50_percent=1.0,
+        first=2.0,
+        default=None,
+        ece=0.1,
+        brier_skill=-0.2,
+    )
+    found = mean_of([one, replace(one, rank_correlation=None, first=8.0, ece=0.3)])
+    assert (found.rank_correlation, found.first, found.default, found.ece) == (0.5, 4.0, None, 0.2)
+
+
+def test_the_card_scores_what_was_left_out(traces: list[Path]) -> None:
+    prior, card = fit_and_score(traces, trees=4)
+    assert card["data"] == {
+        "traces": {
+            "one": ["one.0.jsonl.gz", "one.1.jsonl.gz"],
+            "other": ["other.2.jsonl.gz"],
+            "plain": ["plain.4.jsonl.gz"],
+            "third": ["third.3.jsonl.gz"],
+        },
+        "without_launches": ["plain.4.jsonl.gz"],
+        "hardware": ["A (80 SMs)"],
+        "configs": 150,
+        "failed": 0,
+    }
+    assert card["spread"] == list(prior.spread)
+    by_kernel, by_size = card["kernels_left_out"], card["sizes_left_out"]
+    assert isinstance(by_kernel, dict)
+    assert isinstance(by_size, dict)
+    assert (by_kernel["traces"], by_size["traces"]) == (5, 2)
+    assert list(by_kernel["by_kernel"]) == ["one", "other", "plain", "third"]
+    assert list(by_size["by_kernel"]) == ["one"]
+    without = fit(examples([traces[i] for i in (0, 1, 2, 4)]), trees=4)
+    by_hand = score(read_example(traces[3]), replace(without, spread=prior.spread))
+    assert by_kernel["by_kernel"]["third"]["rank_correlation"] == pytest.approx(by_hand.rank_correlation, abs=1e-4)
+
+
+def test_where_every_kernel_has_one_size_no_size_is_left_out(traces: list[Path]) -> None:
+    assert fit_and_score(traces[1:], trees=2)[1]["sizes_left_out"] is None
+
+
+# The command ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_a_model_that_is_read_and_prints_its_card(
+    traces: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "model.json"
+    words = [*map(str, traces), "--to", str(target), "--trees", "3", "--jobs", "1"]
+    assert main([*words, "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out) == json.loads(target.read_text())["card"]
+    assert "fit: 7 of 7 models" in told.err
+    assert f"wrote {target}" in told.err
+    assert read_prior(target).fitted_on == ("one", "other", "plain", "third")
+    before = target.read_bytes()
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert target.read_bytes() == before
+    assert [line.split("  ")[0].strip() or line.split()[0] for line in out.splitlines()][:2] == [
+        "left out",
+        "kernels left out",
+    ]
+    assert "third" in out
+
+
+@pytest.mark.thorough
+def test_several_processes_write_the_same_model(traces: list[Path], tmp_path: Path) -> None:
+    alone, together = tmp_path / "alone.json", tmp_path / "together.json"
+    for target, jobs in ((alone, "1"), (together, "2")):
+        words = [*map(str, traces), "--to", str(target), "--trees", "2", "--jobs", jobs]
+        done = subprocess.run(
+            [sys.executable, "-m", "calibration", "fit", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=Path(fitting.__file__).parents[2],
+        )
+        assert done.returncode == 0, done.stderr
+    assert alone.read_bytes() == together.read_bytes()
+
+
+def test_the_shipped_model_is_never_overwritten_by_other_traces(
+    traces: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = SHIPPED.stat().st_mtime_ns
+    with pytest.raises(SystemExit) as left:
+        main([str(traces[0])])
+    assert left.value.code == 2
+    assert "--to" in capsys.readouterr().err
+    assert SHIPPED.stat().st_mtime_ns == before
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert main([*map(str, words), "--jobs", "1", "--trees", "2"]) == 2
+    return capsys.readouterr().err
+
+
+def test_too_few_kernels_are_refused_with_what_there_is(
+    traces: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "m.json"
+    told = refused(capsys, *traces[:3], "--to", target)
+    assert "3 traces are of 2 kernels (one, other)" in told
+    assert not target.exists()
+
+
+def test_a_missing_folder_is_made_and_only_the_model_is_left_in_it(traces: list[Path], tmp_path: Path) -> None:
+    target = tmp_path / "new" / "model.json"
+    assert main([*map(str, traces), "--to", str(target), "--trees", "2", "--jobs", "1"]) == 0
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_model_that_would_grow_too_large_is_not_written(
+    traces: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "MOST_BYTES", 1000)
+    target = tmp_path / "m.json"
+    target.write_text("as it was")
+    assert "of 1000 it may: fit fewer than 2 trees" in refused(capsys, *traces, "--to", target)
+    assert target.read_text() == "as it was"
+
+
+def test_what_is_no_trace_is_refused_by_name(
+    traces: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "poem.jsonl").write_text("roses are red\n")
+    assert "poem.jsonl" in refused(capsys, *traces, tmp_path / "poem.jsonl", "--to", tmp_path / "m.json")
+    assert "nothing.jsonl" in refused(capsys, *traces, tmp_path / "nothing.jsonl", "--to", tmp_path / "m.json")
+
+
+# The suite's own --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_suite(monkeypatch: pytest.MonkeyPatch, traces: list[Path], tmp_path: Path) -> Iterator[Path]:
+    """These traces for the suite's, and the folder where models without a kernel are kept."""
+    monkeypatch.setattr(fitting, "suite_paths", lambda: tuple(traces))
+    monkeypatch.setattr(fitting, "LEFT_OUT", tmp_path / "kept")
+    for kept in (prior_without, fitting._fit_digest):
+        kept.cache_clear()
+    yield tmp_path / "kept"
+    for kept in (prior_without, fitting._fit_digest):
+        kept.cache_clear()
+
+
+def test_a_model_without_a_kernel_of_the_suite_does_not_know_it(small_suite: Path) -> None:
+    found = prior_without("other")
+    assert found is not None
+    assert found.fitted_on == ("one", "plain", "third")
+
+
+def test_a_model_fitted_without_a_kernel_is_kept_and_refitted_if_broken(
+    small_suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted: list[int] = []
+    real = fitting.fit
+    monkeypatch.setattr(fitting, "fit", lambda some: (fitted.append(len(some)), real(some))[1])
+    first = prior_without("other")
+    (kept,) = small_suite.iterdir()
+    text = kept.read_text()
+    prior_without.cache_clear()
+    again = prior_without("other")
+    assert fitted == [4]
+    kept.write_text(text[:100])
+    prior_without.cache_clear()
+    anew = prior_without("other")
+    assert fitted == [4, 4]
+    assert kept.read_text() == text
+    assert first is not None
+    for other in (again, anew):
+        assert other is not None
+        assert other.value.tolist() == first.value.tolist()
+
+
+def test_a_kernel_that_is_not_of_the_suite_leaves_the_shipped_model() -> None:
+    assert prior_without("dance") is None
+
+
+@pytest.mark.slow
+def test_the_shipped_model_is_what_the_suites_recordings_give() -> None:
+    assert TRACES.is_dir()
+    fitted, found = fit(suite()), shipped_prior()
+    assert (fitted.fitted_on, fitted.factors, fitted.spread) == (found.fitted_on, found.factors, found.spread)
+    for name in ("feature", "left", "right"):
+        assert getattr(fitted, name).tolist() == getattr(found, name).tolist()
+    assert np.abs(fitted.value - found.value).max() < 1e-3

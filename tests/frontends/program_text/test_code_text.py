@@ -1,0 +1,217 @@
+"""What a variant's program is: all that the function is made of and reaches, and nothing else."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from forecast_autotune.frontends.program_text.code_text import CodeText  # noqa: E402
+
+TABLE = {"by": 2}
+KEPT: dict[int, int] = {}
+calls = 0
+
+
+def digest(*functions: Any) -> str:
+    return CodeText(functions).program("p").digest
+
+
+def by_table(x: Any) -> Any:
+    return x * TABLE["by"]
+
+
+def by_cache(x: Any) -> Any:
+    global calls
+    calls += 1
+    KEPT[calls] = calls
+    return x * len(KEPT)
+
+
+def closing(value: Any) -> Callable[[Any], Any]:
+    def f(x: Any) -> Any:
+        return x * value if isinstance(value, int) else value(x)
+
+    return f
+
+
+def defaulting(value: Any) -> Callable[[Any], Any]:
+    def f(x: Any, by: Any = value, *, also: Any = value) -> Any:
+        return x * by * also
+
+    return f
+
+
+def attributed(value: Any) -> Callable[[Any], Any]:
+    def f(x: Any) -> Any:
+        return x * f.by  # type: ignore[attr-defined]
+
+    f.by = value  # type: ignore[attr-defined]
+    return f
+
+
+class Scale:
+    def __init__(self, by: Any) -> None:
+        self.by = by
+        self.called = 0
+        self.seen: list[int] = []
+
+    def __call__(self, x: Any) -> Any:
+        self.called += 1
+        self.seen.append(self.called)
+        return x * self.by
+
+
+class Slotted:
+    __slots__ = ("by",)
+
+    def __init__(self, by: Any) -> None:
+        self.by = by
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.by
+
+
+def typed_in(value: Any) -> Any:
+    """A function without source."""
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(f"def f(x): return x * {value}", scope)  # noqa: S102
+    return scope["f"]
+
+
+MADE: dict[str, Callable[[int], Any]] = {
+    "a lambda in a line with others": lambda n: (lambda x: x * 1, lambda x: x * 2, lambda x: x * 3)[n],
+    "a function without source": typed_in,
+    "what it closes over": closing,
+    "a default": defaulting,
+    "an attribute of it": attributed,
+    "an argument of a partial": lambda n: functools.partial(closing(0), n),
+    "an object's attribute": Scale,
+    "an object's slot": Slotted,
+    "a method's object": lambda n: Scale(n).__call__,
+    "a function in a list": lambda n: closing([closing(n)]),
+    "a function in a dict in a tuple": lambda n: closing(({"f": closing(n)},)),
+    "a function below torch.no_grad": lambda n: torch.no_grad()(closing(n)),
+    "a function below a cache": lambda n: functools.lru_cache(closing(n)),
+    "a scripted module": lambda n: torch.jit.script((torch.nn.ReLU(), torch.nn.SiLU(), torch.nn.Tanh())[n]),
+    "a traced graph": lambda n: torch.fx.symbolic_trace((torch.nn.ReLU(), torch.nn.SiLU(), torch.nn.Tanh())[n]),
+    "a module's structure": lambda n: torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(n + 1)]),
+    "a module's sizes": lambda n: torch.nn.Linear(4, n + 1),
+}
+
+
+@pytest.mark.parametrize("of", MADE)
+@pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated", "ignore:.*torch.jit")
+def test_its_digest_changes_with(of: str) -> None:
+    first, same, other = MADE[of](1), MADE[of](1), MADE[of](2)
+    assert digest(first) == digest(same) != digest(other)
+
+
+def test_a_module_table_is_part_of_a_program_and_what_calls_write_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digest(by_table), digest(by_cache), digest(Scale(2))
+    by_cache(1)
+    (scale := Scale(2))(1)
+    assert digest(by_cache) == before[1], "a cache and a counter"
+    assert digest(scale) == before[2], "an object's"
+    monkeypatch.setitem(TABLE, "by", 3)
+    assert digest(by_table) != before[0]
+
+
+def test_weights_are_no_part_of_a_module() -> None:
+    torch.manual_seed(0)
+    assert digest(torch.nn.Linear(4, 4)) == digest(torch.nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize("how", ["import beside", "from beside import f as g", "import pkg.beside", "in the function"])
+def test_neighbouring_modules_are_part_of_it(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = {"import beside": "beside.f", "import pkg.beside": "pkg.beside.f"}.get(how, "g")
+    digests = []
+    for version in ("1", "2"):
+        folder = tmp_path / version
+        (folder / "pkg").mkdir(parents=True)
+        (folder / "pkg" / "__init__.py").touch()
+        for beside in (folder / "beside.py", folder / "pkg" / "beside.py"):
+            beside.write_text(f"def f(x): return x * {version}\n")
+        inside = "    from beside import f as g\n" if how == "in the function" else ""
+        (folder / "main_part.py").write_text(
+            f"{'' if inside else how}\ndef variant(x):\n{inside}    return {called}(x)\n"
+        )
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(folder)
+            known = set(sys.modules)
+            digests.append(digest(importlib.import_module("main_part").variant))
+            for name in set(sys.modules) - known:
+                del sys.modules[name]
+    assert len(set(digests)) == 2
+
+
+def test_a_line_above_and_a_folder_elsewhere_change_nothing(tmp_path: Path) -> None:
+    text = "TABLE = {'a', 'b', 'c'}\ndef f(x): return (lambda y: y in TABLE and y in {'d', 'e'})(x)\n"
+    shown = "import sys; sys.path.insert(0, sys.argv[1]); import m\n" + (
+        "from forecast_autotune.frontends.program_text.code_text import CodeText\n"
+        "print(CodeText([m.f, lambda x: x in {'d', 'e'}]).program('p').digest)"
+    )
+    printed = set()
+    for seed, above in enumerate(("", "# a line\n\n")):
+        (tmp_path / str(seed)).mkdir()
+        (tmp_path / str(seed) / "m.py").write_text(above + text)
+        environment = {**os.environ, "PYTHONHASHSEED": str(seed + 1)}
+        command = [sys.executable, "-c", shown, str(tmp_path / str(seed))]
+        printed.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert len(printed) == 1
+
+
+def test_no_code_is_run_to_read_a_variant() -> None:
+    def fail(*_: Any) -> Any:
+        raise AssertionError("it was run")
+
+    class Touchy:
+        __getattr__ = __repr__ = __str__ = __eq__ = __bool__ = __len__ = __iter__ = fail  # type: ignore[assignment]
+        __hash__ = fail  # type: ignore[assignment]
+        __class__ = property(fail)  # type: ignore[assignment]
+        held = property(fail)
+
+    lazy = types.ModuleType("lazy")
+    lazy.__getattr__ = fail  # type: ignore[method-assign, assignment]
+    touchy = Touchy()
+
+    def variant(x: Any) -> Any:
+        return lazy.missing(touchy.held, x)
+
+    assert digest(variant, closing(touchy), closing([touchy]))
+
+
+def test_a_library_is_named_and_not_read() -> None:
+    def variant(x: Any) -> Any:
+        return torch.nn.functional.gelu(pytest.approx(x))
+
+    raises = pytest.raises
+    with_it = CodeText([variant, lambda: raises]).program("p").source
+    assert "def approx" not in with_it
+    assert "def gelu" not in with_it
+    assert f"# pytest {pytest.__version__}" in with_it
+    assert len(with_it) < 1_000
+
+
+def test_what_holds_itself_is_read_once() -> None:
+    ring: list[Any] = []
+    ring.append(ring)
+
+    def f(x: Any) -> Any:
+        return g(x, ring)
+
+    def g(x: Any, held: Any) -> Any:
+        return f(x) if held else x
+
+    text = CodeText([f]).program("p").source
+    assert (text.count("def f("), text.count("def g(")) == (1, 1)

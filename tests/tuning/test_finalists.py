@@ -1,0 +1,114 @@
+"""Finalists are timed in turns, and what drifts between them and the search decides nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from recorded import job_of, measurement
+from small_runs import Fixed, Memory, Noisy, recorded_as, tuned_by
+
+from forecast_autotune.core.budget import Budget
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.job import Recording
+from forecast_autotune.core.outcome import Measurement, Outcome
+from forecast_autotune.measure.replay import Replay
+from forecast_autotune.tuning.loop import tune
+from forecast_autotune.tuning.policies import Exhaustive
+
+
+def test_finalists_are_timed_again_in_turns() -> None:
+    class Repeatable(Replay):
+        repeatable = True
+        asked: list[Config]
+
+        def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
+            self.__dict__.setdefault("asked", []).append(config)
+            return super().measure(config)
+
+    of = recorded_as([100, 50, 51, 90])
+    replay = Repeatable(of)
+    store = Memory()
+    decision = tune(
+        job_of(of),
+        compiler=replay,
+        surrogate=Fixed(),
+        policy=Exhaustive(),
+        measurer=replay,
+        store=store,
+        budget=Budget(4, clock=replay.clock),
+    ).decision
+    assert decision.config == Config({"i": 1})
+    assert decision.measured == 4
+    turns = [c["i"] for c in replay.asked[4:]]
+    assert turns == [1, 2, 0] * (len(turns) // 3)
+    last = [o for c, o, _ in store.recorded if c == Config({"i": 1})][-1]
+    assert isinstance(last, Measurement)
+    assert len(last.samples_us) == 8 * (len(turns) // 3)
+
+
+@pytest.mark.parametrize(("spread", "rounds"), [(0.0001, 3), (0.2, 8)])
+def test_finalists_are_timed_until_they_differ_or_a_limit_is_reached(spread: float, rounds: int) -> None:
+    of = recorded_as([100, 50, 51, 90])
+    measurer = Noisy(of, spread)
+    tuned_by(of, measurer)
+    assert len(measurer.asked[4:]) == 3 * rounds
+
+
+class Warming(Noisy):
+    """Slows down by a factor from the timing of this number on."""
+
+    def __init__(self, of: Recording, *, factor: float, after: int) -> None:
+        super().__init__(of, spread=0.0001)
+        self.factor = factor
+        self.after = after
+
+    def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
+        outcome = super().measure(config, early_stop_us=early_stop_us)
+        assert isinstance(outcome, Measurement)
+        slow = self.factor if len(self.asked) > self.after else 1.0
+        return replace(outcome, samples_us=tuple(t * slow for t in outcome.samples_us))
+
+
+@pytest.mark.parametrize("factor", [0.8, 0.97, 1.03, 1.14, 1.3])
+def test_a_drift_before_the_finals_lets_none_win_that_was_not_in_them(factor: float) -> None:
+    of = recorded_as([150, 100, 100.7, 101.4, 102.1, 99])
+    decision = tuned_by(of, Warming(of, factor=factor, after=6))
+    assert decision.config == Config({"i": 5})
+    assert decision.speedup == pytest.approx(150 / 99, rel=1e-3)
+    assert decision.config_us == pytest.approx(99, rel=1e-3), "on one scale with what is stored of the others"
+
+
+def test_what_is_stored_of_a_run_is_on_one_scale_whatever_drifted() -> None:
+    of = recorded_as([150, 100, 120, 130])
+    store = Memory()
+    tuned_by(of, Warming(of, factor=1.2, after=4), store=store)
+    times = {c: o.median_us for c, o, _ in store.recorded if isinstance(o, Measurement)}
+    assert times == {
+        c: pytest.approx(o.median_us, rel=1e-3) for c, o in of.outcomes.items() if isinstance(o, Measurement)
+    }
+
+
+def test_a_run_that_finds_everything_timed_still_decides_by_turns() -> None:
+    of = recorded_as([150, 100, 90])
+    known: dict[Config, Outcome] = {Config({"i": 0}): measurement(150), Config({"i": 1}): measurement(89)}
+    decision = tuned_by(of, Noisy(of, 0.0001), store=Memory(known={**known, Config({"i": 2}): measurement(90)}))
+    assert (decision.config, decision.measured) == (Config({"i": 2}), 0)
+
+
+def test_of_many_equally_fast_the_first_in_the_space_is_a_finalist() -> None:
+    of = recorded_as([150, *(100 + 0.01 * i for i in range(9, 0, -1))])
+    assert tuned_by(of, Noisy(of, 0.0001)).config == Config({"i": 1})
+
+
+def test_who_looked_slow_beside_a_neighbour_is_timed_again_in_the_finals() -> None:
+    class Neighboured(Noisy):
+        def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
+            outcome = super().measure(config, early_stop_us=early_stop_us)
+            assert isinstance(outcome, Measurement)
+            beside = config == Config({"i": 2}) and len(self.asked) <= 4
+            return replace(outcome.scaled(1.5), disturbance=1 / 3) if beside else outcome
+
+    of = recorded_as([150, 100, 90, 110])
+    assert tuned_by(of, Neighboured(of, 0.0001)).config == Config({"i": 2})
