@@ -95,7 +95,7 @@ def test_the_worst_over_the_default_leaves_out_where_the_default_fails() -> None
     assert aggregates.summary(rows)[0]["worst_over_default"] == 1.25
 
 
-def test_kernels_are_told_apart_where_there_are_several() -> None:
+def test_kernels_are_summarised_apart_where_there_are_several() -> None:
     rows = [row("random", 2.0), row("random", 8.0, "b", kernel="other")]
     found = {r["kernel"]: r["geomean_of_medians"] for r in aggregates.summary(rows)}
     assert found == {None: pytest.approx(4.0), "k": pytest.approx(2.0), "other": pytest.approx(8.0)}
@@ -230,7 +230,7 @@ def test_a_policy_that_may_not_stop_takes_what_may_gain_most() -> None:
 
 
 @pytest.mark.thorough
-def test_what_is_beyond_a_method_is_said_and_not_searched(traces: list[Path]) -> None:
+def test_a_space_beyond_a_method_is_reported_and_not_searched(traces: list[Path]) -> None:
     entry = Entry(trace=SOFTMAX, setting="cold")
     rows = Search(entry=entry, method="gp-ei", seed=0, budgets=("6", "150")).do()
     assert rows[0]["measured"] == 6

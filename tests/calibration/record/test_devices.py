@@ -184,7 +184,7 @@ def test_a_process_that_is_killed_half_way_is_followed_by_one_that_goes_on(
 
 
 @pytest.mark.thorough
-def test_a_config_that_ends_every_process_is_left_out_and_told_of(
+def test_a_config_that_ends_every_process_is_left_out_and_reported(
     task: Task, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOY_DIES", "1")
@@ -212,11 +212,11 @@ def test_a_device_that_is_closed_starts_no_process_again(task: Task, device: Dev
     told: list[Status] = []
     recording_it = threading.Thread(target=lambda: told.append(device.record(task, print)))
     recording_it.start()
-    deadline = time.time() + 60
+    deadline = time.time() + 240
     while device._process is None and time.time() < deadline:
         time.sleep(0.01)
     device.close()
-    recording_it.join(30)
+    recording_it.join(120)
     assert [t.problem for t in told] == ["stopped"]
     assert device._process is None
 
@@ -227,7 +227,7 @@ def test_a_process_that_hangs_is_given_up_soon_after_its_time(task: Task, monkey
     began = time.time()
     told = hangs.record(replace(task, until=began + 0.3), print)
     assert "the process that recorded it ended" in told.problem
-    assert time.time() - began < 10
+    assert time.time() - began < 60
 
 
 def test_a_device_is_the_one_that_is_visible_at_its_place(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +280,7 @@ def test_two_recordings_do_not_time_on_one_device_at_once(task: Task, device: De
     assert device.record(replace(task, configs=2), print).problem == ""
 
 
-def test_devices_that_do_not_tell_who_they_are_are_told_apart_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_without_an_identity_are_distinguished_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "device_identity", lambda _: "")
     found = set()
     for visible in ("0", "1"):
@@ -303,7 +303,7 @@ def test_a_process_that_always_dies_is_a_problem_of_that_workload_alone(
     assert device.record(replace(task, configs=2), print).problem == ""
 
 
-def test_memory_that_is_short_is_told_and_the_process_goes_on(task: Task, device: Device) -> None:
+def test_short_memory_is_reported_and_the_process_goes_on(task: Task, device: Device) -> None:
     told = device.record(replace(task, case="short"), print)
     assert told.problem.startswith("memory is short: OutOfMemoryError: CUDA out of memory")
     assert device.record(replace(task, configs=2), print).tried == 2

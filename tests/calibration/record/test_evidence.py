@@ -166,7 +166,7 @@ def test_a_table_of_another_origin_stays_until_its_replacement_is_complete(
     assert read_evidence(path).header[part] == now
 
 
-def test_a_damaged_table_is_begun_anew_and_the_reader_names_the_line(
+def test_a_damaged_table_is_restarted_and_the_reader_names_the_line(
     look: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     look()

@@ -238,7 +238,7 @@ def case_of(path: Path) -> Any:
     return case(Entry(trace=path, setting="x"))
 
 
-def test_a_space_of_which_nothing_is_forecast_is_told_of(traces: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_space_without_any_forecast_is_reported(traces: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent(StatelessSurrogate):
         name = "silent"
 
