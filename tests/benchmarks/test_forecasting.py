@@ -120,7 +120,7 @@ def describing(job: Job) -> Job:
         }
         for c in job.space
     ]
-    return replace(job, described=told)
+    return replace(job, static_features=told)
 
 
 @pytest.mark.benchmark(group="setting auto, 10,000 configs")
@@ -181,7 +181,7 @@ def job_of(recorded: Recording) -> Job:
         space=space,
         hardware=recorded.hardware,
         toolchain=recorded.toolchain,
-        described=[recorded.described.get(c, {}) for c in space] if recorded.described else (),
+        static_features=[recorded.static_features.get(c, {}) for c in space] if recorded.static_features else (),
     )
 
 
