@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from forecast_autotune.cli.output import print_table
 from forecast_autotune.errors import AutotuneError, InvalidInputError
 from forecast_autotune.language.model import ModelError
 
@@ -83,21 +84,18 @@ def table(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def show(lines: Sequence[Row]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+COLUMNS = ("left out", "who", "spaces", "skill", "ECE", "error by fifth", "top 1 %", "top 10 %", "top 50 %")
 
-    shown = Table()
-    for name in ("left out", "who", "spaces", "skill", "ECE", "error by fifth", "top 1 %", "top 10 %", "top 50 %"):
-        shown.add_column(name, justify="left" if name in ("left out", "who") else "right")
+
+def show(lines: Sequence[Row]) -> None:
+    """Print the table."""
+    rows = []
     for line in lines:
         fifths = " ".join(f"{e:.2f}" for e in line["error_by_fifth"])
-        tops = [line[f"top_{share}_percent"] for share in (1, 10, 50)]
-        shown.add_row(
-            line["way"], line["method"], str(line["spaces"]), f"{line['skill']:.2f}", f"{line['ece']:.2f}", fifths,
-            *("" if top is None else f"{top:.3f}" for top in tops),
-        )  # fmt: skip
-    Console(width=140).print(shown)
+        tops = ["" if top is None else f"{top:.3f}" for top in (line[f"top_{share}_percent"] for share in (1, 10, 50))]
+        figures = (str(line["spaces"]), f"{line['skill']:.2f}", f"{line['ece']:.2f}", fifths, *tops)
+        rows.append((line["way"], line["method"], *figures))
+    print_table(COLUMNS, rows, right=COLUMNS[2:])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

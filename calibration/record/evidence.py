@@ -43,11 +43,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from kernel_suite import Kernel, SuiteKernel, suite_kernels
-from kernel_suite.suite import Case, cuda_kernels
+from kernel_suite import Case, Kernel, SuiteKernel, cuda_kernels, suite_kernels
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.digest import digest
+from forecast_autotune.core.file_format import FileFormat
 from forecast_autotune.core.outcome import Evidence, Failure
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.features.hardware_sheets import device_properties, sheet_for
@@ -64,8 +64,7 @@ if TYPE_CHECKING:
     from forecast_autotune.compilers.triton_launches import Launched
     from forecast_autotune.compilers.triton_pool import WorkerPool
 
-SCHEMA = "forecast_autotune.evidence"
-VERSION = 1
+FORMAT = FileFormat(schema="forecast_autotune.evidence", version=1)
 TARGETS = {"triton": ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942"), "cuda": ("cuda:80", "cuda:90")}
 KNOB = "variant"
 SEED = 0
@@ -103,11 +102,8 @@ def read_evidence(path: Path | str) -> EvidenceTable:
     first, *lines = read_text(path).split("\n")[:-1] or [""]
     what = f"{path}, line 1"
     header = encoding.fields(from_text(first, what), what)
-    if (header.get("schema"), header.get("version")) != (SCHEMA, VERSION):
-        raise InvalidInputError(
-            f"{path} has the schema {header.get('schema')!r}, version {header.get('version')!r}: this reads {SCHEMA} of "
-            f"version {VERSION}; make it again by 'python -m calibration evidence'"
-        )
+    remedy = "make it again by 'python -m calibration evidence'"
+    FORMAT.check(header, path, accepted=f"this reads {FORMAT.schema}; {remedy}", remedy=remedy)
     results: dict[Config, Result] = {}
     for place, line in enumerate(lines, start=2):
         what = f"{path}, line {place}"
@@ -228,8 +224,7 @@ def header_of(subject: Subject, target: str) -> Json:
         arguments = []  # a CUDA kernel is compiled for all sizes
     sheet = sheet_for(target)
     return {
-        "schema": SCHEMA,
-        "version": VERSION,
+        **FORMAT.header,
         "kernel": subject.name,
         "language": language_of(subject),
         "source": source,

@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from kernel_suite import Kernel, Output, SuiteKernel, kernels, suite_kernels
-from kernel_suite.suite import cuda_kernels
+from kernel_suite import Kernel, Output, SuiteKernel, cuda_kernels, kernels, suite_kernels
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from ..core.config import Config
-from ..core.job import Job, Recording
+from ..core.job import Recording
 from ..core.outcome import Evidence, Failure, Measurement, Outcome
-from ..core.space import Space
 
 
 class Replay:
@@ -33,25 +32,6 @@ class Replay:
         self.recording = recording
         self.charged_s = 0.0
         self._now = now
-
-    @property
-    def space(self) -> Space:
-        """The recorded configs, with the recording's default first."""
-        outcomes = self.recording.outcomes
-        default = self.recording.default
-        return Space(outcomes, default=default if default in outcomes else None)
-
-    @property
-    def job(self) -> Job:
-        """The job that the recording is of."""
-        of, space = self.recording, self.space
-        return Job(
-            workload=of.workload,
-            space=space,
-            hardware=of.hardware,
-            toolchain=of.toolchain,
-            static_features=[of.static_features.get(c, {}) for c in space] if of.static_features else (),
-        )
 
     def clock(self) -> float:
         """Real time so far, and the recorded seconds charged so far."""

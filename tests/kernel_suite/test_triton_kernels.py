@@ -26,13 +26,13 @@ from kernel_suite import (  # noqa: E402
     TritonKernel,
     Variant,
     attention,
+    cuda_kernels,
     kernels,
     matmul,
     suite_kernels,
     triton_kernels,
 )
 from kernel_suite.__main__ import listed  # noqa: E402
-from kernel_suite.suite import cuda_kernels  # noqa: E402
 from plain_calls import plain_call  # noqa: E402
 from rehearsed import own_triton_cache  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
