@@ -100,7 +100,7 @@ def read_example(path: Path) -> Example:
         name=path.name,
         kernel=space.kernel,
         job=job,
-        traits=launch_features(job.described, job.hardware) if job.described else None,
+        traits=launch_features(job.static_features, job.hardware) if job.static_features else None,
         broken=rules(job),
         log2_time=log2_time - np.nanmedian(log2_time),
     )

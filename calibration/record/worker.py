@@ -309,7 +309,7 @@ class Recorder:
     def recording_of(self, tuned: Any, args: tuple[Any, ...]) -> Recording:
         """What is known of every config of the sample, in its order."""
         job, outcomes = tuned.job(args), tuned.outcomes(args)
-        described = dict(zip(job.space, job.described, strict=True)) if job.described else {}
+        described = dict(zip(job.space, job.static_features, strict=True)) if job.static_features else {}
         return Recording(
             workload=job.workload,
             hardware=job.hardware,
@@ -317,7 +317,7 @@ class Recorder:
             default=job.space.default,
             outcomes={c: _rounded(outcomes[c]) for c in job.space if c in outcomes}
             | dict.fromkeys(self.lethal, LETHAL),
-            described={c: d for c, d in described.items() if d},
+            static_features={c: d for c, d in described.items() if d},
         )
 
     def leave_out_lethal(self) -> None:

@@ -199,7 +199,7 @@ class TritonCompiler(SourceCompiler):
     Args:
         kernel: the JITFunction.
         bind: config to the positional and keyword arguments of the call under it: those that the caller gave, and the
-            config's knobs as `launch_kwargs` has them. Asked once for each config, in the caller's thread.
+            config's knobs as keywords, without options that are None. Asked once for each config, in the caller's thread.
         target: `cuda:90`, `hip:gfx942`, or a GPUTarget.
         others: see `SourceCompiler`.
     Raises:

@@ -71,11 +71,6 @@ def apply_heuristics(kernel: object, args: Sequence[Any], kwargs: Mapping[str, A
     return given
 
 
-def launch_kwargs(knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's knobs as keywords of a launch: options that are None are left out, as `triton.Config` does."""
-    return {name: value for name, value in knobs.items() if value is not None or name not in OPTIONS}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """What Triton's compiler is given for one config, and the key and hash of the cache entry it will fill."""

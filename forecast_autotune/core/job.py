@@ -19,8 +19,8 @@ from .workload import Work, Workload
 class Job:
     """One decision to make: a workload, on this hardware, with this toolchain, among these configs.
 
-    `described` says of each config, in the order of the space, what can be told of it without compiling: see
-    `launch_features.launch_features` for the names. Empty where nothing can.
+    `static_features` holds, for each config in the order of the space, what is known of it without compiling: see
+    `launch_features.launch_features` for the names. Empty where nothing is.
     """
 
     workload: Workload
@@ -28,7 +28,7 @@ class Job:
     hardware: Hardware
     toolchain: Toolchain
     work: Work | None = None
-    described: Sequence[Mapping[str, float]] = ()
+    static_features: Sequence[Mapping[str, float]] = ()
 
     @property
     def digest(self) -> str:
@@ -40,8 +40,8 @@ class Job:
 class Recording:
     """What is known of one workload on one hardware under one toolchain: outcomes, and the default they relate to.
 
-    `described` says of configs what could be told of them there without compiling, as `Job.described` does; of those
-    missing nothing was told.
+    `static_features` holds what was known of configs without compiling, as `Job.static_features` does; of those missing,
+    nothing was.
     """
 
     workload: Workload
@@ -49,7 +49,7 @@ class Recording:
     toolchain: Toolchain
     default: Config
     outcomes: Mapping[Config, Outcome] = field(repr=False)
-    described: Mapping[Config, Mapping[str, float]] = field(default_factory=dict, repr=False)
+    static_features: Mapping[Config, Mapping[str, float]] = field(default_factory=dict, repr=False)
 
     def log2_speedups(self) -> dict[Config, float]:
         """Log2 speed-up of each measured config against the default; empty if nothing ran."""

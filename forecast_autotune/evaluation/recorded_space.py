@@ -64,7 +64,7 @@ class RecordedSpace:
             space=space,
             hardware=of.hardware,
             toolchain=of.toolchain,
-            described=[of.described.get(c, {}) for c in space] if of.described else (),
+            static_features=[of.static_features.get(c, {}) for c in space] if of.static_features else (),
         )
 
     @cached_property

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from operator import eq
 from typing import TYPE_CHECKING
 
-from ..core.config import Config
 from ..core.forecast import Abstention, Forecast, Normal
-from ..core.space import Space
 
 if TYPE_CHECKING:
     import numpy as np
@@ -207,8 +205,3 @@ def expected_gain(columns: Columns, over: float) -> Array:
     density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
     gain: Array = (1.0 - columns.fail) * sigma * np.maximum(z * normal_cdf(z) + density, 0.0)
     return gain
-
-
-def indices_of(space: Space, configs: Sequence[Config]) -> list[int]:
-    """Where each config stands in the space; -1 if it is not in it."""
-    return [space.index(c) if c in space else -1 for c in configs]

@@ -103,7 +103,7 @@ def prompts(
     evidence = evidence or {}
     reference = job.space.default if reference is None else reference
     shown = recordings[:ELSEWHERE]
-    features = dict(zip(job.space, job.described, strict=True)) if job.described else {}
+    features = dict(zip(job.space, job.static_features, strict=True)) if job.static_features else {}
     common = _common_words(job, reference, answer, features, evidence) | {
         "skills": _first([_line(str(skill)) for skill in skills[:SKILLS]], int(SKILLS_SHARE * most_chars)),
         "elsewhere": [_place(job, recording) for recording in shown],

@@ -73,7 +73,7 @@ def related_recordings(connection: sqlite3.Connection, job: Job, complain: Compl
                     toolchain=place.toolchain,
                     default=newest.default,
                     outcomes=newest.outcomes,
-                    described=newest.described,
+                    static_features=newest.described,
                 )
             )
     return recordings
@@ -160,7 +160,7 @@ def _recordings(
                         toolchain=place.toolchain,
                         default=encoding.decode_config(from_text(default_text, what), what),
                         outcomes=outcomes.setdefault(ids, {}),
-                        described=features.setdefault(ids, {}),
+                        static_features=features.setdefault(ids, {}),
                     )
             if by_place[ids] is None:
                 continue

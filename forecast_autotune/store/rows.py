@@ -50,7 +50,7 @@ class TuningKey:
 class StoredOutcome:
     """An outcome with its config, the run it belongs to, and the forecast that preceded it.
 
-    `described` holds the config's static features, known without compiling; see `Job.described`.
+    `described` holds the config's static features, known without compiling; see `Job.static_features`.
     """
 
     config: Config

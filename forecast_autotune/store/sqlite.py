@@ -147,7 +147,9 @@ class SqliteStore:
             default=job.space.default,
             run=run,
             recorded_at=rows.now(),
-            described=job.described[job.space.index(config)] if job.described and config in job.space else {},
+            described=job.static_features[job.space.index(config)]
+            if job.static_features and config in job.space
+            else {},
         )
 
         def write(connection: sqlite3.Connection) -> None:

@@ -292,7 +292,7 @@ def to_ask(context: ForecastContext, most: int = MOST) -> list[Config]:
     for config in job.space:
         if config != job.space.default:
             programs.setdefault(variant_of(config), []).append(config)
-    if len({variant_of(job.space.default), *programs}) == 1 and (any(job.described) or context.recordings):
+    if len({variant_of(job.space.default), *programs}) == 1 and (any(job.static_features) or context.recordings):
         return []
     in_turn = itertools.zip_longest(*(_spread(configs) for configs in programs.values()))
     return list(itertools.islice((c for turn in in_turn for c in turn if c is not None), most))

@@ -112,13 +112,13 @@ class _Session(OutcomeSession):
         if not self._model.by_launches:
             return None
         space = self.context.job.space
-        launches = [recording.described.get(c, {}) for c in space]
+        launches = [recording.static_features.get(c, {}) for c in space]
         job = Job(
             workload=recording.workload,
             space=space,
             hardware=recording.hardware,
             toolchain=recording.toolchain,
-            described=launches,
+            static_features=launches,
         )
         expected = _model_prior(job, self._prior)
         if not expected.by_launches:
@@ -182,7 +182,7 @@ def _model_prior(job: Job, prior: Prior) -> _ModelPrior:
     mean, sigma, basis = np.zeros(n), np.full(n, RULES_SIGMA), np.zeros((n, 0))
     fail: Array | None = None
     says: tuple[str, ...] = ()
-    from_launches = prior.of_launches(job.described, job)
+    from_launches = prior.of_launches(job.static_features, job)
     if from_launches is not None:
         mean, sigma, fail = from_launches
         basis = (TREES_DOUBT * (mean - np.median(mean)))[:, None]

@@ -75,8 +75,8 @@ class Prior:
         """What the trees expect of each config, from what its launch does.
 
         Args:
-            described: of each config, as `Job.described`. A config that `described.asked`, where there is such, says nobody
-                asked about is taken to fail as often as the others do.
+            described: of each config, as `Job.static_features`. Where it has `asked`, a config that nobody asked about is
+                taken to fail as often as the others do.
             job: whose hardware counts.
         Returns:
             mean and sigma of log2 speed-up, up to a constant, and chance of failing, each of shape `(configs,)`; None where

@@ -102,7 +102,7 @@ class _Rules:
 def _read_job(job: Job) -> _Rules:
     import numpy as np
 
-    from_source = read_from_source(job.described, job.hardware) if job.described else None
+    from_source = read_from_source(job.static_features, job.hardware) if job.static_features else None
     if from_source is not None:
         (cost, fail), trust, unsure, says = from_source, TRUST_IN_SOURCE, SOURCE_SIGMA, ["kernel source"]
     else:
@@ -204,7 +204,7 @@ def read_from_source(described: Sequence[Mapping[str, float]], hardware: Hardwar
     few threads in flight, threads without work, products too narrow for tensor cores, registers that spill.
 
     Args:
-        described: of each config, as `Job.described`.
+        described: of each config, as `Job.static_features`.
         hardware: whose limits count.
     Returns:
         cost in log2 of time, and chance of failing, two arrays of shape `(configs,)`; None where the source does not give

@@ -39,7 +39,7 @@ def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware
     are from it, or where it is not described, from the first config that is.
 
     Args:
-        described: of each config, as `Job.described`.
+        described: of each config, as `Job.static_features`.
         hardware: whose sheet counts.
     Returns:
         shape `(configs, len(LAUNCH_FEATURES))`; `UNKNOWN` where nothing is known.

@@ -100,11 +100,11 @@ def test_related_recordings(benchmark: Any, tmp_path: Path, told: int) -> None:
         for config in SPACE:
             store.record(describing(job(1), told), "run", config, Measurement(samples_us=(5.0, 5.1, 4.9)), None)
         (found,) = benchmark(store.related_recordings, job())
-    assert len(found.described) == (len(SPACE) if told else 0)
+    assert len(found.static_features) == (len(SPACE) if told else 0)
 
 
 def describing(job: Job, told: int) -> Job:
-    return replace(job, described=[{f"name_{i}": i / 3 for i in range(told)}] * len(SPACE))
+    return replace(job, static_features=[{f"name_{i}": i / 3 for i in range(told)}] * len(SPACE))
 
 
 @pytest.mark.benchmark(group="store")

@@ -121,7 +121,7 @@ def describing(job: Job) -> Job:
         }
         for c in job.space
     ]
-    return replace(job, described=told)
+    return replace(job, static_features=told)
 
 
 @pytest.mark.benchmark(group="setting auto, 10,000 configs")

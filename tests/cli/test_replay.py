@@ -94,11 +94,11 @@ def test_a_replayed_job_says_of_its_configs_what_the_trace_does(tmp_path: Path, 
     configs = list(recording().outcomes)
     described = {configs[1]: {"programs": 8.0}, configs[0]: {"programs": 4.0}} if told else {}
     path = tmp_path / "run.jsonl"
-    write_trace(replace(recording(), described=described), path)
+    write_trace(replace(recording(), static_features=described), path)
     plan = ReplayPlan(traces=(path,), histories=((),), policy="selective", surrogate=Listening)
     plan.do(Task(0, "4", 1))
     job = asked[0].job
-    assert list(job.described) == ([described.get(config, {}) for config in job.space] if told else [])
+    assert list(job.static_features) == ([described.get(config, {}) for config in job.space] if told else [])
 
 
 def test_the_report_has_the_agreed_shape(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

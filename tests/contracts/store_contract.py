@@ -236,13 +236,13 @@ class StoreContract(ReadOnlyStoreContract):
     def test_features_of_configs_are_recalled_with_their_outcomes(self, store: Store) -> None:
         told = [{"n": float(n), "bytes": 1234567.0 * n} for n in range(len(SPACE))]
         for described in (told, [{}] * len(SPACE)):  # a later job may say nothing
-            job = replace(a_job(key={"n": 1}), described=described)
+            job = replace(a_job(key={"n": 1}), static_features=described)
             for config in SPACE[1:3]:
                 store.record(job, "run", config, a_measurement(), None)
-        store.record(replace(a_job(key={"n": 1}), described=()), "run", SPACE[3], a_measurement(), None)
+        store.record(replace(a_job(key={"n": 1}), static_features=()), "run", SPACE[3], a_measurement(), None)
         (recording,) = store.related_recordings(a_job())
         assert recording.outcomes.keys() == set(SPACE[1:4])
-        assert recording.described == {SPACE[1]: {"n": 1, "bytes": 1234570}, SPACE[2]: {"n": 2, "bytes": 2469130}}
+        assert recording.static_features == {SPACE[1]: {"n": 1, "bytes": 1234570}, SPACE[2]: {"n": 2, "bytes": 2469130}}
 
     def test_a_rehearsal_teaches_nothing_about_a_device(self, store: Store) -> None:
         rehearsal = Hardware(kind="replay", name="NVIDIA H200")

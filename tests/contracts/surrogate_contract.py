@@ -42,8 +42,8 @@ class SurrogateContract(ABC):
         assert len(answer) == len(asked.configs)
         assert any(isinstance(a, Forecast) for a in answer)
         backwards = Space(list(reversed(asked.configs)), default=asked.job.space.default, roles=asked.job.space.roles)
-        described = dict(zip(asked.configs, asked.job.described, strict=False))
-        job = replace(asked.job, space=backwards, described=[described[c] for c in backwards if c in described])
+        described = dict(zip(asked.configs, asked.job.static_features, strict=False))
+        job = replace(asked.job, space=backwards, static_features=[described[c] for c in backwards if c in described])
         again = dict(zip(backwards, ask(self.make(), replace(asked, job=job)), strict=True))
         for config, one in zip(asked.configs, answer, strict=True):
             other = again[config]

@@ -44,9 +44,9 @@ def test_without_an_outcome_of_the_default_the_first_config_is_the_default() -> 
 
 def test_the_job_has_a_description_for_each_config_or_none_at_all() -> None:
     some = list(WHOLE.outcomes)[3]
-    told = RecordedSpace(recording=replace(WHOLE, described={some: {"programs": 4.0}}))
-    assert list(told.job.described) == [{"programs": 4.0} if c == some else {} for c in told.space]
-    assert RecordedSpace(recording=WHOLE).job.described == ()
+    told = RecordedSpace(recording=replace(WHOLE, static_features={some: {"programs": 4.0}}))
+    assert list(told.job.static_features) == [{"programs": 4.0} if c == some else {} for c in told.space]
+    assert RecordedSpace(recording=WHOLE).job.static_features == ()
 
 
 def test_slowdowns_relate_to_the_best_and_are_infinite_for_a_failure() -> None:

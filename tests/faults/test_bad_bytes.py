@@ -220,12 +220,12 @@ def test_rows_of_an_older_schema_lack_features_and_newer_rows_have_them(tmp_path
     with SqliteStore(tmp_path) as store:
         elsewhere = a_job(key={"n": 2})
         (recording,) = store.related_recordings(elsewhere)
-        assert (set(recording.outcomes), recording.described) == (set(SPACE[:3]), before)
-        job = replace(a_job(), described=[{"programs": float(i)} for i in range(len(SPACE))])
+        assert (set(recording.outcomes), recording.static_features) == (set(SPACE[:3]), before)
+        job = replace(a_job(), static_features=[{"programs": float(i)} for i in range(len(SPACE))])
         store.record(job, "run-3", SPACE[3], a_measurement(), None)
         (recording,) = store.related_recordings(elsewhere)
         assert set(recording.outcomes) == set(SPACE[:4])
-        assert recording.described == {**before, SPACE[3]: {"programs": 3.0}}
+        assert recording.static_features == {**before, SPACE[3]: {"programs": 3.0}}
 
 
 def test_damaged_features_are_reported_and_their_outcome_stays(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_damaged_features_are_reported_and_their_outcome_stays(tmp_path: Path) -
     connection.close()
     with SqliteStore(tmp_path) as store, pytest.warns(StoreWarning, match="programs 'many': it must be a number"):
         (recording,) = store.related_recordings(a_job())
-    assert (recording.outcomes, recording.described) == ({SPACE[0]: a_measurement()}, {})
+    assert (recording.outcomes, recording.static_features) == ({SPACE[0]: a_measurement()}, {})
 
 
 # Whole stores, damaged at random -----------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def live(launched: Launched, way: str, recording: Recording) -> Mapping[str, flo
     tuner = fa.autotune([config], key=[])(kernel)
     args, kwargs = handed_over(kernel.arg_names, arguments, way)
     call = TritonCall(tuner.spec, tuner.configs, args, {**kwargs, "grid": launched.grid}, hardware=recording.hardware)
-    return call.job.described[0]
+    return call.job.static_features[0]
 
 
 @every_suite_kernel
@@ -79,14 +79,14 @@ def test_a_live_call_is_described_as_in_the_recorded_traces(suite: SuiteKernel) 
     for case, recording in traces(suite):
         inputs = fake_inputs(suite, suite.case(case), SEED)
         with rehearsal(hardware=recording.hardware):  # some variants ask their device how large it is
-            for config in one_of_each_variant(recording.described):
+            for config in one_of_each_variant(recording.static_features):
                 variant = suite.variant(str(config[KNOB]))
                 knobs = {name: config[name] for name in variant.space.knobs}
                 launched = launches(variant.launch, inputs, knobs)
                 for way in WAYS:
                     found = combine_launches([live(each, way, recording) for each in launched])
                     # A trace holds six digits.
-                    assert found == pytest.approx(recording.described[config], rel=1e-5), (case, config, way)
+                    assert found == pytest.approx(recording.static_features[config], rel=1e-5), (case, config, way)
                     compared += 1
     assert compared >= 3 * len(suite.variants)
 
@@ -94,7 +94,7 @@ def test_a_live_call_is_described_as_in_the_recorded_traces(suite: SuiteKernel) 
 @every_suite_kernel
 def test_variants_are_described_as_in_the_recorded_traces(suite: SuiteKernel) -> None:
     case, recording = next(traces(suite))
-    configs = one_of_each_variant(recording.described)
+    configs = one_of_each_variant(recording.static_features)
     variants = []
     for config in configs:
         variant = suite.variant(str(config[KNOB]))
@@ -103,8 +103,8 @@ def test_variants_are_described_as_in_the_recorded_traces(suite: SuiteKernel) ->
         job = fa.variants(variants, name=f"live {suite.name}", compile_ahead=True).tuned.job(
             fake_inputs(suite, suite.case(case), SEED)
         )
-        found = list(job.described)
-    assert found == [pytest.approx(recording.described[config], rel=1e-5) for config in configs]
+        found = list(job.static_features)
+    assert found == [pytest.approx(recording.static_features[config], rel=1e-5) for config in configs]
 
 
 @pytest.mark.parametrize("kernel", tuple(triton_kernels()), ids=lambda kernel: kernel.name)
@@ -120,6 +120,6 @@ def test_a_kernel_of_one_function_is_described_alike_however_it_is_called(kernel
             bound = TritonCall(
                 tuner.spec, tuner.configs, args, {**kwargs, "grid": call.grid}, hardware=sheet_for("H200")
             )
-            found.append(bound.job.described)
+            found.append(bound.job.static_features)
         assert found[0] == found[1] == found[2]
         assert all(each["unique_bytes"] > 0 for each in found[0])

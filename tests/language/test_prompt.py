@@ -98,7 +98,7 @@ def test_a_sheet_without_a_figure_does_not_tell_it_as_0() -> None:
 
 
 def test_launches_are_given_in_powers_of_two_against_the_reference() -> None:
-    job = replace(a_job(), described=[{"programs": 64.0, "waves": 0.5}, {"programs": 32.0, "waves": 0.5}])
+    job = replace(a_job(), static_features=[{"programs": 64.0, "waves": 0.5}, {"programs": 32.0, "waves": 0.5}])
     prompt = prompts(job, [job.space[1]])[0]
     assert "launch: programs 2^6, waves 2^-1\n" in prompt.shared
     assert "launch: programs 2^5 (-1), waves 2^-1\n" in prompt.own

@@ -100,7 +100,7 @@ def test_a_kernel_that_reads_its_output_is_reported_and_finds_the_original() -> 
         assert isinstance(measuring.measure(OTHER), Measurement)
     assert told == [("x",)]
     assert seen == {0.0}
-    assert torch.equal(x, torch.zeros(100)), "left as it was lent"
+    assert torch.equal(x, torch.zeros(100)), "the same as before it was borrowed"
 
 
 def test_an_idempotent_in_place_kernel_is_detected_as_well() -> None:

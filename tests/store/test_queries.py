@@ -187,7 +187,7 @@ def test_what_is_exported_is_readable_and_comes_back_whole(tmp_path: Path, name:
 
 
 def test_features_are_exported_and_a_file_without_them_is_imported_too(tmp_path: Path) -> None:
-    job = replace(a_job(), described=[{"programs": 64.0, "waves": 1 / 3}, *[{}] * (len(SPACE) - 1)])
+    job = replace(a_job(), static_features=[{"programs": 64.0, "waves": 1 / 3}, *[{}] * (len(SPACE) - 1)])
     with SqliteStore(tmp_path / "a") as store:
         for config in SPACE[:2]:
             store.record(job, "run", config, a_measurement(), None)
@@ -200,7 +200,7 @@ def test_features_are_exported_and_a_file_without_them_is_imported_too(tmp_path:
         assert StoreFile(tmp_path / name).import_files([tmp_path / f"{name}.jsonl"]) == (2, 0)
         with SqliteStore(tmp_path / name) as store:
             (recording,) = store.related_recordings(a_job(key={"n": 1}))
-        assert (set(recording.outcomes), recording.described) == (set(SPACE[:2]), told)
+        assert (set(recording.outcomes), recording.static_features) == (set(SPACE[:2]), told)
     run["outcomes"][0]["described"] = {"programs": "many"}
     (tmp_path / "bad.jsonl").write_text(f"{header}\n{json.dumps(run)}\n")
     with pytest.raises(InvalidInputError, match="outcome 1's description has programs 'many': it must be a number"):

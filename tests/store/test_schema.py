@@ -126,7 +126,7 @@ def test_descriptions_made_without_a_calls_tensors_are_dropped(
 ) -> None:
     with_description(tmp_path / "store", features, described, language)
     found = StoreFile(tmp_path / "store").recordings()
-    assert [set(map(str, r.described.values())) for r in found] == [{str(described)} if kept else set()]
+    assert [set(map(str, r.static_features.values())) for r in found] == [{str(described)} if kept else set()]
 
 
 def test_hardware_that_differs_in_its_power_limit_alone_becomes_one(tmp_path: Path) -> None:

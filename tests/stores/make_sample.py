@@ -20,7 +20,7 @@ from forecast_autotune.store.sqlite import SqliteStore
 
 def fill(store: SqliteStore) -> None:
     """Decisions that hold and not, measurements, a failure, a forecast, an abstention, a description; a key, an answer."""
-    job = replace(a_job(), described=[{}, {"programs": 64.0, "waves": 0.484848}, *[{}] * (len(SPACE) - 2)])
+    job = replace(a_job(), static_features=[{}, {"programs": 64.0, "waves": 0.484848}, *[{}] * (len(SPACE) - 2)])
     store.record(job, "run-1", SPACE[0], a_measurement(15.0), Abstention("history", "nothing alike"))
     store.record(job, "run-1", SPACE[1], a_measurement(10.0), Forecast.normal(0.4, 0.3, source="roofline"))
     store.record(job, "run-1", SPACE[2], Failure(stage="launch", message="out of resources", cost_s=0.5), None)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from forecast_autotune.compilers.triton_source import launch_kwargs
+from forecast_autotune.compilers.triton_source import OPTIONS
 from forecast_autotune.core.config import Config
 
 
 def plain_call(*args: Any) -> Callable[[Config], tuple[Sequence[Any], Mapping[str, Any]]]:
-    """A call with these arguments, the config's knobs as keywords."""
-    return lambda config: (args, launch_kwargs(config.knobs))
+    """A call with these arguments, the config's knobs as keywords; options that are None are left out."""
+
+    def call(config: Config) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        return args, {name: value for name, value in config.knobs.items() if value is not None or name not in OPTIONS}
+
+    return call

@@ -40,7 +40,7 @@ FAST, SLOW = sure_of(6), sure_of(1)
 def known_elsewhere() -> Question:
     """About one program, of whose configs the launches are described."""
     asked = question(recording())
-    return replace(asked, job=replace(asked.job, described=[{"programs": 2.0}] * len(asked.job.space)))
+    return replace(asked, job=replace(asked.job, static_features=[{"programs": 2.0}] * len(asked.job.space)))
 
 
 def competing(a: int = 30, b: int = 30, **more: Any) -> Question:

@@ -41,7 +41,7 @@ def described(space: Sequence[Config]) -> list[dict[str, float]]:
 
 
 def describing(asked: Question) -> Question:
-    return replace(asked, job=replace(asked.job, described=described(asked.job.space)))
+    return replace(asked, job=replace(asked.job, static_features=described(asked.job.space)))
 
 
 class _Contract(SurrogateContract):
@@ -89,7 +89,7 @@ def source(surrogate: Learned, asked: Question) -> str:
 def test_described_launches_are_ranked_by_the_trees() -> None:
     space = Space([{"threads": n} for n in (32, 64, 128, 256)])
     told = [{"us_bound": us} for us in (40.0, 10.0, 160.0, 20.0)]
-    job = replace(job_of(recording()), space=space, described=told)
+    job = replace(job_of(recording()), space=space, static_features=told)
     learned = Learned(replace(following(), factors=believing({"few_threads": 5.0}).factors))
     found = means(learned, Question(job=job))
     assert found == pytest.approx(
@@ -129,17 +129,17 @@ def test_rules_for_warps_are_not_held_against_a_cpu() -> None:
 
 def test_too_few_described_launches_leave_the_rules() -> None:
     asked = describing(question(recording(), roles=ROLES))
-    told = asked.job.described
+    told = asked.job.static_features
     few = [d if i % 3 == 0 else {} for i, d in enumerate(told)]
-    assert "knob roles" in source(Learned(), replace(asked, job=replace(asked.job, described=few)))
+    assert "knob roles" in source(Learned(), replace(asked, job=replace(asked.job, static_features=few)))
     most = [d if i % 3 else {} for i, d in enumerate(told)]
-    assert "launches described" in source(Learned(), replace(asked, job=replace(asked.job, described=most)))
+    assert "launches described" in source(Learned(), replace(asked, job=replace(asked.job, static_features=most)))
 
 
 def test_a_config_that_is_not_described_where_most_are_is_likely_refused() -> None:
     asked = describing(question(recording()))
-    told = [{} if i == 5 else d for i, d in enumerate(asked.job.described)]
-    fails = columns_of(ask(Learned(), replace(asked, job=replace(asked.job, described=told)))).fail
+    told = [{} if i == 5 else d for i, d in enumerate(asked.job.static_features)]
+    fails = columns_of(ask(Learned(), replace(asked, job=replace(asked.job, static_features=told)))).fail
     assert fails[5] > 0.5 > 0.1 > max(np.delete(fails, 5))
 
 
@@ -192,7 +192,7 @@ def sized(n: int) -> tuple[Recording, list[dict[str, float]]]:
         toolchain=recording().toolchain,
         default=space[0],
         outcomes=outcomes,
-        described=dict(zip(space, told, strict=True)),
+        static_features=dict(zip(space, told, strict=True)),
     )
     return found, told
 
@@ -207,7 +207,7 @@ def error_of(surrogate: Learned | History, asked: Question, truth: Recording) ->
 def test_recordings_of_other_sizes_carry_what_the_model_missed() -> None:
     here, told = sized(512)
     there, _ = sized(2048)
-    job = replace(job_of(here), described=told)
+    job = replace(job_of(here), static_features=told)
     asked = Question(job=job, recordings=[there])
     both = error_of(Learned(following()), asked, here)
     assert both < 0.25
@@ -217,8 +217,8 @@ def test_recordings_of_other_sizes_carry_what_the_model_missed() -> None:
 
 def test_a_recording_without_description_is_looked_up() -> None:
     here, told = sized(512)
-    same = replace(sized(600)[0], described={})
-    job = replace(job_of(here), described=told)
+    same = replace(sized(600)[0], static_features={})
+    job = replace(job_of(here), static_features=told)
     asked = Question(job=job, recordings=[same])
     assert error_of(Learned(following()), asked, here) < 0.3
     assert "1 recording from elsewhere" in source(Learned(following()), asked)
@@ -227,19 +227,19 @@ def test_a_recording_without_description_is_looked_up() -> None:
 def test_a_recording_with_too_few_described_launches_is_looked_up_too() -> None:
     here, told = sized(512)
     there, _ = sized(2048)
-    few = replace(there, described=dict(list(there.described.items())[::4]))
-    job = replace(job_of(here, roles={"tile": "threads"}), described=told)
+    few = replace(there, static_features=dict(list(there.static_features.items())[::4]))
+    job = replace(job_of(here, roles={"tile": "threads"}), static_features=told)
     asked = Question(job=job, recordings=[few])
     learned = Learned(replace(following(), factors=believing({"few_threads": 2.0}).factors))
-    assert means(learned, asked) == means(learned, replace(asked, recordings=[replace(few, described={})]))
+    assert means(learned, asked) == means(learned, replace(asked, recordings=[replace(few, static_features={})]))
 
 
 def test_an_undescribed_config_of_a_recording_counts_by_its_recorded_time() -> None:
     here, told = sized(512)
     there, _ = sized(2048)
     lost = list(there.outcomes)[4]
-    most = replace(there, described={c: d for c, d in there.described.items() if c != lost})
-    job = replace(job_of(here), described=told)
+    most = replace(there, static_features={c: d for c, d in there.static_features.items() if c != lost})
+    job = replace(job_of(here), static_features=told)
     asked = Question(job=job, recordings=[most])
     found = means(Learned(following()), asked)[job.space.index(lost)]
     assert found == pytest.approx(there.log2_speedups()[lost], abs=0.5)
@@ -251,7 +251,7 @@ def test_rules_used_for_the_job_are_used_for_a_described_recording_too() -> None
     learned = Learned(replace(following(), factors=believing({"few_threads": 0.5}).factors))
     job = job_of(here, roles={"tile": "threads"})
     asked = Question(job=job, recordings=[there])
-    bare = replace(asked, recordings=[replace(there, described={})])
+    bare = replace(asked, recordings=[replace(there, static_features={})])
     assert means(learned, asked) == means(learned, bare)
 
 
@@ -296,11 +296,13 @@ def odd_questions() -> dict[str, Question]:
         "default failed": replace(plain, outcomes={space.default: broken}),
         "all failed": replace(plain, outcomes=dict.fromkeys(list(space)[:9], broken)),
         "default unknown": replace(plain, outcomes={space[3]: whole.outcomes[space[3]]}),
-        "default not described": replace(plain, job=replace(job, described=[{}, *told[1:]])),
-        "nothing but the default described": replace(plain, job=replace(job, described=[told[0], *[{}] * 83])),
-        "zeros": replace(plain, job=replace(job, described=[dict.fromkeys(d, 0.0) for d in told])),
-        "strange numbers": replace(plain, job=replace(job, described=[{"us_bound": 1e300, "threads": -1.0}] * 84)),
-        "names nobody knows": replace(plain, job=replace(job, described=[{"mood": 3.0}] * 84)),
+        "default not described": replace(plain, job=replace(job, static_features=[{}, *told[1:]])),
+        "nothing but the default described": replace(plain, job=replace(job, static_features=[told[0], *[{}] * 83])),
+        "zeros": replace(plain, job=replace(job, static_features=[dict.fromkeys(d, 0.0) for d in told])),
+        "strange numbers": replace(
+            plain, job=replace(job, static_features=[{"us_bound": 1e300, "threads": -1.0}] * 84)
+        ),
+        "names nobody knows": replace(plain, job=replace(job, static_features=[{"mood": 3.0}] * 84)),
         "outcomes of other configs": replace(plain, outcomes={Config({"z": 1}): measurement(3.0)}),
         "a recording in which nothing ran": replace(
             plain, recordings=[replace(whole, outcomes=dict.fromkeys(whole.outcomes, broken))]
@@ -309,7 +311,7 @@ def odd_questions() -> dict[str, Question]:
             plain, recordings=[replace(whole, outcomes=dict(list(whole.outcomes.items())[40:]))]
         ),
         "a space of one": Question(job=replace(job, space=alone), recordings=[whole]),
-        "a described space of one": Question(job=replace(job, space=alone, described=told[:1])),
+        "a described space of one": Question(job=replace(job, space=alone, static_features=told[:1])),
     }
 
 
@@ -325,7 +327,7 @@ def test_forecasts_are_finite_numbers_whatever_the_features(what: str) -> None:
 
 def test_ten_thousand_described_configs_are_forecast() -> None:
     space = Space.grid({"block": [2**i for i in range(10)], "tile": list(range(1, 101)), "unroll": list(range(1, 11))})
-    job = replace(job_of(recording()), space=space, described=described(space))
+    job = replace(job_of(recording()), space=space, static_features=described(space))
     outcomes = {c: measurement(10.0 + i) for i, c in enumerate(space[::1000])}
     answer = ask(Learned(), Question(job=job, outcomes=outcomes))
     assert len(answer) == 10_000

@@ -90,7 +90,7 @@ def test_it_abstains_without_roles_and_work() -> None:
 
 
 def test_a_source_that_tells_nothing_is_none() -> None:
-    job = replace(job_of(recording()), described=[{}] * len(recording().outcomes), work=None)
+    job = replace(job_of(recording()), static_features=[{}] * len(recording().outcomes), work=None)
     assert not job.space.roles
     assert all(isinstance(a, Abstention) for a in ask(Roofline(), Question(job=job)))
 
@@ -102,7 +102,7 @@ def test_what_the_source_says_goes_before_what_roles_suggest() -> None:
         {"us_bound": 50.0, "threads": 128.0},
         {"us_bound": 50.0, "threads": 128.0, "shared_share": 1.2},
     )
-    job = replace(job_of(recording()), space=space, described=described)
+    job = replace(job_of(recording()), space=space, static_features=described)
     default, half, too_large = forecasts(Question(job=job))
     assert default.mean == 0.0
     assert half.mean == too_large.mean > 0.4
@@ -114,7 +114,7 @@ def test_threads_without_work_and_registers_that_spill_cost() -> None:
     space = Space([{"warps": n} for n in (4, 8, 16)])
     plain = {"us_bound": 10.0, "threads": 256.0, "blocks_per_unit": 8.0, "per_thread": 8.0, "registers": 60.0}
     described = (plain, {**plain, "per_thread": 0.25}, {**plain, "registers": 400.0})
-    job = replace(job_of(recording()), space=space, described=described)
+    job = replace(job_of(recording()), space=space, static_features=described)
     _, idle, spilling = forecasts(Question(job=job))
     assert idle.mean < -0.2
     assert spilling.mean < -0.5
@@ -122,13 +122,13 @@ def test_threads_without_work_and_registers_that_spill_cost() -> None:
 
 def test_a_source_that_gives_no_bound_leaves_the_roles() -> None:
     space = Space([{"BLOCK": 32}, {"BLOCK": 64}], roles={"BLOCK": "tile"})
-    job = replace(job_of(recording()), space=space, described=({"us_bound": 5.0}, {}))
+    job = replace(job_of(recording()), space=space, static_features=({"us_bound": 5.0}, {}))
     assert all("knob roles" in f.source for f in forecasts(Question(job=job)))
 
 
 def test_skill_over_very_many_outcomes_uses_as_many_as_a_gaussian_process() -> None:
     space = Space.grid({"a": list(range(30)), "b": list(range(30))}, roles={"a": "tile"})
-    job = replace(job_of(recording()), space=space, described=(), work=None)
+    job = replace(job_of(recording()), space=space, static_features=(), work=None)
 
     def density(count: int) -> float:
         outcomes = {config: measurement(10.0) for config in space[:count]}

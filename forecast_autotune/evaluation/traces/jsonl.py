@@ -12,7 +12,7 @@ Every other line is one config, its knobs those of the header, with what it gave
     {"config": {knob: value}, "samples_us": [times], "compile_s": s, "run_s": s, "clock_mhz": MHz or null}
     {"config": {knob: value}, "failure": {"stage", "message", "cost_s", "crashed"}}
 
-It may also hold `"described": {name: number}`, the config's features that are known without compiling (`Job.described`).
+It may also hold `"described": {name: number}`: what is known of the config without compiling (`Job.static_features`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _own_lines(recording: Recording, knobs: list[str], recorded: Mapping[str, ob
         line: Json = {"config": {knob: config[knob] for knob in knobs}}
         encoded = encoding.encode_outcome(outcome)
         line |= {"failure": encoded} if isinstance(outcome, Failure) else encoded
-        if described := recording.described.get(config):
+        if described := recording.static_features.get(config):
             line["described"] = encoding.encode_described(described)
         yield to_text(line)
 
@@ -112,7 +112,7 @@ def read_jsonl(path: Path, header: Json, rest: str) -> Recording:
         toolchain=encoding.decode_toolchain(header.get("toolchain"), f"{what}: toolchain"),
         default=default,
         outcomes=outcomes,
-        described=described,
+        static_features=described,
     )
 
 

@@ -107,7 +107,7 @@ class TritonCall:
             hardware=self.hardware,
             toolchain=current_toolchain(gpu_target(target_of(self.hardware)) if self._named_only else None),
             work=work_of(described) if described else None,
-            described=described,
+            static_features=described,
         )
 
     def _own_configs(self, candidates: Sequence[Any]) -> dict[Config, Any]:

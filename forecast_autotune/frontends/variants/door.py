@@ -209,13 +209,13 @@ def job_of(
         hardware=hardware,
         toolchain=tuned.toolchain,
         work=work_of_call(tuned.work, values, tuned.name),
-        described=described,
+        static_features=described,
     )
 
 
 def with_work(tuned: TunedVariants, job: Job) -> Job:
     """The job with its work from its static features, unless the user's `work=` gives it."""
-    return replace(job, work=work_of(job.described)) if tuned.work is None and job.described else job
+    return replace(job, work=work_of(job.static_features)) if tuned.work is None and job.static_features else job
 
 
 def launched_by(tuned: TunedVariants, choices: Mapping[Config, Choice], call: Call) -> VariantLaunches | None:

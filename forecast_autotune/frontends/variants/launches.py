@@ -63,7 +63,7 @@ class VariantLaunches:
         return made
 
     def static_features(self, config: Config, hardware: Hardware) -> Mapping[str, float]:
-        """See `Job.described`; empty where the call fails, or launches no known kernel."""
+        """See `Job.static_features`; empty where the call fails, or launches no known kernel."""
         from ...compilers.triton_launches import static_features
 
         try:

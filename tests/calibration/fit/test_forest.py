@@ -61,7 +61,7 @@ def made(kernel: str, n: int, *, described: bool = True, exponent: float = 1.0) 
         toolchain=recording().toolchain,
         default=next(iter(outcomes)),
         outcomes=outcomes,
-        described=told if described else {},
+        static_features=told if described else {},
     )
 
 

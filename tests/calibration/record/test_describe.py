@@ -37,7 +37,7 @@ def bare(tmp_path: Path) -> Path:
 
 def test_features_that_can_be_computed_are_added_and_all_else_stays(bare: Path) -> None:
     before = lines_of(bare)
-    assert not read_trace(bare).described
+    assert not read_trace(bare).static_features
     bare.chmod(0o644)
     told = describe_trace(bare)
     assert bare.stat().st_mode & 0o777 == 0o644
@@ -52,8 +52,8 @@ def test_features_that_can_be_computed_are_added_and_all_else_stays(bare: Path) 
             assert json.loads(old) == {n: v for n, v in json.loads(new).items() if n != "described"}
     assert told == Described(trace=TRACE, configs=len(before) - 1, described=changed)
     recording = read_trace(bare)
-    refused = [o for c, o in recording.outcomes.items() if c not in recording.described]
-    assert len(recording.described) == changed > len(refused) > 0
+    refused = [o for c, o in recording.outcomes.items() if c not in recording.static_features]
+    assert len(recording.static_features) == changed > len(refused) > 0
     assert all(isinstance(o, Failure) and o.stage == "launch" for o in refused), (
         "a variant that refused it then does now"
     )

@@ -68,9 +68,9 @@ def test_a_trace_holds_what_its_job_says_of_configs_without_compiling(task: Task
     first, second, third, _ = job.space
     told = [{"programs": 3.0}, {}, {"programs": 5.0}, {"programs": 7.0}]
     outcomes = {config: Measurement(samples_us=(1.0,)) for config in (first, second, third)}
-    seen = SimpleNamespace(job=lambda _: replace(job, described=told), outcomes=lambda _: outcomes)
+    seen = SimpleNamespace(job=lambda _: replace(job, static_features=told), outcomes=lambda _: outcomes)
     recorder.written(recorder.recording_of(seen, args), done=True)
-    assert read_trace(trace_of(task)).described == {first: {"programs": 3.0}, third: {"programs": 5.0}}
+    assert read_trace(trace_of(task)).static_features == {first: {"programs": 3.0}, third: {"programs": 5.0}}
 
 
 def test_every_config_is_measured_and_the_trace_holds_what_replaying_needs(task: Task) -> None:

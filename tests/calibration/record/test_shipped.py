@@ -84,10 +84,10 @@ def test_every_triton_config_that_ran_is_described_without_compiling(recordings:
     for path, recording in recordings.items():
         ran = {config for config, outcome in recording.outcomes.items() if isinstance(outcome, Measurement)}
         if recording.workload.program.language == "triton":
-            assert ran <= recording.described.keys(), path.name
-            assert all(d["programs"] >= 1 for d in recording.described.values())
+            assert ran <= recording.static_features.keys(), path.name
+            assert all(d["programs"] >= 1 for d in recording.static_features.values())
         else:
-            assert not recording.described
+            assert not recording.static_features
 
 
 def test_tables_of_evidence_hold_every_config_of_every_space() -> None:

@@ -66,8 +66,8 @@ def test_a_recording_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
 
 def test_features_of_configs_come_back_to_six_digits(tmp_path: Path) -> None:
     told = {SPACE[0]: {"programs": 2048.0, "waves": 15.5151515}, SPACE[1]: {"flops": 123456789.0, "bad": float("inf")}}
-    write_trace(replace(a_recording(), described={**told, SPACE[2]: {}}), tmp_path / "run.jsonl")
-    assert read_trace(tmp_path / "run.jsonl").described == {
+    write_trace(replace(a_recording(), static_features={**told, SPACE[2]: {}}), tmp_path / "run.jsonl")
+    assert read_trace(tmp_path / "run.jsonl").static_features == {
         SPACE[0]: {"programs": 2048.0, "waves": 15.5152},
         SPACE[1]: {"flops": 123457000.0},
     }
@@ -85,7 +85,7 @@ def test_features_of_configs_come_back_to_six_digits(tmp_path: Path) -> None:
     ],
 )
 def test_features_of_a_config_must_be_finite_numbers(tmp_path: Path, described: str, says: str) -> None:
-    write_trace(replace(a_recording(), described={SPACE[0]: {"waves": 1.0}}), tmp_path / "run.jsonl")
+    write_trace(replace(a_recording(), static_features={SPACE[0]: {"waves": 1.0}}), tmp_path / "run.jsonl")
     text = (tmp_path / "run.jsonl").read_text()
     (tmp_path / "run.jsonl").write_text(text.replace('{"waves":1.0}', described))
     with pytest.raises(InvalidInputError, match=says):

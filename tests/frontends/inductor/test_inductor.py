@@ -368,7 +368,7 @@ def test_the_forecast_knows_shapes_and_grids(compiling: Compiling, route: Any) -
     job = surrogate.asked[0].job
     assert job.workload.key == {"n": N, "dtypes": {"x_ptr": "torch.float32"}}
     assert job.workload.features["x_ptr_0"] == N
-    assert [d["programs"] for d in job.described] == [N / b for b in BLOCKS]
+    assert [d["programs"] for d in job.static_features] == [N / b for b in BLOCKS]
 
 
 @routes
@@ -380,7 +380,7 @@ def test_sizes_that_vary_are_decided_at_their_hints_and_stay_free(compiling: Com
         compiling.compiled(torch.ones(3 * N + 1))
     assert counters["stats"]["unique_graphs"] == 1
     assert {q.job.workload.key["n"] for q in surrogate.asked} == {N}
-    assert [d["programs"] for d in surrogate.asked[0].job.described] == [N / b for b in BLOCKS]
+    assert [d["programs"] for d in surrogate.asked[0].job.static_features] == [N / b for b in BLOCKS]
 
 
 def test_a_size_unknown_before_the_run_counts_as_inductor_counts_it(compiling: Compiling) -> None:
@@ -446,7 +446,7 @@ def test_heuristics_below_are_applied_to_the_decided_config(compiling: Compiling
             assert found == [{"BLOCK": 128, "EVEN": True, "num_warps": 4, "num_stages": 3}]
     finally:
         fa.uninstall()
-    assert [d["programs"] for d in surrogate.asked[0].job.described] == [N / b for b in BLOCKS]
+    assert [d["programs"] for d in surrogate.asked[0].job.static_features] == [N / b for b in BLOCKS]
 
 
 def test_heuristics_above_reach_the_decision(compiling: Compiling) -> None:

@@ -40,7 +40,7 @@ def test_a_job_names_program_key_hardware_and_toolchain() -> None:
     assert job.workload.features == {"x_ptr_0": 64, "n": 64, "factor": 2.0}
     assert job.hardware.kind in REHEARSAL_KINDS
     assert job.toolchain.versions["triton"] == triton.__version__
-    assert len(job.described) == len(job.space) == 4
+    assert len(job.static_features) == len(job.space) == 4
 
 
 def test_a_config_is_the_same_whatever_others_stand_beside_it() -> None:

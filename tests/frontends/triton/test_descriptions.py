@@ -38,7 +38,7 @@ class Listening(StatelessSurrogate):
         self.described: list[dict[str, float]] = []
 
     def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Abstention]:
-        self.described = [dict(each) for each in context.job.described]
+        self.described = [dict(each) for each in context.job.static_features]
         return [Abstention(self.name, "it only listens")] * len(context.job.space)
 
 

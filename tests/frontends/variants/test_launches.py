@@ -84,7 +84,7 @@ def test_a_config_is_described_by_what_its_variant_launches() -> None:
     with playing() as on:
         job = scaled().tuned.job((torch.empty(4096), N))
     assert [c["variant"] for c in job.space] == ["at_once", "at_once", "in_two", "without_triton"]
-    once, refused, twice, unknown = job.described
+    once, refused, twice, unknown = job.static_features
     assert (refused, unknown) == ({}, {})
     assert {name: once[name] for name in ("programs", "threads", "launches", "least_programs")} == {
         "programs": 4, "threads": 256, "launches": 1, "least_programs": 4,
@@ -104,14 +104,14 @@ def test_a_call_of_variants_by_keyword_is_described_as_one_by_position() -> None
         for args, kwargs in (((x, N), {}), ((), {"n": N, "x": x}), ((x,), {"n": N})):
             listening = Listening()
             scaled(mode="forecast", surrogate=listening)(*args, **kwargs)
-            found.append(list(listening.asked[0].job.described))
+            found.append(list(listening.asked[0].job.static_features))
     assert found[0] == found[1] == found[2]
     assert found[0][0]["unique_bytes"] == 4096 * 4
 
 
 def test_a_view_counts_as_the_part_that_it_is() -> None:
     with playing():
-        first, *_ = scaled().tuned.job((torch.empty(3, 4096)[1], N)).described
+        first, *_ = scaled().tuned.job((torch.empty(3, 4096)[1], N)).static_features
     assert first["unique_bytes"] == 4096 * 4
 
 
@@ -128,12 +128,14 @@ def test_a_forecast_sees_it_and_the_store_keeps_it(mode: str) -> None:
         tuned = scaled(mode=mode, surrogate=listening, budget="1")
         tuned(torch.empty(4096), N)
         job = listening.asked[0].job
-        assert [d.get("programs") for d in job.described] == [4, None, 16, None] or job.described[2]["launches"] == 2
+        assert [d.get("programs") for d in job.static_features] == [4, None, 16, None] or job.static_features[2][
+            "launches"
+        ] == 2
         other = tuned.tuned.job((torch.empty(4096), 2 * N))
         recordings = tuned.dispatcher.store(job.hardware, Settings.from_environment()).related_recordings(other)
     if mode == "tune":
         (recording,) = recordings
-        assert recording.described == {job.space.default: pytest.approx(job.described[0], rel=1e-5)}
+        assert recording.static_features == {job.space.default: pytest.approx(job.static_features[0], rel=1e-5)}
 
 
 def test_launches_are_described_only_on_request_and_never_in_graph_capture(
@@ -141,10 +143,10 @@ def test_launches_are_described_only_on_request_and_never_in_graph_capture(
 ) -> None:
     listening = Listening()
     with playing():
-        assert not scaled(compile_ahead=False).tuned.job((torch.empty(4096), N)).described
+        assert not scaled(compile_ahead=False).tuned.job((torch.empty(4096), N)).static_features
         monkeypatch.setattr(tuned_callable, "why_unmeasured", lambda _: "a CUDA graph was being captured")
         scaled(surrogate=listening)(torch.empty(4096), N)
-    assert not any(asked.job.described for asked in listening.asked)
+    assert not any(asked.job.static_features for asked in listening.asked)
 
 
 @triton.jit
@@ -177,7 +179,7 @@ def test_what_is_compiled_with_a_call_is_described_and_not_in_its_graph() -> Non
     with playing():
         torch.compile(lambda x, y: tuned(x, y, 1000), backend=backend, fullgraph=True)(x, y)
     torch._dynamo.reset()
-    assert [d.get("programs") for d in listening.asked[0].job.described] == [None, 16, 8]
+    assert [d.get("programs") for d in listening.asked[0].job.static_features] == [None, 16, 8]
     assert len(found) == 1
     assert found[0].count(".add_(") == 1
     assert y.sum() == 2024
@@ -239,6 +241,6 @@ def test_describing_launches_takes_at_most_a_tenth_of_a_budget_in_seconds(
     listening = Listening()
     with playing():
         scaled(surrogate=listening, **how)(torch.empty(4096), N)
-    described = listening.asked[0].job.described
+    described = listening.asked[0].job.static_features
     assert isinstance(described, LazyStaticFeatures)
     assert described._longest_s == pytest.approx(longest_s)
