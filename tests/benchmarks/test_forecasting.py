@@ -151,7 +151,7 @@ def test_auto_meets_ten_thousand_configs(benchmark: Any, job: Job, by: str) -> N
 
 @pytest.mark.benchmark(group="setting auto, 10,000 configs")
 @pytest.mark.parametrize("by", ["roles", "launches"])
-def test_auto_chooses_lengths_anew_at_50_outcomes(benchmark: Any, job: Job, by: str) -> None:
+def test_auto_chooses_length_scales_again_at_50_outcomes(benchmark: Any, job: Job, by: str) -> None:
     asked_of = describing(job) if by == "launches" else job
     session, seeds = make_surrogate("auto").start(ForecastContext(job=asked_of)), iter(range(1000))
 

@@ -249,7 +249,7 @@ def test_a_stalled_key_value_store_is_abandoned_with_one_warning() -> None:
         with rank.single_flight(a_job()) as alone:
             assert alone
         assert rank.publish_decision(a_job(), a_decision(a_job())) == a_decision(a_job())
-    assert time.monotonic() - began < 8  # 150 questions of 0.2 s would take 30
+    assert time.monotonic() - began < 20  # 150 questions of 0.2 s would take 30
 
 
 def test_one_that_cannot_be_connected_to_is_given_up(unused_port: int) -> None:
@@ -275,7 +275,7 @@ def unused_port() -> int:
         return int(opened.getsockname()[1])
 
 
-def test_an_error_while_asking_is_told_in_one_line() -> None:
+def test_an_error_while_asking_is_reported_in_one_line() -> None:
     def fail() -> None:
         raise RuntimeError("first line\nsecond line")
 
@@ -308,10 +308,12 @@ port, server = sys.argv[1:]
 line = job_channel({
     "WORLD_SIZE": "2", "RANK": "1", "TORCHELASTIC_USE_AGENT_STORE": "True",
     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-}, call_s=0.5)
+}, call_s=30.0)
 line.read("key")
+line.call_s = 0.5
 os.kill(int(server), signal.SIGSTOP)
-time.sleep(0.2)  # until it stands
+while open(f"/proc/{server}/stat").read().rpartition(")")[2].split()[0] != "T":
+    time.sleep(0.01)
 try:
     line.read("key")
 except UnreachableError:
@@ -330,7 +332,7 @@ def test_a_process_that_abandoned_its_server_ends_well_after_its_death() -> None
             assert server.stdout is not None
             port = server.stdout.readline().strip()
             command = [sys.executable, "-c", ASKS_AND_ENDS, port, str(server.pid)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=200)
         finally:
             server.kill()
     assert (done.stdout, done.returncode) == ("given up\n", 0), done.stderr

@@ -4,11 +4,12 @@ import math
 from dataclasses import replace
 
 import pytest
+from contracts.store_contract import ReadOnlyStoreContract, a_job
 from recorded import recording
 
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.evaluation.recorded_space import RecordedSpace
-from forecast_autotune.evaluation.replay_runner import forecast_space, replay
+from forecast_autotune.evaluation.replay_runner import HistoryStore, forecast_space, replay
 from forecast_autotune.surrogates.roofline import Roofline
 from forecast_autotune.tuning.policies import Exhaustive, First, Selective
 
@@ -53,3 +54,14 @@ def test_forecasts_stand_beside_what_was_measured() -> None:
     assert list(result.speedups) == pytest.approx(expected)
     assert len(result.forecasts) == len(SPACE.space)
     assert len(result.known) == 10
+
+
+class TestHistoryStore(ReadOnlyStoreContract):
+    @pytest.fixture
+    def store(self) -> HistoryStore:
+        return HistoryStore([WHOLE])
+
+
+def test_a_store_for_a_replay_holds_what_it_was_given_and_nothing_more() -> None:
+    assert HistoryStore([WHOLE]).related_recordings(a_job()) == [WHOLE]
+    assert HistoryStore().related_recordings(a_job()) == ()

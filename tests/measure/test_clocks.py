@@ -145,7 +145,7 @@ def test_a_long_config_among_neighbours_is_not_timed_for_ever(timed: Any, kind: 
     assert timed(slow, kind)[1] == clocks.MIN_SAMPLES
 
 
-def test_where_another_process_times_here_one_burst_is_not_believed(timed: Any) -> None:
+def test_one_burst_is_not_trusted_while_another_process_times_too(timed: Any) -> None:
     times = itertools.chain(itertools.repeat(160.0, MAX_SAMPLES), itertools.repeat(100.0))
     measured, launches = timed(times, "events", claim=lambda: contextlib.nullcontext(False))
     assert (measured.median_us, launches) == (100.0, 2 * MAX_SAMPLES)

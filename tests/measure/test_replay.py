@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from contracts.measurer_contract import CompilerContract, MeasurerContract
+from contracts.compiler_contract import CompilerContract
+from contracts.measurer_contract import MeasurerContract
 from recorded import recording
 
 from forecast_autotune.core.budget import Budget

@@ -55,7 +55,7 @@ class TestRecalibrated(SurrogateContract):
         return question(recording(), known=9, roles=ROLES)
 
 
-def test_sigmas_are_stretched_and_nothing_else() -> None:
+def test_sigmas_are_scaled_and_nothing_else() -> None:
     bells = (Normal(0.4, 0.2, 0.75, "one"), Normal(0.1, 0.3, 0.25, "other"))
     ahead, silent = Forecast(bells, "blend", 0.1), Abstention("s", "no idea")
     answer = ask(Recalibrated(Says(ahead, silent, replace(ahead, default_us=5.0)), lambda: WIDER), ASKED)
