@@ -85,7 +85,7 @@ def test_a_language_model_is_named_by_the_environment_and_by_code(name: str) -> 
 @pytest.mark.parametrize(
     "name", ["http://", "http://127.0.0.1:8000/v1", "vllm:", "hf:b@tpu", "ftp://127.0.0.1", "vllm"]
 )
-def test_what_names_no_surrogate_is_told_with_the_accepted_forms(name: str) -> None:
+def test_an_unknown_surrogate_is_reported_with_the_accepted_forms(name: str) -> None:
     for environment, code, variable in (
         ({"FORECAST_AUTOTUNE_SURROGATE": name}, None, "FORECAST_AUTOTUNE_SURROGATE="),
         ({}, name, "surrogate="),

@@ -38,7 +38,7 @@ def truth() -> list[float]:
 @pytest.mark.benchmark(group="scoring")
 @pytest.mark.parametrize("held", ["table", "objects"])
 @pytest.mark.parametrize("score", [score_forecasts, score_trust], ids=lambda score: score.__name__)
-def test_scoring_10_000_forecasts_of_two_bells(
+def test_scoring_10_000_forecasts_of_two_normals(
     benchmark: Any, table: ForecastTable, truth: list[float], score: Any, held: str
 ) -> None:
     assert benchmark(score, table if held == "table" else list(table), truth)

@@ -36,7 +36,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
     return captured.out, captured.err
 
 
-def test_configs_are_ranked_for_the_usual_gpu_which_is_said(
+def test_configs_are_ranked_for_the_usual_gpu_which_is_named(
     capsys: pytest.CaptureFixture[str], own_settings: Path
 ) -> None:
     out, err = told(capsys, f"{PROGRAM}:scale", *CALL)
@@ -119,7 +119,7 @@ TENSORS = [f"--arg={name}=float16[256,256]" for name in "abc"]
 SIZES = ["--arg=M=256", "--arg=N=256", "--arg=K=256"]
 
 
-def test_ours_with_heuristics_and_pruning_is_ranked_and_refusals_are_told(
+def test_our_tuner_with_heuristics_and_pruning_is_ranked_with_its_refusals(
     capsys: pytest.CaptureFixture[str], matmul: str
 ) -> None:
     grid = ["--grid", "cdiv(M,BM)*triton.cdiv(N, BN), 1"]
@@ -130,7 +130,9 @@ def test_ours_with_heuristics_and_pruning_is_ranked_and_refusals_are_told(
     assert "refused at resources: out of resource: shared memory" in out
 
 
-def test_a_pruning_that_needs_the_device_is_left_out_and_said(capsys: pytest.CaptureFixture[str], matmul: str) -> None:
+def test_a_pruning_that_needs_the_device_is_skipped_and_reported(
+    capsys: pytest.CaptureFixture[str], matmul: str
+) -> None:
     out, err = told(capsys, f"{matmul}:pruned_by_a_device", "--arg", "x=fp32[64]", "--target=cuda:90")
     assert len(out.splitlines()) == 3
     assert "the kernel's own pruning does not run here (ZeroDivisionError: division by zero)" in err
@@ -164,7 +166,7 @@ def test_a_module_is_found_by_its_name_from_the_current_folder(matmul: str) -> N
         (["nowhere.py:scale"], "there is no file nowhere.py"),
     ],
 )
-def test_bad_input_is_told_with_the_value_and_what_is_accepted(
+def test_bad_input_is_reported_with_the_value_and_what_is_accepted(
     capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     out, err = told(capsys, *arguments, code=2)

@@ -143,7 +143,7 @@ def test_measuring_everything_finds_the_best(trace: Path, capsys: pytest.Capture
     assert row["measured"] == 84
 
 
-def test_what_failed_when_it_was_recorded_is_not_told_again(trace: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_recorded_failures_are_not_reported_again(trace: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert main(["replay", str(trace), "--budget", "all", "--seeds", "1", "--jobs", "1", "--json"]) == 0
     assert not [r for r in caplog.records if "configs tried failed" in r.getMessage()]
@@ -183,7 +183,7 @@ def test_history_helps_and_is_named(trace: Path, elsewhere: Path, capsys: pytest
     assert warm["forecast"][0]["brier_skill"] > 0.5
 
 
-def test_a_run_is_left_out_of_its_own_history_and_that_is_said(
+def test_a_run_is_left_out_of_its_own_history_and_reported(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "copy").mkdir()
@@ -283,7 +283,7 @@ def test_a_rerun_of_the_same_workload_on_the_same_hardware_is_no_history(
     assert kept_of(capsys, mine, rerun, untold, t4, larger, other) == [larger.name, other.name]
 
 
-def test_two_runs_whose_times_agree_here_and_there_are_two_runs(
+def test_two_runs_that_agree_on_half_their_times_are_two_runs(
     trace: Path, elsewhere: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = json.loads(gzip.decompress(trace.read_bytes()))["results"]
@@ -348,7 +348,7 @@ def test_each_surrogate_of_the_settings_may_be_replayed(name: str) -> None:
     assert parser.parse_args(["replay", "x", "--surrogate", name]).surrogate == name
 
 
-def test_what_the_surrogate_was_fitted_on_before_is_told(
+def test_what_the_surrogate_was_fitted_on_is_reported(
     trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Fitted(Roofline):
@@ -407,7 +407,7 @@ def test_ctrl_c_prints_what_is_finished(
 
 
 @pytest.mark.parametrize("arguments", [["--budget", "lots"], ["--history", "nowhere.json"]])
-def test_what_cannot_be_read_is_said_on_stderr(
+def test_what_cannot_be_read_is_reported_on_stderr(
     trace: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(trace, *arguments, "--json") == 2

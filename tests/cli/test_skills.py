@@ -58,7 +58,7 @@ def test_programs_get_every_field(folder: str, capsys: pytest.CaptureFixture[str
     )
 
 
-def test_nothing_found_is_said_in_a_line(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_result_is_one_line(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, err = printed(capsys, "skills", "--dir", folder, "--kernel", "nothing", code=1)
     assert (out, err.count("\n")) == ("", 1)
     assert "at least three pairs" in err
@@ -68,7 +68,7 @@ def test_nothing_found_is_said_in_a_line(folder: str, tmp_path: Path, capsys: py
     assert printed(capsys, "skills", "--dir", folder, "--limit", "0", code=2)[0] == ""
 
 
-def test_answers_are_counted_and_their_removal_is_told(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_are_counted_and_their_removal_is_reported(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     with SqliteStore(folder) as store:
         store.keep_answers({"q": Bins(probabilities=(0.125,) * 8, raw_sum=1.0)})
     assert "1 of language models" in printed(capsys, "stats", "--dir", folder)[0]

@@ -31,7 +31,9 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_stats_tell_the_correction_its_pairs_and_each_voice(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats_report_the_sigma_scale_its_pairs_and_each_component(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["stats", "--dir", str(store), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     learned = told["recalibration"]["cuda"]

@@ -20,6 +20,7 @@ from typing import Any
 import filelock
 import pytest
 import torch
+from contracts.compiler_contract import CompilerContract
 from toy import GOOD, Toy
 
 import forecast_autotune as fa
@@ -43,6 +44,21 @@ OPERATORS = r"""
 int64_t knob(const at::Tensor& x) { return KNOB; }
 TORCH_LIBRARY(toy_operators, m) { m.def("knob(Tensor x) -> int"); m.impl("knob", c10::kCPU, &knob); }
 """
+
+
+class TestCppCompiler(CompilerContract):
+    @pytest.fixture(autouse=True)
+    def _toy(self, toy: Toy) -> None:
+        self.toy = toy
+
+    def make_compiler(self) -> CppCompiler:
+        return self.toy.compiler()
+
+    def good(self) -> list[Config]:
+        return [self.toy.config("plain"), self.toy.config("slow")]
+
+    def unbuildable(self) -> Config:
+        return self.toy.config("does_not_compile")
 
 
 def test_variants_are_built_side_by_side_and_only_once(toy: Toy) -> None:
@@ -83,24 +99,26 @@ def test_a_build_that_takes_too_long_is_killed_with_its_compiler(
     )
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    ((_, failure),) = toy.compiler(timeout_s=1.0).compile([toy.config("plain")])
-    assert isinstance(failure, Failure)
-    assert failure.stage == "timeout"
-    pid = int(pid_file.read_text())
-    for _ in range(100):
-        if not Path(f"/proc/{pid}").exists():
+    for timeout_s in (1.0, 5.0, 25.0):  # on a busy machine a second may be over before the compiler is called
+        ((_, failure),) = toy.compiler(timeout_s=timeout_s).compile([toy.config("plain")])
+        assert isinstance(failure, Failure)
+        assert failure.stage == "timeout"
+        if pid_file.exists():
             break
+    pid = int(pid_file.read_text())
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_abandoning_the_iterator_stops_the_builds(toy: Toy) -> None:
     compiler = toy.compiler()
-    building = compiler.compile([Config({"MODE": "plain", "NUMBER": time.time_ns() + i}) for i in range(40)])
+    configs = [Config({"MODE": "plain", "NUMBER": time.time_ns() + i}) for i in range(40)]
+    building = compiler.compile(configs)
     next(building)
-    began = time.perf_counter()
     building.close()  # type: ignore[attr-defined]
-    assert time.perf_counter() - began < 5, "forty builds would take twenty seconds"
+    assert sum(compiler.is_built(config) for config in configs) < 10
 
 
 def test_a_lock_that_torch_left_behind_does_not_hang_the_next_build(toy: Toy) -> None:
@@ -390,12 +408,15 @@ def test_an_error_nobody_thought_of_reaches_the_caller_and_hangs_nobody(
 
 def test_waiting_for_another_build_is_not_building(toy: Toy) -> None:
     list(toy.compiler().compile([toy.config("plain")]))
+    began = time.monotonic()
+    list(toy.compiler().compile([Config({"MODE": "plain", "NUMBER": time.time_ns()})]))
+    limit_s = 3.0 * (time.monotonic() - began)  # as builds go on this machine now
     slot = next(toy.builds.glob("toy/slot-*"))
     lock = filelock.FileLock(slot / "slot.lock", thread_local=False)
     lock.acquire()
-    release = threading.Timer(4.0, lock.release)
+    release = threading.Timer(1.2 * limit_s, lock.release)
     release.start()
-    ((_, built),) = toy.compiler(timeout_s=3.0).compile([Config({"MODE": "plain", "NUMBER": time.time_ns()})])
+    ((_, built),) = toy.compiler(timeout_s=limit_s).compile([Config({"MODE": "plain", "NUMBER": time.time_ns()})])
     release.join()
     assert isinstance(built, Evidence), built
 

@@ -111,7 +111,7 @@ def test_spills_are_seen(tmp_path: Path) -> None:
 
 @needs_nvcc
 @pytest.mark.parametrize("source", ["this is no CUDA", "void host_only() {}", "__global__ void f(missing_type* x) {}"])
-def test_where_nvcc_has_nothing_to_say_nothing_is_said(tmp_path: Path, source: str) -> None:
+def test_without_output_of_nvcc_nothing_is_reported(tmp_path: Path, source: str) -> None:
     assert report(tmp_path, source) is None
 
 

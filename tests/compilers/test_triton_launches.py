@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from contracts.compiler_contract import CompilerContract
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -61,6 +62,20 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+class TestLaunchesCompiler(CompilerContract):
+    def make_compiler(self) -> LaunchesCompiler:
+        def launched(config: Config) -> Sequence[Any]:
+            return launches(at_least_64[(1,)], (half(1024),), config.knobs)
+
+        return LaunchesCompiler(launched, target=TARGET, properties=LIMITS)
+
+    def good(self) -> list[Config]:
+        return [Config({"BLOCK": 64}), Config({"BLOCK": 128})]
+
+    def unbuildable(self) -> Config:
+        return Config({"BLOCK": 32})
+
+
 def half(*shape: int) -> Any:
     return torch.zeros(*shape, dtype=torch.float16)
 
@@ -104,7 +119,7 @@ CALLS: dict[str, tuple[Callable[..., None], tuple[Any, ...], dict[str, Any]]] = 
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_is_told_is_what_the_real_call_compiles(call: str) -> None:
+def test_what_is_predicted_is_what_the_real_call_compiles(call: str) -> None:
     function, args, kwargs = CALLS[call]
     told = launches(function, args, kwargs)
     hashes = {make_source(each.kernel, each.args, each.kwargs, gpu_target(TARGET)).hash for each in told}

@@ -1,4 +1,7 @@
-"""What every store keeps to. Subclass `StoreContract` and give it a `store` fixture; both modes of lookup are tried."""
+"""What every store keeps to: subclass `StoreContract`, and give it a `store` fixture annotated with the store's class.
+
+A store that remembers nothing subclasses `ReadOnlyStoreContract`.
+"""
 
 from __future__ import annotations
 
@@ -65,10 +68,33 @@ def a_decision(job: Job, config: Config | None = None, **changes: Any) -> Decisi
     return Decision(**{**values, **changes})
 
 
-class StoreContract:
+class ReadOnlyStoreContract:
+    """What a store keeps to even where it remembers nothing."""
+
     @pytest.fixture
     def store(self) -> Store:
         raise NotImplementedError("a subclass gives the store")
+
+    def test_a_job_never_met_has_no_decision_and_no_outcomes(self, store: Store) -> None:
+        assert store.decision(a_job(key={"n": 3})) is None
+        assert store.outcomes(a_job(key={"n": 3})) == {}
+
+    def test_whatever_is_recorded_decided_or_noted_raises_nothing(self, store: Store) -> None:
+        job = a_job()
+        store.record(job, "run-1", SPACE[0], a_measurement(), Abstention("history", "nothing alike"))
+        store.record(job, "run-1", SPACE[1], Failure(stage="launch", message="no"), None)
+        store.note_pending(job, "nothing may be measured while a graph is captured")
+        store.decide(job, a_decision(job))
+        assert store.decision(job) in (a_decision(job), None)
+
+    def test_a_job_that_nobody_holds_can_be_held_again_and_again(self, store: Store) -> None:
+        for _ in range(2):
+            with store.single_flight(a_job()) as alone:
+                assert alone
+
+
+class StoreContract(ReadOnlyStoreContract):
+    """What a store keeps to that remembers."""
 
     def test_a_transient_failure_counts_against_a_config_only_when_it_repeats(self, store: Store) -> None:
         job = a_job()
@@ -224,7 +250,7 @@ class StoreContract:
         assert list(store.related_recordings(a_job())) == []
         assert len(store.related_recordings(a_job(hardware=rehearsal, key={"n": 2}))) == 1
 
-    def test_a_value_that_cannot_be_written_is_told_and_passed_over(self, store: Store) -> None:
+    def test_a_value_that_cannot_be_written_is_reported_and_skipped(self, store: Store) -> None:
         with pytest.warns(UserWarning, match="cannot read or keep"):
             store.record(a_job(), "run", SPACE[0], Failure(stage="launch", message="", cost_s=float("nan")), None)
         store.record(a_job(), "run", SPACE[1], a_measurement(), None)

@@ -46,7 +46,7 @@ def test_bins_that_are_none_are_refused(bad: list[float]) -> None:
         Forecast.from_bins(bad, source="s")
 
 
-def test_moments_and_chances_of_one_bell() -> None:
+def test_moments_and_probabilities_of_one_normal() -> None:
     forecast = Forecast.normal(0.5, 0.2, source="s", fail_probability=0.25)
     assert forecast.mean == pytest.approx(0.5)
     assert forecast.sigma == pytest.approx(0.2)
@@ -61,7 +61,7 @@ def test_a_mixture_is_as_wide_as_its_parts_are_apart() -> None:
     assert forecast.sigma == pytest.approx(math.hypot(1.0, 0.1))
 
 
-def test_expected_gain_is_the_improvement_averaged_over_the_bell() -> None:
+def test_expected_gain_is_the_improvement_averaged_over_the_normal() -> None:
     assert Forecast.normal(0.0, 1.0, source="s").expected_gain(0.0) == pytest.approx(1 / math.sqrt(2 * math.pi))
     assert Forecast.normal(3.0, 1e-9, source="s").expected_gain(1.0) == pytest.approx(2.0)
     assert Forecast.normal(-3.0, 1e-9, source="s").expected_gain(1.0) == pytest.approx(0.0)

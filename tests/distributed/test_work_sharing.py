@@ -119,7 +119,7 @@ def test_a_config_left_by_an_earlier_owner_of_ones_device_is_free_again(tmp_path
 
 
 @pytest.mark.parametrize("minutes", [1, 9])
-def test_a_config_is_claimed_for_as_many_minutes_as_its_process_works_on_it(
+def test_a_config_is_claimed_for_as_long_as_its_process_works_on_it(
     leader: Process, helper: Process, monkeypatch: pytest.MonkeyPatch, minutes: int
 ) -> None:
     helper.sharing.claim(SPACE[1])

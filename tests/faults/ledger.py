@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 MARK = "FAULT_CASE"  # in the environment of everything that a case starts
-LEAVE_S = 10.0  # for what a killed process started to notice and go
+LEAVE_S = 60.0  # for what a killed process started to notice and go
 
 COLUMNS = ("fault", "attempts", "reported", "lost", "stuck", "code run", "left behind", "what the user sees")
 

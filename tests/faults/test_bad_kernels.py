@@ -170,9 +170,7 @@ def test_what_never_ends_is_ended_whatever_it_does_against_it(faults: Ledger, bu
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_what_computes_something_else_sooner_or_later_is_found_out(
-    faults: Ledger, builds: Path, tmp_path: Path
-) -> None:
+def test_what_computes_something_else_sooner_or_later_is_caught(faults: Ledger, builds: Path, tmp_path: Path) -> None:
     with faults.case(
         "kernels that are right the first time only, or later only, random, NaN, or write where they must not",
         tmp_path,
@@ -294,12 +292,12 @@ def test_a_compiler_that_hangs_or_is_killed_leaves_nothing_that_goes_on(
         else:
             assert (outcome.stage, outcome.transient) == ("timeout", False)
             assert "more than 5 s" in outcome.message
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (left := compilers_of(case.folder)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not left, "no compiler goes on in the background"
         for lock in case.folder.rglob("*.lock"):
-            with filelock.FileLock(lock, timeout=10):  # once the process that was killed is gone altogether
+            with filelock.FileLock(lock, timeout=60):  # once the process that was killed is gone altogether
                 pass
 
 

@@ -24,7 +24,7 @@ from forecast_autotune.store.jsonl import read_entries
 from forecast_autotune.store.sqlite import SqliteStore
 
 COMMAND = [sys.executable, "-m", "forecast_autotune"]
-LIMIT_S = 60
+LIMIT_S = 120
 ROWS = 400
 
 

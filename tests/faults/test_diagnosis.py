@@ -263,7 +263,7 @@ def compilers_words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("secret")
     (folder / "kernel_0.cpp").write_text(SOURCE)
     command = ["c++", "-c", str(folder / "kernel_0.cpp"), "-o", os.devnull]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
+    said = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False).stderr
     assert SECRET in said
     return [line for line in said.splitlines() if SECRET in line]
 

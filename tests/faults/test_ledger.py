@@ -30,7 +30,7 @@ def test_a_process_that_is_left_is_counted_and_ended(own: Ledger, tmp_path: Path
         assert left.stdin is not None
         assert left.stdout is not None
         assert left.stdout.readline() == b"here\n", "until it runs, its environment cannot be read"
-    assert left.wait(timeout=10) == -9
+    assert left.wait(timeout=60) == -9
     left.stdin.close()
     left.stdout.close()
     assert own.rows[0].left_behind == 1

@@ -164,7 +164,7 @@ def test_ranks_that_cannot_reach_each_other_say_so_once(runs: dict[str, list[dic
             assert "the other ranks cannot be reached" in warning
 
 
-def test_a_world_size_that_does_not_match_is_told_once(runs: dict[str, list[dict[str, Any]]]) -> None:
+def test_a_world_size_that_does_not_match_is_reported_once(runs: dict[str, list[dict[str, Any]]]) -> None:
     for told in told_in(runs, "the environment says another world size"):
         for rank in told:
             assert rank["warnings"] == ["WORLD_SIZE='4', but the process group says 8: the process group's is taken"]

@@ -34,7 +34,7 @@ LAST = Abstention("one and other", "nobody speaks of it")
 ALL = [FIRST, SECOND, THIRD, LAST]
 
 
-def test_it_holds_a_forecast_for_each_config_with_who_said_what() -> None:
+def test_a_table_holds_a_forecast_for_each_config_and_its_sources() -> None:
     assert len(table()) == 4
     assert [table()[i] for i in range(4)] == ALL
     assert list(table()) == ALL
@@ -72,7 +72,7 @@ def test_some_positions_make_a_table_in_their_order_and_minus_one_abstains() -> 
     assert columns_of(table().at([])).mean.size == 0
 
 
-def test_stretched_multiplies_every_sigma_and_says_so() -> None:
+def test_scaling_multiplies_every_sigma_and_records_it() -> None:
     wide = table().stretched(2.0).stretched(1.5)
     first = wide[0]
     assert isinstance(first, Forecast)
@@ -86,7 +86,7 @@ def test_stretched_multiplies_every_sigma_and_says_so() -> None:
     assert list(table()) == ALL  # the table it came from is as it was
 
 
-def test_a_single_voice_is_not_named() -> None:
+def test_a_single_component_is_not_named() -> None:
     one = ForecastTable.of_one("h", np.array([0.5]), np.array([0.2]), np.array([0.1]), source="h (3 outcomes)")
     assert list(one) == [Forecast.normal(0.5, 0.2, source="h (3 outcomes)", fail_probability=0.1)]
 

@@ -33,7 +33,7 @@ def test_a_blocks_size_is_one_of_elements_where_warps_are_counted() -> None:
     assert roles_by_name(["BLOCK_SIZE", "x"]) == {"BLOCK_SIZE": "threads"}
 
 
-def test_the_axis_summed_over_is_told_from_words_that_end_alike() -> None:
+def test_the_axis_summed_over_is_not_taken_from_words_that_end_alike() -> None:
     for name in ("BLOCK_K", "BLOCK_SIZE_K", "BK", "KWG", "k_tile", "tileK", "K"):
         assert is_depth(name), name
     for name in ("BLOCK", "block", "CHUNK", "BLOCK_M", "BN", "kernel_tile"):

@@ -232,7 +232,7 @@ def test_roles_follow_use_before_names() -> None:
     assert set(knob_roles(matmul, tile()).values()) <= set(ROLES)
 
 
-def test_what_cannot_be_told_is_missing_and_nothing_is_raised() -> None:
+def test_features_that_cannot_be_read_are_missing_and_nothing_is_raised() -> None:
     call = describe_call({"a_ptr": object(), "M": "many"})
 
     def grid(_: Mapping[str, Any]) -> tuple[int]:
@@ -265,16 +265,18 @@ def test_a_hundred_configs_take_a_few_milliseconds() -> None:
     launch_features(matmul, call, configs[:1], grid=matmul_grid, hardware=H100)
     fastest = 1.0
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()  # the processor's: what else runs on the machine is not to count
         launch_features(matmul, call, configs[:96], grid=matmul_grid, hardware=H100)
-        fastest = min(fastest, time.perf_counter() - began)
+        fastest = min(fastest, time.thread_time() - began)
     assert fastest < 0.010  # 2.6 ms on 2 busy cores (2026-11); the rest is room for a slower machine
 
 
 def test_the_forecast_of_shared_memory_agrees_with_what_is_compiled(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forecast_autotune.compilers.triton_compile import TritonCompiler, binding
+    from plain_calls import plain_call
+
+    from forecast_autotune.compilers.triton_compile import TritonCompiler
     from forecast_autotune.compilers.triton_pool import shared_pool
     from forecast_autotune.core.config import Config
 
@@ -284,7 +286,7 @@ def test_the_forecast_of_shared_memory_agrees_with_what_is_compiled(
     configs = [Config(tile(64, 64, 64, 4, 3)), Config(tile(128, 128, 32, 8, 4))]
     for target in ("cuda:80", "cuda:90"):
         sheet = sheet_for(target)
-        compiling = TritonCompiler(matmul, binding(args, {}), target=target, properties=device_properties(sheet))
+        compiling = TritonCompiler(matmul, plain_call(*args), target=target, properties=device_properties(sheet))
         for config, built in compiling.compile(configs):
             (found,) = launch_features(matmul, matmul_call(), [config.knobs], grid=matmul_grid, hardware=sheet)
             assert found["shared_bytes"] == built.shared_bytes

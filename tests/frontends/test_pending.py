@@ -274,13 +274,13 @@ def test_blocks_that_overlap_in_two_threads_leave_torch_compiling() -> None:
     def open_first() -> None:
         with fa.tune_pending():
             first.set()
-            assert second.wait(10)
+            assert second.wait(120)
 
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: x + 1, backend=collect)
     other = threading.Thread(target=open_first)
     other.start()
-    assert first.wait(10)
+    assert first.wait(120)
     with fa.tune_pending():
         second.set()
         other.join()

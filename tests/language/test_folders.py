@@ -53,7 +53,7 @@ def test_an_adapter_that_does_not_say_what_it_changes_is_an_error(tmp_path: Path
         adapter_in(str(tmp_path))
 
 
-def test_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "transformers", None)

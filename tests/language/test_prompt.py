@@ -14,11 +14,11 @@ from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outco
 from forecast_autotune.core.skill import Skill
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.language.answers import LABELS
 from forecast_autotune.language.labels import END
 from forecast_autotune.language.prompt import CHARS, PromptTooLongError, prompts
-from forecast_autotune.measure.replay import Replay
 
 TRACES = Path(__file__).parents[2] / "calibration" / "traces"
 HARDWARE = Hardware(kind="cuda", name="NVIDIA H200", capability="9.0", units=132, shared_bytes=232_448)
@@ -48,7 +48,7 @@ def own(job: Job, **kwargs: object) -> str:
 
 
 def recorded(name: str) -> Job:
-    return Replay(read_trace(TRACES / f"{name}.NVIDIA_H200.jsonl.gz")).job
+    return RecordedSpace(recording=read_trace(TRACES / f"{name}.NVIDIA_H200.jsonl.gz")).job
 
 
 def a_recording(outcomes: Mapping[Config, Outcome], job: Job) -> Recording:
@@ -72,14 +72,14 @@ def test_all_prompts_of_a_space_begin_alike_and_end_where_a_label_follows(name: 
     assert len(found[0].shared) > sum(len(p.own) for p in found) / len(found)
 
 
-def test_the_bins_are_told_with_their_labels() -> None:
+def test_the_prompt_lists_the_bins_with_their_labels() -> None:
     shared = prompts(a_job(), [])
     assert shared == []
     text = prompts(a_job(), [a_job().space[1]])[0].shared
     assert re.findall(r"\b([A-H]): ", text) == list(LABELS)
 
 
-def test_knobs_changes_shapes_hardware_and_source_are_told() -> None:
+def test_the_prompt_holds_knobs_changes_shapes_hardware_and_source() -> None:
     job = a_job(key={"x": {"dtype": "float16", "shape": [64, 4096], "stride": [4096, 1]}})
     prompt = prompts(job, [job.space[1]])[0]
     assert "device: NVIDIA H200" in prompt.shared
@@ -97,14 +97,14 @@ def test_a_sheet_without_a_figure_does_not_tell_it_as_0() -> None:
     assert not re.search(r": 0\b|: $", sheet, re.MULTILINE)
 
 
-def test_launches_are_told_in_powers_of_two_against_the_reference() -> None:
+def test_launches_are_given_in_powers_of_two_against_the_reference() -> None:
     job = replace(a_job(), described=[{"programs": 64.0, "waves": 0.5}, {"programs": 32.0, "waves": 0.5}])
     prompt = prompts(job, [job.space[1]])[0]
     assert "launch: programs 2^6, waves 2^-1\n" in prompt.shared
     assert "launch: programs 2^5 (-1), waves 2^-1\n" in prompt.own
 
 
-def test_what_the_compiler_said_is_told_where_it_was_asked() -> None:
+def test_compiler_evidence_is_in_the_prompt_where_there_is_any() -> None:
     job = a_job()
     evidence = {job.space[1]: Evidence(compile_s=0.1, registers=255, spill_bytes=48)}
     prompt = prompts(job, [job.space[1]], evidence=evidence)[0]
@@ -112,7 +112,7 @@ def test_what_the_compiler_said_is_told_where_it_was_asked() -> None:
     assert "compiled" not in prompt.shared
 
 
-def test_what_the_same_configs_took_elsewhere_is_told() -> None:
+def test_times_of_the_same_configs_in_other_jobs_are_in_the_prompt() -> None:
     job = a_job()
     default, other = job.space
     there = a_job(key={"n": 512}, hardware=replace(HARDWARE, name="NVIDIA A100"))
@@ -125,7 +125,7 @@ def test_what_the_same_configs_took_elsewhere_is_told() -> None:
     assert "elsewhere, octaves faster: 1 (+1), 3 failed\n" in prompt.own
 
 
-def test_of_skills_as_many_are_told_as_an_eighth_of_the_prompt_holds() -> None:
+def test_skills_take_at_most_an_eighth_of_the_prompt() -> None:
     skill = Skill(
         program="k", language="triton", hardware="H200", knob="num_warps", before=4, after=8, tried=9, faster=7,
         speedup=1.12, failures={"launch: out of shared memory": 1},

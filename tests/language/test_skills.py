@@ -74,7 +74,7 @@ def job_for(recording: Recording, space: Space | None = None) -> Job:
 # Planted ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_planted_gain_is_told_once_in_the_direction_that_helps() -> None:
+def test_a_planted_gain_is_reported_once_in_the_direction_that_helps() -> None:
     skills = skills_of([recorded(lambda _, c: -0.5 * (c["stages"] == 2))])
     (found,) = of(skills, "stages 3 -> 2")
     assert (found.tried, found.faster, found.conditions, found.failures) == (12, 12, (), {})
@@ -204,7 +204,7 @@ def test_what_a_broken_file_may_hold_is_no_trouble() -> None:
     assert skills_of([replace(known, workload=replace(known.workload, key=shapes))])
 
 
-def test_a_change_tried_less_than_three_times_is_not_told() -> None:
+def test_a_change_tried_less_than_three_times_is_not_reported() -> None:
     assert skills_of([recorded(lambda *_: 0.0, knobs={"a": (1, 2), "b": (1, 2)})]) == []
 
 

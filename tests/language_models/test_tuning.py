@@ -159,7 +159,7 @@ print(decision.measured)
 """
 
 
-def test_who_said_what_is_shown_and_another_process_asks_no_prompt_again(
+def test_sources_are_shown_and_another_process_repeats_no_prompt(
     server: Running, ask: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "script.py"

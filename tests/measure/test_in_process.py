@@ -62,6 +62,13 @@ class TestInProcess(MeasurerContract):
         return Config({"which": 2})
 
 
+class TestInProcessOnBorrowedArguments(TestInProcess):
+    def make_measurer(self) -> InProcess:
+        tensors = {"out": torch.zeros(8), "x": torch.ones(8)}
+        kernels = [add_into, lambda **_: add_into(**_), raising(ValueError("a slip"))]
+        return measurer(kernels, tensors, check="allclose", restored=["out"], borrowed=True)
+
+
 def add_into(out: Any, x: Any) -> None:
     torch.add(x, 1, out=out)
 
@@ -70,7 +77,7 @@ def add_in_place(x: Any) -> None:
     x.add_(1)
 
 
-def test_what_is_only_written_is_neither_told_nor_restored() -> None:
+def test_what_is_only_written_is_neither_reported_nor_restored() -> None:
     out, x, told = torch.zeros(100), torch.arange(100.0), []
     with measurer([add_into], {"out": out, "x": x}, told=told) as measuring:
         assert isinstance(measuring.measure(DEFAULT), Measurement)
@@ -96,7 +103,7 @@ def test_a_kernel_that_reads_its_output_is_reported_and_finds_the_original() -> 
     assert torch.equal(x, torch.zeros(100)), "left as it was lent"
 
 
-def test_an_idempotent_kernel_in_place_is_found_out_as_well() -> None:
+def test_an_idempotent_in_place_kernel_is_detected_as_well() -> None:
     told: list[Sequence[str]] = []
     x = torch.linspace(-1, 1, 100)
     before = x.clone()
@@ -143,7 +150,7 @@ def test_a_kernel_that_never_gives_the_same_twice_is_not_accused() -> None:
     assert not told
 
 
-def test_restore_value_and_reset_to_zero_are_honoured_and_nothing_is_told() -> None:
+def test_restore_value_and_reset_to_zero_are_honoured_without_a_warning() -> None:
     x, total, told, seen = torch.full((4,), 5.0), torch.full((4,), 9.0), [], set()
 
     def accumulates(x: Any, total: Any) -> None:
@@ -257,7 +264,7 @@ def test_a_check_that_the_default_does_not_pass_is_an_error() -> None:
         measuring.measure(DEFAULT)
 
 
-def test_views_of_one_tensor_are_told_apart_and_put_back() -> None:
+def test_views_of_one_tensor_are_distinguished_and_restored() -> None:
     base = torch.arange(24.0).reshape(4, 6)
     before = base.clone()
     rows, columns = base[1:3], base.t()[2:, ::2]
@@ -357,7 +364,7 @@ def test_a_default_known_to_crash_is_not_run_to_compare_others_with() -> None:
     assert not runs
 
 
-def test_one_memory_under_two_names_is_told_by_both_and_known_by_either() -> None:
+def test_one_memory_under_two_names_is_reported_under_both() -> None:
     told: list[Sequence[str]] = []
     x = torch.zeros(10)
     with measurer([lambda x, out: out.copy_(x + 1)], {"x": x, "out": x}, told=told) as measuring:

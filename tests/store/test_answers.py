@@ -86,7 +86,7 @@ def test_only_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert StoreFile(tmp_path).stats().answers == 10
 
 
-def test_an_answer_that_cannot_be_kept_is_told_and_harms_nothing(tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_kept_is_reported_and_harms_nothing(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
         store.keep_answers({"q": an_answer()})
         with pytest.warns(StoreWarning, match="cannot read or keep"):

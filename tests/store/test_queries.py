@@ -250,7 +250,7 @@ def test_another_files_header_is_refused(tmp_path: Path, text: str, named: str) 
         StoreFile(tmp_path).import_files([tmp_path / "x"])
 
 
-def test_looking_changes_nothing_and_a_store_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+def test_reading_changes_nothing_and_an_unusable_store_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no store"):
         StoreFile(tmp_path).decisions()
     with pytest.raises(StoreError, match="no store"):

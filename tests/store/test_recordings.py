@@ -44,7 +44,7 @@ def told(store: SqliteStore, job: Job) -> list[tuple[str, str, float | None, int
     return [(s.program, s.change, s.speedup and round(s.speedup, 3), s.tried) for s in found if s.knob == "num_warps"]
 
 
-def test_what_was_measured_for_other_keys_is_told_and_this_one_is_not(store: SqliteStore) -> None:
+def test_skills_come_from_other_keys_and_not_from_this_one(store: SqliteStore) -> None:
     assert store.skills(a_job()) == []
     fill(store, a_job(key={"n": 1}))
     fill(store, a_job())

@@ -52,6 +52,17 @@ class TestRollbackJournal(StoreContract):
         assert journal_of(tmp_path / "store") in ("delete", None)
 
 
+class TestWithAPackBehindIt(StoreContract):
+    """A pack is only read: what it says of another program changes nothing."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[SqliteStore]:
+        pack = a_pack(tmp_path, a_job(name="packed"), SPACE[2])
+        with SqliteStore(tmp_path / "store", packs=[pack]) as store:
+            yield store
+            assert store.decision(a_job(name="packed")) is not None
+
+
 class TestTwoStoresOnOneFile(StoreContract):
     """Each call goes to the other one in turn, as two processes would."""
 
@@ -199,7 +210,7 @@ def test_packs_are_looked_up_after_the_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "{}\n", '{"schema":"forecast_autotune.store","version":1}\n{"line":\n'])
-def test_a_pack_that_cannot_be_read_is_told_of_once_and_left_out(tmp_path: Path, text: str | None) -> None:
+def test_a_pack_that_cannot_be_read_is_left_out_with_one_warning(tmp_path: Path, text: str | None) -> None:
     pack = tmp_path / "pack.jsonl"
     if text is not None:
         pack.write_text(text)
@@ -246,7 +257,7 @@ def test_a_network_filesystem_gets_a_rollback_journal(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mount points are read from /proc")
-def test_the_filesystem_of_a_path_is_told() -> None:
+def test_the_filesystem_of_a_path_is_known() -> None:
     assert filesystem.filesystem_type(Path("/proc/self")) == "proc"
     assert filesystem.filesystem_type(Path("/no/such/folder")) == filesystem.filesystem_type(Path("/"))
 

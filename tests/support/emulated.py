@@ -1,4 +1,4 @@
-"""CUDA variants compiled for the CPU with `cuda_on_cpu.h`, so that what they compute is tested where there is no GPU."""
+"""CUDA variants compiled for the CPU with `cuda_on_cpu.h`: what they compute is tested without a GPU."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kernel_suite import Kernel
 from forecast_autotune.core.config import Config
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.h")
-# An index out of its array and a load off its alignment are told on stderr, as a "runtime error". Not unique: each
-# library has shared memory of its own.
+# The sanitizers report an index out of its array and a misaligned load on stderr, as a "runtime error". Without unique
+# symbols, each library has shared memory of its own.
 FLAGS = ("-O1", "-fno-gnu-unique", "-fsanitize=bounds,alignment")
 
 _LAUNCH = re.compile(r"(\w+(?:<[^<>;]*>)?)<<<(.*?)>>>\((.*?)\);", re.DOTALL)
@@ -33,7 +33,7 @@ SIZES: dict[str, Callable[..., tuple[int, ...]]] = {
 
 
 def drawn(kernel: Kernel, seed: int, *, more: int = 0) -> list[Config]:
-    """The default config and any one of each other source; then `more` of every source."""
+    """The default config and one of each other source, drawn at random; then `more` of every source."""
     draw = random.Random(seed)
     chosen = [kernel.space.default]
     for source in dict.fromkeys(config["source"] for config in kernel.space):
@@ -50,14 +50,14 @@ def knobs(config: Config, kernel: Kernel) -> list[str]:
 
 
 def on_cpu(text: str) -> str:
-    """A CUDA source as C++, its launches calls of the emulation."""
+    """A CUDA source as C++: each launch becomes a call of the emulation."""
     text = _DYNAMIC.sub(r"float* const \1 = on_cpu::dynamic.data();", text)
     text = re.sub(r"#include <cuda_\w+\.h>", "", text)
     return f'#include "{HEADER}"\n' + _LAUNCH.sub(r"on_cpu::launch(\2, [&] { \1(\3); });", text)
 
 
 def emulated(kernel: Kernel, config: Config, folder: Path, text: str | None = None) -> Callable[..., None]:
-    """One variant, or another text in its place, for tensors of the CPU; a launch that fails raises."""
+    """One variant, or `text` in place of its source, as a function of CPU tensors; a launch that fails raises."""
     source, library = (folder / f"{kernel.name}_{config.digest}{ending}" for ending in (".cpp", ".so"))
     source.write_text(on_cpu(text or kernel.sources[str(config["source"])].read_text()))
     includes = f"-I{kernel.sources['binding'].parent}"

@@ -1,4 +1,7 @@
-"""Small recorded spaces with a known shape: one best region, configs that fail at each stage, a poor default."""
+"""Small recorded spaces of a known shape: one best region, a poor default, configs that fail at each stage.
+
+For tests of surrogates, policies, the loop and replays, which need times but no kernel.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,13 @@ HERE = Hardware(kind="cuda", name="A", units=80, shared_bytes=48 * 1024, bandwid
 
 
 def measurement(median_us: float, spread: float = 0.001, n: int = 8) -> Measurement:
+    """Samples around a median, evenly over a relative `spread`."""
     samples = tuple(median_us * (1 + spread * (i - (n - 1) / 2) / n) for i in range(n))
     return Measurement(samples_us=samples, compile_s=0.5, run_s=0.1)
 
 
 def workload(n: int = 4096, name: str = "bowl") -> Workload:
+    """A CUDA program of a given name, at the key `n`."""
     return Workload(program=Program(name=name, language="cuda", source=f"void {name}();"), key={"n": n})
 
 
@@ -57,10 +62,12 @@ def recording(
 
 
 def best_us(recording: Recording) -> float:
+    """The shortest time in a recording, microseconds."""
     return min(o.median_us for o in recording.outcomes.values() if isinstance(o, Measurement))
 
 
 def job_of(recording: Recording, *, roles: Mapping[str, str] | None = None, work: Work | None = None) -> Job:
+    """The job that a recording is of, with its whole space."""
     return Job(
         workload=recording.workload,
         space=Space(recording.outcomes, default=recording.default, roles=roles),
@@ -71,7 +78,7 @@ def job_of(recording: Recording, *, roles: Mapping[str, str] | None = None, work
 
 
 def question(recording: Recording, known: int = 0, **more: object) -> Question:
-    """About every config of the recording; told are the default's outcome and those of others, `known` in all."""
+    """A question about every config of a recording; it holds `known` outcomes, the default's first."""
     job = job_of(recording, **more)  # type: ignore[arg-type]
-    told = [job.space.default, *random.Random(7).sample(list(job.space)[1:], max(0, known - 1))][:known]
-    return Question(job=job, outcomes={c: recording.outcomes[c] for c in told})
+    measured = [job.space.default, *random.Random(7).sample(list(job.space)[1:], max(0, known - 1))][:known]
+    return Question(job=job, outcomes={c: recording.outcomes[c] for c in measured})

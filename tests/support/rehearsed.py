@@ -1,5 +1,5 @@
 # ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals
-"""Triton kernels that tests tune on the rehearsal driver, and the times it plays for them."""
+"""A Triton kernel that tests tune on the simulated driver, and how long each of its launches takes there."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def scale(x_ptr, n, factor, BLOCK: tl.constexpr):
 
 
 def configs(blocks: Sequence[int] = BLOCKS, warps: Sequence[int] = (4,)) -> list[Any]:
+    """Every block size with every number of warps."""
     return [triton.Config({"BLOCK": b}, num_warps=w) for b in blocks for w in warps]
 
 
 def time_us(block: int, warps: int) -> float:
-    """How long a launch lasts: least for `BEST` and four warps. So long that a benchmark is content with few launches."""
+    """How long a launch takes, microseconds: least for `BEST` and four warps, and so long that few repeats suffice."""
     return 20_000.0 * max(block / BEST, BEST / block) * max(warps / 4, 4 / warps)
 
 
@@ -41,17 +42,20 @@ TIMES = {Config({"BLOCK": b, "num_warps": w}): time_us(b, w) for b in (32, *BLOC
 
 
 def tuned(kernel: Any = scale, **arguments: Any) -> ForecastAutotuner:
+    """A kernel under our tuner; the configs above and the key `n` unless the arguments say otherwise."""
     arguments.setdefault("configs", configs())
     arguments.setdefault("key", ["n"])
     return autotune(**arguments)(kernel)
 
 
 def call(kernel: Any, n: int = 1000, dtype: Any = None, **keywords: Any) -> Any:
+    """Launch `scale` on an empty tensor."""
     return kernel[(4,)](torch.empty(4096, dtype=dtype or torch.float32), n, 2.0, **keywords)
 
 
 @contextmanager
 def playing(target: str = "cuda:90", times: Any = None) -> Iterator[Rehearsal]:
+    """While this is held, launches go to the simulated driver and take `TIMES`, or the times given."""
     with rehearsal(target, TIMES if times is None else times) as on:
         yield on
 
@@ -63,7 +67,7 @@ def launched(on: Rehearsal) -> set[Any]:
 
 @contextmanager
 def own_triton_cache(folder: Any) -> Iterator[None]:
-    """Triton's cache in a folder of the tests' own; and an answer to 3.9's question what the default will be."""
+    """Triton's cache in a folder of the test's own. Sets the default that Triton 3.9 warns of when it is unset."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(folder))
         patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")

@@ -1,4 +1,4 @@
-"""A language model for tests: it answers at once and by a rule, unless told to misbehave."""
+"""A language model for tests: it answers at once and by a rule, or misbehaves in the way that its fields say."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sure_of(bin_index: int, share: float = 0.9) -> LogProbabilities:
 
 
 def knob(prompt: Prompt, name: str) -> str:
-    """What a prompt says of a knob of its candidate."""
+    """The value of one of the candidate's knobs, as the prompt states it."""
     found = re.search(rf"knobs: .*?\b{name}=([^,\n]+)", prompt.own)
     return found[1] if found else ""
 
@@ -36,19 +36,21 @@ def faster_tiles(prompt: Prompt) -> LogProbabilities:
 
 @dataclass(eq=False)
 class Talking:
-    """Answers by `rule`, and notes what it is asked.
+    """Answers by `rule`, and keeps the prompts in `asked`.
 
     Attributes:
-        delay_s: before each answer.
-        breaks_after: so many answers, then a `ModelError`; negative: never.
-        ends_after: so many answers, then the end; negative: never.
-        loading_s: what opening it takes the first time.
+        delay_s: before each answer, and no longer than it may take.
+        slow_after: so many answers of each request come without that delay.
+        breaks_after: it raises a `ModelError` after so many answers; negative: never.
+        ends_after: it stops answering after so many; negative: never.
+        interrupt_after: it raises KeyboardInterrupt after so many answers; negative: never.
+        loading_s: how long opening it takes, the first time.
         wrong: raised when it is opened.
-        interrupt_after: so many answers, then Ctrl-C.
     """
 
     rule: Callable[[Prompt], LogProbabilities | Unanswered] = faster_tiles
     delay_s: float = 0.0
+    slow_after: int = 0
     breaks_after: int = -1
     ends_after: int = -1
     interrupt_after: int = -1
@@ -90,7 +92,8 @@ class Talking:
         self.under_way = True
         try:
             for i, prompt in enumerate(prompts):
-                time.sleep(self.delay_s)
+                if i >= self.slow_after:
+                    time.sleep(max(0.0, min(self.delay_s, until - time.monotonic() + 1e-3)))
                 if time.monotonic() >= until or i == self.ends_after:
                     return
                 if i == self.breaks_after:
@@ -103,16 +106,16 @@ class Talking:
             self.under_way = False
 
 
-def as_json(said: LogProbabilities | Unanswered) -> str:
-    """A reasoned answer that says the same, in percent."""
-    assert not isinstance(said, Unanswered)
-    percents = {label: round(100 * math.exp(v)) for label, v in zip("ABCDEFGH", said, strict=True)}
+def as_json(answer: LogProbabilities | Unanswered) -> str:
+    """The same probabilities as a reasoned answer, in percent."""
+    assert not isinstance(answer, Unanswered)
+    percents = {label: round(100 * math.exp(v)) for label, v in zip("ABCDEFGH", answer, strict=True)}
     return json.dumps({"reasoning": "the tile decides", **percents})
 
 
 @contextmanager
 def named_by_settings(model: Talking) -> Iterator[Talking]:
-    """While this is held, whatever language model a setting names is this one; as in a process that has just begun."""
+    """While this is held, every language model that a setting names is this one, as if the process had just begun."""
     from forecast_autotune.frontends import engine
 
     def forget() -> None:

@@ -1,4 +1,4 @@
-"""A real extension with a knob whose values are good, slow, and bad in every way a kernel can be bad."""
+"""A real C++ extension with one knob, whose values are good, slow, and bad in every way a kernel can be bad."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ FUNCTIONS = ("scaled", "scale_into", "scale_in_place", "same", "mode", "marked")
 
 
 class Toy:
-    """Hands out the extension by every route a test needs, all sharing one folder of builds."""
+    """The extension as arguments, as a space and as a compiler, all sharing one folder of builds."""
 
     def __init__(self, builds: Path) -> None:
         self.builds = builds

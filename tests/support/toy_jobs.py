@@ -1,4 +1,4 @@
-"""Jobs of workers that tests start: they leave processes behind, hang where no handler runs, tell of their environment."""
+"""Jobs for worker processes: they leave a process behind, hang in native code, report their environment, echo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models with known answers."""
+"""Small priors, as `Learned` takes them, with known answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SURE, UNSURE = 1e-3, 0.3
 def following(
     trait: str = "bound", *, low: float = -2.0, high: float = 14.0, step: float = 0.25, trees: int = 3
 ) -> Prior:
-    """A model whose trees say that log2 of time is a trait, in steps: a chain of nodes, the least value first."""
+    """A model whose trees predict that log2 of time equals a feature, in steps: a chain of nodes, the least value first."""
     steps = np.arange(low, high, step)
     size = 2 * len(steps) + 1
     feature, threshold, value = np.full(size, -1), np.zeros(size), np.zeros(size)
@@ -32,7 +32,7 @@ def following(
 
 
 def believing(factors: Mapping[str, float], sigma: float = UNSURE) -> Prior:
-    """A model without trees that holds rules of thumb to cost so many octaves for each unit."""
+    """A model without trees; each rule of thumb costs so many octaves per unit."""
     none = np.zeros((0, 0), dtype=int)
     return Prior(
         ("toy",),

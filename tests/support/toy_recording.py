@@ -1,4 +1,4 @@
-"""A kernel for `calibration.record.worker` that needs no compiler, and as a program the process that records it."""
+"""A kernel of the suite's form that needs no compiler, for tests of recording; run as a program, it records itself."""
 
 # ruff: noqa: N803  # knobs are written in capitals
 from __future__ import annotations
@@ -19,13 +19,13 @@ from forecast_autotune.errors import InvalidInputError
 
 
 def at_once(x: Any, out: Any, *, WAIT: int) -> None:
-    """Doubled; the more it waits, the slower."""
+    """Double the input; the more it waits, the slower."""
     time.sleep(WAIT * 1e-3)
     out.copy_(x * 2)
 
 
 def in_parts(x: Any, out: Any, *, PARTS: int) -> None:
-    """Doubled part by part; with 3 parts wrong, with 7 refused, with 5 the death of the process, if that is asked for."""
+    """Double the input part by part: wrong with 3 parts, refused with 7; with 5 the process dies if asked to."""
     if PARTS == 7:
         raise InvalidInputError("7 parts are no use here")
     if PARTS == 5 and os.environ.get("TOY_DIES"):

@@ -56,6 +56,11 @@ class TestWrapped(TestTwiceAsFast):
         return WrappedSurrogate(TwiceAsFast())
 
 
+class TestWithContext(TestTwiceAsFast):
+    def make(self) -> WithContext:  # type: ignore[override]
+        return WithContext(TwiceAsFast(), lambda context: context)
+
+
 def test_a_surrogate_of_ones_own_is_used_in_tuning_and_named_in_the_store() -> None:
     whole = recording()
     replay, store = Replay(whole), SqliteStore.in_memory()
@@ -65,7 +70,7 @@ def test_a_surrogate_of_ones_own_is_used_in_tuning_and_named_in_the_store() -> N
     assert {f.source for f, _ in store.calibration_pairs("cuda")} == {"twice"}
 
 
-def test_an_object_that_lacks_what_tuning_asks_is_refused_when_the_kernel_is_made() -> None:
+def test_an_incomplete_surrogate_is_refused_when_the_kernel_is_made() -> None:
     class Old:
         name = "old"
 

@@ -85,7 +85,7 @@ def test_a_blend_is_no_surer_than_its_members_and_less_sure_if_they_differ() -> 
     assert blended(SURE, far).sigma > 0.9
 
 
-def test_its_source_says_who_said_what() -> None:
+def test_the_source_of_a_blend_names_its_members() -> None:
     assert blended(UNSURE, SURE).source == "unsure and sure"
     assert blended(UNSURE, SILENT).source == "unsure"
 
@@ -213,13 +213,13 @@ def test_a_members_limit_counts_less_where_another_forecast_better() -> None:
     assert alike.fail_probability > 5 * worse.fail_probability > 0.0
 
 
-def test_each_members_bell_stays_in_the_mixture() -> None:
+def test_each_members_normal_stays_in_the_mixture() -> None:
     (forecast, *_) = ask(Blend([Steady("a", 0.0, 0.2), Steady("b", 1.0, 0.4)]), ASKED)
     assert isinstance(forecast, Forecast)
     assert [(b.source, b.mean, b.sigma) for b in forecast.components] == [("a", 0.0, 0.2), ("b", 1.0, 0.4)]
 
 
-def test_who_foretold_the_outcomes_here_better_counts_for_more() -> None:
+def test_the_member_that_forecast_these_outcomes_better_counts_more() -> None:
     better = weights(Steady("a", 0.0, density=-1.0), Steady("b", 1.0, density=-4.0))
     much_better = weights(Steady("a", 0.0, density=-1.0), Steady("b", 1.0, density=-40.0))
     assert better["a"] > 0.6

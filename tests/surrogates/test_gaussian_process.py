@@ -31,7 +31,7 @@ def covariance(known: Known, shape: Shape) -> np.ndarray:
     return np.asarray(near + shape.nugget * np.eye(len(known.y)), dtype=float)
 
 
-def test_what_is_foretold_is_what_leaving_one_out_by_hand_gives() -> None:
+def test_loo_densities_equal_those_of_leaving_one_out_by_hand() -> None:
     known, shape = small()
     guess, n, y = 0.8, known.y.size, known.y
     near = covariance(known, shape)
@@ -45,7 +45,7 @@ def test_what_is_foretold_is_what_leaving_one_out_by_hand_gives() -> None:
     assert loo_log_densities(known, shape, guess) == pytest.approx(by_hand, abs=1e-9)
 
 
-def test_one_outcome_is_foretold_by_the_guess_alone_and_none_by_nothing() -> None:
+def test_one_outcome_is_predicted_by_the_guess_alone_and_none_by_nothing() -> None:
     known, shape = small(1)
     variance = covariance(known, shape)[0, 0]
     scale = (SCALE_COUNT * 0.25 + known.y[0] ** 2 / variance) / (SCALE_COUNT + 1)
@@ -54,7 +54,7 @@ def test_one_outcome_is_foretold_by_the_guess_alone_and_none_by_nothing() -> Non
     assert loo_log_densities(known.at(np.zeros(0, dtype=np.intp)), shape, 0.5).size == 0
 
 
-def test_an_outcome_out_of_line_with_its_neighbours_is_foretold_worst() -> None:
+def test_an_outcome_unlike_its_neighbours_has_the_lowest_loo_density() -> None:
     x = np.linspace(-1.5, 1.5, 9)[:, None]
     y = 0.1 * x[:, 0]
     y[4] = 2.0

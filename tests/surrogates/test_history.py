@@ -50,7 +50,7 @@ def error_of(told: dict[Config, Forecast], truth: Recording) -> float:
     return statistics.fmean(abs(told[c].mean - true[c]) for c in true)
 
 
-def test_a_config_tried_here_is_forecast_as_it_came_out() -> None:
+def test_a_measured_config_is_forecast_at_its_measured_time() -> None:
     whole = recording()
     asked = question(whole, known=12)
     told = forecasts(asked)
@@ -63,7 +63,7 @@ def test_a_config_tried_here_is_forecast_as_it_came_out() -> None:
     )
 
 
-def test_outcomes_here_generalise_to_neighbours() -> None:
+def test_outcomes_of_this_job_generalise_to_neighbours() -> None:
     whole = recording()
     knowing_little, knowing_more = (error_of(forecasts(question(whole, known=n)), whole) for n in (1, 28))
     assert knowing_more < 0.4 * knowing_little
@@ -122,7 +122,7 @@ def test_recordings_that_disagree_leave_it_less_sure() -> None:
     assert statistics.fmean(f.sigma for f in apart.values()) > statistics.fmean(f.sigma for f in agreeing.values())
 
 
-def test_outcomes_here_correct_what_is_told_from_elsewhere() -> None:
+def test_outcomes_of_this_job_correct_those_of_other_jobs() -> None:
     here, misleading = recording(), recording(hardware=STRANGER, best_block=4.5, best_tile=5.0)
     told = [error_of(forecasts(replace(question(here, known=n), recordings=[misleading])), here) for n in (0, 28)]
     assert told[1] < 0.5 * told[0]
@@ -135,7 +135,7 @@ def test_a_recording_of_a_few_configs_speaks_for_their_neighbours_too() -> None:
     assert error_of(forecasts(asked), here) < 0.35
 
 
-def test_failures_elsewhere_are_a_chance_of_failing_here() -> None:
+def test_failures_in_other_jobs_raise_the_chance_of_failing() -> None:
     here, elsewhere = recording(failures=False), recording(hardware=TWIN)
     told = forecasts(replace(question(here), recordings=[elsewhere]))
     for config, outcome in elsewhere.outcomes.items():

@@ -146,7 +146,7 @@ def test_a_config_that_is_not_described_where_most_are_is_likely_refused() -> No
 # What outcomes and recordings change ------------------------------------------------------------------------------------
 
 
-def test_a_config_tried_here_is_forecast_as_it_came_out() -> None:
+def test_a_measured_config_is_forecast_at_its_measured_time() -> None:
     whole = recording()
     asked = question(whole, known=12, roles=ROLES)
     answer = dict(zip(asked.job.space, ask(Learned(), asked), strict=True))
@@ -276,7 +276,7 @@ def test_a_model_that_says_nothing_is_no_witness_beside_recordings() -> None:
     assert max(abs(told[c] - s) for c, s in true.items()) < 1e-6
 
 
-def test_failures_elsewhere_are_a_chance_of_failing_here() -> None:
+def test_failures_in_other_jobs_raise_the_chance_of_failing() -> None:
     elsewhere = recording(n=8192)
     fails = columns_of(ask(Learned(), replace(question(recording(), roles=ROLES), recordings=[elsewhere]))).fail
     failed = np.array([isinstance(elsewhere.outcomes[c], Failure) for c in job_of(recording()).space])
@@ -314,7 +314,7 @@ def odd_questions() -> dict[str, Question]:
 
 
 @pytest.mark.parametrize("what", odd_questions())
-def test_it_answers_in_numbers_whatever_it_is_told(what: str) -> None:
+def test_forecasts_are_finite_numbers_whatever_the_features(what: str) -> None:
     asked = odd_questions()[what]
     found = columns_of(ask(Learned(), asked))
     for column in (found.mean, found.sigma, found.fail):

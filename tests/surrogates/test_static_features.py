@@ -156,7 +156,7 @@ def test_a_launch_in_octaves_per_unit_and_against_the_default() -> None:
     assert not [name for name in LAUNCH_FEATURES if name.endswith("_over_default") and trait(found, 0, name)]
 
 
-def test_what_is_not_told_stands_below_anything_that_is() -> None:
+def test_a_missing_feature_ranks_below_any_value() -> None:
     found = launch_features([TOLD, {}, {"us_bound": 0.0, "atomic_bytes": 4.0}], DEVICE)
     assert trait(found, 0, "stages") == trait(found, 1, "bound") == trait(found, 1, "threads") == UNKNOWN
     assert trait(found, 2, "bound") == -1.0  # half a microsecond: what a launch takes anyway

@@ -22,7 +22,7 @@ def loud(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize(("failure", "reason"), [(WRONG, "check: out: 3 of"), (ODD, "at 4:21: … NameError('y')")])
-def test_configs_that_fail_oddly_are_told_in_one_warning(
+def test_configs_that_fail_oddly_are_named_in_one_warning(
     caplog: pytest.LogCaptureFixture, failure: Failure, reason: str
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -35,7 +35,7 @@ def test_configs_that_fail_oddly_are_told_in_one_warning(
     assert f"forecast-autotune show {job_of(of).digest[:10]}" in warning
 
 
-def test_configs_that_are_only_too_large_are_told_quietly(caplog: pytest.LogCaptureFixture) -> None:
+def test_configs_that_are_only_too_large_are_logged_quietly(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assertion = Failure(stage="compile", message="CompileTimeAssertionFailure: at 2:4:\nno 128")
     not_for_these = Failure(stage="launch", message="InvalidInputError: rows of at most 4096")
@@ -44,7 +44,7 @@ def test_configs_that_are_only_too_large_are_told_quietly(caplog: pytest.LogCapt
     assert any("4 of 6 configs tried failed, 2 of them like i=1 at launch" in r.getMessage() for r in caplog.records)
 
 
-def test_failures_of_an_earlier_run_are_not_told_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_of_an_earlier_run_are_not_reported_again(caplog: pytest.LogCaptureFixture) -> None:
     decide(recorded_as([100, WRONG, 80]), store=Memory(known={Config({"i": 1}): WRONG}))
     assert loud(caplog) == []
 

@@ -49,7 +49,7 @@ def test_finalists_are_timed_again_in_turns() -> None:
 
 
 @pytest.mark.parametrize(("spread", "rounds"), [(0.0001, 3), (0.2, 8)])
-def test_finalists_are_timed_until_they_can_be_told_apart_or_so_often(spread: float, rounds: int) -> None:
+def test_finalists_are_timed_until_they_differ_or_a_limit_is_reached(spread: float, rounds: int) -> None:
     of = recorded_as([100, 50, 51, 90])
     measurer = Noisy(of, spread)
     tuned_by(of, measurer)

@@ -157,7 +157,7 @@ def test_a_refused_config_is_kept_until_it_is_known_who_has_it() -> None:
     assert not leader.refresh(), "nothing has changed since"
 
 
-def test_a_transient_failure_is_settled_by_a_leader_and_released_by_a_helper() -> None:
+def test_a_leader_settles_a_transient_failure_and_a_helper_releases_it() -> None:
     for kind, left in ((Leading, {CONFIGS[0]: ""}), (Helping, {})):
         claims: dict[Config, str] = {}
         sharing = kind(Together(claims, "this one"), Memory(), job_of(recorded_as([1.0] * 6)))

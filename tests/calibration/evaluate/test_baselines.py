@@ -29,7 +29,7 @@ from calibration.evaluate.benchmark import (
     attempt,
     limit_of,
     others,
-    told_progress,
+    with_progress,
     work,
 )
 from calibration.evaluate.honesty import Honesty, fifths
@@ -95,7 +95,7 @@ def test_the_worst_over_the_default_leaves_out_where_the_default_fails() -> None
     assert aggregates.summary(rows)[0]["worst_over_default"] == 1.25
 
 
-def test_kernels_are_told_apart_where_there_are_several() -> None:
+def test_kernels_are_summarised_apart_where_there_are_several() -> None:
     rows = [row("random", 2.0), row("random", 8.0, "b", kernel="other")]
     found = {r["kernel"]: r["geomean_of_medians"] for r in aggregates.summary(rows)}
     assert found == {None: pytest.approx(4.0), "k": pytest.approx(2.0), "other": pytest.approx(8.0)}
@@ -230,7 +230,7 @@ def test_a_policy_that_may_not_stop_takes_what_may_gain_most() -> None:
 
 
 @pytest.mark.thorough
-def test_what_is_beyond_a_method_is_said_and_not_searched(traces: list[Path]) -> None:
+def test_a_space_beyond_a_method_is_reported_and_not_searched(traces: list[Path]) -> None:
     entry = Entry(trace=SOFTMAX, setting="cold")
     rows = Search(entry=entry, method="gp-ei", seed=0, budgets=("6", "150")).do()
     assert rows[0]["measured"] == 6
@@ -295,7 +295,7 @@ def test_what_follows_a_torn_line_is_kept_too(tmp_path: Path, traces: list[Path]
 def test_progress_goes_to_stderr(traces: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     entry = Entry(trace=traces[0], setting="cold")
     tasks = [Search(entry=entry, method="random", seed=seed, budgets=("4",)) for seed in range(2)]
-    list(told_progress(work(tasks, 1, ResultCache(None)), 2, name="report", every_s=0.0))
+    list(with_progress(work(tasks, 1, ResultCache(None)), 2, name="report", every_s=0.0))
     heard = capsys.readouterr()
     assert "report: 1 of 2" in heard.err
     assert not heard.out
@@ -376,7 +376,7 @@ def test_ctrl_c_keeps_what_is_done(
         yield tasks[0], attempt(tasks[0])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(baselines, "work", interrupted)
+    monkeypatch.setattr("calibration.evaluate.benchmark.work", interrupted)
     assert main(["large", str(traces[0]), "--budget", "4", "--methods", "random", "--json"]) == 130
     heard = capsys.readouterr()
     assert "1 of 10 done" in heard.err

@@ -103,7 +103,7 @@ def test_what_was_compiled_can_be_forgotten(tmp_path: Path) -> None:
     assert on.compiles["add_inplace"] == 2
 
 
-def test_when_time_is_short_keys_are_left_out_and_that_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+def test_when_time_is_short_keys_are_left_out_and_named(capfd: pytest.CaptureFixture[str]) -> None:
     clock = Clock(limit_s=0.0)
     with rehearsing([KERNEL]):
         assert list(stock_keys([KERNEL], lambda kernel: kernel.corners[-1:], clock)) == []

@@ -95,7 +95,7 @@ def row(found: Mapping[str, Any], kernel: str, case: str | None = None) -> dict[
 # Numbers ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_is_told_with_what_its_traces_say(
+def test_a_kernel_is_listed_with_what_its_traces_hold(
     recorded: Sequence[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     matmul = row(told(capsys, *recorded), "matmul")
@@ -118,7 +118,7 @@ def test_kernels_without_a_trace_stand_in_the_suite_too(
     assert row(found, "trimul")["best_variants"] == {}
 
 
-def test_a_workload_is_told_with_its_failures_and_repeats(
+def test_a_workload_is_listed_with_its_failures_and_repeats(
     recorded: Sequence[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = told(capsys, *recorded)
@@ -315,7 +315,7 @@ def test_markdown_is_the_suite_as_one_table(recorded: Sequence[Path], capsys: py
         ({"square": "b", "odd": "a"}, "b at square, a at odd"),
     ],
 )
-def test_best_variants_are_told_in_few_words(best: dict[str, str], words: str) -> None:
+def test_best_variants_are_summed_up_in_few_words(best: dict[str, str], words: str) -> None:
     found = spaces.suite_row(
         {"name": "k", "language": "c++", "variants": [], "configs": 1, "cases": {"square": {}, "long": {}, "odd": {}}},
         [

@@ -143,7 +143,7 @@ def test_the_spread_is_the_most_likely_by_what_was_missed() -> None:
     assert fit_spread([]) == SPREAD
 
 
-def test_what_trees_miss_is_told_apart_from_a_common_offset(traces: list[Path]) -> None:
+def test_what_trees_miss_is_separated_from_a_common_offset(traces: list[Path]) -> None:
     one = read_example(traces[0])
     assert one.traits is not None
     missed, disagreement = misses(one, following(step=0.05))

@@ -35,7 +35,7 @@ def bare(tmp_path: Path) -> Path:
     return tmp_path / TRACE
 
 
-def test_what_can_be_told_is_added_and_all_else_stays(bare: Path) -> None:
+def test_features_that_can_be_computed_are_added_and_all_else_stays(bare: Path) -> None:
     before = lines_of(bare)
     assert not read_trace(bare).described
     bare.chmod(0o644)
@@ -66,7 +66,7 @@ def test_describing_again_changes_nothing(bare: Path) -> None:
     assert (bare.stat().st_ino, bare.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
 
 
-def test_what_was_told_otherwise_is_told_anew(bare: Path) -> None:
+def test_features_that_differ_are_computed_again(bare: Path) -> None:
     describe_trace(bare)
     right = lines_of(bare)
     wrong = [line.replace('"described":{"threads":', '"described":{"threads":1') for line in right]

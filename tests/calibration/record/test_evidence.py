@@ -105,7 +105,7 @@ def test_a_long_run_tells_how_far_it_has_come(
     look: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look("--sample", "0")
-    monkeypatch.setattr(evidence, "SAID_EVERY_S", 0.0)
+    monkeypatch.setattr(evidence, "REPORT_EVERY_S", 0.0)
     look()
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("evidence: cross_entropy sm_90: 2 of 3 configs, ")
@@ -166,7 +166,7 @@ def test_a_table_of_another_origin_stays_until_its_replacement_is_complete(
     assert read_evidence(path).header[part] == now
 
 
-def test_a_damaged_table_is_begun_anew_and_the_reader_names_the_line(
+def test_a_damaged_table_is_restarted_and_the_reader_names_the_line(
     look: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     look()

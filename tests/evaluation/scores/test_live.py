@@ -52,7 +52,7 @@ def test_a_correction_is_bounded_and_one_error_does_not_decide_it() -> None:
     assert recalibration([*honest, (after(0.0, 1e-9), 2.0)]).warm < 1.2
 
 
-def test_what_was_stretched_already_is_taken_out_first() -> None:
+def test_an_earlier_sigma_scale_is_taken_out_first() -> None:
     pairs = [(after(0.0, 0.1), 0.2), (after(0.0, 0.3), -0.5)] * 40
     stretched = [
         (replace(f, components=tuple(replace(b, sigma=b.sigma * 1.7) for b in f.components), sigma_scale=1.7), m)
@@ -62,7 +62,7 @@ def test_what_was_stretched_already_is_taken_out_first() -> None:
 
 
 @pytest.mark.parametrize("true", [0.6, 1.0, 2.0, 3.5])
-def test_the_stretch_of_simulated_forecasts_is_found_again_of_mixtures_too(true: float) -> None:
+def test_the_sigma_scale_of_simulated_forecasts_and_mixtures_is_recovered(true: float) -> None:
     draw = random.Random(8)
     pairs: list[tuple[Forecast, float]] = []
     for _ in range(3000):
@@ -84,7 +84,7 @@ def said(**components: tuple[float, float]) -> Forecast:
     return Forecast(tuple(Normal(m, s, weight, name) for name, (m, s) in components.items()), "blend")
 
 
-def test_each_voice_is_scored_by_its_own_density() -> None:
+def test_each_component_is_scored_by_its_own_density() -> None:
     pairs = [(said(right=(0.0, 0.5), far=(1.0, 0.5)), 0.0), (said(right=(0.5, 1.0), far=(1.5, 1.0)), 0.5)]
     scores = member_scores(pairs)
     at_mean = [-0.5 * math.log(2 * math.pi) - math.log(s) for s in (0.5, 1.0)]
@@ -92,13 +92,13 @@ def test_each_voice_is_scored_by_its_own_density() -> None:
     assert scores["far"] == pytest.approx((at_mean[0] - 2.0 + at_mean[1] - 0.5) / 2)
 
 
-def test_a_voice_is_heard_as_it_was_before_it_was_stretched() -> None:
+def test_a_component_is_scored_without_its_sigma_scale() -> None:
     plain = said(one=(0.0, 0.5), other=(0.2, 0.3))
     wide = replace(plain, components=tuple(replace(b, sigma=b.sigma * 3) for b in plain.components), sigma_scale=3.0)
     assert member_scores([(wide, 0.1)]) == pytest.approx(member_scores([(plain, 0.1)]))
 
 
-def test_a_voice_of_several_bells_is_their_mixture() -> None:
+def test_a_component_of_several_normals_is_their_mixture() -> None:
     bells = (Normal(0.0, 0.1, 0.2, "two"), Normal(1.0, 0.1, 0.2, "two"), Normal(0.0, 1.0, 0.6, "one"))
     scores = member_scores([(Forecast(bells, "blend"), 0.0)])
     assert scores["two"] == pytest.approx(math.log(0.5 / (0.1 * math.sqrt(2 * math.pi))), abs=1e-6)
@@ -108,7 +108,7 @@ def test_one_outcome_held_impossible_counts_as_one_in_a_million() -> None:
     assert member_scores([(said(sure=(5.0, 1e-3), other=(0.0, 1.0)), 0.0)])["sure"] == pytest.approx(math.log(1e-6))
 
 
-def test_voices_are_compared_on_the_same_pairs() -> None:
+def test_components_are_compared_on_the_same_pairs() -> None:
     both, three = said(a=(0.0, 1.0), b=(0.0, 2.0)), said(a=(0.0, 1.0), b=(0.0, 2.0), c=(0.0, 0.1))
     assert set(member_scores([(both, 0.0)] * 9 + [(three, 0.0)])) == {"a", "b"}
     assert set(member_scores([(both, 3.0)] * 5 + [(three, 0.0)] * 5)) == {"a", "b", "c"}

@@ -247,9 +247,7 @@ def test_a_file_cut_off_anywhere_gives_its_whole_entries(
             read_trace(path)
 
 
-def test_the_last_of_thousands_may_be_incomplete_and_that_is_said_once(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_last_of_thousands_may_be_incomplete_with_one_warning(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     entries = {f"{n},1": an_entry(n, 1, times=[1.0 + n / 100] * 32) for n in range(11_130)}
     path.write_text(text_of(a_cache(entries))[:-40])
     began = time.process_time()

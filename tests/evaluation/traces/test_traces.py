@@ -64,7 +64,7 @@ def test_a_recording_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
-def test_what_was_told_of_configs_comes_back_to_six_digits(tmp_path: Path) -> None:
+def test_features_of_configs_come_back_to_six_digits(tmp_path: Path) -> None:
     told = {SPACE[0]: {"programs": 2048.0, "waves": 15.5151515}, SPACE[1]: {"flops": 123456789.0, "bad": float("inf")}}
     write_trace(replace(a_recording(), described={**told, SPACE[2]: {}}), tmp_path / "run.jsonl")
     assert read_trace(tmp_path / "run.jsonl").described == {
@@ -84,7 +84,7 @@ def test_what_was_told_of_configs_comes_back_to_six_digits(tmp_path: Path) -> No
         ("[1]", "line 2: described is \\[1\\]: it must be a JSON object"),
     ],
 )
-def test_what_is_told_of_a_config_must_be_finite_numbers(tmp_path: Path, described: str, says: str) -> None:
+def test_features_of_a_config_must_be_finite_numbers(tmp_path: Path, described: str, says: str) -> None:
     write_trace(replace(a_recording(), described={SPACE[0]: {"waves": 1.0}}), tmp_path / "run.jsonl")
     text = (tmp_path / "run.jsonl").read_text()
     (tmp_path / "run.jsonl").write_text(text.replace('{"waves":1.0}', described))

@@ -99,7 +99,7 @@ def test_cpu_tensors_for_a_cuda_extension_are_an_error(builds: Path) -> None:
         load(builds).multiply(torch.ones(64, 64), torch.ones(64, 64))
 
 
-def test_the_report_is_for_the_gpu_here(builds: Path) -> None:
+def test_the_report_is_for_the_gpu_of_this_machine(builds: Path) -> None:
     found = load(builds).report(SPACE[1])
     assert isinstance(found, Evidence)
     assert found.shared_bytes == 2 * 16 * 16 * 4

@@ -91,7 +91,7 @@ def test_the_first_call_tunes_and_the_next_ones_only_launch() -> None:
     assert kernel.configs_timings[kernel.best_config] == pytest.approx([20.0] * 3)
 
 
-def test_a_tuner_made_anew_recalls_the_decision_and_launches_nothing_else() -> None:
+def test_a_second_tuner_recalls_the_decision_and_launches_nothing_else() -> None:
     with playing():
         call(tuned())
     kernel = tuned()
@@ -501,7 +501,7 @@ def test_a_users_own_benchmark_is_the_measurer_and_is_not_asked_twice() -> None:
     assert sorted(t[0] for t in kernel.configs_timings.values()) == [1.0, 1.01, 3.0, 4.0]
 
 
-def test_what_another_benchmark_said_does_not_count() -> None:
+def test_times_by_another_benchmark_do_not_count() -> None:
     with playing():
         call(tuned(do_bench=Bench(lambda: 1.0)))
         call(kernel := tuned())
@@ -587,7 +587,7 @@ def test_a_listener_that_raises_costs_a_warning_and_not_the_decision() -> None:
         call(kernel)
 
 
-def test_assigning_configs_decides_anew() -> None:
+def test_assigning_configs_decides_again() -> None:
     kernel = tuned()
     with playing():
         call(kernel)
@@ -763,7 +763,7 @@ def test_a_call_whose_key_is_decided_does_not_wait_for_another_keys_tuning() -> 
     def bench(launch: Callable[[], None], quantiles: Any) -> list[float]:
         if kernel.nargs["n"] == 2000:
             tuning.set()
-            assert done.wait(30)
+            assert done.wait(120)
         return [1.0] * 3
 
     kernel = tuned(do_bench=bench, budget=2)
@@ -771,7 +771,7 @@ def test_a_call_whose_key_is_decided_does_not_wait_for_another_keys_tuning() -> 
         call(kernel, 1000)
         thread = threading.Thread(target=call, args=(kernel, 2000))
         thread.start()
-        assert tuning.wait(30)
+        assert tuning.wait(120)
         call(kernel, 1000)
         kernel.run(torch.empty(10), 1000, factor=2.0, grid=(1,), warmup=False)  # a form not met before
         done.set()
@@ -1191,7 +1191,7 @@ def test_configs_assigned_during_a_call_are_not_answered_from_the_old_list(
         assert kernel.best_config in kernel.configs
 
 
-def test_quantiles_of_the_users_own_benchmark_are_shown_as_told() -> None:
+def test_quantiles_of_the_users_own_benchmark_are_shown_unchanged() -> None:
     with playing():
         own = tuned(do_bench=lambda launch, quantiles: launch() or [2.0, 1.0, 4.0])
         call(own)

@@ -116,7 +116,7 @@ def test_a_hook_sees_copies_during_compiling_and_replaces_nothing() -> None:
     assert seen[0].device.type == "meta"
 
 
-def test_timings_are_told_as_triton_does() -> None:
+def test_timings_are_printed_as_triton_prints_them() -> None:
     call = bound(tuned(), torch.empty(64), 64, 2.0)
     first, second, *_ = call.job.space
     timings = call.timings_ms(

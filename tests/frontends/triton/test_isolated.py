@@ -110,7 +110,7 @@ def test_an_error_of_one_config_alone_is_kept_and_the_child_continues(monkeypatc
 
 
 @pytest.mark.parametrize("what", ["pre_hook", "post_hook", "do_bench"])
-def test_what_a_child_cannot_run_is_said_and_the_default_launched(what: str) -> None:
+def test_what_a_child_cannot_run_is_reported_and_the_default_launched(what: str) -> None:
     theirs = {
         "pre_hook": lambda named, reset_only=False: None,
         "post_hook": lambda named, exception: None,
@@ -149,7 +149,7 @@ def test_a_child_that_cannot_be_set_up_is_nobodys_failure(monkeypatch: pytest.Mo
         assert not outcomes_of(kernel)
 
 
-def test_a_child_that_cannot_be_started_is_said_and_the_default_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_child_process_a_warning_names_why_and_the_default_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_more(*_: Any, **__: Any) -> Any:
         raise OSError(11, "Resource temporarily unavailable")
 

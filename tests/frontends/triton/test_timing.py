@@ -94,7 +94,7 @@ def test_restoring_what_is_no_tensor_is_reported_and_the_first_config_runs(param
     assert not kernel.decisions
 
 
-def test_more_to_restore_than_memory_is_said_and_the_first_config_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_to_restore_than_fits_is_reported_and_the_first_config_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "usable_memory_bytes", lambda: 100)
     kernel, x = kernel_in_place(restore_value=["x_ptr"]), torch.zeros(64)
     with pytest.warns(TuningWarning, match="a copy of x_ptr to restore takes 0 MiB, and 0 MiB are free"):
@@ -177,7 +177,7 @@ def test_a_hook_that_raises_fails_the_configs_and_a_launch_still_happens() -> No
     assert (decision.basis, decision.failed) == ("default", 2)
 
 
-def test_a_check_that_raises_is_said_and_the_first_config_launched() -> None:
+def test_a_check_that_raises_is_reported_and_the_first_config_launched() -> None:
     def check(got: Any, expected: Any) -> None:
         raise ZeroDivisionError("a slip in the check")
 

@@ -373,13 +373,13 @@ def test_while_one_thread_measures_another_runs_the_default_of_an_open_key() -> 
     def second(x: Any) -> Any:
         callers.append(("second", threading.get_ident()))
         measuring.set()
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         return x * 2
 
     double = fa.variants([first, second])
     thread = threading.Thread(target=double, args=(X,))
     thread.start()
-    assert measuring.wait(20)
+    assert measuring.wait(120)
     here = threading.get_ident()
     assert torch.equal(double(X), 2 * X)
     assert torch.equal(double(X[:8]), 2 * X[:8])
@@ -715,7 +715,7 @@ def prefers_quick(prompt: Prompt) -> tuple[float, ...]:
     "model",
     [
         Talking(prefers_quick),
-        Talking(prefers_quick, delay_s=0.2),
+        Talking(prefers_quick, delay_s=60.0, slow_after=1),
         Talking(prefers_quick, breaks_after=1),
         Talking(lambda _: (float("nan"),) * 8),
     ],
@@ -724,7 +724,7 @@ def prefers_quick(prompt: Prompt) -> tuple[float, ...]:
 def test_a_language_model_may_say_what_it_likes_or_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Talking
 ) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_ANSWER", "logits,300ms")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_ANSWER", "logits,1s")
     with named_by_settings(model):
         double = fa.variants([lazy, wrong, raises, quick], name="double", surrogate="http://127.0.0.1:9")
         assert torch.equal(double(X), 2 * X)

@@ -1,4 +1,4 @@
-"""A small server that speaks as much of vLLM's protocol as is asked of it, and breaks it as it is told."""
+"""A small HTTP server that speaks as much of vLLM's protocol as we use; a test exchanges replies to break it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Reply = Callable[["FakeServer", BaseHTTPRequestHandler, Any], None]
 
 
 class FakeServer:
-    """Each path has a reply, which a test may exchange; what was asked is kept."""
+    """Each path has a reply, which a test may exchange; requests are kept in `asked`."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any]] = []
@@ -52,7 +52,7 @@ class FakeServer:
 
     @staticmethod
     def choices(prompts: int) -> list[dict[str, Any]]:
-        """Of prompt i, the label A is as likely as i tells; in reverse order, for the order says nothing."""
+        """For prompt i, label A has log-probability -(1 + i); in reverse order, which must not matter."""
         every = [{f"token_id:{t}": -float(t - 64 + i) for t in LABELS.values()} for i in range(prompts)]
         return [{"index": i, "text": "A", "logprobs": {"top_logprobs": [every[i]]}} for i in reversed(range(prompts))]
 
