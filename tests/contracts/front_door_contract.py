@@ -135,7 +135,7 @@ class FrontDoorContract(ABC):
         assert decision.failed == 1
 
     def test_a_refused_winner_gives_way_to_the_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.call(self.make(), torch.ones(64))
+        assert self.call(self.make(), torch.ones(64)) == "best"
         tuned = self.make()
         door = self.door(tuned)
         tuning_of = door.tuning
