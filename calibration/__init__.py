@@ -1,1 +1,1 @@
-"""Commands that measure and judge the package; they import it, never the reverse."""
+"""Record spaces, fit what forecasts, evaluate it, report. It imports the package, never the reverse."""

@@ -38,12 +38,12 @@ def geomean_of_medians(by_space: BySpace) -> float:
 
 def slowdowns(rows: Iterable[Row], value: str = "slowdown") -> dict[tuple[str, str, str], dict[str, list[float]]]:
     """By setting, budget and method, then by space; what was not run is left out."""
-    found: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    by_method: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     for row in rows:
         if isinstance(number := row.get(value), float):
             key = (str(row["setting"]), str(row["budget"]), str(row["method"]))
-            found.setdefault(key, {}).setdefault(str(row["trace"]), []).append(number)
-    return found
+            by_method.setdefault(key, {}).setdefault(str(row["trace"]), []).append(number)
+    return by_method
 
 
 def of_kernels(rows: Sequence[Row]) -> Iterator[tuple[str | None, list[Row]]]:
@@ -58,7 +58,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
     `whole` says that it searched every space that any method did: only then its figures stand beside others'.
     """
-    found: list[Row] = []
+    lines: list[Row] = []
     for kernel, some in of_kernels(rows):
         spaces: dict[str, set[str]] = {}
         for row in some:
@@ -67,7 +67,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
         for (setting, budget, method), by_space in slowdowns(some).items():
             every = [s for values in by_space.values() for s in values]
             against = [s for values in over_default.get((setting, budget, method), {}).values() for s in values]
-            found.append(
+            lines.append(
                 {
                     "setting": setting,
                     "kernel": kernel,
@@ -83,7 +83,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
                     "worst_over_default": max(against, default=None),
                 }
             )
-    return found
+    return lines
 
 
 def per_space(rows: Sequence[Row]) -> list[Row]:
@@ -97,8 +97,8 @@ def per_space(rows: Sequence[Row]) -> list[Row]:
             "median": statistics.median(values),
             "p90": p90(values),
         }
-        for (setting, budget, method), found in slowdowns(rows).items()
-        for space, values in found.items()
+        for (setting, budget, method), by_space in slowdowns(rows).items()
+        for space, values in by_space.items()
     ]
 
 
@@ -127,32 +127,34 @@ def ratio(ours: BySpace, theirs: BySpace) -> Row | None:
 def _log_ratios(a: Array, b: Array, generator: np.random.Generator) -> Array:
     """Of two methods' medians on one space, each time of seeds drawn anew."""
     seeds = generator.integers(a.size, size=(RESAMPLES, a.size))
-    found: Array = np.log(np.median(a[seeds], axis=1) / np.median(b[seeds], axis=1))
-    return found
+    ratios: Array = np.log(np.median(a[seeds], axis=1) / np.median(b[seeds], axis=1))
+    return ratios
 
 
-def best_baseline(found: Mapping[str, BySpace]) -> str | None:
+def best_baseline(by_method: Mapping[str, BySpace]) -> str | None:
     """Of methods that searched all spaces, the best that is a baseline; chosen on these very runs, which favours it."""
-    spaces = {space for by in found.values() for space in by}
-    whole = {m: geomean_of_medians(by) for m, by in found.items() if is_baseline(m) and set(by) == spaces}
+    spaces = {space for by in by_method.values() for space in by}
+    whole = {m: geomean_of_medians(by) for m, by in by_method.items() if is_baseline(m) and set(by) == spaces}
     return min(whole, key=whole.__getitem__, default=None)
 
 
 def comparisons(rows: Sequence[Row], against: Sequence[str] = ()) -> list[Row]:
     """Ours over the best baseline, or over those named, at each setting, kernel or all, and budget."""
-    told: list[Row] = []
+    lines: list[Row] = []
     for kernel, some in of_kernels(rows):
-        found = slowdowns(some)
-        keys = dict.fromkeys((setting, budget) for setting, budget, _ in found)
+        every = slowdowns(some)
+        keys = dict.fromkeys((setting, budget) for setting, budget, _ in every)
         for setting, budget in keys:
-            here = {m: by for (s, b, m), by in found.items() if (s, b) == (setting, budget)}
-            best = best_baseline(here)
+            by_method = {m: by for (s, b, m), by in every.items() if (s, b) == (setting, budget)}
+            best = best_baseline(by_method)
             for other in against or ([best] if best else []):
-                compared = ratio(here[OURS], here[other]) if OURS in here and other in here else None
+                compared = (
+                    ratio(by_method[OURS], by_method[other]) if OURS in by_method and other in by_method else None
+                )
                 if compared is not None:
                     named: Row = {"setting": setting, "kernel": kernel, "budget": budget, "against": other}
-                    told.append({**named, **compared})
-    return told
+                    lines.append({**named, **compared})
+    return lines
 
 
 NEW_KERNEL_BARS = {"5": "random", "10": "gp-ei"}  # which baseline leads there on a kernel nobody has seen
@@ -160,27 +162,27 @@ NEW_KERNEL_BARS = {"5": "random", "10": "gp-ei"}  # which baseline leads there o
 
 def bars(rows: Sequence[Row]) -> list[Row]:
     """On each kernel, ours over random at 5, the process at 10 and the best baseline from there on."""
-    told = comparisons(rows)
+    against_best = comparisons(rows)
     named = [row for m in NEW_KERNEL_BARS.values() for row in comparisons(rows, [m])]
     return [r for r in named if NEW_KERNEL_BARS.get(str(r["budget"])) == r["against"]] + [
-        r for r in told if r["budget"] not in NEW_KERNEL_BARS
+        r for r in against_best if r["budget"] not in NEW_KERNEL_BARS
     ]
 
 
 def stopping(rows: Sequence[Row]) -> list[Row]:
     """What stopping by itself spends of each budget, and what it loses against spending all of it."""
-    told: list[Row] = []
+    lines: list[Row] = []
     for kernel, some in of_kernels(rows):
-        found = slowdowns(some)
-        for (setting, budget, method), stopped in found.items():
-            whole = found.get((setting, budget, UNSTOPPED))
+        every = slowdowns(some)
+        for (setting, budget, method), stopped in every.items():
+            whole = every.get((setting, budget, UNSTOPPED))
             compared = ratio(stopped, whole) if method == OURS and whole else None
             if compared is None:
                 continue
             mine = (setting, budget, OURS)
             spent = [r for r in some if (r["setting"], r["budget"], r["method"]) == mine and r.get("limit")]
             shares = [float(str(r["measured"])) / float(str(r["limit"])) for r in spent]
-            told.append(
+            lines.append(
                 {
                     "setting": setting,
                     "kernel": kernel,
@@ -190,7 +192,7 @@ def stopping(rows: Sequence[Row]) -> list[Row]:
                     **compared,
                 }
             )
-    return told
+    return lines
 
 
 # Rankings and forecasts -------------------------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ def stopping(rows: Sequence[Row]) -> list[Row]:
 
 def pools(rows: Sequence[Row]) -> list[Row]:
     """By setting and ranking, how far the best of each first part is above the best: geometric mean and median."""
-    told: list[Row] = []
+    lines: list[Row] = []
     keys = dict.fromkeys((str(row["setting"]), str(row["ranking"])) for row in rows)
     for setting, ranking in keys:
         mine = [row for row in rows if (row["setting"], row["ranking"]) == (setting, ranking)]
@@ -207,13 +209,13 @@ def pools(rows: Sequence[Row]) -> list[Row]:
             values = [float(str(row[part])) for row in mine]
             figures[f"{part}_geomean"] = statistics.geometric_mean(values) - 1.0
             figures[f"{part}_median"] = statistics.median(values) - 1.0
-        told.append(figures)
-    return told
+        lines.append(figures)
+    return lines
 
 
 def honesty(rows: Sequence[Row]) -> list[Row]:
     """By setting and outcomes known: mean skill and calibration, and in how many spaces error falls with confidence."""
-    told: list[Row] = []
+    lines: list[Row] = []
     scored = [row for row in rows if "brier_skill" in row]
     for setting, known in sorted({(str(row["setting"]), int(str(row["known"]))) for row in scored}):
         mine = [row for row in scored if (row["setting"], row["known"]) == (setting, known)]
@@ -222,5 +224,5 @@ def honesty(rows: Sequence[Row]) -> list[Row]:
             values = [v for row in mine if isinstance(v := row[name], float)]
             figures[name] = statistics.fmean(values) if values else None
         figures["falls"] = sum(row["falls"] is True for row in mine)
-        told.append(figures)
-    return told
+        lines.append(figures)
+    return lines

@@ -33,6 +33,7 @@ from typing import Any
 from forecast_autotune.cli.output import print_json, print_table
 from forecast_autotune.errors import InvalidInputError
 
+from ..command import positive
 from ..paths import TRACES
 from . import aggregates
 from .benchmark import (
@@ -44,17 +45,16 @@ from .benchmark import (
     Row,
     Search,
     Task,
+    collect,
     distinct,
     limit_of,
     others,
-    told_progress,
-    work,
 )
 from .honesty import Honesty
 from .searches import METHODS
 
-COLD, TOLD = "cold", "with history"
-KNOWN = {COLD: (10, 50), TOLD: (0, 50)}  # outcomes told before forecasts are scored
+COLD, WITH_HISTORY = "cold", "with history"
+KNOWN = {COLD: (10, 50), WITH_HISTORY: (0, 50)}  # outcomes given before forecasts are scored
 DRAWS = 10  # of those outcomes, at most
 
 Paths = Sequence[Path]
@@ -74,8 +74,8 @@ class Table:
 
 
 def cold(traces: Paths, history: Paths) -> list[Entry]:
-    told = [Entry(trace=t, setting=TOLD, history=others(t, history)) for t in traces]
-    return [Entry(trace=t, setting=COLD) for t in traces] + [entry for entry in told if entry.history]
+    informed = [Entry(trace=t, setting=WITH_HISTORY, history=others(t, history)) for t in traces]
+    return [Entry(trace=t, setting=COLD) for t in traces] + [entry for entry in informed if entry.history]
 
 
 def with_and_without(traces: Paths, history: Paths) -> list[Entry]:
@@ -101,12 +101,12 @@ def transfer(traces: Paths, history: Paths) -> list[Entry]:
         "other hardware": lambda mine, theirs: mine.hardware.digest != theirs.hardware.digest,
         "other vendor": lambda mine, theirs: mine.hardware.kind != theirs.hardware.kind,
     }
-    found = [
+    entries = [
         Entry(trace=t, setting=setting, history=others(t, among, which))
         for setting, which in sorts.items()
         for t in traces
     ]
-    return [entry for entry in found if entry.history]
+    return [entry for entry in entries if entry.history]
 
 
 TABLES = {
@@ -124,7 +124,10 @@ TABLES = {
     ),
 }
 EVERY = (OURS, *METHODS)
-TOLD_TOO = ("lfbo", "gp-ei")  # of those that look at no history, the two that lead without; the others are run cold
+ALSO_WITH_HISTORY = (
+    "lfbo",
+    "gp-ei",
+)  # the two leaders among methods that use no history; the others run cold only
 
 
 def methods_for(entry: Entry, named: Sequence[str], table: Table) -> list[str]:
@@ -135,7 +138,7 @@ def methods_for(entry: Entry, named: Sequence[str], table: Table) -> list[str]:
     return [
         name
         for name in chosen
-        if named or name not in METHODS or METHODS[name].history or METHODS[name].forecasts or name in TOLD_TOO
+        if named or name not in METHODS or METHODS[name].history or METHODS[name].forecasts or name in ALSO_WITH_HISTORY
     ]
 
 
@@ -144,13 +147,15 @@ def tasks_for(name: str, entries: Sequence[Entry], given: argparse.Namespace, bu
     if name == "honesty":
         draws = min(DRAWS, given.seeds)
         return [
-            Honesty(entry=e, known=known, draws=draws) for e in entries for known in KNOWN[TOLD if e.history else COLD]
+            Honesty(entry=e, known=known, draws=draws)
+            for e in entries
+            for known in KNOWN[WITH_HISTORY if e.history else COLD]
         ]
     tasks: list[Task] = [Pool(entry=entry) for entry in entries] if name == "suite" else []
     for seed in range(given.seeds):
         for entry in entries:
             for method in methods_for(entry, given.methods, TABLES[name]):
-                alone = method not in METHODS or METHODS[method].anew
+                alone = method not in METHODS or METHODS[method].per_budget
                 parts = [(budget,) for budget in budgets] if alone else [budgets]
                 tasks += [Search(entry=entry, method=method, seed=seed, budgets=part) for part in parts]
     return tasks
@@ -158,27 +163,27 @@ def tasks_for(name: str, entries: Sequence[Entry], given: argparse.Namespace, bu
 
 def report(name: str, rows: Sequence[Row]) -> dict[str, Any]:
     """All that a table says."""
-    told: dict[str, Any] = {"table": name}
+    answer: dict[str, Any] = {"table": name}
     rankings = [row for row in rows if "ranking" in row]
     rows = [row for row in rows if "ranking" not in row]
     if name == "honesty":
-        told["honesty"] = aggregates.honesty(rows)
+        answer["honesty"] = aggregates.honesty(rows)
     elif name == "stopping":
-        told["stopping"] = aggregates.stopping(rows)
+        answer["stopping"] = aggregates.stopping(rows)
     elif name == "uncertainty":
-        told["comparisons"] = aggregates.comparisons(rows, [m for m in TABLES[name].methods if m in METHODS])
+        answer["comparisons"] = aggregates.comparisons(rows, [m for m in TABLES[name].methods if m in METHODS])
     elif name == "new-kernel":
-        told["comparisons"] = aggregates.bars(rows)
+        answer["comparisons"] = aggregates.bars(rows)
     else:
-        told["comparisons"] = aggregates.comparisons(rows)
+        answer["comparisons"] = aggregates.comparisons(rows)
     if name != "honesty":
-        told["summary"] = aggregates.summary(rows)
+        answer["summary"] = aggregates.summary(rows)
     if name == "suite":
-        told |= {"pools": aggregates.pools(rankings), "rankings": rankings}
+        answer |= {"pools": aggregates.pools(rankings), "rankings": rankings}
     if name == "transfer":
-        told["spaces"] = aggregates.per_space(rows)
+        answer["spaces"] = aggregates.per_space(rows)
     left_out = [row for row in rows if "why" in row]
-    return {**told, "left_out": left_out, "runs": [row for row in rows if "why" not in row]}
+    return {**answer, "left_out": left_out, "runs": [row for row in rows if "why" not in row]}
 
 
 # Showing it -------------------------------------------------------------------------------------------------------------
@@ -190,9 +195,9 @@ def number(value: object, digits: int = 3) -> str:
 
 def grid(rows: Sequence[Row], budgets: Sequence[str], cell: Callable[[Row], str]) -> None:
     """Methods down, budgets across."""
-    found = {(row["method"], row["budget"]): cell(row) for row in rows}
-    methods = [m for m in (*EVERY, UNSTOPPED) if any(m == method for method, _ in found)]
-    print_table(("method", *budgets), [(m, *(found.get((m, b), "-") for b in budgets)) for m in methods], right=budgets)
+    cells = {(row["method"], row["budget"]): cell(row) for row in rows}
+    methods = [m for m in (*EVERY, UNSTOPPED) if any(m == method for method, _ in cells)]
+    print_table(("method", *budgets), [(m, *(cells.get((m, b), "-") for b in budgets)) for m in methods], right=budgets)
 
 
 def three(row: Row) -> str:
@@ -211,31 +216,31 @@ def titled(rows: Sequence[Row], *names: str) -> dict[tuple[object, ...], list[Ro
     return parts
 
 
-def show(told: Mapping[str, Any], budgets: Sequence[str]) -> None:
-    for (setting, kernel), rows in titled(told.get("summary", ()), "setting", "kernel").items():
+def show(answer: Mapping[str, Any], budgets: Sequence[str]) -> None:
+    for (setting, kernel), rows in titled(answer.get("summary", ()), "setting", "kernel").items():
         heading(setting, kernel, "slowdown, geometric mean over traces of medians over seeds / p90 / worst")
         grid(rows, budgets, three)
-        if told["table"] == "suite" and kernel is None:
+        if answer["table"] == "suite" and kernel is None:
             heading(setting, kernel, "the worst over the default's own time")
             grid(rows, budgets, lambda row: number(row["worst_over_default"]))
-    for (setting, space), rows in titled(told.get("spaces", ()), "setting", "trace").items():
+    for (setting, space), rows in titled(answer.get("spaces", ()), "setting", "trace").items():
         heading(setting, space, "slowdown, median / p90 over seeds")
         grid(rows, budgets, lambda row: f"{number(row['median'])} / {number(row['p90'])}")
-    if told.get("comparisons"):
+    if answer.get("comparisons"):
         heading("ours over another", None, "ratio of geometric means of medians, and its 95 % interval")
-        show_rows(told["comparisons"], ("setting", "kernel", "budget", "against", "ratio", "low", "high"))
-    if told.get("stopping"):
+        show_rows(answer["comparisons"], ("setting", "kernel", "budget", "against", "ratio", "low", "high"))
+    if answer.get("stopping"):
         heading("stopping", None, "share of the budget spent, mean and median; slowdown over that of spending it all")
         shares = ("spent_share", "spent_share_median")
-        show_rows(told["stopping"], ("setting", "kernel", "budget", *shares, "ratio", "low", "high"))
-    if told.get("pools"):
+        show_rows(answer["stopping"], ("setting", "kernel", "budget", *shares, "ratio", "low", "high"))
+    if answer.get("pools"):
         heading("all variants in one pool", None, "the best of the first part of a ranking over the best, less 1")
-        show_rows(told["pools"], tuple(told["pools"][0]))
-    if told.get("honesty"):
+        show_rows(answer["pools"], tuple(answer["pools"][0]))
+    if answer.get("honesty"):
         heading(
             "forecasts", None, "means over spaces; in how many error falls with confidence, within what chance may do"
         )
-        show_rows(told["honesty"], tuple(told["honesty"][0]))
+        show_rows(answer["honesty"], tuple(answer["honesty"][0]))
 
 
 def show_rows(rows: Sequence[Row], names: Sequence[str]) -> None:
@@ -261,12 +266,6 @@ def plain(value: Any) -> Any:
 # The command ------------------------------------------------------------------------------------------------------------
 
 
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
-    return int(text)
-
-
 def entries_for(given: argparse.Namespace, budgets: Sequence[str]) -> list[Entry]:
     """What is searched.
 
@@ -287,20 +286,6 @@ def entries_for(given: argparse.Namespace, budgets: Sequence[str]) -> list[Entry
     if not entries:
         raise InvalidInputError(f"none of {len(traces)} traces has another one to learn from: name more, or --history")
     return entries
-
-
-def collect(tasks: Sequence[Task], given: argparse.Namespace, kept: ResultCache) -> tuple[list[Row], bool]:
-    """Rows in the order of the tasks, and whether all are done."""
-    found: dict[int, list[Row]] = {}
-    place = {task: i for i, task in enumerate(tasks)}
-    finished = True
-    try:
-        for task, rows in told_progress(work(tasks, given.jobs, kept), len(tasks), name="baselines"):
-            found[place[task]] = rows
-    except KeyboardInterrupt:
-        finished = False
-        print(f"baselines: interrupted with {len(found)} of {len(tasks)} done; these follow", file=sys.stderr)
-    return [row for i in sorted(found) for row in found[i]], finished
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -327,19 +312,16 @@ def main(words: Sequence[str] | None = None) -> int:
     except (InvalidInputError, OSError) as err:
         print(f"baselines: {err}", file=sys.stderr)
         return 2
-    rows, finished = collect(tasks_for(given.table, entries, given, budgets), given, kept)
-    told = report(given.table, rows)
+    tasks = tasks_for(given.table, entries, given, budgets)
+    rows, finished = collect(tasks, given.jobs, kept, name="baselines", partly="; these follow")
+    answer = report(given.table, rows)
     if given.json:
-        print_json(plain(told))
+        print_json(plain(answer))
     else:
-        show(told, budgets)
-    failed = [row for row in told["left_out"] if row.get("failed")]
+        show(answer, budgets)
+    failed = [row for row in answer["left_out"] if row.get("failed")]
     for row in failed[:3]:
         print(f"baselines: {row.get('method', 'forecasts')} on {row['trace']}: {row['why']}", file=sys.stderr)
     if failed:
         print(f"baselines: {len(failed)} searches failed", file=sys.stderr)
     return 130 if not finished else 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

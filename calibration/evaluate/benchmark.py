@@ -34,9 +34,9 @@ from .searches import METHODS
 from .trials import Case, Trial
 
 OURS, UNSTOPPED = "ours", "ours-unstopped"
-SAID_EVERY_S = 10.0
-SHARES = (0.01, 0.1, 0.5)  # of a ranking, of which the best is taken
-RANDOM_RANKINGS = 101  # of which the median stands for a ranking that knows nothing
+REPORT_EVERY_S = 10.0
+SHARES = (0.01, 0.1, 0.5)  # of a ranking: the best config within each is scored
+RANDOM_RANKINGS = 101  # whose median stands for a ranking that knows nothing
 
 Row = dict[str, object]
 
@@ -147,25 +147,26 @@ class Search:
         return self.method in (OURS, UNSTOPPED) or METHODS[self.method].forecasts
 
     def do(self) -> list[Row]:
-        found = case(self.entry)
-        limits = {budget: limit_of(budget, len(found.space)) for budget in self.budgets}
+        recorded = case(self.entry)
+        limits = {budget: limit_of(budget, len(recorded.space)) for budget in self.budgets}
         named = {**self.entry.named, "method": self.method, "seed": self.seed}
         if self.method in (OURS, UNSTOPPED):
             return [
-                {**named, "budget": b, "limit": n, **tuned(found, b, self.seed, self.method)} for b, n in limits.items()
+                {**named, "budget": b, "limit": n, **tuned(recorded, b, self.seed, self.method)}
+                for b, n in limits.items()
             ]
         method = METHODS[self.method]
         rows: list[Row] = []
-        if method.history and not len(found.told.log2):
+        if method.history and not len(recorded.history.log2):
             why = "nothing of the space was recorded elsewhere"
             return [{**named, "budget": b, "limit": n, "why": why} for b, n in limits.items()]
         within = {b: n for b, n in limits.items() if method.most is None or n <= method.most}
-        trial = Trial(found, max(within.values(), default=0), self.seed)
+        trial = Trial(recorded, max(within.values(), default=0), self.seed)
         method.search(trial)
         for b, n in limits.items():
             if b in within:
                 measured = min(n, len(trial.tried))
-                rows.append({**named, "budget": b, "limit": n, **result(found, trial.slowdown(n), measured)})
+                rows.append({**named, "budget": b, "limit": n, **result(recorded, trial.slowdown(n), measured)})
                 if trial.broke:
                     rows[-1]["broke"] = trial.broke
             else:
@@ -173,8 +174,8 @@ class Search:
         return rows
 
 
-def result(found: Case, slowdown: float, measured: int) -> Row:
-    default = found.default_slowdown
+def result(recorded: Case, slowdown: float, measured: int) -> Row:
+    default = recorded.default_slowdown
     return {
         "slowdown": slowdown,
         "over_default": slowdown / default if math.isfinite(default) else None,
@@ -182,21 +183,21 @@ def result(found: Case, slowdown: float, measured: int) -> Row:
     }
 
 
-def tuned(found: Case, budget: str, seed: int, method: str) -> Row:
+def tuned(recorded: Case, budget: str, seed: int, method: str) -> Row:
     """The real tuning run, on the recording."""
     policy: Policy = Selective(seed)
     run = replay(
-        found,
-        surrogate=found.surrogate(),
+        recorded,
+        surrogate=recorded.surrogate(),
         policy=policy if method == OURS else Unstopped(policy),
         budget=budget,
-        history=found.recordings,
+        history=recorded.recordings,
     )
     slowdown = run.slowdown
     if run.decision and not Budget(budget).measures and math.isinf(slowdown):
-        slowdown = found.default_slowdown  # a launch of an unmeasured choice that is refused falls back to it
+        slowdown = recorded.default_slowdown  # a launch of an unmeasured choice that is refused falls back to it
     basis = run.decision.basis if run.decision else "nothing runs"
-    return {**result(found, slowdown, run.measured), "basis": basis}
+    return {**result(recorded, slowdown, run.measured), "basis": basis}
 
 
 class Unstopped:
@@ -227,23 +228,23 @@ class Pool:
         return True
 
     def do(self) -> list[Row]:
-        found = case(self.entry)
-        trial = Trial(found, 0, 0)
-        every = np.arange(len(found.space))
+        recorded = case(self.entry)
+        trial = Trial(recorded, 0, 0)
+        every = np.arange(len(recorded.space))
         orders = {"forecast": [trial.best_first(every, trial.forecast({}))]}
-        if len(found.told.log2):
-            orders["look-up"] = [trial.best_first(every, -found.told.mean())]
+        if len(recorded.history.log2):
+            orders["look-up"] = [trial.best_first(every, -recorded.history.mean())]
         orders["random"] = [trial.best_first(every, np.zeros(every.size)) for _ in range(RANDOM_RANKINGS)]
         rows: list[Row] = []
         for ranking, several in orders.items():
-            tops = {f"top_{s:.0%}": float(np.median([top(found, order, s) for order in several])) for s in SHARES}
+            tops = {f"top_{s:.0%}": float(np.median([top(recorded, order, s) for order in several])) for s in SHARES}
             rows.append({**self.entry.named, "ranking": ranking, **tops})
         return rows
 
 
-def top(found: Case, order: Sequence[int], share: float) -> float:
+def top(recorded: Case, order: Sequence[int], share: float) -> float:
     """Slowdown of the best within the first share of an order, at least one config."""
-    return min(found.slowdown(i) for i in order[: max(1, math.ceil(share * len(order)))])
+    return min(recorded.slowdown(i) for i in order[: max(1, math.ceil(share * len(order)))])
 
 
 # Many at once -----------------------------------------------------------------------------------------------------------
@@ -270,9 +271,9 @@ class ResultCache:
                     self.rows[value["key"]] = value["rows"]
 
     def key(self, task: Task) -> str:
-        told = json.dumps(asdict(task), default=str, sort_keys=True)  # type: ignore[call-overload]  # each is one
+        fields = json.dumps(asdict(task), default=str, sort_keys=True)  # type: ignore[call-overload]  # each is one
         sizes = [path.stat().st_size for path in (task.entry.trace, *task.entry.history)]
-        return digest(type(task).__name__, told, str(sizes), code(own=task.own))
+        return digest(type(task).__name__, fields, str(sizes), code(own=task.own))
 
     def add(self, task: Task, rows: list[Row]) -> None:
         if self.path is not None and not any("failed" in row for row in rows):
@@ -330,15 +331,32 @@ def _alone(tasks: Iterable[Task]) -> Iterator[tuple[Task, list[Row]]]:
         yield from ((task, attempt(task)) for task in tasks)
 
 
-def told_progress(
-    done: Iterator[tuple[Task, list[Row]]], total: int, *, name: str, every_s: float = SAID_EVERY_S
+def with_progress(
+    done: Iterator[tuple[Task, list[Row]]], total: int, *, name: str, every_s: float = REPORT_EVERY_S
 ) -> Iterator[tuple[Task, list[Row]]]:
     """The same, with a line on stderr every ten seconds that begins with the command's name."""
-    began = said = time.monotonic()
+    began = printed = time.monotonic()
     for count, each in enumerate(done, start=1):
         now = time.monotonic()
-        if now - said >= every_s:
-            said = now
+        if now - printed >= every_s:
+            printed = now
             left_min = (now - began) / count * (total - count) / 60
             print(f"{name}: {count} of {total}, some {left_min:.0f} min left", file=sys.stderr, flush=True)
         yield each
+
+
+def collect(tasks: Sequence[Task], jobs: int, kept: ResultCache, *, name: str, partly: str) -> tuple[list[Row], bool]:
+    """Do tasks in so many processes, until Ctrl-C: rows in the order of the tasks, and whether all are done.
+
+    `name` begins each line on stderr; `partly` says there what becomes of the rows after Ctrl-C.
+    """
+    rows_of: dict[int, list[Row]] = {}
+    place = {task: i for i, task in enumerate(tasks)}
+    finished = True
+    try:
+        for task, rows in with_progress(work(tasks, jobs, kept), len(tasks), name=name):
+            rows_of[place[task]] = rows
+    except KeyboardInterrupt:
+        finished = False
+        print(f"{name}: interrupted with {len(rows_of)} of {len(tasks)} done{partly}", file=sys.stderr)
+    return [row for i in sorted(rows_of) for row in rows_of[i]], finished

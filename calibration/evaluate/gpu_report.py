@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,15 +41,14 @@ from forecast_autotune.errors import TuningWarning
 from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
+from ..command import number, table
 from .side_by_side import (
     device,
     has_device,
-    number,
     own_environment,
     own_store,
     rehearsing,
     surroundings,
-    table,
 )
 
 KERNELS = ("matmul", "softmax", "layer_norm", "attention", "swiglu")
@@ -304,8 +303,8 @@ def report(about: dict[str, Any], keys: Sequence[Key], given: argparse.Namespace
             }
             for key in keys
         ]
-        told = {"spent_s": clock.spent_s, "missing": clock.notes, "summary": rows, "keys": described, "runs": runs}
-        given.json.write_text(json.dumps({**about, **told}, indent=1))
+        results = {"spent_s": clock.spent_s, "missing": clock.notes, "summary": rows, "keys": described, "runs": runs}
+        given.json.write_text(json.dumps({**about, **results}, indent=1))
     unusable = sum(row["unusable"] for row in rows)
     if unusable:
         print(f"{unusable} choices do not run by stock's account")
@@ -322,26 +321,9 @@ def recorded_key() -> Key:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Tune with both, print the table, and write the JSON that is asked for."""
     known = {k.name: k for k in triton_kernels()}
-    parser.add_argument(
-        "--kernels", nargs="+", default=KERNELS, choices=list(known), metavar="NAME", help=f"of {', '.join(known)}"
-    )
-    parser.add_argument("--budgets", nargs="+", default=BUDGETS, metavar="B", help="ours; as FORECAST_AUTOTUNE_BUDGET")
-    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help=f"orders of the configs ({SEEDS})")
-    parser.add_argument(
-        "--sizes", type=int, default=SIZES, metavar="N", help=f"how many of each kernel's sizes ({SIZES})"
-    )
-    parser.add_argument("--configs", type=int, metavar="N", help="the first N of each space alone")
-    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help=f"seconds to spend ({LIMIT_S:.0f})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there too")
-    parser.add_argument(
-        "--recorded", action="store_true", help="no GPU: the demo's matrix product at the times recorded on an H200"
-    )
-    parser.add_argument(
-        "--rehearse", action="store_true", help="no GPU, small sizes, made-up times: tests the report itself"
-    )
-    given = parser.parse_args(words)
+    given = _parser(known).parse_args(words)
     chosen = [known[name] for name in given.kernels]
     kernels = [replace(k, space=Space(k.space[: given.configs], roles=k.space.roles)) for k in chosen]
     clock = Clock(limit_s=given.limit_s)
@@ -371,5 +353,27 @@ def main(words: Sequence[str] | None = None) -> int:
         return report(about, keys, given, clock, folder)
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def _parser(known: Collection[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m calibration gpu-report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--kernels", nargs="+", default=KERNELS, choices=list(known), metavar="NAME", help=f"of {', '.join(known)}"
+    )
+    parser.add_argument("--budgets", nargs="+", default=BUDGETS, metavar="B", help="ours; as FORECAST_AUTOTUNE_BUDGET")
+    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help=f"orders of the configs ({SEEDS})")
+    parser.add_argument(
+        "--sizes", type=int, default=SIZES, metavar="N", help=f"how many of each kernel's sizes ({SIZES})"
+    )
+    parser.add_argument("--configs", type=int, metavar="N", help="the first N of each space alone")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help=f"seconds to spend ({LIMIT_S:.0f})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there too")
+    parser.add_argument(
+        "--recorded", action="store_true", help="no GPU: the demo's matrix product at the times recorded on an H200"
+    )
+    parser.add_argument(
+        "--rehearse", action="store_true", help="no GPU, small sizes, made-up times: tests the report itself"
+    )
+    return parser

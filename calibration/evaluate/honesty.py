@@ -34,7 +34,7 @@ TRUST_MEANS = ("aurc", "coverage_50", "coverage_90", "rank_correlation", "regret
 class Honesty:
     """Forecasts of all configs of a space, scored in eight bins against its median config; the mean over draws.
 
-    `known` outcomes are told beforehand: the default's, and others drawn at random.
+    The surrogate is given `known` outcomes beforehand: the default's, and others drawn at random.
     """
 
     entry: Entry
@@ -46,8 +46,8 @@ class Honesty:
         return True
 
     def do(self) -> list[Row]:
-        found = case(self.entry)
-        scored = [score(found, self.known, draw) for draw in range(self.draws if self.known else 1)]
+        recorded = case(self.entry)
+        scored = [score(recorded, self.known, draw) for draw in range(self.draws if self.known else 1)]
         wrong, confidence = np.array([w for _, w, _ in scored]), np.array([c for _, _, c in scored])
         return [
             {
@@ -61,12 +61,12 @@ class Honesty:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foretold:
-    """All that the report tells of forecasts of a space: every score, and the forecasts beside what was then measured.
+class PageForecasts:
+    """Everything the report's page shows of forecasts of a space: every score, and forecasts beside measurements.
 
-    `known` and the bins as in `Honesty`. A row has each score over all configs, and again as `rest_…` over those that were
-    not told; all lists are over the latter. Of `confidence` and `wrong` there is one for each draw; `risk` is the error of
-    the surest 1, 2, … 100 %, the mean over draws; the others are of the first draw, over configs that ran.
+    `known` and the bins as in `Honesty`. A row has each score over all configs, and again as `rest_…` over those whose
+    outcomes were not given; all lists are over the latter. `confidence` and `wrong` hold a list for each draw; `risk` is
+    the error of the surest 1, 2, … 100 %, the mean over draws; the others are of the first draw, over configs that ran.
     """
 
     entry: Entry
@@ -78,20 +78,20 @@ class Foretold:
         return True
 
     def do(self) -> list[Row]:
-        found = case(self.entry)
-        draws = [foretell(found, self.known, draw) for draw in range(self.draws if self.known else 1)]
+        recorded = case(self.entry)
+        draws = [drawn_forecasts(recorded, self.known, draw) for draw in range(self.draws if self.known else 1)]
         rests = [d.rest() for d in draws]
         curves = [risk_coverage(d.forecasts, d.measured, reference=d.reference) for d in rests]
-        judged = [d.judged() for d in rests]
-        wrong, confidence = np.array([w for w, _ in judged]), np.array([c for _, c in judged])
-        steps = [discovery(found.space, d.forecasts, d.measured) for d in draws]
+        marks = [d.wrong_and_confidence() for d in rests]
+        wrong, confidence = np.array([w for w, _ in marks]), np.array([c for _, c in marks])
+        steps = [discovery(recorded.space, d.forecasts, d.measured) for d in draws]
         return [
             {
                 **self.entry.named,
                 "known": self.known,
                 "draws": len(draws),
-                "configs": len(found.space),
-                "fitted_on": list(found.surrogate().fitted_on),
+                "configs": len(recorded.space),
+                "fitted_on": list(recorded.surrogate().fitted_on),
                 **all_scores(draws),
                 **{f"rest_{name}": value for name, value in all_scores(rests).items()},
                 "events": sum(each.events for each in steps),
@@ -106,7 +106,7 @@ class Foretold:
         ]
 
 
-def all_scores(draws: Sequence[Foretelling]) -> dict[str, float | None]:
+def all_scores(draws: Sequence[SpaceForecasts]) -> dict[str, float | None]:
     """The mean over draws of each score."""
     scores = [score_forecasts(d.forecasts, d.measured, reference=d.reference) for d in draws]
     trust = [score_trust(d.forecasts, d.measured, reference=d.reference) for d in draws]
@@ -117,7 +117,7 @@ def all_scores(draws: Sequence[Foretelling]) -> dict[str, float | None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foretelling:
+class SpaceForecasts:
     """Forecasts of all configs of a space, and the log2 speed-ups measured: over the default, minus infinity for a failure.
 
     `reference` is the speed-up of the median config, which the bins relate to.
@@ -126,21 +126,21 @@ class Foretelling:
     forecasts: Sequence[Forecast | Abstention]
     speedups: Array
     reference: float
-    told: frozenset[int]  # positions of the configs whose outcomes were told
+    given: frozenset[int]  # positions of the configs whose outcomes the surrogate was given
 
-    def rest(self) -> Foretelling:
-        """Of the configs that were not told."""
-        if not self.told:
+    def rest(self) -> SpaceForecasts:
+        """The same without the configs whose outcomes were given."""
+        if not self.given:
             return self
-        left = [i for i in range(self.speedups.size) if i not in self.told]
+        left = [i for i in range(self.speedups.size) if i not in self.given]
         forecasts = [self.forecasts[i] for i in left]
-        return replace(self, forecasts=forecasts, speedups=self.speedups[left], told=frozenset())
+        return replace(self, forecasts=forecasts, speedups=self.speedups[left], given=frozenset())
 
     @property
     def measured(self) -> list[float]:
         return self.speedups.tolist()  # type: ignore[no-any-return]  # numbers, of an array of numbers
 
-    def judged(self) -> tuple[NDArray[np.bool_], Array]:
+    def wrong_and_confidence(self) -> tuple[NDArray[np.bool_], Array]:
         """For each config whether its most probable bin was wrong, and how probable it was."""
         probabilities = bin_probabilities(self.forecasts, reference=self.reference)
         truth = np.searchsorted(np.asarray(BIN_EDGES_LOG2), self.speedups - self.reference, side="left")
@@ -158,21 +158,23 @@ class Foretelling:
         }
 
 
-def foretell(found: Case, known: int, draw: int) -> Foretelling:
-    """Forecast a space of which so many outcomes are told."""
-    result = forecast_space(found, surrogate=found.surrogate(), known=known, draw=draw, history=found.recordings)
-    return Foretelling(
+def drawn_forecasts(recorded: Case, known: int, draw: int) -> SpaceForecasts:
+    """Forecast a space, given so many of its outcomes."""
+    result = forecast_space(
+        recorded, surrogate=recorded.surrogate(), known=known, draw=draw, history=recorded.recordings
+    )
+    return SpaceForecasts(
         forecasts=result.forecasts,
         speedups=np.array(result.speedups),
         reference=result.reference,
-        told=frozenset(map(found.space.index, result.known)),
+        given=frozenset(map(recorded.space.index, result.known)),
     )
 
 
-def score(found: Case, known: int, draw: int) -> tuple[ForecastScores, NDArray[np.bool_], Array]:
+def score(recorded: Case, known: int, draw: int) -> tuple[ForecastScores, NDArray[np.bool_], Array]:
     """The scores, and for each config whether its most probable bin was wrong and how probable it was."""
-    told = foretell(found, known, draw)
-    return score_forecasts(told.forecasts, told.measured, reference=told.reference), *told.judged()
+    drawn = drawn_forecasts(recorded, known, draw)
+    return score_forecasts(drawn.forecasts, drawn.measured, reference=drawn.reference), *drawn.wrong_and_confidence()
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -161,7 +161,7 @@ def _follow_process(trial: Trial, prior: Array) -> None:
 
 
 def look_up(trial: Trial, *, same_vendor: bool) -> None:
-    follow(trial, _looked_up(trial, trial.case.told.mean(same_vendor=same_vendor)))
+    follow(trial, _looked_up(trial, trial.case.history.mean(same_vendor=same_vendor)))
 
 
 def _looked_up(trial: Trial, cost: Array) -> list[int]:
@@ -173,8 +173,8 @@ def _looked_up(trial: Trial, cost: Array) -> list[int]:
 
 def portfolio(trial: Trial) -> None:
     """Try what leaves the least on the table over all recordings; once each one's best is tried, begin a new cover."""
-    told = trial.case.told.log2
-    cost = np.where(np.isnan(told), np.nanmax(told, axis=1, keepdims=True), told)
+    log2 = trial.case.history.log2
+    cost = np.where(np.isnan(log2), np.nanmax(log2, axis=1, keepdims=True), log2)
     cost -= cost.min(axis=1, keepdims=True)
     trial.unmeasured = int(np.argmin(cost.sum(axis=0)))
     covered = cost[:, 0] if trial.tried else np.full(len(cost), math.inf)
@@ -189,20 +189,20 @@ def portfolio(trial: Trial) -> None:
 
 
 def trees_on_look_up(trial: Trial) -> None:
-    prior = trial.case.told.mean()
+    prior = trial.case.history.mean()
     follow(trial, _looked_up(trial, prior), PROCESS_START)
     _follow_trees(trial, prior)
 
 
 def process_on_look_up(trial: Trial) -> None:
-    prior = trial.case.told.mean()
+    prior = trial.case.history.mean()
     follow(trial, _looked_up(trial, prior), PROCESS_START)
     _follow_process(trial, prior)
 
 
 def hedge(trial: Trial) -> None:
     """Look-up at first, then in turns with the classifier."""
-    order = _looked_up(trial, trial.case.told.mean(same_vendor=True))
+    order = _looked_up(trial, trial.case.history.mean(same_vendor=True))
     follow(trial, order, FOREST_START)
     while trial.left:
         pool = trial.untried
@@ -248,14 +248,14 @@ def by_kernel_tuner(strategy: str, trial: Trial) -> None:
 class Method:
     """How to search, and on which terms.
 
-    `history`: it needs recordings from elsewhere. `most`: it is not asked for more. `anew`: what it does depends on the
-    budget, so that each is a run of its own. `forecasts`: it follows our own forecasts, so it is no baseline of theirs.
+    `history`: it needs recordings from elsewhere. `most`: it is not asked for more. `per_budget`: what it does depends on
+    the budget, so that each is a run of its own. `forecasts`: it follows our own forecasts, so it is no baseline of theirs.
     """
 
     search: Callable[[Trial], None]
     history: bool = False
     most: int | None = None
-    anew: bool = False
+    per_budget: bool = False
     forecasts: bool = False
 
 
@@ -273,5 +273,5 @@ METHODS = {
     "hedge": Method(search=hedge, history=True),
     "top-forecast": Method(search=top_forecasts, forecasts=True),
     "top-forecast-again": Method(search=top_forecasts_again, forecasts=True),
-    **{f"kt-{name}": Method(search=partial(by_kernel_tuner, name), anew=True) for name in STRATEGIES},
+    **{f"kt-{name}": Method(search=partial(by_kernel_tuner, name), per_budget=True) for name in STRATEGIES},
 }

@@ -1,10 +1,9 @@
-"""What reports on Triton kernels share: where they ran, timers that take contenders in turns, and a table."""
+"""What reports on Triton kernels share: where they ran, empty stores and caches, timers that take contenders in turns."""
 
 from __future__ import annotations
 
 import datetime
 import os
-import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -158,39 +157,3 @@ def in_turns(durations: Sequence[float], contenders: int, rounds: int) -> list[l
             f"{contenders * rounds} launches, but the profiler saw {len(durations)}: none can be told apart"
         )
     return [list(durations[i::contenders][1:]) for i in range(contenders)]
-
-
-# For people ---------------------------------------------------------------------------------------------------------
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns as wide as what is in them; numbers, which is all but the words on the left, to the right."""
-    lines = [list(head), *(list(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    numeric = [
-        len(lines) > 1 and all(line[i][:1].isdigit() or line[i] in ("", "-") for line in lines[1:])
-        for i in range(len(head))
-    ]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        for line in lines
-    )
-
-
-def number(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | None:
-    """Spearman's, equal values sharing their mean rank; None where one side says nothing of the order."""
-    if len(set(left)) < 2 or len(set(right)) < 2:
-        return None
-    return statistics.correlation(_ranks(left), _ranks(right))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    ordered = sorted(values)
-    return [ordered.index(v) + (ordered.count(v) - 1) / 2 for v in values]

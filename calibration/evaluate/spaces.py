@@ -39,7 +39,7 @@ from forecast_autotune.evaluation.traces import read_recorded, read_trace
 from forecast_autotune.store import encoding
 
 from ..paths import TRACES
-from .side_by_side import rank_correlation
+from .rank_correlation import rank_correlation
 
 VARIANT_KNOBS = ("variant", "source", "ALGORITHM")  # of Triton, CUDA and C++ kernels with several variants
 NEAR = (0.01, 0.05, 0.1)  # of the best
@@ -128,10 +128,10 @@ def _kernel(recording: Recording) -> str:
 
 def _second_pass(recorded: Mapping[str, object], what: str) -> Iterator[tuple[Config, float]]:
     for each in encoding.list_field(recorded, "second_pass", what):
-        found = encoding.fields(each, f"{what}: second_pass")
-        outcome = encoding.decode_outcome(found, f"{what}: second_pass")
+        values = encoding.fields(each, f"{what}: second_pass")
+        outcome = encoding.decode_outcome(values, f"{what}: second_pass")
         if isinstance(outcome, Measurement):
-            yield encoding.decode_config(found.get("config"), f"{what}: second_pass"), outcome.median_us
+            yield encoding.decode_config(values.get("config"), f"{what}: second_pass"), outcome.median_us
 
 
 def read_all(paths: Sequence[Path]) -> list[Trace]:
@@ -141,20 +141,20 @@ def read_all(paths: Sequence[Path]) -> list[Trace]:
         OSError: a file cannot be read.
         InvalidInputError: there are none, one cannot be understood, or two are of the same workload.
     """
-    found: dict[tuple[str, str, str], tuple[Path, Trace]] = {}
+    traces: dict[tuple[str, str, str], tuple[Path, Trace]] = {}
     for path in paths or sorted(TRACES.glob("*.jsonl.gz")):
         trace = read(path)
         key = (trace.kernel, trace.hardware, trace.case)
-        if key in found:
+        if key in traces:
             raise InvalidInputError(
-                f"{found[key][0]} and {path} are both of {trace.kernel}/{trace.case} on {trace.hardware}: name one of them"
+                f"{traces[key][0]} and {path} are both of {trace.kernel}/{trace.case} on {trace.hardware}: name one of them"
             )
-        found[key] = path, trace
-    if not found:
+        traces[key] = path, trace
+    if not traces:
         raise InvalidInputError(
             f"there are no traces in {TRACES}: record some by 'python -m calibration record', or name files"
         )
-    return [found[key][1] for key in sorted(found)]
+    return [traces[key][1] for key in sorted(traces)]
 
 
 # What is reported -------------------------------------------------------------------------------------------------------
@@ -173,15 +173,15 @@ class Spread:
 
 def spread(values: Iterable[float]) -> Spread | None:
     """None for fewer than two values."""
-    found = sorted(values)
-    if len(found) < 2:
+    ordered = sorted(values)
+    if len(ordered) < 2:
         return None
     return Spread(
-        count=len(found),
-        least=found[0],
-        median=statistics.median(found),
-        p90=statistics.quantiles(found, n=10, method="inclusive")[-1],
-        most=found[-1],
+        count=len(ordered),
+        least=ordered[0],
+        median=statistics.median(ordered),
+        p90=statistics.quantiles(ordered, n=10, method="inclusive")[-1],
+        most=ordered[-1],
     )
 
 
@@ -306,8 +306,8 @@ def suite_row(kernel: Mapping[str, Any], traces: Sequence[Trace]) -> KernelRow:
 
 
 def _range(values: Iterable[float]) -> tuple[float, float] | None:
-    found = list(values)
-    return (min(found), max(found)) if found else None
+    listed = list(values)
+    return (min(listed), max(listed)) if listed else None
 
 
 def workload_row(trace: Trace) -> WorkloadRow:
@@ -350,7 +350,7 @@ def summary(traces: Sequence[Trace]) -> Summary:
         measurements=sum(len(t.times_us) for t in traces),
         failures=by_stage(traces),
         repeats=repeats(traces),
-        near={name: found for name, found in near.items() if found is not None},
+        near={name: values for name, values in near.items() if values is not None},
         default_over_best=spread(t.default_over_best for t in traces if t.default_over_best is not None),
         sizes=sizes(traces),
     )
@@ -365,7 +365,7 @@ def repeats(traces: Sequence[Trace]) -> Repeats:
     }
     ranks = (_rank_correlation(t) for t in traces)
     return Repeats(
-        errors={band: found for band, found in split.items() if found is not None},
+        errors={band: errors_of for band, errors_of in split.items() if errors_of is not None},
         rank_correlation=spread(rank for rank in ranks if rank is not None),
         pick_loss=spread(_pick_loss(t) for t in traces if len(t.again_us) > 1),
     )
@@ -443,8 +443,8 @@ def suite_cells(row: KernelRow, best: str) -> tuple[str, ...]:
 
 def by_case(row: KernelRow) -> str:
     """The best variant of each case."""
-    found = row.best_variants.items()
-    return _by_hardware({name: ", ".join(f"{case}: {v}" for case, v in best.items()) for name, best in found})
+    by_hardware = row.best_variants.items()
+    return _by_hardware({name: ", ".join(f"{case}: {v}" for case, v in best.items()) for name, best in by_hardware})
 
 
 def in_words(row: KernelRow) -> str:
@@ -462,13 +462,13 @@ def _words(best: Mapping[str, str], cases: Sequence[str]) -> str:
     if len(at) == 1 and whole:
         return f"{usual} everywhere"
     rest = f"else {usual}" if whole and len(at[usual]) > 1 else ""
-    told = [f"{v} at {' and '.join(at[v])}" for v in at if not (rest and v == usual)]
-    return ", ".join([*told, rest] if rest else told)
+    parts = [f"{v} at {' and '.join(at[v])}" for v in at if not (rest and v == usual)]
+    return ", ".join([*parts, rest] if rest else parts)
 
 
-def _by_hardware(told: Mapping[str, str]) -> str:
+def _by_hardware(words: Mapping[str, str]) -> str:
     """Hardware is named where there is more than one."""
-    return "; ".join(told.values() if len(told) < 2 else (f"{name}: {text}" for name, text in told.items()))
+    return "; ".join(words.values() if len(words) < 2 else (f"{name}: {text}" for name, text in words.items()))
 
 
 def workload_cells(row: WorkloadRow) -> tuple[str, ...]:
@@ -487,13 +487,13 @@ def workload_cells(row: WorkloadRow) -> tuple[str, ...]:
     )
 
 
-def summary_facts(found: Summary) -> Iterator[tuple[str, str]]:
+def summary_facts(summary: Summary) -> Iterator[tuple[str, str]]:
     """A name and what there is to say of it, for all that can be said."""
-    again, by_size = found.repeats, found.sizes
-    yield "traces", f"{found.traces} of {found.kernels} kernels on {', '.join(found.hardware)}"
+    again, by_size = summary.repeats, summary.sizes
+    yield "traces", f"{summary.traces} of {summary.kernels} kernels on {', '.join(summary.hardware)}"
     yield (
         "configs",
-        f"{found.measurements} ran, {sum(found.failures.values())} failed" + _within(_counts(found.failures)),
+        f"{summary.measurements} ran, {sum(summary.failures.values())} failed" + _within(_counts(summary.failures)),
     )
     for band, errors in again.errors.items():
         name = "repeats" if band == "all" else f"  {band}"
@@ -505,19 +505,19 @@ def summary_facts(found: Summary) -> Iterator[tuple[str, str]]:
         )
     if again.pick_loss is not None:
         yield "  picked by one pass", f"in the other {_loss(again.pick_loss)}, of {again.pick_loss.count} workloads"
-    for share, counts in found.near.items():
-        told = f"{counts.median:g} of those tried in the median of {counts.count} workloads"
-        yield f"within {share} of the best", f"{told}, {counts.least:g} to {counts.most:g}"
-    if (default := found.default_over_best) is not None:
-        told = f"{default.median:.2f} in the median, {default.p90:.2f} at p90, {default.most:.2f} at worst"
-        yield "default/best", f"{told}, of {default.count} workloads"
+    for share, counts in summary.near.items():
+        text = f"{counts.median:g} of those tried in the median of {counts.count} workloads"
+        yield f"within {share} of the best", f"{text}, {counts.least:g} to {counts.most:g}"
+    if (default := summary.default_over_best) is not None:
+        text = f"{default.median:.2f} in the median, {default.p90:.2f} at p90, {default.most:.2f} at worst"
+        yield "default/best", f"{text}, of {default.count} workloads"
     if by_size.kernels:
         names = _within(", ".join(by_size.changing))
-        told = f"in {len(by_size.changing)} of {by_size.kernels} kernels with several cases{names}"
-        yield "best variant changes", f"{told}; in {len(by_size.clearly)} {NONE_IS_NEAR} of all"
+        text = f"in {len(by_size.changing)} of {by_size.kernels} kernels with several cases{names}"
+        yield "best variant changes", f"{text}; in {len(by_size.clearly)} {NONE_IS_NEAR} of all"
     if by_size.pairs_differing is not None and by_size.pairs_clearly is not None:
-        told = f"in {by_size.pairs_differing:.0%} of {by_size.pairs} pairs"
-        yield "  between two cases", f"{told}; in {by_size.pairs_clearly:.0%} {NONE_IS_NEAR} of both"
+        text = f"in {by_size.pairs_differing:.0%} of {by_size.pairs} pairs"
+        yield "  between two cases", f"{text}; in {by_size.pairs_clearly:.0%} {NONE_IS_NEAR} of both"
     if (moved := by_size.transfer_loss) is not None:
         more = {"it fails": by_size.transfers_failed, "it was not tried": by_size.transfers_untried}
         others = "".join(f"; in {count} more {what}" for what, count in more.items() if count)
@@ -526,8 +526,8 @@ def summary_facts(found: Summary) -> Iterator[tuple[str, str]]:
         yield "one config for all cases", f"{_loss(by_size.single_loss)}, of {by_size.single_loss.count} workloads"
 
 
-def _loss(found: Spread) -> str:
-    return f"{found.median:.1%} slower in the median, {found.most:.1%} at worst"
+def _loss(loss: Spread) -> str:
+    return f"{loss.median:.1%} slower in the median, {loss.most:.1%} at worst"
 
 
 def _within(text: str) -> str:
@@ -564,12 +564,12 @@ def known(value: Any) -> Any:
     return [known(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def show(found: Report) -> None:
-    print_table(SUITE_HEAD, [suite_cells(row, by_case(row)) for row in found.suite], right=RIGHT)
+def show(report: Report) -> None:
+    print_table(SUITE_HEAD, [suite_cells(row, by_case(row)) for row in report.suite], right=RIGHT)
     print()
-    print_table(WORKLOADS_HEAD, [workload_cells(row) for row in found.workloads], right=RIGHT)
+    print_table(WORKLOADS_HEAD, [workload_cells(row) for row in report.workloads], right=RIGHT)
     print()
-    print_facts(list(summary_facts(found.summary)))
+    print_facts(list(summary_facts(report.summary)))
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -583,18 +583,14 @@ def main(words: Sequence[str] | None = None) -> int:
     form.add_argument("--markdown", action="store_true", help="the suite as a table for the README")
     given = parser.parse_args(words)
     try:
-        found = report(read_all(given.traces))
+        answer = report(read_all(given.traces))
     except (InvalidInputError, OSError) as err:
         print(f"spaces: {err}", file=sys.stderr)
         return 2
     if given.json:
-        print_json(known(asdict(found)))
+        print_json(known(asdict(answer)))
     elif given.markdown:
-        print(markdown(found.suite))
+        print(markdown(answer.suite))
     else:
-        show(found)
+        show(answer)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

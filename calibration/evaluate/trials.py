@@ -46,15 +46,15 @@ class Case(RecordedSpace):
         return np.stack(columns, axis=1) if columns else np.zeros((len(self.space), 0), dtype=np.intp)
 
     @cached_property
-    def told(self) -> Told:
-        return read_told(self)
+    def history(self) -> History:
+        return read_history(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What other recordings say of a space: a row for each, log2 of time over its median; NaN where one lacks a config.
+class History:
+    """What other recordings say of a space, a row each: log2 of time over the median, NaN for a config they lack.
 
-    A config that failed there is `FAILED` beyond the slowest.
+    A config that failed there counts as `FAILED` octaves beyond the slowest.
     """
 
     log2: Array
@@ -68,7 +68,7 @@ class Told:
         return total
 
 
-def read_told(case: Case) -> Told:
+def read_history(case: Case) -> History:
     rows, kinds = [], []
     for recording in case.recordings:
         row = log2_times(recording, case.space)
@@ -79,7 +79,7 @@ def read_told(case: Case) -> Told:
         rows.append(row - np.median(ran))
         kinds.append(recording.hardware.kind == case.recording.hardware.kind)
     log2 = np.array(rows) if rows else np.zeros((0, len(case.space)))
-    return Told(log2=log2, same_vendor=np.array(kinds, dtype=bool))
+    return History(log2=log2, same_vendor=np.array(kinds, dtype=bool))
 
 
 class Trial:
@@ -141,9 +141,9 @@ class Trial:
 
     def costs(self) -> Array:
         """Log2 time of each config tried; one that failed is `FAILED` beyond the slowest that ran."""
-        found = self.case.log2_us[self.at]
-        ran = found[np.isfinite(found)]
-        return np.where(np.isfinite(found), found, (ran.max() if ran.size else 0.0) + FAILED)
+        times = self.case.log2_us[self.at]
+        ran = times[np.isfinite(times)]
+        return np.where(np.isfinite(times), times, (ran.max() if ran.size else 0.0) + FAILED)
 
     def draw(self, pool: Indices | None = None) -> int:
         """One of the untried configs, or of a pool of them, at random."""

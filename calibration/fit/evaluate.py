@@ -1,4 +1,4 @@
-"""Judge trained language models on what they left out: `python -m calibration evaluate MODEL … [--rows FILE …]`.
+"""Evaluate trained language models on what they left out: `python -m calibration evaluate MODEL … [--rows FILE …]`.
 
 Each model's card says what it left out and how; the models of one way and one objective together make a line of the table,
 beside eight equal chances, bin frequencies, `roofline` and `learned` on the same spaces. Skill, calibration error (ECE),
@@ -14,16 +14,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from forecast_autotune.cli.output import print_table
 from forecast_autotune.errors import AutotuneError, InvalidInputError
 from forecast_autotune.language.model import ModelError
 
 from .forest import suite_paths
 from .train import CARD
-from .training.evaluation import Row, judge_model, judge_others, summary
+from .training.evaluation import Row, evaluate_model, evaluate_others, summary
 from .training.spaces import read_spaces
 
 
-def judge(folder: Path, traces: Sequence[Path], *, device: str, others: bool) -> list[Row]:
+def evaluate(folder: Path, traces: Sequence[Path], *, device: str, others: bool) -> list[Row]:
     """A row for every space that a model left out, and for every simpler way to say something of it.
 
     Raises:
@@ -45,8 +46,8 @@ def judge(folder: Path, traces: Sequence[Path], *, device: str, others: bool) ->
     rows: list[Row] = []
     for way, out in ways.items():
         if others:
-            rows += judge_others(out, known, way=way)
-        rows += judge_model(
+            rows += evaluate_others(out, known, way=way)
+        rows += evaluate_model(
             model,
             tokenizer,
             out,
@@ -83,21 +84,18 @@ def table(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def show(lines: Sequence[Row]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+COLUMNS = ("left out", "who", "spaces", "skill", "ECE", "error by fifth", "top 1 %", "top 10 %", "top 50 %")
 
-    shown = Table()
-    for name in ("left out", "who", "spaces", "skill", "ECE", "error by fifth", "top 1 %", "top 10 %", "top 50 %"):
-        shown.add_column(name, justify="left" if name in ("left out", "who") else "right")
+
+def show(lines: Sequence[Row]) -> None:
+    """Print the table."""
+    rows = []
     for line in lines:
         fifths = " ".join(f"{e:.2f}" for e in line["error_by_fifth"])
-        tops = [line[f"top_{share}_percent"] for share in (1, 10, 50)]
-        shown.add_row(
-            line["way"], line["method"], str(line["spaces"]), f"{line['skill']:.2f}", f"{line['ece']:.2f}", fifths,
-            *("" if top is None else f"{top:.3f}" for top in tops),
-        )  # fmt: skip
-    Console(width=140).print(shown)
+        tops = ["" if top is None else f"{top:.3f}" for top in (line[f"top_{share}_percent"] for share in (1, 10, 50))]
+        figures = (str(line["spaces"]), f"{line['skill']:.2f}", f"{line['ece']:.2f}", fifths, *tops)
+        rows.append((line["way"], line["method"], *figures))
+    print_table(COLUMNS, rows, right=COLUMNS[2:])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,9 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [json.loads(line) for path in asked.rows for line in path.read_text(encoding="utf-8").splitlines()]
         for number, folder in enumerate(asked.models, start=1):
             print(f"{folder} ({number} of {len(asked.models)})", file=sys.stderr, flush=True)
-            rows += judge(folder, asked.traces or suite_paths(), device=asked.device, others=not asked.alone)
+            rows += evaluate(folder, asked.traces or suite_paths(), device=asked.device, others=not asked.alone)
     except (AutotuneError, ModelError, OSError) as err:
-        print(f"judge: {err}", file=sys.stderr)
+        print(f"evaluate: {err}", file=sys.stderr)
         return 2
     if asked.keep:
         asked.keep.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -128,7 +126,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         show(lines)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,10 +1,10 @@
 """Fit the shipped model on the suite's recorded spaces: `make fit`, or `python -m calibration fit [TRACE …] [--to FILE]`.
 
-Two things are fitted, both told in `forecast_autotune/surrogates/prior.py`: a forest over what launches do, of randomised
-trees each of which sees a part of the kernels, and factors of the rules of thumb over knobs' roles. The file's card says on
-what, and how well the model does on kernels, and on sizes, that were left out of the fit: once each kernel with all its
-sizes, and in as many rounds as a kernel has sizes one size of every kernel. What is scored there forecasts alone: no
-outcome of the space and no recording of the kernel is known to it.
+Two things are fitted, both explained in `forecast_autotune/surrogates/prior.py`: a forest over features of launches, of
+randomised trees that each see a part of the kernels; and the factors of the rules of thumb over knobs' roles. The file's
+card says on which traces, and how well the model does on kernels and on sizes that were left out: each kernel once with
+all its sizes; then, in as many rounds as a kernel has sizes, one size of every kernel. Only forecasts are scored: no
+outcome of the space and no recording of the kernel is known to the model.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from forecast_autotune.surrogates.learned import Learned
 from forecast_autotune.surrogates.prior import RULES, SHIPPED, Factor, Prior, prior_text, read_prior, rules
 from forecast_autotune.surrogates.static_features import launch_features
 
+from ..command import positive
 from ..paths import REPOSITORY, TRACES
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
     random = np.random.default_rng(0)
     kernels = sorted({e.kernel for e in examples})
     known = [~np.isnan(e.log2_time) for e in examples]
-    x = np.vstack([_told(e)[k] for e, k in zip(examples, known, strict=True)]) if examples else np.zeros((0, 1))
+    x = np.vstack([_traits(e)[k] for e, k in zip(examples, known, strict=True)]) if examples else np.zeros((0, 1))
     y = np.concatenate([np.clip(e.log2_time[k], *CLIP) for e, k in zip(examples, known, strict=True)] or [np.zeros(0)])
     of_kernel = np.concatenate(
         [np.full(k.sum(), kernels.index(e.kernel)) for e, k in zip(examples, known, strict=True)] or [np.zeros(0)]
@@ -212,10 +213,10 @@ def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
 
 
 def misses(example: Example, prior: Prior) -> tuple[Array, Array]:
-    """By how much the trees are off each config that ran, a common offset apart, and how far they disagree of it."""
+    """For each config that ran: by how much the trees' mean is off, less a common offset, and how far the trees disagree."""
     import numpy as np
 
-    of_trees = prior.each_tree(_told(example))
+    of_trees = prior.each_tree(_traits(example))
     known = ~np.isnan(example.log2_time)
     missed = np.clip(example.log2_time, *CLIP) - of_trees.mean(axis=1)
     return (missed - np.nanmedian(missed))[known], of_trees.std(axis=1)[known]
@@ -229,18 +230,18 @@ def fit_spread(left_out: Sequence[tuple[Array, Array]]) -> tuple[float, float]:
         return SPREAD
     missed, spread = (np.concatenate(columns) for columns in zip(*left_out, strict=True))
     weight = np.concatenate([np.full(m.size, 1.0 / m.size) for m, _ in left_out])
-    best, found = math.inf, SPREAD
+    best, spread_of_best = math.inf, SPREAD
     for times in (0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0):
         for apart in (0.2, 0.3, 0.4, 0.5, 0.6, 0.8):
             sigma = np.hypot(times * spread, apart)
             cost = float((weight * (np.log(sigma) + 0.5 * (missed / sigma) ** 2)).sum())
             if cost < best:
-                best, found = cost, (times, apart)
-    return found
+                best, spread_of_best = cost, (times, apart)
+    return spread_of_best
 
 
 def fit_factors(examples: Sequence[Example]) -> dict[str, Factor]:
-    """What the suite makes of the beliefs: each kernel is one witness, and how far witnesses differ is the new doubt."""
+    """The beliefs, updated by the suite: each kernel is one witness, and the spread of witnesses is the new uncertainty."""
     import numpy as np
 
     witnesses: dict[str, list[tuple[float, float]]] = {}
@@ -261,23 +262,23 @@ def fit_factors(examples: Sequence[Example]) -> dict[str, Factor]:
             precision = precision + share * x.T @ x
             pulled = pulled + share * x.T @ y
         covariance = np.linalg.inv(precision)
-        told = covariance @ pulled
+        estimate = covariance @ pulled
         for place, name in enumerate(names):
-            if covariance[place, place] < 0.8 / alone[place, place]:  # it has said something of this rule
-                witnesses.setdefault(name, []).append((float(told[place]), float(covariance[place, place])))
+            if covariance[place, place] < 0.8 / alone[place, place]:  # the kernel says something of this rule
+                witnesses.setdefault(name, []).append((float(estimate[place]), float(covariance[place, place])))
     factors = {}
     for name, belief in BELIEFS.items():
-        said = witnesses.get(name, [])
+        estimates = witnesses.get(name, [])
         # The belief counts like three witnesses.
-        values = [belief.mean] * 3 + [value for value, _ in said]
-        variances = [belief.sigma**2] * 3 + [variance for _, variance in said]
+        values = [belief.mean] * 3 + [value for value, _ in estimates]
+        variances = [belief.sigma**2] * 3 + [variance for _, variance in estimates]
         mean = statistics.fmean(values)
         sigma = math.sqrt(statistics.fmean(v + (m - mean) ** 2 for m, v in zip(values, variances, strict=True)))
         factors[name] = Factor(round(max(0.0, mean), 4), round(sigma, 4))
     return factors
 
 
-def _told(example: Example) -> Array:
+def _traits(example: Example) -> Array:
     assert example.traits is not None  # noqa: S101  # for mypy: callers have sorted these out
     return example.traits
 
@@ -436,15 +437,15 @@ def fit_and_score(paths: Sequence[Path], *, trees: int = TREES, jobs: int = 1) -
         )
     by_kernel, by_size = kernels_left_out(examples), sizes_left_out(examples)
     rounds = [frozenset[int](), *by_kernel, *by_size]
-    found: dict[int, Prior] = {}
+    priors: dict[int, Prior] = {}
     for number, prior in fits(chosen, rounds, trees, jobs):
-        found[number] = prior
-        print(f"fit: {len(found)} of {len(rounds)} models", file=sys.stderr, flush=True)
+        priors[number] = prior
+        print(f"fit: {len(priors)} of {len(rounds)} models", file=sys.stderr, flush=True)
     missed = {
-        i: misses(examples[i], found[number])
+        i: misses(examples[i], priors[number])
         for number, places in enumerate(by_kernel, start=1)
         for i in sorted(places)
-        if examples[i].traits is not None and found[number].feature.size
+        if examples[i].traits is not None and priors[number].feature.size
     }
     spread = fit_spread(list(missed.values()))
     # The two numbers of the spread, too, come from other kernels where a kernel is scored.
@@ -454,12 +455,12 @@ def fit_and_score(paths: Sequence[Path], *, trees: int = TREES, jobs: int = 1) -
 
     def scored(first: int, rounds: Sequence[frozenset[int]]) -> dict[int, Scores]:
         return {
-            i: score(examples[i], replace(found[number], spread=spread_without[examples[i].kernel]))
+            i: score(examples[i], replace(priors[number], spread=spread_without[examples[i].kernel]))
             for number, places in enumerate(rounds, start=first)
             for i in sorted(places)
         }
 
-    prior = replace(found[0], spread=spread)
+    prior = replace(priors[0], spread=spread)
     card = {
         "data": data_card(examples),
         "trees": {"count": len(prior.feature), "nodes": sum(2 * int((f >= 0).sum()) + 1 for f in prior.feature)},
@@ -485,9 +486,9 @@ def main(words: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="default: the shipped model, which is fitted on the suite's traces alone",
     )
-    parser.add_argument("--trees", type=_positive, default=TREES, metavar="N", help="default: %(default)s")
+    parser.add_argument("--trees", type=positive, default=TREES, metavar="N", help="default: %(default)s")
     parser.add_argument(
-        "--jobs", type=_positive, default=usable_cores(), metavar="N", help="processes to use; default: %(default)s"
+        "--jobs", type=positive, default=usable_cores(), metavar="N", help="processes to use; default: %(default)s"
     )
     parser.add_argument("--json", action="store_true", help="print the card as JSON")
     given = parser.parse_args(words)
@@ -517,13 +518,6 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a positive whole number")
-    return number
-
-
 def _show(card: Mapping[str, Any]) -> None:
     print(f"{'left out':<24}" + "".join(f"{name:>17}" for name in Scores.__slots__))
     for what in ("kernels_left_out", "sizes_left_out"):
@@ -532,7 +526,3 @@ def _show(card: Mapping[str, Any]) -> None:
         for name, row in ((what.replace("_", " "), split), *((f"  {k}", r) for k, r in split["by_kernel"].items())):
             cells = ("-" if row[n] is None else f"{row[n]:.2f}" for n in Scores.__slots__)
             print(f"{name:<24}" + "".join(f"{cell:>17}" for cell in cells))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

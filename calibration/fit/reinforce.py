@@ -23,12 +23,12 @@ from forecast_autotune.language.folders import adapter_in
 from forecast_autotune.language.prompt import CHARS, CHARS_PER_TOKEN
 
 from .forest import suite_paths
-from .train import CARD, save, say, split, with_adapter
+from .train import CARD, Split, save, say, spaces_card, split, with_adapter
 from .training.grpo import Plan, learn_form, learn_from_reward
 from .training.loop import CHECKPOINT
 from .training.rewards import REWARDS
 from .training.spaces import read_spaces
-from .training.written_answers import judge_written
+from .training.written_answers import evaluate_written
 
 FRAME_TOKENS = 64  # what a chat's form adds to a prompt, at most
 
@@ -88,8 +88,30 @@ def _run(given: argparse.Namespace) -> int:
         raise InvalidInputError(f"{given.base} has met {', '.join(leaked)}: leave out what it has not")
     model, tokenizer = load(given.base, full=given.full)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    context = model.config.get_text_config().max_position_embeddings
-    plan = Plan(
+    plan = _plan(given, context=model.config.get_text_config().max_position_embeddings)
+    folder, learned = Path(given.to), divided.learned
+    scores = {"before": evaluate(model, tokenizer, divided, plan, "before")}
+    learn_form(model, tokenizer, learned, plan, folder / CHECKPOINT / "form", say)
+    scores["form"] = evaluate(model, tokenizer, divided, plan, "form")
+    learn_from_reward(model, tokenizer, learned, plan, folder / CHECKPOINT / "reward", say)
+    scores["after"] = evaluate(model, tokenizer, divided, plan, "after")
+    card: dict[str, object] = {
+        "model": {"base": None if given.full else given.base, "taught_further": given.base},
+        "plan": {**asdict(plan), "objective": f"reward {plan.reward}"},
+        "device": str(model.device),
+        "temperature": None,
+        **spaces_card(divided),
+        "learned": sorted(met | {s.name for s in learned}),
+        "scores": scores,
+    }
+    save(model, tokenizer, folder, card, keep_full_precision=True)
+    say(f"{folder}: done")
+    return 0
+
+
+def _plan(given: argparse.Namespace, *, context: int) -> Plan:
+    """`context`: tokens that the model takes, of which an answer and a chat's form need some."""
+    return Plan(
         reward=given.reward,
         form_steps=given.form_steps,
         steps=given.steps,
@@ -97,39 +119,21 @@ def _run(given: argparse.Namespace) -> int:
         answer_tokens=given.answer_tokens,
         most_chars=min(CHARS, int((context - given.answer_tokens - FRAME_TOKENS) * CHARS_PER_TOKEN)),
     )
-    folder, learned = Path(given.to), divided.learned
-    judged_on = {way: out for way, out in divided.left_out.items() if out} or {"held back": divided.chosen_on}
-    scores: dict[str, dict[str, Any]] = {}
 
-    def judge(when: str) -> None:
-        scores[when] = {}
-        for way, out in judged_on.items():
-            scores[when][way] = judge_written(
-                model, tokenizer, out, learned, reward=plan.reward,
-                most_tokens=plan.answer_tokens, most_chars=plan.most_chars,
-            )  # fmt: skip
-            told = (f"{name} {value:.3f}" for name, value in scores[when][way].items() if isinstance(value, float))
-            say(f"{when}, {way}: {', '.join(told)}")
 
-    judge("before")
-    learn_form(model, tokenizer, learned, plan, folder / CHECKPOINT / "form", say)
-    judge("form")
-    learn_from_reward(model, tokenizer, learned, plan, folder / CHECKPOINT / "reward", say)
-    judge("after")
-    card: dict[str, object] = {
-        "model": {"base": None if given.full else given.base, "taught_further": given.base},
-        "plan": {**asdict(plan), "objective": f"reward {plan.reward}"},
-        "device": str(model.device),
-        "temperature": None,
-        "learned": sorted(met | {s.name for s in learned}),
-        "chosen_on": [s.name for s in divided.chosen_on],
-        "left_out": {way: [s.name for s in out] for way, out in divided.left_out.items()},
-        "hardware": sorted({s.hardware for s in learned}),
-        "scores": scores,
-    }
-    save(model, tokenizer, folder, card, keep_full_precision=True)
-    say(f"{folder}: done")
-    return 0
+def evaluate(model: Any, tokenizer: Any, divided: Split, plan: Plan, when: str) -> dict[str, Any]:
+    """Scores of a model's answers on the spaces left out, by the way they were, or else on those held back."""
+    scores = {}
+    for way, out in (
+        {way: out for way, out in divided.left_out.items() if out} or {"held back": divided.chosen_on}
+    ).items():
+        scores[way] = evaluate_written(
+            model, tokenizer, out, divided.learned, reward=plan.reward,
+            most_tokens=plan.answer_tokens, most_chars=plan.most_chars,
+        )  # fmt: skip
+        shown = (f"{name} {value:.3f}" for name, value in scores[way].items() if isinstance(value, float))
+        say(f"{when}, {way}: {', '.join(shown)}")
+    return scores
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -145,7 +149,3 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=1e-5, help="learning rate of GRPO; the form is taught at tenfold")
     parser.add_argument("--answer-tokens", type=int, default=256, help="of an answer, at most")
     return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -24,7 +24,7 @@ from forecast_autotune.language.model import ModelError
 from forecast_autotune.language.prompt import CHARS, CHARS_PER_TOKEN
 
 from .forest import suite_paths
-from .training.loop import Plan, cool, foretell, train
+from .training.loop import Plan, cool, forecast_held_back, train
 from .training.objectives import OBJECTIVES
 from .training.small_model import Shape, make_model, make_tokenizer
 from .training.spaces import WAYS, held_back, left_out, prompts_of, read_spaces, stored_spaces
@@ -37,7 +37,7 @@ TOKENIZER_TEXTS = 12  # prompts of each space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Which spaces a model learns from, chooses on, and is judged on: the latter by the way they were left out."""
+    """Which spaces a model learns from, chooses on, and is evaluated on: the latter by the way they were left out."""
 
     learned: tuple[RecordedSpace, ...]
     chosen_on: tuple[RecordedSpace, ...]
@@ -45,7 +45,7 @@ class Split:
 
 
 def split(spaces: Sequence[RecordedSpace], asked: Sequence[str]) -> Split:
-    """Divide spaces as each `--leave-out` says: WAY:ROUND/ROUNDS. What is left out in two ways is judged in neither.
+    """Divide spaces as each `--leave-out` says: WAY:ROUND/ROUNDS. What is left out in two ways counts in neither.
 
     Raises:
         InvalidInputError: one says something else, or nothing is left.
@@ -57,7 +57,7 @@ def split(spaces: Sequence[RecordedSpace], asked: Sequence[str]) -> Split:
         if way not in WAYS or not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
             raise InvalidInputError(f"--leave-out {text!r}: give {'|'.join(WAYS)}:ROUND/ROUNDS, such as sizes:0/4")
         out[way] = left_out(spaces, way, int(first), int(last))
-    names = [name for found in out.values() for name in found]
+    names = [name for chosen in out.values() for name in chosen]
     rest_of = [s for s in spaces if s.name not in names]
     back = held_back(rest_of, "hardware" if "hardware" in out else "sizes", HELD_BACK)
     learned = tuple(s for s in rest_of if s.name not in back)
@@ -67,7 +67,8 @@ def split(spaces: Sequence[RecordedSpace], asked: Sequence[str]) -> Split:
         learned=learned,
         chosen_on=tuple(s for s in rest_of if s.name in back),
         left_out={
-            way: tuple(s for s in spaces if s.name in found and names.count(s.name) == 1) for way, found in out.items()
+            way: tuple(s for s in spaces if s.name in chosen and names.count(s.name) == 1)
+            for way, chosen in out.items()
         },
     )
 
@@ -84,21 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(asked: argparse.Namespace) -> int:
     import torch
 
-    stored = stored_spaces(Path(asked.store)) if asked.store else ()
-    paths = [Path(p) for p in asked.traces]
-    spaces = (*stored, *(read_spaces(paths or suite_paths()) if paths or not stored else ()))
-    divided = split(spaces, asked.leave_out)
+    divided = split(_spaces(asked), asked.leave_out)
     device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
     shape = Shape(hidden=asked.hidden, layers=asked.layers, context=asked.context)
-    plan = Plan(
-        objective=asked.objective,
-        steps=asked.steps,
-        rate=asked.rate or (LORA_RATE if asked.base else Plan.rate),
-        spaces=asked.spaces,
-        configs=asked.configs,
-        most_chars=min(CHARS, int(shape.context * CHARS_PER_TOKEN)),
-        seed=asked.seed,
-    )
+    plan = _plan(asked, shape)
     if asked.base:
         model, tokenizer = with_adapter(asked.base)
     else:
@@ -116,7 +106,7 @@ def _run(asked: argparse.Namespace) -> int:
     )
     temperature = None
     if divided.chosen_on and not asked.base:
-        temperature = cool(model, foretell(model, tokenizer, divided.chosen_on, plan, divided.learned))
+        temperature = cool(model, forecast_held_back(model, tokenizer, divided.chosen_on, plan, divided.learned))
     card = {
         "model": {"base": asked.base, "parameters": parameters, **({} if asked.base else asdict(shape))},
         "plan": asdict(plan),
@@ -124,14 +114,40 @@ def _run(asked: argparse.Namespace) -> int:
         "trained_s": round(progress.trained_s, 1),
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         "temperature": temperature,
+        **spaces_card(divided),
+    }
+    save(model, tokenizer, folder, card, keep_full_precision=bool(asked.base))
+    say(f"{folder}: done")
+    return 0
+
+
+def _spaces(asked: argparse.Namespace) -> tuple[RecordedSpace, ...]:
+    """Of a store and of traces, as asked for; the suite's where neither is named."""
+    stored = stored_spaces(Path(asked.store)) if asked.store else ()
+    paths = [Path(p) for p in asked.traces]
+    return (*stored, *(read_spaces(paths or suite_paths()) if paths or not stored else ()))
+
+
+def _plan(asked: argparse.Namespace, shape: Shape) -> Plan:
+    return Plan(
+        objective=asked.objective,
+        steps=asked.steps,
+        rate=asked.rate or (LORA_RATE if asked.base else Plan.rate),
+        spaces=asked.spaces,
+        configs=asked.configs,
+        most_chars=min(CHARS, int(shape.context * CHARS_PER_TOKEN)),
+        seed=asked.seed,
+    )
+
+
+def spaces_card(divided: Split) -> dict[str, object]:
+    """What a model's card says of the spaces it learned from, was chosen on, and has not seen."""
+    return {
         "learned": [s.name for s in divided.learned],
         "chosen_on": [s.name for s in divided.chosen_on],
         "left_out": {way: [s.name for s in out] for way, out in divided.left_out.items()},
         "hardware": sorted({s.hardware for s in divided.learned}),
     }
-    save(model, tokenizer, folder, card, keep_full_precision=bool(asked.base))
-    say(f"{folder}: done")
-    return 0
 
 
 def _texts(spaces: Sequence[RecordedSpace], plan: Plan) -> list[str]:
@@ -198,7 +214,3 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="processes that make batches")
     parser.add_argument("--device", help="cuda or cpu; the GPU if there is one")
     return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

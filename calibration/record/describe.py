@@ -1,8 +1,7 @@
-"""What can be told of the configs in the suite's traces without a GPU, and into the traces with it.
+"""Add static features to the configs of existing traces, without a GPU: `python -m calibration record --describe`.
 
-This is `python -m calibration record --describe`. New recordings hold it from the start. The kernels of a trace must be
-those of the suite as it is: each variant is called with arguments that hold no data, and what it launches is described on
-the hardware that the trace's header tells of.
+New recordings hold them from the start. The kernels of a trace must be those of the suite as it is today: each variant is
+called with arguments that hold no data, and its launches are described on the hardware that the trace's header names.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ def describe_traces(folder: Path, say: Callable[[Described], None] = lambda _: N
         OSError: a file cannot be read or written.
         InvalidInputError: one is no trace.
     """
-    told = []
+    results = []
     for path in sorted(folder.glob("*.jsonl.gz")):
-        told.append(describe_trace(path))
-        say(told[-1])
-    return told
+        results.append(describe_trace(path))
+        say(results[-1])
+    return results
 
 
 def describe_trace(path: Path) -> Described:
@@ -73,9 +72,9 @@ def describe_trace(path: Path) -> Described:
         for n, line in enumerate(lines, start=2)
     ]
     configs = [encoding.decode_config(value.get("config"), f"{path}: config") for value in values]
-    found = list(descriptions(kernel, str(recorded.get("case")), configs, hardware))
+    descriptions_of = list(descriptions(kernel, str(recorded.get("case")), configs, hardware))
     written = [first]
-    for line, value, described in zip(lines, values, found, strict=True):
+    for line, value, described in zip(lines, values, descriptions_of, strict=True):
         bare = line if value.pop(FIELD, None) is None else to_text(value)
         written.append(
             f"{bare[:-1]},{to_text({FIELD: encoding.encode_described(described)})[1:]}" if described else bare
@@ -84,13 +83,13 @@ def describe_trace(path: Path) -> Described:
         mode = path.stat().st_mode
         write_lines(path, written)
         os.chmod(path, mode)
-    return Described(trace=path.name, configs=len(configs), described=sum(map(bool, found)))
+    return Described(trace=path.name, configs=len(configs), described=sum(map(bool, descriptions_of)))
 
 
 def descriptions(
     kernel: SuiteKernel, case: str, configs: Sequence[Config], hardware: Hardware
 ) -> Iterator[Mapping[str, float]]:
-    """What can be told of each joint config at a case; nothing of one that its variant refuses.
+    """Static features of each joint config at a case; none of one that its variant refuses.
 
     Raises:
         InvalidInputError: the kernel has no such case.
@@ -103,8 +102,8 @@ def descriptions(
         for config in configs:
             variant = kernel.variants[variant_place(kernel, config)]
             try:
-                found = launches(variant.launch, args, {name: config[name] for name in variant.space.knobs})
+                launched = launches(variant.launch, args, {name: config[name] for name in variant.space.knobs})
             except Exception:  # it refuses the config at this size, or needs data to tell
                 yield {}
             else:
-                yield static_features(found, hardware)
+                yield static_features(launched, hardware)

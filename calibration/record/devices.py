@@ -36,7 +36,7 @@ from forecast_autotune.processes.machine import usable_cores
 
 from ..paths import TRACES
 from .describe import Described, describe_traces
-from .worker import Task, Told, recordable
+from .worker import Status, Task, recordable
 
 GRACE_S = 90.0  # after its time, a process may end what it has begun, a compile of a minute included
 ATTEMPTS = 6  # of one workload, each in a new process that goes on behind the config which ended the one before
@@ -63,9 +63,9 @@ class Device:
         self._lock = threading.Lock()
         self._closed = False
 
-    def record(self, task: Task, tell: Any) -> Told:
-        """Record one workload, telling of every round."""
-        last = Told(kernel=task.kernel, case=task.case, done=True)
+    def record(self, task: Task, tell: Any) -> Status:
+        """Record one workload; `tell` is called with the status after each round."""
+        last = Status(kernel=task.kernel, case=task.case, done=True)
         for _ in range(ATTEMPTS):
             with self._lock:
                 if self._closed:
@@ -74,7 +74,7 @@ class Device:
             with contextlib.suppress(OSError, ValueError):  # it has ended: its last words follow
                 tasks.write(json.dumps(asdict(task)) + "\n")
             while (line := self._next_line(task)) is not None:
-                last = Told(**json.loads(line))
+                last = Status(**json.loads(line))
                 if last.done:
                     break
                 tell(self.name, last)
@@ -150,10 +150,10 @@ class Plan:
         """What a device should record now: a kernel it has compiled already, or one that nobody has."""
         with self._lock:
             free = (w for w in self._left if self._whose.setdefault(w[0], device) == device)
-            found = next(free, self._left[0] if self._left else None)
-            if found is not None:
-                self._left.remove(found)
-            return found
+            workload = next(free, self._left[0] if self._left else None)
+            if workload is not None:
+                self._left.remove(workload)
+            return workload
 
 
 def workloads(asked: Sequence[str], kind: str) -> list[tuple[str, str]]:
@@ -192,16 +192,16 @@ def devices(asked: str) -> list[str]:
     return named
 
 
-def record(given: argparse.Namespace) -> list[Told]:
+def record(given: argparse.Namespace) -> list[Status]:
     """Record everything asked for, or as much as there is time for; what became of each workload."""
-    found = devices(given.devices)
-    todo = workloads(given.workloads, found[0].partition(":")[0])
+    names = devices(given.devices)
+    todo = workloads(given.workloads, names[0].partition(":")[0])
     until = time.time() + 60 * given.minutes
-    plan, told = Plan(todo), list[Told]()
+    plan, results = Plan(todo), list[Status]()
     cores = sorted(os.sched_getaffinity(0))[: usable_cores()]
-    each = max(1, len(cores) // len(found))
-    working = [Device(name, cores[i * each : (i + 1) * each] or cores) for i, name in enumerate(found)]
-    share_s = 60 * given.minutes * len(found) / max(1, len(todo))
+    each = max(1, len(cores) // len(names))
+    working = [Device(name, cores[i * each : (i + 1) * each] or cores) for i, name in enumerate(names)]
+    share_s = 60 * given.minutes * len(names) / max(1, len(todo))
 
     def work(device: Device) -> None:
         while time.time() < until - STARTING_S and (workload := plan.next(device.name)) is not None:
@@ -216,10 +216,10 @@ def record(given: argparse.Namespace) -> list[Told]:
             except Exception as err:  # no process can be started, or it says what nobody understands
                 device.stop()
                 problem = f"{type(err).__name__}: {err}"
-                ended = Told(kernel=task.kernel, case=task.case, done=True, problem=problem)
-            if isinstance(recordable(found[0].partition(":")[0])[task.kernel], Kernel):
+                ended = Status(kernel=task.kernel, case=task.case, done=True, problem=problem)
+            if isinstance(recordable(names[0].partition(":")[0])[task.kernel], Kernel):
                 device.stop()  # of extension modules, a process can load about a thousand
-            told.append(ended)
+            results.append(ended)
             show(device.name, ended)
 
     threads = [threading.Thread(target=work, args=(device,), daemon=True) for device in working]
@@ -233,38 +233,40 @@ def record(given: argparse.Namespace) -> list[Told]:
     finally:
         for device in working:
             device.close()
-    return told
+    return results
 
 
-def show(device: str, told: Told) -> None:
+def show(device: str, status: Status) -> None:
     """One line on stderr: how far a workload has come."""
-    best = "" if math.isnan(told.best_us) else f", best {told.best_us:.1f} us"
-    gain = told.default_us / told.best_us
+    best = "" if math.isnan(status.best_us) else f", best {status.best_us:.1f} us"
+    gain = status.default_us / status.best_us
     best += "" if math.isnan(gain) else f", {gain:.2f}x the default"
-    again = f", {told.repeats} again: {told.repeat_error:.1%} apart" if told.repeats else ""
-    end = f": {told.problem}" if told.problem else best + again
-    far = f"{told.tried} of {told.of} tried, {told.failed} failed"
-    print(f"{time.strftime('%H:%M:%S')} {device} {told.kernel}/{told.case}: {far}{end}", file=sys.stderr, flush=True)
+    again = f", {status.repeats} again: {status.repeat_error:.1%} apart" if status.repeats else ""
+    end = f": {status.problem}" if status.problem else best + again
+    far = f"{status.tried} of {status.of} tried, {status.failed} failed"
+    print(
+        f"{time.strftime('%H:%M:%S')} {device} {status.kernel}/{status.case}: {far}{end}", file=sys.stderr, flush=True
+    )
 
 
 def describe(given: argparse.Namespace) -> int:
     """Describe what is in the traces, and print how much that is."""
-    told = describe_traces(given.to, show_described)
+    results = describe_traces(given.to, show_described)
     if given.json:
-        print(json.dumps([asdict(t) for t in told], indent=1))
+        print(json.dumps([asdict(t) for t in results], indent=1))
     else:
-        done = [t for t in told if not t.left]
+        done = [t for t in results if not t.left]
         configs, described = sum(t.configs for t in done), sum(t.described for t in done)
         print(
-            f"{described} of {configs} configs described in {len(done)} traces, {len(told) - len(done)} left as they are"
+            f"{described} of {configs} configs described in {len(done)} traces, {len(results) - len(done)} left as they are"
         )
     return 0
 
 
-def show_described(told: Described) -> None:
+def show_described(result: Described) -> None:
     """One line on stderr: what became of a trace."""
-    far = f"left as it is: {told.left}" if told.left else f"{told.described} of {told.configs} described"
-    print(f"{told.trace}: {far}", file=sys.stderr, flush=True)
+    far = f"left as it is: {result.left}" if result.left else f"{result.described} of {result.configs} described"
+    print(f"{result.trace}: {far}", file=sys.stderr, flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -291,18 +293,14 @@ def main(words: Sequence[str] | None = None) -> int:
             return describe(given)
         for folder in (given.work, given.to):
             folder.mkdir(parents=True, exist_ok=True)
-        told = record(given)
+        results = record(given)
     except (InvalidInputError, OSError) as err:
         print(f"record: {err}", file=sys.stderr)
         return 2
     if given.json:
-        print(json.dumps([{n: v for n, v in asdict(t).items() if v == v} for t in told], indent=1))
+        print(json.dumps([{n: v for n, v in asdict(t).items() if v == v} for t in results], indent=1))
     else:
-        ran = [t for t in told if not t.problem]
-        tried = sum(t.tried for t in told)
-        print(f"{len(ran)} of {len(told)} workloads recorded, {tried} configs tried, in {given.to}")
-    return 0 if all(not t.problem for t in told) else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+        ran = [t for t in results if not t.problem]
+        tried = sum(t.tried for t in results)
+        print(f"{len(ran)} of {len(results)} workloads recorded, {tried} configs tried, in {given.to}")
+    return 0 if all(not t.problem for t in results) else 1

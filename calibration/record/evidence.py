@@ -12,12 +12,12 @@ Every other line is a config; of a kernel with variants, the knob `variant` name
     {"config": {knob: value}, "evidence": {"compile_s", "registers", …, "instructions": {name: count}}}
     {"config": {knob: value}, "failure": {"stage", "message", "cost_s", "crashed"}}
 
-A config that its variant refuses at that size fails at `launch`. What lies in Triton's cache already, as a kernel does that
-an earlier config has in common, is read there: its `compile_s` is what reading took, and its spills are unknown if it has a
-stack frame. nvcc counts no instructions.
+A config that its variant refuses at that size fails at `launch`. A kernel that an earlier config has compiled is read from
+Triton's cache: its `compile_s` is the time to read it, and its spills are unknown if it has a stack frame. nvcc counts no
+instructions.
 
-Each result is written at once. A run that was stopped goes on where it was; a table that is complete is compressed. What
-stands in a table of another source, case, device or toolchain is not mixed with what is found now.
+Each result is written at once. A run that was stopped goes on where it was; a complete table is compressed. A table of
+another source, case, device or toolchain is begun again: results are never mixed.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from kernel_suite import Kernel, SuiteKernel, suite_kernels
-from kernel_suite.suite import Case, cuda_kernels
+from kernel_suite import Case, Kernel, SuiteKernel, cuda_kernels, suite_kernels
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.digest import digest
+from forecast_autotune.core.file_format import FileFormat
 from forecast_autotune.core.outcome import Evidence, Failure
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.features.hardware_sheets import device_properties, sheet_for
@@ -57,22 +57,21 @@ from forecast_autotune.store import encoding
 from forecast_autotune.store.encoding import Json, from_text, to_text
 from forecast_autotune.store.textfile import read_text, write_lines
 
-from ..evaluate.side_by_side import number, table
+from ..command import number, table
 from ..paths import EVIDENCE
 
 if TYPE_CHECKING:
     from forecast_autotune.compilers.triton_launches import Launched
     from forecast_autotune.compilers.triton_pool import WorkerPool
 
-SCHEMA = "forecast_autotune.evidence"
-VERSION = 1
+FORMAT = FileFormat(schema="forecast_autotune.evidence", version=1)
 TARGETS = {"triton": ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942"), "cuda": ("cuda:80", "cuda:90")}
 KNOB = "variant"
 SEED = 0
 
 JOBS_OF_A_FEEDER = 16  # one process lowers some 50 configs a second, 16 compilers take about as many at their quickest
 LOT = 64  # configs for each compiler that are told ahead, in 2 ms each; at a lot's end some compilers wait for the last
-SAID_EVERY_S = 10.0
+REPORT_EVERY_S = 10.0
 
 Result = Evidence | Failure
 Subject = SuiteKernel | Kernel
@@ -103,11 +102,8 @@ def read_evidence(path: Path | str) -> EvidenceTable:
     first, *lines = read_text(path).split("\n")[:-1] or [""]
     what = f"{path}, line 1"
     header = encoding.fields(from_text(first, what), what)
-    if (header.get("schema"), header.get("version")) != (SCHEMA, VERSION):
-        raise InvalidInputError(
-            f"{path} has the schema {header.get('schema')!r}, version {header.get('version')!r}: this reads {SCHEMA} of "
-            f"version {VERSION}; make it again by 'python -m calibration evidence'"
-        )
+    remedy = "make it again by 'python -m calibration evidence'"
+    FORMAT.check(header, path, accepted=f"this reads {FORMAT.schema}; {remedy}", remedy=remedy)
     results: dict[Config, Result] = {}
     for place, line in enumerate(lines, start=2):
         what = f"{path}, line {place}"
@@ -126,26 +122,26 @@ def _decoded(value: Mapping[str, object], what: str) -> Result:
         if isinstance(outcome, Failure):
             return outcome
         raise InvalidInputError(f"{what}: its failure has no stage")
-    found = encoding.fields(value.get("evidence"), f"{what}: evidence")
-    counts = encoding.fields(found.get("instructions", {}), f"{what}: instructions")
+    facts = encoding.fields(value.get("evidence"), f"{what}: evidence")
+    counts = encoding.fields(facts.get("instructions", {}), f"{what}: instructions")
     sizes = ("registers", "spill_bytes", "stack_bytes", "shared_bytes", "code_bytes")
     return Evidence(
-        compile_s=encoding.number_field(found, "compile_s", what),
+        compile_s=encoding.number_field(facts, "compile_s", what),
         instructions={name: encoding.count_field(counts, name, what) for name in counts},
-        **{name: encoding.count_field(found, name, what) for name in sizes if found.get(name) is not None},
+        **{name: encoding.count_field(facts, name, what) for name in sizes if facts.get(name) is not None},
     )
 
 
 def _line(config: Config, result: Result) -> str:
     if isinstance(result, Failure):
-        told = encoding.encode_outcome(result) | {"cost_s": round(result.cost_s, 4)}
-        return to_text({"config": encoding.encode_config(config), "failure": told})
+        fields = encoding.encode_outcome(result) | {"cost_s": round(result.cost_s, 4)}
+        return to_text({"config": encoding.encode_config(config), "failure": fields})
     known = {name: value for name, value in asdict(result).items() if value is not None}
     known["compile_s"] = round(result.compile_s, 4)
     return to_text({"config": encoding.encode_config(config), "evidence": known})
 
 
-# What there is to look at -----------------------------------------------------------------------------------------------
+# Kernels and their spaces -----------------------------------------------------------------------------------------------
 
 
 @cache
@@ -207,7 +203,7 @@ def launches_of(name: str, config: Config) -> list[Launched]:
 
 
 def header_of(subject: Subject, target: str) -> Json:
-    """All that evidence depends on beside the config."""
+    """A table's first line: all that evidence depends on beside the config."""
     import torch
 
     case = subject.cases[0]
@@ -228,8 +224,7 @@ def header_of(subject: Subject, target: str) -> Json:
         arguments = []  # a CUDA kernel is compiled for all sizes
     sheet = sheet_for(target)
     return {
-        "schema": SCHEMA,
-        "version": VERSION,
+        **FORMAT.header,
         "kernel": subject.name,
         "language": language_of(subject),
         "source": source,
@@ -254,7 +249,7 @@ class Asked(NamedTuple):
 
 
 def answers(asked: Sequence[Asked], jobs: int) -> Generator[tuple[Asked, Result]]:
-    """What the compilers say, each answer as it comes, with so many compilers at a time in processes of this one's."""
+    """What the compilers say, each answer as it comes. So many compilers run at a time, in child processes."""
     from forecast_autotune.compilers.triton_pool import WorkerPool
 
     def kind(each: Asked) -> tuple[str, str]:
@@ -276,28 +271,28 @@ def answers(asked: Sequence[Asked], jobs: int) -> Generator[tuple[Asked, Result]
 def by_triton(
     calls: Sequence[Callable[[], Sequence[Launched]]], target: str, pool: WorkerPool | None = None
 ) -> Iterator[tuple[int, Result]]:
-    """What Triton says of what each call tells to be launched, by its place; a call that raises fails at `launch`.
+    """What Triton says of the launches that each call returns, by the call's place; a call that raises fails at `launch`.
 
-    They are called with the target's usual device as the current one, which some kernels ask for its size.
+    While they are called, the target's usual device is the current one: some kernels ask for its size.
     """
     from forecast_autotune.compilers.triton_launches import LaunchesCompiler
-    from forecast_autotune.compilers.triton_worker import told as said_by
+    from forecast_autotune.compilers.triton_worker import brief as message_of
     from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
-    told: dict[Config, Sequence[Launched]] = {}
+    launched: dict[Config, Sequence[Launched]] = {}
     refused: list[tuple[int, Failure]] = []
     with rehearsal(target):
         for place, call in enumerate(calls):
             began = time.perf_counter()
             try:
-                told[Config({"call": place})] = call()
+                launched[Config({"call": place})] = call()
             except Exception as err:
-                why = str(err) if isinstance(err, InvalidInputError) else said_by(err)
+                why = str(err) if isinstance(err, InvalidInputError) else message_of(err)
                 refused.append((place, Failure(stage="launch", message=why, cost_s=time.perf_counter() - began)))
     yield from refused
     limits = device_properties(sheet_for(target))
-    compiler = LaunchesCompiler(told.__getitem__, target=target, properties=limits, pool=pool)
-    for called, result in compiler.compile(list(told)):
+    compiler = LaunchesCompiler(launched.__getitem__, target=target, properties=limits, pool=pool)
+    for called, result in compiler.compile(list(launched)):
         yield int(called["call"]), result  # type: ignore[arg-type]  # it is the number put there above
 
 
@@ -330,8 +325,8 @@ def _nvcc_report(asked: Asked) -> Result:
         if result is None:
             logs = [path.read_text(errors="replace") for path in folder.rglob("kernel_report.log")]
             errors = re.findall(r".*\b(?:error|fatal)\b.*", logs[0]) if logs else []
-            said = errors[0].replace(name, "").strip() if errors else "nvcc ended without a word"
-            return Failure(stage="compile", message=said[:1500], cost_s=time.perf_counter() - began)
+            message = errors[0].replace(name, "").strip() if errors else "nvcc ended without a word"
+            return Failure(stage="compile", message=message[:1500], cost_s=time.perf_counter() - began)
         if isinstance(result, Evidence):
             cubin = next(folder.rglob("kernel_part.cubin")).read_bytes()
             result = Evidence(**{**asdict(result), "code_bytes": cubin_facts(cubin).get("code_bytes")})
@@ -388,12 +383,12 @@ def answers_of_several(asked: Sequence[Asked], jobs: int) -> Generator[tuple[Ask
 
 
 def _feed(end: Any, asked: Sequence[Asked], jobs: int) -> None:
-    """The life of one of several processes; it ends when told to, and when nobody is left to hear it."""
+    """What a child process does. It ends by SIGTERM, or when its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process, which ends the others
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     places = {each: place for place, each in enumerate(asked)}
-    with contextlib.suppress(BrokenPipeError), contextlib.closing(answers(asked, jobs)) as found:
-        for each, result in found:
+    with contextlib.suppress(BrokenPipeError), contextlib.closing(answers(asked, jobs)) as results:
+        for each, result in results:
             end.send((places[each], result))
 
 
@@ -412,32 +407,34 @@ class Table:
         self.open_path = folder / f"{subject.name}.{short}.jsonl"
         self.path = self.open_path.with_suffix(".jsonl.gz")
         self.results: dict[Config, Result] = {}
-        self.anew = ""  # why what is there is of no use
+        self.discarded = ""  # why an earlier table is of no use
         self._file: TextIO | None = None
         self._load()
 
     def _load(self) -> None:
-        """Go on from what was found by an earlier run, unless it was asked something else."""
+        """Go on from an earlier run's table, unless that is of another source, case, device or toolchain."""
         for path in (self.open_path, self.path):
             if not path.exists():
                 continue
             try:
-                found = read_evidence(path)
+                earlier = read_evidence(path)
             except InvalidInputError as err:
-                self.anew = str(err)
+                self.discarded = str(err)
                 continue
-            other = next((name for name in self.header if found.header.get(name) != self.header[name]), None)
+            other = next((name for name in self.header if earlier.header.get(name) != self.header[name]), None)
             if other is None:
-                self.results, self.anew = dict(found.results), ""
+                self.results, self.discarded = dict(earlier.results), ""
                 return
-            self.anew = f"{path} is of another {other} ({_difference(found.header.get(other), self.header[other])})"
+            self.discarded = (
+                f"{path} is of another {other} ({_difference(earlier.header.get(other), self.header[other])})"
+            )
 
     @property
     def complete(self) -> bool:
         return all(config in self.results for space in self.spaces for config in space)
 
     def wanted(self, sample: int | None) -> list[Config]:
-        """Configs to look at, in a drawn order, so that what is done at any time stands for the whole."""
+        """Configs to compile, in a random order, so that what is done at any time stands for the whole."""
         if sample is None:
             drawn = [config for space in self.spaces for config in space]
         else:
@@ -504,15 +501,15 @@ def _brief(value: object) -> str:
 def collect(
     tables: Sequence[Table], *, sample: int | None, jobs: int, until: float, say: Callable[[str], None]
 ) -> bool:
-    """Look at what is wanted of some tables and not in them yet; False where time ran out before all of it was."""
+    """Compile the configs that are wanted and missing in some tables; False if time ran out before all were done."""
     whose = {(t.target, t.subject.name): t for t in tables}
     wanted = [Asked(t.target, t.subject.name, config) for t in tables for config in t.wanted(sample)]
     asked = [each for each in wanted if each.config not in whose[each.target, each.kernel].results]
     left = Counter((each.target, each.kernel) for each in asked)
     tell = _teller(len(wanted), len(asked), say)
     try:
-        with contextlib.closing(answers_of_several(asked, jobs)) as found:
-            for done, (each, result) in enumerate(found, start=1):
+        with contextlib.closing(answers_of_several(asked, jobs)) as results:
+            for done, (each, result) in enumerate(results, start=1):
                 key = each.target, each.kernel
                 whose[key].add(each.config, result)
                 left[key] -= 1
@@ -528,13 +525,13 @@ def collect(
 
 
 def _teller(total: int, asked: int, say: Callable[[str], None]) -> Callable[[int, str], None]:
-    """Tells, now and then, how far it has come."""
-    began = said = time.monotonic()
+    """What prints progress, at most every ten seconds."""
+    began = printed = time.monotonic()
 
     def tell(done: int, label: str) -> None:
-        nonlocal said
-        if (now := time.monotonic()) - said > SAID_EVERY_S:
-            said, rate = now, done / (now - began)
+        nonlocal printed
+        if (now := time.monotonic()) - printed > REPORT_EVERY_S:
+            printed, rate = now, done / (now - began)
             minutes = (asked - done) / rate / 60
             say(f"{label}: {total - asked + done} of {total} configs, {rate:.1f} a second, {minutes:.0f} min left")
 
@@ -603,7 +600,9 @@ def chosen(kernels: Sequence[str], targets: Sequence[str], say: Callable[[str], 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 when all was looked at, 1 when some is left, 2 when what was asked makes no sense."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m calibration evidence", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="all if none is named")
     parser.add_argument("--target", nargs="+", default=[], metavar="TARGET", help="such as cuda:90 or hip:gfx942")
     parser.add_argument(
@@ -628,14 +627,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with held(given.to):
             tables = [Table(subject, target, given.to) for subject, target in pairs]
             for each in tables:
-                if each.anew:
-                    say(f"{each.label} is begun anew: {each.anew}")
+                if each.discarded:
+                    say(f"{each.label} is begun anew: {each.discarded}")
             status = _finished(tables, given.sample, jobs, until, say)
     except InvalidInputError as err:
         say(str(err))
         return 2
-    told = [each.summary(each.wanted(given.sample)) for each in tables]
-    print(json.dumps(told) if given.json else report(told))
+    summaries = [each.summary(each.wanted(given.sample)) for each in tables]
+    print(json.dumps(summaries) if given.json else report(summaries))
     return status
 
 
@@ -661,7 +660,7 @@ def _jobs(asked: int | None) -> int:
     return asked
 
 
-def report(told: Sequence[Mapping[str, Any]]) -> str:
+def report(summaries: Sequence[Mapping[str, Any]]) -> str:
     """A row for each table."""
     head = ("kernel", "target", "configs", "looked at", "compiled", "spilling", "median s", "total s", "failed")
     rows = [
@@ -671,10 +670,6 @@ def report(told: Sequence[Mapping[str, Any]]) -> str:
             *(number(t["median_compile_s"], 2), number(t["total_compile_s"])),
             ", ".join(f"{count} {stage}" for stage, count in t["failed"].items()),
         )
-        for t in told
+        for t in summaries
     ]
     return table(head, rows)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from kernel_suite import Kernel, Output, SuiteKernel, kernels, suite_kernels
-from kernel_suite.suite import cuda_kernels
+from kernel_suite import Kernel, Output, SuiteKernel, cuda_kernels, kernels, suite_kernels
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
@@ -51,6 +50,7 @@ SEED = 11
 FIRST_ROUND = 32  # configs; each further round makes it twice as many
 AGAIN = 0.1  # share of the configs that ran which a second pass times once more
 LEAST_AGAIN = 3
+CHECKS_OF = "calibration"  # module that stored outcomes name their check by: the same wherever this file lies
 LEAST_S = 2.0  # with less time left than this, no round is begun
 
 _CODE = re.compile(r"def |@|\w+ = [-\d]")  # sections that every version wrote alike
@@ -78,7 +78,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Status:
     """How far a workload has come, after each round and at its end."""
 
     kernel: str
@@ -107,18 +107,17 @@ class Silent(StatelessSurrogate):
 
 def recordable(kind: str) -> dict[str, Recordable]:
     """What can be recorded on a kind of device, `cuda` or `cpu`, by name."""
-    found: list[Recordable] = [*suite_kernels(), *cuda_kernels()] if kind == "cuda" else list(kernels())
-    return {kernel.name: kernel for kernel in found}
+    listed: list[Recordable] = [*suite_kernels(), *cuda_kernels()] if kind == "cuda" else list(kernels())
+    return {kernel.name: kernel for kernel in listed}
 
 
 # What is measured --------------------------------------------------------------------------------------------------------
 
 
 def has_code_of(recorded: Program, now: Program) -> bool:
-    """Whether a recorded program has every function and constant of today's as it is.
+    """Whether a recorded program has every function and constant of today's, unchanged.
 
-    A program's text has told more or less of what surrounds its functions over time, so that digests of traces are not
-    to be compared.
+    Digests cannot say: over time, a program's text has held more or less of what surrounds its functions.
     """
     there, needed = (
         {_REMARKS.sub("", section.text) for section in sections_of(program, None)} for program in (recorded, now)
@@ -179,8 +178,8 @@ def within(tolerances: Sequence[tuple[float, float]]) -> Callable[[Sequence[Any]
         )
 
     # What an earlier run kept under other tolerances is not what this one would find.
-    told = " ".join(f"{rtol:g}+{atol:g}" for rtol, atol in tolerances)
-    within_tolerance.__module__, within_tolerance.__qualname__ = __package__, f"within {told}"
+    tolerance_text = " ".join(f"{rtol:g}+{atol:g}" for rtol, atol in tolerances)
+    within_tolerance.__module__, within_tolerance.__qualname__ = CHECKS_OF, f"within {tolerance_text}"
     return within_tolerance
 
 
@@ -219,15 +218,15 @@ class Recorder:
         self.work = Work(flops=0.0, bytes=0.0)
         self.blank: list[Any] = []  # the outputs as they are before a launch
 
-    def record(self) -> Iterator[Told]:
-        """Measure round by round, telling of each; the trace is as new as what was told last.
+    def record(self) -> Iterator[Status]:
+        """Measure round by round; a status after each. The trace on file is as new as the last status.
 
         Raises:
             torch.OutOfMemoryError: the device has no room for the workload.
         """
-        told = self.begun_elsewhere()
-        if told is not None:
-            yield told
+        status = self.begun_elsewhere()
+        if status is not None:
+            yield status
             return
         self.leave_out_lethal()
         args = self.inputs()
@@ -239,20 +238,21 @@ class Recorder:
             tuned = self.tune(count, self.store, args)
             if not (problem := wrong(self.kernel, self.outs(args), expected) if expected else ""):
                 self.agrees = bool(expected) or "not compared"
-            found = self.found(tuned, args)
-            told = self.written(found, done=False, problem=problem)
-            if count < min(self.task.configs, self.whole) and not told.problem:
-                yield told
+            recording = self.recording_of(tuned, args)
+            status = self.written(recording, done=False, problem=problem)
+            if count < min(self.task.configs, self.whole) and not status.problem:
+                yield status
                 count = min(2 * count, self.task.configs)
                 continue
-            if not told.problem and self.left_s > LEAST_S:
-                yield told
-                self.measure_again(found, args)
-                told = self.written(found, done=True)
-            yield replace(told, done=True)
+            if not status.problem and self.left_s > LEAST_S:
+                yield status
+                self.measure_again(recording, args)
+                status = self.written(recording, done=True)
+            yield replace(status, done=True)
             return
         yield replace(
-            told or Told(kernel=self.task.kernel, case=self.task.case, done=True, problem="no time was left"), done=True
+            status or Status(kernel=self.task.kernel, case=self.task.case, done=True, problem="no time was left"),
+            done=True,
         )
 
     @property
@@ -285,9 +285,9 @@ class Recorder:
     def tune(
         self, count: int, store: Path, args: tuple[Any, ...], *, only: frozenset[tuple[int, Config]] | None = None
     ) -> Any:
-        """Measure so many configs through the front door; of these only some, beside the defaults, if so asked.
+        """Measure so many configs through the front door; with `only`, these alone beside the defaults.
 
-        These are told by the place of their variant, for two variants may have equal configs.
+        `only` names a config with the place of its variant, since two variants may have equal configs.
         """
         chosen = beginning(self.groups, count)
         if only is not None:
@@ -306,7 +306,7 @@ class Recorder:
             tuned(*args)
         return tuned.tuned  # type: ignore[attr-defined]
 
-    def found(self, tuned: Any, args: tuple[Any, ...]) -> Recording:
+    def recording_of(self, tuned: Any, args: tuple[Any, ...]) -> Recording:
         """What is known of every config of the sample, in its order."""
         job, outcomes = tuned.job(args), tuned.outcomes(args)
         described = dict(zip(job.space, job.described, strict=True)) if job.described else {}
@@ -341,7 +341,7 @@ class Recorder:
         )
         own = frozenset((self._place(c), self._own(c)) for c in draw)
         tuned = self.tune(self.task.configs, self.store.with_name(f"{self.machine}-again"), args, only=own)
-        again = self.found(tuned, args).outcomes
+        again = self.recording_of(tuned, args).outcomes
         self.second = {c: o for c in ran if isinstance(o := again.get(c), Measurement)}
 
     def _own(self, joint: Config) -> Config:
@@ -357,34 +357,34 @@ class Recorder:
             return variant_place(self.kernel, joint)
         return next(i for i, configs in enumerate(self.kernel.variants.values()) if joint in configs)
 
-    def written(self, found: Recording, *, done: bool, problem: str = "") -> Told:
-        """Write the trace, if anything ran and there is no longer one, and tell of it."""
-        ran = {c: o for c, o in found.outcomes.items() if isinstance(o, Measurement)}
+    def written(self, recording: Recording, *, done: bool, problem: str = "") -> Status:
+        """Write the trace, if any config ran and the one on file is not longer; the status."""
+        ran = {c: o for c, o in recording.outcomes.items() if isinstance(o, Measurement)}
         if not ran:
-            failures = [str(o.message) for o in found.outcomes.values() if not isinstance(o, Measurement)]
+            failures = [str(o.message) for o in recording.outcomes.values() if not isinstance(o, Measurement)]
             problem = problem or f"no config ran: {failures[0] if failures else 'none was tried'}"
-        elif not problem and len(found.outcomes) >= self.kept:
+        elif not problem and len(recording.outcomes) >= self.kept:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_trace(found, self.path / trace_name(self.task, found.hardware), recorded=self.recorded())
+            write_trace(recording, self.path / trace_name(self.task, recording.hardware), recorded=self.recorded())
         best = min(ran, key=lambda c: ran[c].median_us, default=None)
         errors = sorted(abs(math.log(again.median_us / ran[c].median_us)) for c, again in self.second.items())
-        return Told(
+        return Status(
             kernel=self.task.kernel,
             case=self.task.case,
             done=done,
-            tried=len(found.outcomes),
+            tried=len(recording.outcomes),
             of=min(self.task.configs, self.whole),
-            failed=len(found.outcomes) - len(ran),
+            failed=len(recording.outcomes) - len(ran),
             best="" if best is None else str(best),
             best_us=math.nan if best is None else ran[best].median_us,
-            default_us=ran[found.default].median_us if found.default in ran else math.nan,
+            default_us=ran[recording.default].median_us if recording.default in ran else math.nan,
             repeats=len(errors),
             repeat_error=errors[len(errors) // 2] if errors else math.nan,
             problem=problem,
         )
 
     def recorded(self) -> dict[str, object]:
-        """What the trace tells of how it was recorded."""
+        """The trace's field `recorded`: how it was made."""
         return {
             "kernel": self.task.kernel,
             "case": self.task.case,
@@ -400,40 +400,40 @@ class Recorder:
             ],
         }
 
-    def begun_elsewhere(self) -> Told | None:
-        """What a trace on file says, if it is of another device of this kind and has all that is asked for.
+    def begun_elsewhere(self) -> Status | None:
+        """The status of a trace on file, if another device of this kind recorded all that is asked for.
 
-        It has not where it is shorter, of older source, or torn: then it is begun anew, for a trace mixes no two devices.
+        One that is shorter, of older source, or torn is begun again: a trace never mixes two devices.
         """
         path = self.path / trace_name(self.task, detect_hardware(self.device))
         if not path.exists():
             return None
         try:
-            device, found = read_recorded(path).get("device"), read_trace(path)
+            device, recording = read_recorded(path).get("device"), read_trace(path)
         except InvalidInputError as err:
             print(f"{err}; it is begun anew", file=sys.stderr)
             return None
         now = front_door(self.kernel, beginning(self.groups, 1), "0").tuned.program  # type: ignore[attr-defined]
-        if not has_code_of(found.workload.program, now):
+        if not has_code_of(recording.workload.program, now):
             return None
-        self.kept = len(found.outcomes)
+        self.kept = len(recording.outcomes)
         if device in (None, self.machine) or self.kept < min(self.task.configs, self.whole):
             return None
-        return self.written_before(found)
+        return self.written_before(recording)
 
-    def written_before(self, found: Recording) -> Told:
-        ran = {c: o for c, o in found.outcomes.items() if isinstance(o, Measurement)}
+    def written_before(self, recording: Recording) -> Status:
+        ran = {c: o for c, o in recording.outcomes.items() if isinstance(o, Measurement)}
         best = min(ran, key=lambda c: ran[c].median_us)
-        return Told(
+        return Status(
             kernel=self.task.kernel,
             case=self.task.case,
             done=True,
-            tried=len(found.outcomes),
+            tried=len(recording.outcomes),
             of=min(self.task.configs, self.whole),
-            failed=len(found.outcomes) - len(ran),
+            failed=len(recording.outcomes) - len(ran),
             best=str(best),
             best_us=ran[best].median_us,
-            default_us=ran[found.default].median_us if found.default in ran else math.nan,
+            default_us=ran[recording.default].median_us if recording.default in ran else math.nan,
         )
 
 
@@ -443,9 +443,9 @@ def trace_name(task: Task, hardware: Hardware) -> str:
 
 
 def machine_of(device: str) -> str:
-    """What tells a device from every other in traces and among stores.
+    """A name that no other device has, in traces and among stores.
 
-    Where the device does not say, that is which of its host's it is; here it is `cuda:0` always.
+    Where the device has no identity of its own, the name says which of its host's devices it is.
     """
     which = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return digest(device_identity(device) or f"{device} of {which} of {platform.node()}")[:12]
@@ -453,7 +453,7 @@ def machine_of(device: str) -> str:
 
 @contextlib.contextmanager
 def noting_in(path: Path) -> Iterator[None]:
-    """Have a file tell which config is being measured, so that it is known if the process ends with it."""
+    """Write into a file which config is being measured, so that it is known if the process dies of it."""
     measure = BaseMeasurer.measure
     left = path.read_text().splitlines() if path.exists() else []
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -491,11 +491,11 @@ def serve(device: str) -> None:
     import torch
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what kernels and compilers print is no answer
+    os.dup2(2, 1)  # what kernels and compilers print must not mix with answers
     warnings.simplefilter("error", TuningWarning)  # the caller is not spared here: what was not tuned was not recorded
     for line in sys.stdin:
         task = Task(**json.loads(line))
-        last = Told(kernel=task.kernel, case=task.case, done=True)
+        last = Status(kernel=task.kernel, case=task.case, done=True)
         try:
             with alone(Path(task.stores), device):
                 for last in Recorder(task, device).record():

@@ -37,28 +37,28 @@ def listing(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def slowdowns_reading(found: Mapping[str, Curve], rows: Rows) -> str:
+def slowdowns_reading(curves: Mapping[str, Curve], rows: Rows) -> str:
     """Ours beside the best that owes nothing to our forecasts, after ten measurements or so."""
-    if not found:
+    if not curves:
         return NOTHING
-    budget = pivot(int(b) for curve in found.values() for b in curve.budgets)
-    best = leader(found, budget)
-    ours = found[OURS].at(budget) if OURS in found else None
+    budget = pivot(int(b) for curve in curves.values() for b in curve.budgets)
+    best = leader(curves, budget)
+    ours = curves[OURS].at(budget) if OURS in curves else None
     lead = f"Lower is better: after {counted(budget)}"
     if ours is None or best is None:
-        told = [f"{m} stands at {times(s)}" for m, c in found.items() if (s := c.at(budget)) is not None]
-        return f"{lead} {listing(told)} times the best time there is." if told else NOTHING
+        parts = [f"{m} stands at {times(s)}" for m, c in curves.items() if (s := c.at(budget)) is not None]
+        return f"{lead} {listing(parts)} times the best time there is." if parts else NOTHING
     name, theirs = best
     text = f"{lead} ours stands at {times(ours)} times the best time there is"
     text += f", {name}, the best of those that do not use our forecasts, at {times(theirs)}"
     if (against := compared(rows, name, budget)) is not None:
         low, high = times(against["low"]), times(against["high"])
         text += f"; ours over it is {times(against['ratio'])} (95 % interval {low} to {high})"
-    later = [int(b) for b, s in zip(found[name].budgets, found[name].middle, strict=True) if s <= ours]
+    later = [int(b) for b, s in zip(curves[name].budgets, curves[name].middle, strict=True) if s <= ours]
     if theirs > ours:
-        until = f"from {min(later)} on" if later else f"not within {int(found[name].budgets.max())}"
+        until = f"from {min(later)} on" if later else f"not within {int(curves[name].budgets.max())}"
         text += f", and {name} comes as low {until}"
-    lowest = min(((s, m) for m, c in found.items() if (s := c.at(budget)) is not None), default=(ours, OURS))
+    lowest = min(((s, m) for m, c in curves.items() if (s := c.at(budget)) is not None), default=(ours, OURS))
     return text + (f"; lowest is {lowest[1]} at {times(lowest[0])}." if lowest[1] not in (OURS, name) else ".")
 
 
@@ -69,13 +69,13 @@ def counted(budget: int) -> str:
 def kernels_reading(by_kernel: Mapping[str, Mapping[str, Curve]]) -> str:
     """In how many kernels ours is as good as any other, and where it is furthest behind."""
     behind: dict[str, tuple[float, str]] = {}
-    budgets = [int(b) for found in by_kernel.values() for c in found.values() for b in c.budgets]
+    budgets = [int(b) for curves in by_kernel.values() for c in curves.values() for b in c.budgets]
     if not budgets:
         return NOTHING
     budget = pivot(budgets)
-    for kernel, found in by_kernel.items():
-        best = leader(found, budget)
-        ours = found[OURS].at(budget) if OURS in found else None
+    for kernel, curves in by_kernel.items():
+        best = leader(curves, budget)
+        ours = curves[OURS].at(budget) if OURS in curves else None
         if best is not None and ours is not None:
             behind[kernel] = (ours / best[1], best[0])
     if not behind:
@@ -87,10 +87,10 @@ def kernels_reading(by_kernel: Mapping[str, Mapping[str, Curve]]) -> str:
     return text + (f"; furthest behind in {worst}, {times(over)} times {method}." if over > LEVEL else ".")
 
 
-def reliability_reading(found: Mapping[int, Reliability]) -> str:
+def reliability_reading(classes: Mapping[int, Reliability]) -> str:
     """Whether forecasts are as sure as they are right."""
-    told = []
-    for known, one in found.items():
+    parts = []
+    for known, one in classes.items():
         apart = one.mean_confidence - one.mean_accuracy
         how = (
             "as sure as they are right"
@@ -99,11 +99,11 @@ def reliability_reading(found: Mapping[int, Reliability]) -> str:
             if apart > 0
             else "not sure enough"
         )
-        told.append(
+        parts.append(
             f"{words_of(known)} forecasts are {how} ({percent(one.mean_confidence)} sure, "
             f"{percent(one.mean_accuracy)} right)"
         )
-    return f"On the diagonal confidence is honest, below it too high: {listing(told)}."
+    return f"On the diagonal confidence is honest, below it too high: {listing(parts)}."
 
 
 def fifths_reading(together: Mapping[int, Fifths], rows: Mapping[int, Rows]) -> str:

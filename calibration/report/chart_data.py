@@ -1,4 +1,4 @@
-"""What the report's pictures show, as numbers: worked out from rows of searches and of `Foretold`, and nothing is drawn."""
+"""What the report's pictures show, as numbers, from rows of searches and of `PageForecasts`. Nothing is drawn here."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Curve:
 
     def at(self, budget: int) -> float | None:
         """None where the method was not asked, or nothing ran."""
-        found = self.middle[self.budgets == budget]
-        return float(found[0]) if found.size and math.isfinite(found[0]) else None
+        middle = self.middle[self.budgets == budget]
+        return float(middle[0]) if middle.size and math.isfinite(middle[0]) else None
 
 
 def curves(rows: Rows) -> dict[str, Curve]:
@@ -71,11 +71,11 @@ def curves(rows: Rows) -> dict[str, Curve]:
             every = [s for values in by_space.values() for s in values]
             low, high = np.percentile(every, QUARTILES, method="inverted_cdf")  # of infinite ones nothing in between
             points.setdefault(method, {})[int(budget)] = (geomean_of_medians(by_space), float(low), float(high))
-    found = {}
+    by_method = {}
     for method, at in points.items():
         middle, low_at, high_at = np.array([at[b] for b in sorted(at)]).T
-        found[method] = Curve(budgets=np.array(sorted(at), dtype=float), middle=middle, low=low_at, high=high_at)
-    return found
+        by_method[method] = Curve(budgets=np.array(sorted(at), dtype=float), middle=middle, low=low_at, high=high_at)
+    return by_method
 
 
 def pivot(budgets: Iterable[int]) -> int:
@@ -84,9 +84,9 @@ def pivot(budgets: Iterable[int]) -> int:
     return max((b for b in asked if b <= 10), default=asked[0])
 
 
-def leader(found: Mapping[str, Curve], budget: int) -> tuple[str, float] | None:
+def leader(curves: Mapping[str, Curve], budget: int) -> tuple[str, float] | None:
     """The best method at a budget that owes nothing to our forecasts, and its slowdown."""
-    others = {m: s for m, c in found.items() if is_baseline(m) and (s := c.at(budget)) is not None}
+    others = {m: s for m, c in curves.items() if is_baseline(m) and (s := c.at(budget)) is not None}
     return min(others.items(), key=lambda item: item[1], default=None)
 
 
@@ -108,12 +108,12 @@ class Standing:
 def standings(rows: Rows) -> dict[tuple[str, str], Standing]:
     """By method and budget, of methods that searched all spaces of these rows."""
     spaces = {row["trace"] for row in rows}
-    found = {}
+    cells = {}
     for (_, budget, method), by_space in slowdowns(rows).items():
         if set(by_space) == spaces:
             every = [s for values in by_space.values() for s in values]
-            found[method, budget] = Standing(geomean=geomean_of_medians(by_space), p90=p90(every), worst=max(every))
-    return found
+            cells[method, budget] = Standing(geomean=geomean_of_medians(by_space), p90=p90(every), worst=max(every))
+    return cells
 
 
 # Forecasts --------------------------------------------------------------------------------------------------------------
@@ -175,10 +175,10 @@ def fifths_of(row: Mapping[str, Any]) -> Fifths | None:
 
 def fifths_together(rows: Rows) -> Fifths | None:
     """The mean over spaces, the interval by drawing spaces anew; of a single one its own."""
-    each = [found for row in rows if (found := fifths_of(row)) is not None]
+    each = [fifths for row in rows if (fifths := fifths_of(row)) is not None]
     if len(each) < 2:
         return each[0] if each else None
-    errors = np.array([found.error for found in each])
+    errors = np.array([fifths.error for fifths in each])
     drawn = np.random.default_rng(0).integers(len(each), size=(RESAMPLES, len(each)))
     low, high = np.percentile(errors[drawn].mean(axis=1), INTERVAL, axis=0)
     return Fifths(error=errors.mean(axis=0), low=low, high=high)
@@ -186,8 +186,8 @@ def fifths_together(rows: Rows) -> Fifths | None:
 
 def risk(rows: Rows) -> Array:
     """Error of the surest 1, 2, … 100 % of the forecasts, the mean over spaces."""
-    found: Array = np.mean([row["risk"] for row in rows], axis=0)
-    return found
+    errors: Array = np.mean([row["risk"] for row in rows], axis=0)
+    return errors
 
 
 def mean_score(rows: Rows, name: str) -> float | None:
@@ -204,14 +204,14 @@ def discovered(rows: Rows) -> tuple[float | None, float | None]:
 
 def by_known(rows: Rows) -> dict[int, list[dict[str, Any]]]:
     """Rows of forecasts by the number of outcomes told before."""
-    found: dict[int, list[dict[str, Any]]] = {}
+    groups: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
-        found.setdefault(row["known"], []).append(row)
-    return dict(sorted(found.items()))
+        groups.setdefault(row["known"], []).append(row)
+    return dict(sorted(groups.items()))
 
 
 def grouped(rows: Rows, name: str) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        found.setdefault(row[name], []).append(row)
-    return found
+        groups.setdefault(row[name], []).append(row)
+    return groups

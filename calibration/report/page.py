@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from forecast_autotune.core.text import plain
 
+from ..command import number
 from ..evaluate.benchmark import OURS
 from . import captions, chart_data, pictures
 from .captions import percent, times
@@ -169,36 +170,36 @@ def prior(made: Made) -> str:
     rows = [row for row in made.rows if "fitted_on" in row]
     leaks = sorted({row["kernel"] for row in rows if row["kernel"] in {n.rpartition(".")[2] for n in row["fitted_on"]}})
     if leaks:
-        told = f"On this page it had seen the kernel that it forecasts: {', '.join(leaks)}."
-        return f'<p>{write(shipped)}</p><p class="warning">{write(told)}</p>'
+        sentence = f"On this page it had seen the kernel that it forecasts: {', '.join(leaks)}."
+        return f'<p>{write(shipped)}</p><p class="warning">{write(sentence)}</p>'
     counts = sorted({len(row["fitted_on"]) for row in rows})
     of = f"on {counts[0]} to {counts[-1]} kernels" if len(counts) > 1 else f"on {numbered(sum(counts), 'kernel')}"
-    told = f"On this page a kernel is forecast by a model fitted without it, {of}." if any(counts) else ""
-    return f"<p>{write(f'{shipped} {told}')}</p>"
+    sentence = f"On this page a kernel is forecast by a model fitted without it, {of}." if any(counts) else ""
+    return f"<p>{write(f'{shipped} {sentence}')}</p>"
 
 
 def section(made: Made, setting: str, rows: Rows, named: bool) -> str:
     searches = [row for row in rows if "method" in row]
-    foretold = [row for row in rows if "known" in row]
+    forecasts = [row for row in rows if "known" in row]
     suffix = f", {setting}" if named else ""
     parts = []
     if searches:
         parts += [f"<h2>{write(f'Slowdown against measurements{suffix}')}</h2>", *slowdown_parts(searches)]
-    if foretold:
-        parts += [f"<h2>{write(f'How honest the forecasts are{suffix}')}</h2>", *forecast_parts(made, foretold)]
+    if forecasts:
+        parts += [f"<h2>{write(f'How honest the forecasts are{suffix}')}</h2>", *forecast_parts(made, forecasts)]
     return "\n".join(parts)
 
 
 def slowdown_parts(rows: Rows) -> list[str]:
-    found = curves(rows)
-    if not found:
+    every = curves(rows)
+    if not every:
         return [f"<p>{write(captions.NOTHING)}</p>"]
-    asked = chart_data.pivot(int(b) for curve in found.values() for b in curve.budgets)
-    best = chart_data.leader(found, asked)
-    banded = [m for m in (OURS, best[0] if best else "") if m in found]
+    asked = chart_data.pivot(int(b) for curve in every.values() for b in curve.budgets)
+    best = chart_data.leader(every, asked)
+    banded = [m for m in (OURS, best[0] if best else "") if m in every]
     bands = f"Bands hold the middle half of all runs of {captions.listing(banded)}." if banded else ""
     parts = [
-        figure(pictures.slowdown_picture(found, banded=banded), captions.slowdowns_reading(found, rows)),
+        figure(pictures.slowdown_picture(every, banded=banded), captions.slowdowns_reading(every, rows)),
         f"<p>Lines are geometric means over spaces of medians over seeds. {write(bands)} A few slow spaces "
         "may lift a line above its band. A config that fails costs one measurement. Ours is the real tuning run, one for "
         "each budget, and may stop early.</p>",
@@ -210,10 +211,10 @@ def slowdown_parts(rows: Rows) -> list[str]:
         for kernel, some in sorted(by_kernel.items()):
             first = chart_data.leader(some, asked)
             ours = some[OURS].at(asked) if OURS in some else None
-            told = [f"ours {times(ours)}"] if ours is not None else []
-            told += [f"{first[0]} {times(first[1])}"] if first else []
+            leaders = [f"ours {times(ours)}"] if ours is not None else []
+            leaders += [f"{first[0]} {times(first[1])}"] if first else []
             shown = pictures.slowdown_picture(some, banded=[OURS] if OURS in some else [], small=True)
-            each.append((shown, kernel, f"{', '.join(told)} at {asked}" if told else ""))
+            each.append((shown, kernel, f"{', '.join(leaders)} at {asked}" if leaders else ""))
         reading = captions.kernels_reading(by_kernel)
         parts += [
             "<h3>By kernel</h3>",
@@ -224,20 +225,20 @@ def slowdown_parts(rows: Rows) -> list[str]:
 
 
 def slowdown_table(rows: Rows) -> str:
-    found = chart_data.standings(rows)
-    asked = sorted({int(b) for _, b in found})
+    cells = chart_data.standings(rows)
+    asked = sorted({int(b) for _, b in cells})
     budgets = [b for b in asked if b in SHOWN or b == asked[-1]]
-    best = {b: min((s.geomean for (_, at), s in found.items() if at == str(b)), default=math.inf) for b in budgets}
+    best = {b: min((s.geomean for (_, at), s in cells.items() if at == str(b)), default=math.inf) for b in budgets}
 
     def cell(method: str, budget: int) -> str:
-        one = found.get((method, str(budget)))
+        one = cells.get((method, str(budget)))
         if one is None:
             return "-"
         bold = one.geomean == best[budget] and math.isfinite(one.geomean)
         first = f"<b>{times(one.geomean)}</b>" if bold else times(one.geomean)
         return f"{first}<small>{times(one.p90)} / {times(one.worst)}</small>"
 
-    methods = pictures.in_order(list(dict.fromkeys(m for m, _ in found)))
+    methods = pictures.in_order(list(dict.fromkeys(m for m, _ in cells)))
     body = [("ours" if m == OURS else "", [write(m), *(cell(m, b) for b in budgets)]) for m in methods]
     return (
         "<p>Time over the best there is, by configs measured: the geometric mean, bold where it is the lowest; below it "
@@ -249,7 +250,7 @@ def slowdown_table(rows: Rows) -> str:
 def forecast_parts(made: Made, rows: Rows) -> list[str]:
     known = by_known(rows)
     classes = {k: chart_data.reliability(some) for k, some in known.items()}
-    together = {k: found for k, some in known.items() if (found := chart_data.fifths_together(some)) is not None}
+    together = {k: pooled for k, some in known.items() if (pooled := chart_data.fifths_together(some)) is not None}
     risks = {k: (chart_data.risk(some), [row["risk"] for row in some]) for k, some in known.items()}
     areas = {k: chart_data.mean_score(some, "rest_aurc") for k, some in known.items()}
     middle = known[pictures.middle_of(list(known))]
@@ -289,11 +290,11 @@ def by_space(made: Made, known: Mapping[int, Rows], traces: Sequence[str]) -> st
     each = []
     for trace in traces:
         mine = {k: row for k, rows in known.items() for row in rows if row["trace"] == trace}
-        found = {k: fifths for k, row in mine.items() if (fifths := chart_data.fifths_of(row)) is not None}
-        if found:
-            row = mine[pictures.middle_of(list(found))]
+        by_known = {k: fifths for k, row in mine.items() if (fifths := chart_data.fifths_of(row)) is not None}
+        if by_known:
+            row = mine[pictures.middle_of(list(by_known))]
             words = "error falls" if row["falls"] else "error does not fall"
-            each.append((pictures.fifths_picture(found, small=True), made.label(trace), f"{words} {words_of(row)}"))
+            each.append((pictures.fifths_picture(by_known, small=True), made.label(trace), f"{words} {words_of(row)}"))
     return folded(f"{numbered(len(each), 'space')}, each with its own 95 % intervals; colours as above", panels(each))
 
 
@@ -306,19 +307,15 @@ def beside(made: Made, rows: Rows) -> str:
     for row in rows:
         inside = row["inside_90"]
         if inside:
-            told = f"{percent(sum(inside) / len(inside))} inside their 90 %, rank {number(row['rest_rank_correlation'], 2)}"
+            words = f"{percent(sum(inside) / len(inside))} inside their 90 %, rank {number(row['rest_rank_correlation'], 2)}"
             drawn = pictures.beside_picture(row["expected"], row["measured"], inside)
-            each.append((drawn, made.label(row["trace"]), told))
+            each.append((drawn, made.label(row["trace"]), words))
     what = f"{numbered(len(each), 'space')}: log2 speed-up over the default, of the configs that ran, at one draw"
     return folded(what, panels(each)) if each else ""
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
 def score(rows: Rows, name: str) -> str:
-    return number(chart_data.mean_score(rows, name))
+    return number(chart_data.mean_score(rows, name), 3)
 
 
 def scores_table(known: Mapping[int, Rows]) -> str:
@@ -330,7 +327,7 @@ def scores_table(known: Mapping[int, Rows]) -> str:
         for name, (words, ideal) in SCORES.items()
     ]
     for place, name in enumerate(("precision", "recall")):
-        pairs = ["" if prefix else number(chart_data.discovered(rows)[place]) for _, rows, prefix in columns]
+        pairs = ["" if prefix else number(chart_data.discovered(rows)[place], 3) for _, rows, prefix in columns]
         body.append(("", [write(f"{name} of \u201cthis neighbour is 1.5 times as fast\u201d"), *pairs, "1"]))
     explained = (
         "Means over spaces, and over draws of what was measured; the last two are over the pairs of all spaces. Over all "
@@ -348,10 +345,10 @@ def origins(made: Made) -> str:
     ]
     facts = [f"<p><code>{write(made.command)}</code></p>"]
     draws = sorted({row["draws"] for row in made.rows if row.get("known")})
-    told = f"{numbered(draws[-1], 'draw')} of what was measured; " if draws else ""
+    drawn = f"{numbered(draws[-1], 'draw')} of what was measured; " if draws else ""
     versions = ", ".join(f"{name} {version}" for name, version in made.versions.items())
     facts.append(
-        f"<p>{write(f'Seeds 0 to {made.seeds - 1}; {told}{versions}; source {made.code}. The same traces, source and ')}"
+        f"<p>{write(f'Seeds 0 to {made.seeds - 1}; {drawn}{versions}; source {made.code}. The same traces, source and ')}"
         "versions give the same figures.</p>"
     )
     if made.history:

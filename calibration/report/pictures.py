@@ -130,13 +130,13 @@ def percent_ticks(*axes: Any) -> None:
 # Slowdowns --------------------------------------------------------------------------------------------------------------
 
 
-def slowdown_picture(found: Mapping[str, Curve], *, banded: Sequence[str] = (), small: bool = False) -> str:
+def slowdown_picture(curves: Mapping[str, Curve], *, banded: Sequence[str] = (), small: bool = False) -> str:
     """Slowdown against measurements; the quartiles of some methods as bands, and of all no legend where it is small."""
     with canvas(SMALL if small else LARGE) as (figure, axes, drawn):
-        most = max((float(c.budgets.max()) for c in found.values()), default=1.0)
+        most = max((float(c.budgets.max()) for c in curves.values()), default=1.0)
         highest = 1.0
-        for method in reversed(in_order(list(found))):  # ours is drawn last, on top
-            curve, (colour, dash) = found[method], style_of(method)
+        for method in reversed(in_order(list(curves))):  # ours is drawn last, on top
+            curve, (colour, dash) = curves[method], style_of(method)
             ours = method == OURS
             runs = np.isfinite(curve.middle)
             if method in banded:
@@ -193,25 +193,25 @@ def spaced(ticks: Sequence[float], top: float, most: int) -> list[float]:
 # Forecasts --------------------------------------------------------------------------------------------------------------
 
 
-def reliability_picture(found: Reliability, known: int) -> str:
+def reliability_picture(classes: Reliability, known: int) -> str:
     """Accuracy against confidence over a histogram of confidences, with the number of forecasts in each class."""
     colour = colour_of(known)
     with canvas((3.1, 3.7), nrows=2, sharex=True, height_ratios=(3, 1.15)) as (_, (upper, lower), drawn):
         upper.plot([0, 1], [0, 1], color=FAINT, linewidth=1.2, zorder=1)
-        held = found.share >= TELLING  # what a few forecasts say is a dot, but no line leads there
-        upper.plot(found.confidence[held], found.accuracy[held], color=colour, linewidth=1.2, alpha=0.6, zorder=2)
-        sizes = 14 + 150 * found.share
+        held = classes.share >= TELLING  # what a few forecasts say is a dot, but no line leads there
+        upper.plot(classes.confidence[held], classes.accuracy[held], color=colour, linewidth=1.2, alpha=0.6, zorder=2)
+        sizes = 14 + 150 * classes.share
         dots = {"s": sizes, "color": colour, "edgecolor": "white", "linewidth": 0.7, "clip_on": False, "zorder": 3}
-        upper.scatter(found.confidence, found.accuracy, **dots)
+        upper.scatter(classes.confidence, classes.accuracy, **dots)
         upper.set_xlim(0, 1)
         upper.set_ylim(0, 1)
         upper.set_ylabel("right bin, share")
         upper.set_aspect("auto")
-        places = np.minimum((found.confidence * CLASSES).astype(int), CLASSES - 1) + 0.5
-        lower.bar(places / CLASSES, found.share, width=0.92 / CLASSES, color=colour, alpha=0.75)
-        for place, share, count in zip(places, found.share, found.count, strict=True):
+        places = np.minimum((classes.confidence * CLASSES).astype(int), CLASSES - 1) + 0.5
+        lower.bar(places / CLASSES, classes.share, width=0.92 / CLASSES, color=colour, alpha=0.75)
+        for place, share, count in zip(places, classes.share, classes.count, strict=True):
             lower.text(place / CLASSES, share, shortly(int(count)), ha="center", va="bottom", fontsize=7)
-        lower.set_ylim(0, 1.3 * float(found.share.max()))
+        lower.set_ylim(0, 1.3 * float(classes.share.max()))
         lower.set_xlabel("confidence: chance of the likeliest bin")
         lower.set_ylabel("forecasts")
         lower.grid(visible=False)
@@ -223,12 +223,12 @@ def shortly(count: int) -> str:
     return str(count) if count < 1000 else f"{count / 1000:.1f}k" if count < 10_000 else f"{count / 1000:.0f}k"
 
 
-def fifths_picture(found: Mapping[int, Fifths], *, small: bool = False) -> str:
+def fifths_picture(by_known: Mapping[int, Fifths], *, small: bool = False) -> str:
     """Share of wrong bins by fifth of confidence, with intervals; a line for each number of outcomes known."""
     with canvas(SMALL if small else (4.3, 3.3)) as (figure, axes, drawn):
-        for place, (known, fifths) in enumerate(found.items()):
+        for place, (known, fifths) in enumerate(by_known.items()):
             colour, marker = look_of(known)
-            at = np.arange(1, fifths.error.size + 1) + 0.11 * (place - (len(found) - 1) / 2)
+            at = np.arange(1, fifths.error.size + 1) + 0.11 * (place - (len(by_known) - 1) / 2)
             reach = np.maximum([fifths.error - fifths.low, fifths.high - fifths.error], 0.0)
             axes.errorbar(
                 at,
@@ -254,13 +254,13 @@ def fifths_picture(found: Mapping[int, Fifths], *, small: bool = False) -> str:
     return drawn[0]
 
 
-def risk_picture(found: Mapping[int, tuple[Any, Sequence[Any]]], areas: Mapping[int, float | None]) -> str:
+def risk_picture(by_known: Mapping[int, tuple[Any, Sequence[Any]]], areas: Mapping[int, float | None]) -> str:
     """Error of the surest part of the forecasts against how large a part it is; single spaces as faint lines."""
     with canvas((4.3, 3.7)) as (figure, axes, drawn):
         coverage = np.array(PERCENTS) / 100
-        for known, (together, each) in found.items():
+        for known, (together, each) in by_known.items():
             colour, _ = look_of(known)
-            if known == middle_of(list(found)):
+            if known == middle_of(list(by_known)):
                 for one in each:
                     axes.plot(coverage, one, color=colour, alpha=0.22, linewidth=0.7, zorder=1)
             area = areas[known]

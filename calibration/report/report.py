@@ -27,35 +27,34 @@ from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.recorded_space import read_space
 from forecast_autotune.frontends.engine import make_surrogate
 
-from ..evaluate.baselines import DRAWS, EVERY, TOLD, cold, positive
+from ..command import positive
+from ..evaluate.baselines import DRAWS, EVERY, WITH_HISTORY, cold
 from ..evaluate.benchmark import (
     OURS,
     UNSTOPPED,
     Entry,
     ResultCache,
-    Row,
     Search,
     Task,
     code,
+    collect,
     distinct,
-    told_progress,
-    work,
 )
-from ..evaluate.honesty import Foretold
+from ..evaluate.honesty import PageForecasts
 from ..evaluate.searches import METHODS
 from ..paths import TRACES
 from .page import Made, Source, page
 
 METHODS_COLD = (OURS, "top-forecast-again", "gp-ei", "lfbo", "kt-bayes_opt", "random")
-METHODS_TOLD = (OURS, "top-forecast-again", "look-up", "gp-on-look-up", "hedge", "gp-ei", "lfbo", "random")
-KNOWN = (0, 10, 50)  # outcomes told before forecasts are scored
-STEPS = (1, 1.5, 2, 3, 5, 7)  # and ten, a hundred times as many: at these budgets searches are looked at
+METHODS_WITH_HISTORY = (OURS, "top-forecast-again", "look-up", "gp-on-look-up", "hedge", "gp-ei", "lfbo", "random")
+KNOWN = (0, 10, 50)  # outcomes given before forecasts are scored
+STEPS = (1, 1.5, 2, 3, 5, 7)  # times 1, 10, 100, …: the budgets at which searches are scored
 
 
 def budgets_to(most: int) -> tuple[str, ...]:
     """Nothing measured, and from there on in even steps of a logarithmic scale up to the most."""
-    found = {0, most, *(int(step * 10**e) for e in range(5) for step in STEPS if step * 10**e <= most)}
-    return tuple(map(str, sorted(found)))
+    counts = {0, most, *(int(step * 10**e) for e in range(5) for step in STEPS if step * 10**e <= most)}
+    return tuple(map(str, sorted(counts)))
 
 
 def traces_of(given: argparse.Namespace) -> list[Path]:
@@ -66,63 +65,49 @@ def traces_of(given: argparse.Namespace) -> list[Path]:
         OSError: one cannot be read.
     """
     suite = sorted(TRACES.glob("*.jsonl.gz"))
-    found: list[Path] = [*given.traces, *(suite if given.all else [])]
-    if not found:
+    paths: list[Path] = [*given.traces, *(suite if given.all else [])]
+    if not paths:
         firsts: dict[str, Path] = {}
         for path in suite:
             firsts.setdefault(read_space(path).kernel, path)
-        found = list(firsts.values())
-    if not found:
+        paths = list(firsts.values())
+    if not paths:
         raise InvalidInputError(f"there are no traces in {TRACES}: name some")
-    found = distinct(found)
-    for path in found:
+    paths = distinct(paths)
+    for path in paths:
         read_space(path)
-    return found
+    return paths
 
 
 def tasks_for(entries: Sequence[Entry], given: argparse.Namespace, budgets: tuple[str, ...]) -> list[Task]:
     """Forecasts first, then searches seed by seed, so that what is done at any moment holds for all spaces."""
     draws = min(DRAWS, given.seeds)
     tasks: list[Task] = [
-        Foretold(entry=entry, known=known, draws=draws)
+        PageForecasts(entry=entry, known=known, draws=draws)
         for entry in entries
         for known in KNOWN
         if known < len(read_space(entry.trace).space)
     ]
     for seed in range(given.seeds):
         for entry in entries:
-            for method in given.methods or (METHODS_TOLD if entry.setting == TOLD else METHODS_COLD):
+            for method in given.methods or (METHODS_WITH_HISTORY if entry.setting == WITH_HISTORY else METHODS_COLD):
                 if method in METHODS and METHODS[method].history and not entry.history:
                     continue
-                anew = method in METHODS and METHODS[method].anew
-                parts = [(budget,) for budget in budgets] if anew else [budgets]
+                alone = method in METHODS and METHODS[method].per_budget
+                parts = [(budget,) for budget in budgets] if alone else [budgets]
                 tasks += [Search(entry=entry, method=method, seed=seed, budgets=part) for part in parts]
     return tasks
-
-
-def collect(tasks: Sequence[Task], given: argparse.Namespace, kept: ResultCache) -> tuple[list[Row], bool]:
-    """Rows in the order of the tasks, and whether all are done."""
-    found: dict[int, list[Row]] = {}
-    place = {task: i for i, task in enumerate(tasks)}
-    finished = True
-    try:
-        for task, rows in told_progress(work(tasks, given.jobs, kept), len(tasks), name="report"):
-            found[place[task]] = rows
-    except KeyboardInterrupt:
-        finished = False
-        print(f"report: interrupted with {len(found)} of {len(tasks)} done, which the page shows", file=sys.stderr)
-    return [row for i in sorted(found) for row in found[i]], finished
 
 
 def sources(traces: Sequence[Path]) -> list[Source]:
     """What the page tells of the traces; the hardware is left out of their labels where all have the same."""
     hardware = {read_space(path).hardware for path in traces}
     shared = f".{hardware.pop().replace(' ', '_')}" if len(hardware) == 1 else ""
-    told = []
+    lines = []
     for path in traces:
         space = read_space(path)
         label = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json").removesuffix(shared)
-        told.append(
+        lines.append(
             Source(
                 name=path.name,
                 label=label or path.name,
@@ -133,18 +118,66 @@ def sources(traces: Sequence[Path]) -> list[Source]:
                 digest=hashlib.sha256(path.read_bytes()).hexdigest()[:16],
             )
         )
-    return told
+    return lines
 
 
 def versions() -> dict[str, str]:
     """Of Python, of what searches and draws, and of the package itself."""
     names = ("forecast-autotune", "numpy", "scikit-learn", "kernel-tuner", "matplotlib")
-    here = {str(of.metadata["Name"]).replace("_", "-"): of.version for of in importlib.metadata.distributions()}
-    return {"Python": platform.python_version(), **{name: here[name] for name in names if name in here}}
+    installed = {str(of.metadata["Name"]).replace("_", "-"): of.version for of in importlib.metadata.distributions()}
+    return {"Python": platform.python_version(), **{name: installed[name] for name in names if name in installed}}
+
+
+def make(given: argparse.Namespace, arguments: Sequence[str]) -> Made:
+    """Search and forecast what is asked for: all that the page shows.
+
+    Raises:
+        InvalidInputError: there is no such method, or the traces make no sense.
+        OSError: a trace cannot be read.
+    """
+    if unknown := [name for name in given.methods if name not in (*EVERY, UNSTOPPED)]:
+        raise InvalidInputError(f"no method {unknown[0]!r}: there are {', '.join((*EVERY, UNSTOPPED))}")
+    traces = traces_of(given)
+    entries = cold(traces, given.history)
+    given.to.parent.mkdir(parents=True, exist_ok=True)  # before minutes are spent
+    rows, finished = collect(
+        tasks_for(entries, given, budgets_to(given.budget)),
+        given.jobs,
+        ResultCache(given.keep),
+        name="report",
+        partly=", which the page shows",
+    )
+    return Made(
+        rows=rows,
+        sources=sources(traces),
+        history=[path.name for path in given.history],
+        seeds=given.seeds,
+        command=shlex.join(["python", "-m", "calibration", "report", *arguments]),
+        code=code(own=True)[:16],
+        versions=versions(),
+        shipped_on=list(make_surrogate("auto").fitted_on),
+        finished=finished,
+    )
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Search, forecast, and write the page."""
+    arguments = list(sys.argv[1:] if words is None else words)
+    given = _parser().parse_args(arguments)
+    try:
+        made = make(given, arguments)
+        given.to.write_text(page(made), encoding="utf-8")
+    except (InvalidInputError, OSError) as err:
+        print(f"report: {err}", file=sys.stderr)
+        return 2
+    print(given.to)
+    failed = [row for row in made.rows if row.get("failed")]
+    for row in failed[:3]:
+        print(f"report: {row.get('method', 'forecasts')} on {row['trace']}: {row['why']}", file=sys.stderr)
+    return 130 if not made.finished else 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m calibration report",
         description=__doc__,
@@ -165,36 +198,4 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes to use")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="where results are kept and found again")
-    said = list(sys.argv[1:] if words is None else words)
-    given = parser.parse_args(said)
-    try:
-        if unknown := [name for name in given.methods if name not in (*EVERY, UNSTOPPED)]:
-            raise InvalidInputError(f"no method {unknown[0]!r}: there are {', '.join((*EVERY, UNSTOPPED))}")
-        traces = traces_of(given)
-        entries = cold(traces, given.history)
-        given.to.parent.mkdir(parents=True, exist_ok=True)
-        rows, finished = collect(tasks_for(entries, given, budgets_to(given.budget)), given, ResultCache(given.keep))
-        made = Made(
-            rows=rows,
-            sources=sources(traces),
-            history=[path.name for path in given.history],
-            seeds=given.seeds,
-            command=shlex.join(["python", "-m", "calibration", "report", *said]),
-            code=code(own=True)[:16],
-            versions=versions(),
-            shipped_on=list(make_surrogate("auto").fitted_on),
-            finished=finished,
-        )
-        given.to.write_text(page(made), encoding="utf-8")
-    except (InvalidInputError, OSError) as err:
-        print(f"report: {err}", file=sys.stderr)
-        return 2
-    print(given.to)
-    failed = [row for row in rows if row.get("failed")]
-    for row in failed[:3]:
-        print(f"report: {row.get('method', 'forecasts')} on {row['trace']}: {row['why']}", file=sys.stderr)
-    return 130 if not finished else 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return parser

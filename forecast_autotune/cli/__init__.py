@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parsed = _parser(arguments).parse_args(arguments)
         code = int(parsed.run(parsed))
-        sys.stdout.flush()  # a reader that has gone is met here, not while Python ends
+        sys.stdout.flush()  # a closed pipe raises at this line, not while Python ends
         return code
     except SystemExit as stop:  # argparse has printed what is wrong, or help
         return stop.code if isinstance(stop.code, int) else BAD_INPUT

@@ -20,7 +20,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailuresAlike:
-    """How many configs failed at a stage in one way, whose, what was said of the first, and what follows and can be done."""
+    """Configs that failed at one stage in one way: how many, whose, the first message, what follows and what to do."""
 
     stage: str
     crashed: bool
@@ -33,11 +33,15 @@ class FailuresAlike:
 
 
 def failures_alike(failures: Iterable[tuple[str, Failure]]) -> list[FailuresAlike]:
-    """Failures, each with whose it is, by stage and by what follows from them, the most frequent first."""
+    """Group failures by stage and consequence, the most frequent group first.
+
+    Args:
+        failures: each with the name of what failed, a config or a kernel.
+    """
     groups: dict[tuple[str, bool, bool], list[tuple[str, Failure]]] = {}
     for whose, failure in failures:
         groups.setdefault((failure.stage, failure.crashed, failure.transient), []).append((whose, failure))
-    found = [
+    groups_alike = [
         FailuresAlike(
             stage=stage,
             crashed=crashed,
@@ -51,7 +55,7 @@ def failures_alike(failures: Iterable[tuple[str, Failure]]) -> list[FailuresAlik
         for (stage, crashed, transient), group in groups.items()
         for _, first in group[:1]
     ]
-    return sorted(found, key=lambda alike: -alike.count)
+    return sorted(groups_alike, key=lambda alike: -alike.count)
 
 
 def advice(failure: Failure) -> str:

@@ -105,10 +105,10 @@ def _number(node: ast.expr, values: Mapping[str, Any], text: str) -> int:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.Name):
-        found = values.get(node.id)
-        if type(found) is not int:
-            raise refuse(f"{node.id} is {'not there' if node.id not in values else f'no whole number but {found!r}'}")
-        return found
+        value = values.get(node.id)
+        if type(value) is not int:
+            raise refuse(f"{node.id} is {'not there' if node.id not in values else f'no whole number but {value!r}'}")
+        return value
     if isinstance(node, ast.BinOp) and (compute := _OPERATORS.get(type(node.op))) is not None:
         left, right = _number(node.left, values, text), _number(node.right, values, text)
         try:
@@ -134,22 +134,22 @@ def _counts(text: str) -> list[int]:
 def _tensor(dtype: str, shape: list[int], strides: list[int] | None, text: str) -> Any:
     import torch
 
-    found = getattr(torch, _DTYPES.get(dtype, dtype), None)
-    if not isinstance(found, torch.dtype):
+    torch_dtype = getattr(torch, _DTYPES.get(dtype, dtype), None)
+    if not isinstance(torch_dtype, torch.dtype):
         raise InvalidInputError(
             f"--arg {text}: {dtype} is no dtype of torch; such are float16, bfloat16, float32, int32"
         )
     if strides is None:
-        return torch.empty(shape, dtype=found, device="meta")
+        return torch.empty(shape, dtype=torch_dtype, device="meta")
     if len(strides) != len(shape):
         raise InvalidInputError(f"--arg {text}: {len(strides)} strides for {len(shape)} dimensions")
-    return torch.empty_strided(shape, strides, dtype=found, device="meta")
+    return torch.empty_strided(shape, strides, dtype=torch_dtype, device="meta")
 
 
 def _triton_dtype(name: str, text: str) -> Any:
     import triton.language as tl
 
-    found = getattr(tl, name, None)
-    if not isinstance(found, tl.dtype):
+    dtype = getattr(tl, name, None)
+    if not isinstance(dtype, tl.dtype):
         raise InvalidInputError(f"--arg {text}: tl.{name} is no dtype of Triton; such are tl.float16, tl.int32")
-    return found
+    return dtype

@@ -55,7 +55,10 @@ _OTHERS_WORDS = """
     triton type types undeclared undefined unexpected unknown unresolved unspecified unsupported unterminated use
     value variable version warp
 """
-_OF_KERNELS = ("failures", "decision")  # checks of doctor's that repeat messages and keys; here they are told otherwise
+_OF_KERNELS = (
+    "failures",
+    "decision",
+)  # checks of doctor that repeat messages and keys; the bundle has these in other parts
 
 
 def write(target: str, directory: Path | None, examine: Callable[[], Sequence[Finding]]) -> int:
@@ -89,7 +92,7 @@ def write(target: str, directory: Path | None, examine: Callable[[], Sequence[Fi
 
 
 def collect(directory: Path | None, findings: Sequence[Finding]) -> dict[str, Any]:
-    """All there is to tell, in JSON; a part that cannot be had says why."""
+    """The whole bundle as JSON values; a part that cannot be collected says why."""
     parts: dict[str, Callable[[], Any]] = {
         "contents": lambda: CONTENTS,
         "versions": _versions,
@@ -112,9 +115,10 @@ def _or_why_not(part: Callable[[], Any]) -> Any:
 
 
 def sentence(text: str, source: str = "") -> str:
-    """Of a text's first line the numbers, and the words that are this package's own and not the source's it is about.
+    """The first line of a message, with only numbers and known words left.
 
-    What a message quotes cannot be known: what it may say is listed, not what it may not.
+    A message may quote anything, so the words that may pass are listed, not those that may not: this package's own and those
+    of compilers, without the words of `source`.
     """
     line = _QUOTED.sub(HIDDEN, _without_secrets((text.splitlines() or [""])[0][:300]))
     of_the_source = {word.lower() for word in re.findall(r"[A-Za-z_]\w{2,}", source) if not word.endswith("Error")}
@@ -127,17 +131,17 @@ def sentence(text: str, source: str = "") -> str:
 
 
 def private(text: str) -> str:
-    """The name or version of something that is not the user's: whole but for what looks like a secret."""
+    """The name or version of something public, without what looks like a secret."""
     return _LONG.sub(HIDDEN, _without_secrets(text))
 
 
 def name(text: str) -> str:
-    """The name of a kernel or a knob, where it is one."""
+    """The name of a kernel or a knob; hidden where it does not look like a name."""
     return text if _NAME.fullmatch(text) and text == _LONG.sub(HIDDEN, _without_names(text)) else HIDDEN
 
 
 def knob(value: object) -> Any:
-    """The value of a knob: a number, or a word that is short and plain."""
+    """The value of a knob: a number or a short plain word; anything else is hidden."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     text = str(value)
@@ -145,7 +149,7 @@ def knob(value: object) -> Any:
 
 
 def place(path: Path) -> str:
-    """Whether a path is beneath the home folder, and no more."""
+    """A path, of which only whether it lies in the home folder is shown."""
     return f"~/{HIDDEN}" if path.is_absolute() and _without_names(str(path)).startswith("~") else HIDDEN
 
 
@@ -163,10 +167,10 @@ def _without_secrets(text: str) -> str:
     return text
 
 
-def _host_alone(found: re.Match[str]) -> str:
+def _host_alone(match: re.Match[str]) -> str:
     """An address of this machine without credentials, path and query; of others and of paths nothing."""
-    host = re.split("[/?#]", found[2] or "")[0]
-    return f"{found[1]}://{host}" if _LOCAL.fullmatch(host) else HIDDEN
+    host = re.split("[/?#]", match[2] or "")[0]
+    return f"{match[1]}://{host}" if _LOCAL.fullmatch(host) else HIDDEN
 
 
 def _without_names(text: str) -> str:
@@ -204,23 +208,27 @@ def _versions() -> dict[str, str]:
 
     from ..measure.probe import compiler_version, nvcc_path
 
-    found = {"python": platform.python_version(), "system": platform.system(), "machine": platform.machine()}
-    found["kernel"] = re.split("[^0-9.]", platform.release())[0]  # what follows may be the name of whose it is
-    found["libc"] = " ".join(platform.libc_ver())
+    versions = {"python": platform.python_version(), "system": platform.system(), "machine": platform.machine()}
+    versions["kernel"] = re.split("[^0-9.]", platform.release())[0]  # what follows may be the name of whose it is
+    versions["libc"] = " ".join(platform.libc_ver())
     for package in ("forecast_autotune", *PACKAGES):
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    found["compiler"] = compiler_version(os.environ.get("CXX", "c++"))
+            versions[package] = version(package)
+    versions["compiler"] = compiler_version(os.environ.get("CXX", "c++"))
     if (nvcc := nvcc_path()) is not None:
-        found["nvcc"] = compiler_version(nvcc)
+        versions["nvcc"] = compiler_version(nvcc)
     with contextlib.suppress(OSError):
-        found["driver"] = Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
-    return {of: private(version) for of, version in found.items()}
+        versions["driver"] = Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
+    return {of: private(version) for of, version in versions.items()}
 
 
 def _finding(finding: Finding) -> dict[str, str]:
-    told = {"check": finding.check, "status": finding.status}
-    return {**told, "found": sentence(finding.found), "advice": sentence(finding.advice)}
+    return {
+        "check": finding.check,
+        "status": finding.status,
+        "found": sentence(finding.found),
+        "advice": sentence(finding.advice),
+    }
 
 
 def _settings() -> dict[str, Any]:
@@ -233,7 +241,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _setting(name: str) -> Any:
-    """What the environment says of one setting, whatever it says of others."""
+    """One setting as the environment has it, even where another does not parse."""
     from ..settings import PREFIX, Settings
 
     variable = PREFIX + name.upper()
@@ -257,12 +265,12 @@ def _unknown_settings() -> list[str]:
 def _hardware() -> list[str]:
     from ..measure.probe import detect_hardware
 
-    found = [private(str(detect_hardware("cpu")))]
+    devices = [private(str(detect_hardware("cpu")))]
     with contextlib.suppress(ImportError):
         import torch
 
-        found += [private(str(detect_hardware(f"cuda:{index}"))) for index in range(torch.cuda.device_count())]
-    return found
+        devices += [private(str(detect_hardware(f"cuda:{index}"))) for index in range(torch.cuda.device_count())]
+    return devices
 
 
 def _store(directory: Path | None) -> dict[str, Any]:
@@ -271,15 +279,15 @@ def _store(directory: Path | None) -> dict[str, Any]:
 
     folder = directory if directory is not None else _setting("dir")
     store = StoreFile(folder)
-    told: dict[str, Any] = {"path": place(store.path), "filesystem": filesystem.filesystem_type(folder)}
-    told["set_aside"] = sum(1 for _ in folder.glob(f"{filesystem.FILE_NAME}.corrupt-*"))
+    facts: dict[str, Any] = {"path": place(store.path), "filesystem": filesystem.filesystem_type(folder)}
+    facts["set_aside"] = sum(1 for _ in folder.glob(f"{filesystem.FILE_NAME}.corrupt-*"))
     if not store.exists():
-        return told
-    told["size_bytes"] = store.size_bytes()
-    told["counts"] = _or_why_not(lambda: _counts(store))
-    told["decisions"] = _or_why_not(lambda: _decisions(store))
-    told["failures"] = _or_why_not(lambda: _failures(store))
-    return told
+        return facts
+    facts["size_bytes"] = store.size_bytes()
+    facts["counts"] = _or_why_not(lambda: _counts(store))
+    facts["decisions"] = _or_why_not(lambda: _decisions(store))
+    facts["failures"] = _or_why_not(lambda: _failures(store))
+    return facts
 
 
 def _counts(store: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from .output import say
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb and its options."""
     parser = new_parser(
         subparsers, "clear", "Remove everything from the store, builds included, or everything of one kernel."
     )
@@ -22,7 +23,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from .prune import remove_builds, tell_removed
+    """Remove it, after asking at a terminal."""
+    from .prune import remove_builds, say_removed
 
     store = store_of(arguments)
     if is_missing(store):
@@ -34,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
             say("nothing removed")
             return NOTHING
     removed = store.clear(kernel=arguments.kernel)
-    tell_removed(removed)
+    say_removed(removed)
     if arguments.kernel is None:
         remove_builds(store.path.parent / "builds", 0.0)
     return OK if arguments.kernel is None or removed.decisions + removed.outcomes + removed.pending else NOTHING

@@ -40,6 +40,7 @@ class Finding:
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb and its options."""
     parser = new_parser(
         subparsers,
         "doctor",
@@ -58,6 +59,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print the findings, or write the bundle; a problem gives the exit code NOTHING."""
     if arguments.bundle is not None:
         from .bundle import write
 
@@ -102,7 +104,7 @@ def _safely(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Findi
 
 
 def check_settings() -> Iterator[Finding]:
-    """Whether every FORECAST_AUTOTUNE_* variable is known and says something."""
+    """Whether every FORECAST_AUTOTUNE_* variable is known and parses."""
     from ..errors import InvalidInputError
     from ..settings import Settings, unknown_variables
 
@@ -115,8 +117,8 @@ def check_settings() -> Iterator[Finding]:
         yield Finding(check="settings", status="problem", found=str(err), advice="set it to one of these, or unset it")
         return
     names = ("mode", "surrogate", "answer", "remote", "isolate", "sync", "toolchain")
-    told = ", ".join(f"{name}={getattr(settings, name)}" for name in names)
-    yield Finding(check="settings", status="ok", found=f"budget={settings.budget or 'default'}, {told}")
+    values = ", ".join(f"{name}={getattr(settings, name)}" for name in names)
+    yield Finding(check="settings", status="ok", found=f"budget={settings.budget or 'default'}, {values}")
     for pack in settings.packs:
         yield _check_pack(pack)
 
@@ -132,7 +134,7 @@ def check_language_model() -> Iterator[Finding]:
     try:
         settings = Settings.from_environment()
     except InvalidInputError:
-        return  # the settings' own check tells of it
+        return  # the settings' own check reports it
     if settings.surrogate is None or not is_language_model(settings.surrogate):
         return
     from ..language.model import ModelError
@@ -164,9 +166,9 @@ def _trouble_asking(model: LanguageModel, *, until: float) -> str:
     from ..language.model import Unanswered
     from ..language.prompt import Prompt
 
-    for _, said in model.log_probabilities([Prompt("# Forecast\n", "bin:")], until=until):
-        found = said if isinstance(said, Unanswered) else from_log_probabilities(said)
-        return found.reason if isinstance(found, Unanswered) else ""
+    for _, reply in model.log_probabilities([Prompt("# Forecast\n", "bin:")], until=until):
+        answer = reply if isinstance(reply, Unanswered) else from_log_probabilities(reply)
+        return answer.reason if isinstance(answer, Unanswered) else ""
     return f"it gave no answer in {MODEL_S:g} s"
 
 
@@ -236,7 +238,7 @@ def check_triton() -> Iterator[Finding]:
 
 def triton_finding(providers: Mapping[str, str]) -> Finding:
     """What it means that these distributions, with their versions, bring a package named triton."""
-    told = ", ".join(f"{name} {version}" for name, version in providers.items())
+    brought = ", ".join(f"{name} {version}" for name, version in providers.items())
     if not providers:
         advice = "only for Triton kernels: pip install triton (Linux)"
         return Finding(check="triton", status="note", found="not installed", advice=advice)
@@ -246,8 +248,8 @@ def triton_finding(providers: Mapping[str, str]) -> Finding:
             "one has overwritten files of the other. Keep the one that your torch needs: "
             f"pip uninstall -y {' '.join(providers)}, then install again {others if others else 'triton'}"
         )
-        return Finding(check="triton", status="problem", found=f"brought by {told}", advice=advice)
-    return Finding(check="triton", status="ok", found=told)
+        return Finding(check="triton", status="problem", found=f"brought by {brought}", advice=advice)
+    return Finding(check="triton", status="ok", found=brought)
 
 
 def check_hardware() -> Iterator[Finding]:
@@ -277,8 +279,8 @@ def check_store(directory: Path | None) -> Iterator[Finding]:
     store = StoreFile(folder)
     kind = filesystem.filesystem_type(folder) or "unknown"
     network = filesystem.on_network(folder)
-    found = f"{kind}, a network filesystem: rollback journal" if network else kind
-    yield Finding(check="filesystem", status="note" if network else "ok", found=found)
+    filesystem_text = f"{kind}, a network filesystem: rollback journal" if network else kind
+    yield Finding(check="filesystem", status="note" if network else "ok", found=filesystem_text)
     writable = _first_existing(folder)
     if not os.access(writable, os.W_OK):
         advice = "let FORECAST_AUTOTUNE_DIR name a folder you may write to; until then all is kept in memory alone"
@@ -311,9 +313,9 @@ def check_store(directory: Path | None) -> Iterator[Finding]:
         if not aside.name.endswith(filesystem.COMPANIONS):
             advice = "remove it once you do not want to look into it any more"
             yield Finding(check="store", status="note", found=f"{aside.name} was set aside as broken", advice=advice)
-    size = f"{stats.size_bytes / 2**10:.0f} KiB"
-    told = f"{store.path}: {size}, schema {stats.schema}, journal {stats.journal}, {sum(stats.decisions.values())} decisions"
-    yield Finding(check="store", status="ok", found=told)
+    size, decisions = f"{stats.size_bytes / 2**10:.0f} KiB", sum(stats.decisions.values())
+    summary = f"{store.path}: {size}, schema {stats.schema}, journal {stats.journal}, {decisions} decisions"
+    yield Finding(check="store", status="ok", found=summary)
 
 
 def _check_failures(store: StoreFile, stats: StoreStats) -> Iterator[Finding]:
@@ -323,14 +325,14 @@ def _check_failures(store: StoreFile, stats: StoreStats) -> Iterator[Finding]:
         yield Finding(check="pending", status="note", found=f"{stats.pending} keys wait to be measured", advice=advice)
     recent = store.failures(limit=RECENT_FAILURES)
     for alike in failures_alike((program.name, failure) for program, _, failure, _ in recent):
-        found = f"{alike.count} at {alike.stage}, of {', '.join(alike.of[:3])}, last: {alike.message[:200]}"
-        yield Finding(check="failures", status="note", found=found, advice=f"{alike.follows}; {alike.advice}")
+        summary = f"{alike.count} at {alike.stage}, of {', '.join(alike.of[:3])}, last: {alike.message[:200]}"
+        yield Finding(check="failures", status="note", found=summary, advice=f"{alike.follows}; {alike.advice}")
     with closing(store.each_decision()) as decisions:
         nothing_ran = [*islice((s for s in decisions if _nothing_ran(s.decision)), MOST_TOLD)]
     for stored in nothing_ran:
-        found = f"{stored.place.workload}: the first config is run, {stored.decision.reason}"
+        summary = f"{stored.place.workload}: the first config is run, {stored.decision.reason}"
         advice = f"'forecast-autotune show {short(stored.digest)}' tells how each failed"
-        yield Finding(check="decision", status="problem", found=found, advice=advice)
+        yield Finding(check="decision", status="problem", found=summary, advice=advice)
 
 
 def _nothing_ran(decision: Decision) -> bool:
@@ -338,7 +340,7 @@ def _nothing_ran(decision: Decision) -> bool:
 
 
 def check_builds(directory: Path | None) -> Iterator[Finding]:
-    """Whether extensions can be built into their folder, and nobody else can write there."""
+    """Whether extensions can be built into their folder, and only this user can write to it."""
     import shutil
 
     from ..settings import Settings

@@ -12,6 +12,7 @@ from .output import say
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb and its options."""
     parser = new_parser(
         subparsers,
         "export",
@@ -25,6 +26,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Write the file."""
     store = store_of(arguments)
     if is_missing(store):
         return NOTHING

@@ -40,6 +40,7 @@ as DTYPE[SHAPE]:STRIDES. Nothing in values and grid is executed."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb and its options."""
     parser = new_parser(subparsers, "forecast", DESCRIPTION)
     parser.add_argument("kernel", metavar="MODULE:KERNEL", help="a module's name or a .py file, and the kernel in it")
     parser.add_argument("--arg", action="append", default=[], metavar="N=V", help="an argument of the kernel's call")
@@ -63,6 +64,11 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Forecast every config and print them ranked.
+
+    Raises:
+        InvalidInputError: an argument, the grid or the kernel's name does not parse, or the module cannot be imported.
+    """
     from ._values import read_arguments, read_grid
 
     grid = None if arguments.grid is None else read_grid(arguments.grid)
@@ -73,9 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     call = OfflineCall(kernel, named, hardware=hardware, grid=grid)
     if grid is not None:
-        grid(
-            {**call.call.named, **call.job.space.default.knobs}
-        )  # what is wrong with it shall be told, not passed over
+        grid({**call.call.named, **call.job.space.default.knobs})  # so that what is wrong with it is reported
     if call.note:
         say(call.note)
     ranked = _ranked(call, arguments.dir, arguments.surrogate)
@@ -103,16 +107,16 @@ def load_kernel(text: str) -> Any:
         )
     with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of the result
         module = _load_module(place)
-    found: Any = module
+    value: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            there = [
-                n for n, value in vars(module).items() if hasattr(value, "configs") and hasattr(value, "arg_names")
-            ]
-            told = f"its autotuned kernels are {', '.join(there)}" if there else "there is no autotuned kernel in it"
-            raise InvalidInputError(f"{place} has no {name}: {told}")
-        found = getattr(found, part)
-    return found
+        if not hasattr(value, part):
+            kernels = [n for n, v in vars(module).items() if hasattr(v, "configs") and hasattr(v, "arg_names")]
+            known = (
+                f"its autotuned kernels are {', '.join(kernels)}" if kernels else "there is no autotuned kernel in it"
+            )
+            raise InvalidInputError(f"{place} has no {name}: {known}")
+        value = getattr(value, part)
+    return value
 
 
 def _load_module(place: str) -> types.ModuleType:
@@ -138,7 +142,7 @@ def _load_module(place: str) -> types.ModuleType:
 
 
 def _hardware(target: str | None) -> Hardware:
-    """The GPU that is named, else the one here, else the usual one, which is said."""
+    """The GPU that is named, else the one in this machine, else the usual one, with a line that says so."""
     from ..features.hardware_sheets import sheet_for
 
     if target is not None:
@@ -160,7 +164,7 @@ def _hardware(target: str | None) -> Hardware:
 
 
 def _ranked(call: OfflineCall, folder: Path | None, named: str | None) -> list[tuple[Config, Forecast | Abstention]]:
-    """Forecasts by the surrogate named, else that of the settings, with what the store knows; looking begins no store."""
+    """Forecasts by the surrogate named, else that of the settings, with what the store knows; no store is created."""
     from dataclasses import replace
 
     from ..frontends.engine import make_store, make_surrogate, remembering
@@ -196,7 +200,7 @@ def _print(
             row += [forecast.source]
         else:
             row += ["", "", "", f"{forecast.source} abstains: {forecast.reason}"]
-        table.append([*row, _told(built.get(config))] if built else row)
+        table.append([*row, _compiled_words(built.get(config))] if built else row)
     print_table(columns, table, right=("rank", "speed-up", "fails"))
 
 
@@ -205,7 +209,7 @@ def _shown(config: Config) -> str:
     return " ".join(f"{name}={value}" for name, value in config.knobs.items() if value is not None)
 
 
-def _told(built: Evidence | Failure | None) -> str:
+def _compiled_words(built: Evidence | Failure | None) -> str:
     from ..core.outcome import Failure
 
     if built is None:
@@ -234,21 +238,21 @@ def _as_json(
     from ..features.hardware_sheets import target_of
 
     def one(rank: int, config: Config, forecast: Forecast | Abstention) -> dict[str, object]:
-        told: dict[str, object] = {"rank": rank, "config": dict(config.knobs), "source": forecast.source}
+        row: dict[str, object] = {"rank": rank, "config": dict(config.knobs), "source": forecast.source}
         if isinstance(forecast, Forecast):
-            told |= {
+            row |= {
                 "log2_speedup": forecast.mean,
                 "sigma": forecast.sigma,
                 "bins": forecast.bins(),
                 "fail_probability": forecast.fail_probability,
             }
         else:
-            told["abstained"] = forecast.reason
-        if (found := built.get(config)) is not None:
-            told["failure" if isinstance(found, Failure) else "evidence"] = {
-                name: dict(value) if name == "instructions" else value for name, value in asdict(found).items()
+            row["abstained"] = forecast.reason
+        if (compiled := built.get(config)) is not None:
+            row["failure" if isinstance(compiled, Failure) else "evidence"] = {
+                name: dict(value) if name == "instructions" else value for name, value in asdict(compiled).items()
             }
-        return told
+        return row
 
     job = call.job
     return {

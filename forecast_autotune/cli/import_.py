@@ -12,6 +12,7 @@ from .output import say
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb and its options."""
     parser = new_parser(
         subparsers,
         "import",
@@ -25,6 +26,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Take in the files."""
     outcomes, decisions = store_of(arguments).import_files(arguments.file)
     say(f"took in {outcomes} outcomes and {decisions} decisions that were not here")
     return OK

@@ -21,6 +21,7 @@ PAGE = 50  # decisions shown to a person who asks for no number
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb and its options."""
     parser = new_parser(subparsers, "list", "What is decided here, the newest first.")
     parser.add_argument("--kernel", metavar="K", help="only kernels with this in their name")
     parser.add_argument("--hardware", metavar="H", help="only hardware with this in its name")
@@ -34,6 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print the decisions, the newest first."""
     store = store_of(arguments)
     if is_missing(store):
         if arguments.json:
@@ -43,17 +45,15 @@ def run(arguments: argparse.Namespace) -> int:
     limit = arguments.limit
     if limit is None and sys.stdout.isatty() and not arguments.json:
         limit = PAGE
-    with closing(store.each_decision(**which)) as all_found:
-        found = islice(all_found, limit)
+    with closing(store.each_decision(**which)) as decisions:
+        shown = islice(decisions, limit)
         if arguments.json:
-            some = print_json_list({**summary_of(s), "superseded_at": s.superseded_at} for s in found)
+            some = print_json_list({**summary_of(s), "superseded_at": s.superseded_at} for s in shown)
         else:
-            some = _print([_row(s) for s in found])
+            some = _print([_row(s) for s in shown])
     warn_unreadable(store)
-    if arguments.limit is None and limit is not None and (all_in_all := store.count(**which)) > limit:
-        say(
-            f"the newest {limit} of {all_in_all:,}; --limit N shows more, --kernel K those of one kernel, a pipe gets all"
-        )
+    if arguments.limit is None and limit is not None and (total := store.count(**which)) > limit:
+        say(f"the newest {limit} of {total:,}; --limit N shows more, --kernel K those of one kernel, a pipe gets all")
     if not some and not arguments.json:
         say("no decision matches")
     return OK if some else NOTHING

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb and its options."""
     parser = new_parser(
         subparsers,
         "pending",
@@ -29,14 +30,15 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print the pending keys."""
     store = store_of(arguments)
     if is_missing(store):
         return NOTHING
-    found = store.pending()
+    pending = store.pending()
     warn_unreadable(store)
     if arguments.json:
-        print_json([_as_json(p) for p in found])
-    elif found:
+        print_json([_as_json(p) for p in pending])
+    elif pending:
         print_table(
             ("key", "kernel and key", "hardware", "configs", "why", "met by", "first", "last"),
             [
@@ -50,22 +52,23 @@ def run(arguments: argparse.Namespace) -> int:
                     as_date(p.noted_at),
                     as_date(p.met_at),
                 )
-                for p in found
+                for p in pending
             ],
             right=("configs", "met by"),
         )
     else:
         say("no key is pending")
-    return OK if found else NOTHING
+    return OK if pending else NOTHING
 
 
 def where(pending: Pending) -> str:
-    """The hardware of a pending key; of a rehearsal, that it is one."""
+    """The hardware of a pending key, marked where it was a rehearsal."""
     hardware = pending.place.hardware
     return f"{hardware.name} (rehearsal)" if is_rehearsal(pending) else hardware.name
 
 
 def is_rehearsal(pending: Pending) -> bool:
+    """Whether a key was met on simulated hardware."""
     from ..core.hardware import REHEARSAL_KINDS
 
     return pending.place.hardware.kind in REHEARSAL_KINDS

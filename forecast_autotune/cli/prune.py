@@ -14,6 +14,7 @@ from .output import say
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb and its options."""
     parser = new_parser(
         subparsers,
         "prune",
@@ -29,15 +30,17 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Remove what is unused."""
     store = store_of(arguments)
     if is_missing(store):
         return NOTHING
-    tell_removed(store.prune(unseen_days=arguments.days))
+    say_removed(store.prune(unseen_days=arguments.days))
     remove_builds(store.path.parent / "builds", arguments.days)
     return OK
 
 
 def remove_builds(root: Path, days: float) -> None:
+    """Remove builds that nothing has used for so many days, and say how many."""
     from ..compilers.builds import remove_unused
 
     count, size = remove_unused(root, days=days)
@@ -45,7 +48,8 @@ def remove_builds(root: Path, days: float) -> None:
         say(f"removed {count} builds, {size / 2**20:.0f} MiB")
 
 
-def tell_removed(removed: Removed) -> None:
+def say_removed(removed: Removed) -> None:
+    """Say on stderr what was removed."""
     say(
         f"removed {removed.decisions} decisions, {removed.outcomes} outcomes, {removed.pending} pending keys, "
         f"{removed.programs} programs, {removed.answers} answers of language models"

@@ -23,12 +23,14 @@ environment of its parent, or as `python -I`, `-E` or `-S`, is not reached."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb and its options."""
     parser = new_parser(subparsers, "run", DESCRIPTION)
     add_program_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def add_program_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what names the program and its own arguments."""
     parser.usage = f"{parser.prog} [options] [-m] SCRIPT [ARGS ...]"
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as after python -m")
     parser.add_argument(
@@ -37,6 +39,7 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Become the program; where processes cannot be replaced, run it and return its exit code."""
     command = command_of(arguments)
     environment = environment_with({})
     sys.stdout.flush()
@@ -63,14 +66,14 @@ def command_of(arguments: argparse.Namespace) -> list[str]:
         path.is_file() and (path.suffix in (".py", ".pyz", ".zip") or not os.access(path, os.X_OK))
     ):
         return [sys.executable, name, *rest]
-    found = shutil.which(name)
-    if found is None:
+    command = shutil.which(name)
+    if command is None:
         raise InvalidInputError(f"there is no file or command {name!r}: give a Python file, -m MODULE, or a command")
-    return [found, *rest]
+    return [command, *rest]
 
 
 def environment_with(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """An environment whose Python processes begin with the `sitecustomize` of ours, and with these changes."""
+    """The environment with these changes, in which Python processes start with our `sitecustomize`."""
     from ..settings import child_environment
 
     environment = child_environment(changes)

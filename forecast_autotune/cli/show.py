@@ -1,8 +1,9 @@
-"""`show`: one decision. What was chosen, why, against what, and what forecasts had said."""
+"""`show`: one decision. What was chosen, why, against what, and what had been forecast."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb and its options."""
     parser = new_parser(
         subparsers,
         "show",
@@ -36,25 +38,26 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print the decision that the key names."""
     store = store_of(arguments)
     if is_missing(store):
         return NOTHING
-    found = store.find(arguments.key)
-    if not found:
+    matches = store.find(arguments.key)
+    if not matches:
         warn_unreadable(store)
         say(
             f"no decision starts with {arguments.key!r} and no kernel has that name; 'forecast-autotune list' names them"
         )
         return NOTHING
     # One key decided under power limits that do not compare: its decisions have one digest.
-    if len({stored.digest for stored in found}) > 1:
-        say(f"{arguments.key!r} stands for {len(found)} decisions; give the start of one's digest:")
-        for stored in found[:20]:
+    if len({stored.digest for stored in matches}) > 1:
+        say(f"{arguments.key!r} stands for {len(matches)} decisions; give the start of one's digest:")
+        for stored in matches[:20]:
             say(f"  {short(stored.digest)}  {stored.place.workload}  on {stored.place.hardware}")
-        if len(found) > 20:
-            say(f"  and {len(found) - 20} more")
+        if len(matches) > 20:
+            say(f"  and {len(matches) - 20} more")
         return BAD_INPUT
-    details = [store.detail(stored) for stored in found]
+    details = [store.detail(stored) for stored in matches]
     warn_unreadable(store)
     if arguments.json:
         print_json(_as_json(details[0]) if len(details) == 1 else [_as_json(detail) for detail in details])
@@ -72,66 +75,63 @@ def _ranked(detail: DecisionDetail) -> list[StoredOutcome]:
 
 
 def _print(detail: DecisionDetail) -> None:
-    from ..core.outcome import Failure
+    print_facts(list(_facts(detail)))
+    if detail.touched:
+        _print_failures(detail)
+        _print_configs(detail)
 
+
+def _facts(detail: DecisionDetail) -> Iterator[tuple[str, str]]:
     stored, decision, place = detail.stored, detail.stored.decision, detail.stored.place
+    yield "decision", stored.digest
+    yield "kernel", f"{place.workload}, {place.workload.program.language}, timed {place.workload.timing}"
     speed = "" if decision.speedup is None else f", {decision.speedup:.2f}x the default's speed"
     times = "" if decision.config_us is None else f" ({as_time(decision.config_us)}{speed})"
+    yield "chosen", f"{decision.config}{times}"
+    yield "why", f"{decision.basis}: {decision.reason}"
+    default = "unknown" if detail.default is None else f"{detail.default} {as_time(decision.default_us)}".strip()
+    yield "default", default
     compared = f"{decision.forecast} forecast, {decision.compiled} compiled, {decision.measured} tried"
-    print_facts(
-        [
-            ("decision", stored.digest),
-            ("kernel", f"{place.workload}, {place.workload.program.language}, timed {place.workload.timing}"),
-            ("chosen", f"{decision.config}{times}"),
-            ("why", f"{decision.basis}: {decision.reason}"),
-            (
-                "default",
-                "unknown" if detail.default is None else f"{detail.default} {as_time(decision.default_us)}".strip(),
-            ),
-            ("compared with", f"{decision.space_size} configs: {compared}, of which {decision.failed} failed"),
-            ("cannot be told apart", "; ".join(map(str, decision.equivalents)) or "no other config"),
-            ("cost", f"{as_duration(decision.spent_s)} of a budget of {decision.budget}"),
-            ("decided", f"{as_date(decision.decided_at)}, run {short(decision.run) or 'unknown'}"),
-            ("hardware", f"{place.hardware} {place.hardware.capability}".strip() + _power_limit(place.hardware)),
-            ("toolchain", str(place.toolchain)),
-            ("recalled", f"by {stored.hits} processes" + (f", last {as_date(stored.hit_at)}" if stored.hit_at else "")),
-            ("superseded", f"{len(detail.earlier)} earlier decisions"),
-        ]
-    )
-    if not detail.touched:
-        return
-    _print_failures(detail)
-    several = any(_voices(t.forecast) for t in detail.touched)
+    yield "compared with", f"{decision.space_size} configs: {compared}, of which {decision.failed} failed"
+    yield "cannot be told apart", "; ".join(map(str, decision.equivalents)) or "no other config"
+    yield "cost", f"{as_duration(decision.spent_s)} of a budget of {decision.budget}"
+    yield "decided", f"{as_date(decision.decided_at)}, run {short(decision.run) or 'unknown'}"
+    yield "hardware", f"{place.hardware} {place.hardware.capability}".strip() + _power_limit(place.hardware)
+    yield "toolchain", str(place.toolchain)
+    yield "recalled", f"by {stored.hits} processes" + (f", last {as_date(stored.hit_at)}" if stored.hit_at else "")
+    yield "superseded", f"{len(detail.earlier)} earlier decisions"
+
+
+def _print_configs(detail: DecisionDetail) -> None:
+    """What was forecast and measured of each config; one column more where several surrogates were asked."""
+    several = any(_statements(t.forecast) for t in detail.touched)
+    who = ("who said what",) if several else ()
     print()
     print_table(
-        (
-            "",
-            "config",
-            "forecast",
-            *(["who said what"] * several),
-            "measured",
-            "time",
-            "source of forecast",
-            "run",
-            "when",
-        ),
-        [
-            (
-                _mark(detail, t),
-                str(t.config),
-                _forecast_words(t.forecast),
-                *([", ".join(map(str, _voices(t.forecast)))] * several),
-                f"failed at {t.outcome.stage}: {t.outcome.message[:80]}"
-                if isinstance(t.outcome, Failure)
-                else as_times(detail.log2_speedups[t.config]),
-                "" if isinstance(t.outcome, Failure) else as_time(t.outcome.median_us),
-                "" if t.forecast is None else t.forecast.source,
-                short(t.run),
-                as_date(t.recorded_at),
-            )
-            for t in _ranked(detail)
-        ],
+        ("", "config", "forecast", *who, "measured", "time", "source of forecast", "run", "when"),
+        [_cells(detail, t, several=several) for t in _ranked(detail)],
         right=("time",),
+    )
+
+
+def _cells(detail: DecisionDetail, touched: StoredOutcome, *, several: bool) -> tuple[str, ...]:
+    from ..core.outcome import Failure
+
+    outcome, forecast = touched.outcome, touched.forecast
+    if isinstance(outcome, Failure):
+        measured, time = f"failed at {outcome.stage}: {outcome.message[:80]}", ""
+    else:
+        measured, time = as_times(detail.log2_speedups[touched.config]), as_time(outcome.median_us)
+    return (
+        _mark(detail, touched),
+        str(touched.config),
+        _forecast_words(forecast),
+        *((", ".join(map(str, _statements(forecast))),) if several else ()),
+        measured,
+        time,
+        "" if forecast is None else forecast.source,
+        short(touched.run),
+        as_date(touched.recorded_at),
     )
 
 
@@ -147,11 +147,11 @@ def _failures(detail: DecisionDetail) -> list[FailuresAlike]:
 
 def _print_failures(detail: DecisionDetail) -> None:
     """What failed by stage, what follows from that, and what to do."""
-    if found := _failures(detail):
+    if failures := _failures(detail):
         print()
         print_table(
             ("failed at", "configs", "what was said of the first", "what follows", "what to do"),
-            [(f.stage, str(f.count), f.message[:200], f.follows, f.advice) for f in found],
+            [(f.stage, str(f.count), f.message[:200], f.follows, f.advice) for f in failures],
             right=("configs",),
         )
 
@@ -178,8 +178,8 @@ def _forecast_words(forecast: Forecast | Abstention | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _VoiceHeard:
-    """What one surrogate said of a config, in log2 speed-up, and how much that counted."""
+class _Statement:
+    """What one surrogate forecast of a config, in log2 speed-up, and how much it counted."""
 
     said_by: str
     mean: float
@@ -190,19 +190,19 @@ class _VoiceHeard:
         return f"{self.said_by} {as_times(self.mean)} ±{self.sigma:.1f} ({self.weight:.0%})"
 
 
-def _voices(forecast: Forecast | Abstention | None) -> list[_VoiceHeard]:
-    """Who said what, whoever counts most first; empty where one spoke alone, who is the source."""
+def _statements(forecast: Forecast | Abstention | None) -> list[_Statement]:
+    """What each surrogate forecast, the one that counts most first; empty where one forecast alone."""
     from ..core.forecast import Forecast
 
     if not isinstance(forecast, Forecast) or not all(bell.source for bell in forecast.components):
         return []
-    heard = []
+    statements = []
     for name in dict.fromkeys(bell.source for bell in forecast.components):
         bells = [bell for bell in forecast.components if bell.source == name]
         weight = sum(bell.weight for bell in bells)
         own = Forecast(tuple(replace(b, weight=b.weight / weight if weight else 1 / len(bells)) for b in bells), name)
-        heard.append(_VoiceHeard(said_by=name, mean=own.mean, sigma=own.sigma, weight=weight))
-    return sorted(heard, key=lambda voice: -voice.weight)
+        statements.append(_Statement(said_by=name, mean=own.mean, sigma=own.sigma, weight=weight))
+    return sorted(statements, key=lambda each: -each.weight)
 
 
 def _as_json(detail: DecisionDetail) -> dict[str, object]:
@@ -232,7 +232,7 @@ def _as_json(detail: DecisionDetail) -> dict[str, object]:
             {
                 "config": dict(t.config.knobs),
                 "forecast": encoding.encode_forecast(t.forecast),
-                "who_said_what": [asdict(voice) for voice in _voices(t.forecast)],
+                "who_said_what": [asdict(each) for each in _statements(t.forecast)],
                 "outcome": encoding.encode_outcome(t.outcome),
                 "log2_speedup": detail.log2_speedups.get(t.config),
                 "run": t.run,

@@ -21,6 +21,7 @@ a change tried fewer than three times tells nothing. Looked at are the newest {M
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb and its options."""
     parser = new_parser(subparsers, "skills", f"What changing one knob did, as measured.\n\n{HOW}")
     parser.add_argument("--kernel", metavar="K", help="only kernels with this in their name")
     parser.add_argument("--hardware", metavar="H", help="only hardware with this in its name")
@@ -31,23 +32,24 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print the skills, the most telling first."""
     store = store_of(arguments)
-    found = [] if is_missing(store) else store.skills(kernel=arguments.kernel, hardware=arguments.hardware)
-    found = found[: arguments.limit]
+    skills = [] if is_missing(store) else store.skills(kernel=arguments.kernel, hardware=arguments.hardware)
+    skills = skills[: arguments.limit]
     warn_unreadable(store)
     if arguments.json:
-        print_json([{**asdict(skill), "text": str(skill)} for skill in found])
-    elif found:
+        print_json([{**asdict(skill), "text": str(skill)} for skill in skills])
+    elif skills:
         print_table(
             ("kernel", "change", "where", "hardware", "speed", "faster", "tried", "failures"),
-            [_row(skill) for skill in found],
+            [_row(skill) for skill in skills],
             right=("speed", "faster", "tried"),
         )
     elif store.exists():
         say(
             "nothing that was measured tells what a change of one knob does: at least three pairs of configs are needed"
         )
-    return OK if found else NOTHING
+    return OK if skills else NOTHING
 
 
 def _row(skill: Skill) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ HOW = """How the figures come about:
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb and its options."""
     parser = new_parser(subparsers, "stats", f"Size, hits, time saved, how honest the forecasts were.\n\n{HOW}")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     add_store_argument(parser)
@@ -37,6 +38,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print the figures."""
     from ..evaluation.scores import member_scores, recalibration, score_pairs, score_trust
 
     store = store_of(arguments)
@@ -51,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         shown = {name: getattr(stats, name) for name in stats.__dataclass_fields__ if name not in ("path", "pairs")}
         honesty = {**asdict(scores), **asdict(trust)} if scores and trust else None
-        corrected = {kind: {**_fields(found.sigma_scale), "voices": found.voices} for kind, found in learned.items()}
+        corrected = {kind: {**_fields(each.sigma_scale), "voices": each.voices} for kind, each in learned.items()}
         print_json({"path": str(stats.path), **shown, "honesty": honesty, "recalibration": corrected})
     else:
         _print(stats, scores, trust, learned)
@@ -95,10 +97,10 @@ def _print(
     if trust is not None and trust.coverage_50 is not None and trust.coverage_90 is not None:
         facts.append(("", f"{trust.coverage_50:.0%} measured inside the central 50 % of the forecast, "
                           f"{trust.coverage_90:.0%} inside 90 %; {_falling(trust.error_falls)}"))  # fmt: skip
-    for kind, found in learned.items():
-        facts.append(("correction", f"{kind}: {_told(found.sigma_scale)}"))
-        if found.voices:
-            voices = sorted(found.voices.items(), key=lambda voice: -voice[1])
+    for kind, lessons in learned.items():
+        facts.append(("correction", f"{kind}: {_correction_words(lessons.sigma_scale)}"))
+        if lessons.voices:
+            voices = sorted(lessons.voices.items(), key=lambda voice: -voice[1])
             facts.append(("", "log density of " + ", ".join(f"{name} {score:+.2f}" for name, score in voices)))
     print_facts(facts)
 
@@ -119,9 +121,9 @@ def _fields(scale: SigmaScale) -> dict[str, float]:
     }
 
 
-def _told(scale: SigmaScale) -> str:
+def _correction_words(scale: SigmaScale) -> str:
     """The factors, and the pairs they rest on."""
-    told = [
+    factors = [
         f"{name} x{factor:.2f} ({count} pairs)"
         for name, factor, count in (
             ("ahead", scale.cold, scale.cold_pairs),
@@ -129,7 +131,7 @@ def _told(scale: SigmaScale) -> str:
         )
         if count
     ]
-    return "sigma " + ", ".join(told) if told else "none yet: what was forecast did not run"
+    return "sigma " + ", ".join(factors) if factors else "none yet: what was forecast did not run"
 
 
 def _by(counts: Mapping[str, int]) -> str:

@@ -25,6 +25,7 @@ which are still pending. Keys are met on the hardware they were noted on, so thi
 
 
 def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb and its options."""
     parser = new_parser(subparsers, "tune-pending", DESCRIPTION)
     parser.add_argument(
         "--budget", metavar="B", help="as FORECAST_AUTOTUNE_BUDGET; also overrides a budget of 0 in code"
@@ -35,6 +36,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run the program, and say of each key that was pending what became of it."""
     command = command_of(arguments)
     changes = {
         "FORECAST_AUTOTUNE_MODE": "tune",

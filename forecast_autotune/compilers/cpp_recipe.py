@@ -47,6 +47,7 @@ class Recipe:
 
     @property
     def is_cuda(self) -> bool:
+        """Whether nvcc is needed."""
         return bool(self.cuda_sources)
 
     @cached_property
@@ -86,8 +87,8 @@ class Recipe:
     def flags(self) -> tuple[str, ...]:
         """Every flag and build argument that may change the code, but for those that knobs set and for where headers are."""
         places = ("build_directory", "extra_include_paths", "verbose")
-        told = {k: v for k, v in self.arguments.items() if v and k not in places}
-        return tuple(f"{name}={canonical_json(value)}" for name, value in sorted(told.items()))
+        kept = {k: v for k, v in self.arguments.items() if v and k not in places}
+        return tuple(f"{name}={canonical_json(value)}" for name, value in sorted(kept.items()))
 
     def validate(self, space: Space) -> None:
         """Raises:
@@ -202,7 +203,7 @@ def included_headers(text: str, folders: Sequence[str]) -> list[str]:
     A header that another includes is looked for beside that one too. They are named by their place in a folder, not by
     where the folder is: a checkout elsewhere is the same code.
     """
-    found: dict[tuple[int, str], str] = {}  # by which folder, and by the path in it
+    texts: dict[tuple[int, str], str] = {}  # by which folder, and by the path in it
     waiting: list[tuple[int, str, str]] = [(-1, "", text)]
     while waiting:
         beside, within, text = waiting.pop()
@@ -212,11 +213,11 @@ def included_headers(text: str, folders: Sequence[str]) -> list[str]:
                 places.append((beside, os.path.normpath(os.path.join(within, name))))
             for place, path in places:
                 file = os.path.join(folders[place], path)
-                if (place, path) not in found and os.path.isfile(file):
+                if (place, path) not in texts and os.path.isfile(file):
                     with open(file, errors="replace") as opened:
-                        found[place, path] = opened.read()
-                    waiting.append((place, os.path.dirname(path), found[place, path]))
-    return [f"{path} {place}\n{content}" for (place, path), content in sorted(found.items())]
+                        texts[place, path] = opened.read()
+                    waiting.append((place, os.path.dirname(path), texts[place, path]))
+    return [f"{path} {place}\n{content}" for (place, path), content in sorted(texts.items())]
 
 
 def _pick(sources: Sources, chosen: Value) -> tuple[str, ...]:

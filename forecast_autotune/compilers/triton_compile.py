@@ -24,10 +24,9 @@ from .triton_source import (
     found_in_cache,
     gpu_target,
     hash_installation,
-    launch_kwargs,
     make_source,
 )
-from .triton_worker import Built, Task, is_the_machines, limiting, told
+from .triton_worker import Built, Task, brief, is_the_machines, limiting
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +69,12 @@ class SourceCompiler:
 
     @property
     def pool(self) -> WorkerPool:
+        """The worker processes that compile: those given, or the process's own."""
         return self._pool or shared_pool()
 
     @property
     def workers(self) -> int:
+        """How many configs are compiled side by side."""
         return self.pool.workers
 
     def warm(self) -> None:
@@ -180,8 +181,8 @@ class SourceCompiler:
             log.warning("%s was compiled under %s, its launch looks for %s", made.source.name, built.hash, made.hash)
         return self._judge(built.metadata, replace(built.evidence, compile_s=cost_s))
 
-    def _judge(self, metadata: Mapping[str, Any], found: Evidence) -> Result:
-        return out_of_resources(metadata, found, self.properties, cost_s=found.compile_s) or found
+    def _judge(self, metadata: Mapping[str, Any], facts: Evidence) -> Result:
+        return out_of_resources(metadata, facts, self.properties, cost_s=facts.compile_s) or facts
 
     def _without_workers(self, made: Source, err: WorkersUnavailableError) -> Result:
         global _warned
@@ -208,8 +209,8 @@ class TritonCompiler(SourceCompiler):
 
     Args:
         kernel: the JITFunction.
-        bind: config to the positional and keyword arguments of the call under it (see `binding`). Asked once for each
-            config, in the caller's thread.
+        bind: config to the positional and keyword arguments of the call under it: those that the caller gave, and the
+            config's knobs as `launch_kwargs` has them. Asked once for each config, in the caller's thread.
         target: `cuda:90`, `hip:gfx942`, or a GPUTarget.
         others: see `SourceCompiler`.
     Raises:
@@ -234,12 +235,5 @@ class TritonCompiler(SourceCompiler):
         super().__init__(source, **others)
 
 
-def binding(
-    args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Callable[[Config], tuple[Sequence[Any], Mapping[str, Any]]]:
-    """The plain way to bind: the call's own arguments, with the config's knobs as further keywords."""
-    return lambda config: (args, {**kwargs, **launch_kwargs(config.knobs)})
-
-
 def _failure(err: Exception, seconds: float) -> Failure:
-    return Failure(stage="compile", message=told(err), cost_s=seconds, transient=is_the_machines(err))
+    return Failure(stage="compile", message=brief(err), cost_s=seconds, transient=is_the_machines(err))

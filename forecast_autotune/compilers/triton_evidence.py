@@ -169,8 +169,8 @@ def ptx_instructions(ptx: str) -> Counter[str]:
 def ttgir_operations(ttgir: str) -> Counter[str]:
     """Dots, copies, layout changes and loops of the GPU dialect, which no later stage shows as plainly."""
     counts: Counter[str] = Counter()
-    for found in _TTGIR.findall(ttgir):
-        counts[_TTGIR_NAMES.get(found, "ir_dot")] += 1
+    for operation in _TTGIR.findall(ttgir):
+        counts[_TTGIR_NAMES.get(operation, "ir_dot")] += 1
     return counts
 
 
@@ -207,13 +207,13 @@ def amdgcn_facts(text: str) -> tuple[dict[str, int | None], Counter[str]]:
 
 
 def out_of_resources(
-    metadata: Mapping[str, object], found: Evidence, properties: Mapping[str, int], *, cost_s: float = 0.0
+    metadata: Mapping[str, object], facts: Evidence, properties: Mapping[str, int], *, cost_s: float = 0.0
 ) -> Failure | None:
     """The failure a launch would end in for want of a resource, in Triton's own words; None if it fits.
 
     Args:
         metadata: as Triton keeps it beside the kernel.
-        found: the kernel's evidence, for its registers.
+        facts: the kernel's evidence, for its registers.
         properties: what the device offers, under the names of Triton's drivers: `max_shared_mem`, `max_num_regs`,
             `warpSize`, and `max_threads` a block (1024 if not given). A limit that is missing is not checked.
     """
@@ -234,7 +234,7 @@ def out_of_resources(
     if columns > held:
         return lacking(columns, held, "tensor memory")
     nvidia = getattr(metadata.get("target"), "backend", None) == "cuda"
-    most = most_threads((found.registers or 0) if nvidia else 0, properties)
+    most = most_threads((facts.registers or 0) if nvidia else 0, properties)
     if warps * warp_size > most:
         return lacking(warps * warp_size, most, "threads")
     return None

@@ -30,11 +30,11 @@ class Launched:
     kwargs: Mapping[str, Any]
 
 
-class _Here(threading.local):
+class _ThisThread(threading.local):
     noted: list[Launched] | None = None
 
 
-_here = _Here()
+_this_thread = _ThisThread()
 _one_at_a_time = threading.Lock()
 _starts: WeakKeyDictionary[Any, dict[int, int]] = WeakKeyDictionary()
 """Of fake modes that `without_data` made: where the storages of the tensors given begin, by that of the fake one."""
@@ -64,20 +64,19 @@ def _made_fake(tensor: Any, mode: Any, starts: dict[int, int]) -> Any:
 
 
 def launches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Launched]:
-    """The kernels that a call would launch, of which none is; torch's own operations compute nothing either.
+    """The kernels that a call would launch. None is launched, and torch's own operations compute nothing.
 
-    Tensors are replaced by fake ones, but for those that are fake already, whose mode is then that of the call. In their
-    place a launch holds what Triton asks of a tensor: its type and how its address is aligned, which for one that the
-    function makes itself is as torch's allocators do it. No tensor is written, arguments or not; but whatever else a
-    function does, it does, and a tensor without data that it keeps is there at its next call.
+    Tensors are replaced by fake ones; where some are fake already, their mode is used. In their place a launch holds what
+    Triton asks of a tensor: its type and the alignment of its address, for one that the function makes as torch's allocators
+    align it. No tensor is written. All else that the function does happens, and a tensor without data that it keeps is there
+    at its next call.
 
     Raises:
         InvalidInputError: such a function is being called already.
-        whatever the function raises, which on tensors without data may be more than it does else.
+        whatever the function raises, which may be more than usual on tensors without data.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_iter, tree_map_only
 
     args, kwargs = without_data(args, kwargs)
@@ -94,17 +93,8 @@ def launches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
         size = tensor.untyped_storage().nbytes()
         return _Tensor(dtype=tensor.dtype, address=start + offset, size=size, elements=tensor.numel())
 
-    class Reached(TorchDispatchMode):  # type: ignore[misc]  # torch leaves it untyped
-        """Makes fake ones of tensors that are no arguments: an operation on these and numbers alone would be computed."""
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is torch.ops.aten.lift_fresh.default:  # of a new tensor, whose values may be asked for
-                return func(*args, **(kwargs or {}))
-            args, kwargs = tree_map_only(torch.Tensor, fake, (args, kwargs or {}))
-            return func(*args, **kwargs)
-
     args, kwargs = tree_map_only(torch.Tensor, fake, (args, kwargs))  # those beside fake ones
-    with mode, Reached(), _noted() as found:
+    with mode, _fake_operands(fake), _noted() as noted:
         function(*args, **kwargs)
         return [
             Launched(
@@ -113,8 +103,24 @@ def launches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
                 args=tree_map_only(FakeTensor, shown, each.args),
                 kwargs=tree_map_only(FakeTensor, shown, each.kwargs),
             )
-            for each in found
+            for each in noted
         ]
+
+
+def _fake_operands(fake: Callable[[Any], Any]) -> AbstractContextManager[Any]:
+    """Give fake tensors to every operation: one on tensors that are no arguments of the call would be computed otherwise."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_map_only
+
+    class FakeOperands(TorchDispatchMode):  # type: ignore[misc]  # torch leaves it untyped
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.lift_fresh.default:  # of a new tensor, whose values may be asked for
+                return func(*args, **(kwargs or {}))
+            args, kwargs = tree_map_only(torch.Tensor, fake, (args, kwargs or {}))
+            return func(*args, **kwargs)
+
+    return FakeOperands()
 
 
 def static_features(launched: Sequence[Launched], hardware: Hardware) -> dict[str, float]:
@@ -133,12 +139,11 @@ def _features(launched: Launched, hardware: Hardware) -> dict[str, float]:
 class LaunchesCompiler:
     """Compiles, for each config, every kernel that is launched under it.
 
-    A config counts as built where what it launches cannot be told: its launch compiles it then. What is known of a config
-    that launches several kernels is what the largest of them takes, of registers and of shared memory, and the sum of all
-    else.
+    Where a config's launches cannot be learned, it counts as built, and its launch compiles it. The evidence of a config
+    with several kernels is the largest figure of registers and of shared memory, and the sum of all else.
 
     Args:
-        launched: config to the launches made under it; raises where they cannot be told. Asked once for each config, in
+        launched: the launches made under a config; raises where they cannot be learned. Called once for each config, in
             the caller's thread.
         target: `cuda:90`, `hip:gfx942`, or a GPUTarget.
         others: see `SourceCompiler`.
@@ -156,6 +161,7 @@ class LaunchesCompiler:
 
     @property
     def workers(self) -> int:
+        """How many kernels are compiled side by side."""
         return self._compiler.workers
 
     def paused(self) -> AbstractContextManager[None]:
@@ -166,26 +172,26 @@ class LaunchesCompiler:
         """Compile what each config launches, yielding each as all of it is done. See `SourceCompiler.compile`."""
         self._parts = {}
         whose: dict[Config, Config] = {}
-        found: dict[Config, list[Evidence | Failure]] = {}
+        results: dict[Config, list[Evidence | Failure]] = {}
         wanted: Counter[Config] = Counter()
         for config in configs:
-            for i, launched in enumerate(parts := self._told(config)):
+            for i, launched in enumerate(parts := self._launches(config)):
                 part = Config({"config": config.digest, "launch": i})
                 self._parts[part] = launched
                 whose[part] = config
-            found[config], wanted[config] = [], len(parts)
+            results[config], wanted[config] = [], len(parts)
             if not parts:
                 yield config, Evidence(compile_s=0.0)
         for part, result in self._compiler.compile(list(whose)):
             config = whose[part]
-            found[config].append(result)
-            if len(found[config]) == wanted[config]:
-                yield config, combine_evidence(found[config])
+            results[config].append(result)
+            if len(results[config]) == wanted[config]:
+                yield config, combine_evidence(results[config])
 
-    def _told(self, config: Config) -> Sequence[Launched]:
+    def _launches(self, config: Config) -> Sequence[Launched]:
         try:
             return self._launched(config)
-        except Exception:  # its launch will tell, or it is only for want of data
+        except Exception:  # its launch will show whether it was for want of data
             return ()
 
     def _source(self, part: Config) -> Source:
@@ -254,7 +260,7 @@ def _noted() -> Iterator[list[Launched]]:
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
-    if _here.noted is not None:  # the lock would wait for this very thread
+    if _this_thread.noted is not None:  # the lock would wait for this very thread
         raise InvalidInputError(
             "what a function launches cannot be told while it is called to tell what another one does"
         )
@@ -262,20 +268,20 @@ def _noted() -> Iterator[list[Launched]]:
         run, bench = JITFunction.run, Autotuner._bench
 
         def note(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            if _here.noted is None:
+            if _this_thread.noted is None:
                 return run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
-            _here.noted.append(Launched(kernel=kernel, grid=grid, args=args, kwargs=kwargs))
+            _this_thread.noted.append(Launched(kernel=kernel, grid=grid, args=args, kwargs=kwargs))
             return None
 
         def refuse(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-            if _here.noted is None:
+            if _this_thread.noted is None:
                 return bench(tuner, *args, **kwargs)
             raise InvalidInputError(f"{tuner.base_fn.__name__} tunes itself: what it will launch cannot be told")
 
-        _here.noted = []
+        _this_thread.noted = []
         JITFunction.run, Autotuner._bench = note, refuse
         try:
-            yield _here.noted
+            yield _this_thread.noted
         finally:
             JITFunction.run, Autotuner._bench = run, bench
-            _here.noted = None
+            _this_thread.noted = None

@@ -132,6 +132,7 @@ class WorkerPool:
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called: nothing is compiled any more."""
         return self._unavailable == _CLOSED
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,6 @@ OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 """What a Triton config sets beside the kernel's own parameters; None in one of them means that it is not set."""
 
 MOST_PACKED = 1024  # specializations that are kept of a kernel, at some 2 KB each
-
-Bind = Callable[[Any], tuple[Sequence[Any], Mapping[str, Any]]]
-"""Config to the positional and keyword arguments the kernel would be called with under it."""
 
 
 class NotAheadError(AutotuneError):

@@ -50,6 +50,8 @@ class Task:
 
     @classmethod
     def from_json(cls, value: Message) -> Task:
+        """The task that `as_json` wrote."""
+
         from triton.backends.compiler import GPUTarget, Language
 
         signature, options = ast.literal_eval(value["signature"])
@@ -74,10 +76,12 @@ class Built:
     crashed: bool = False
 
     def as_json(self) -> Message:
+        """What the caller reads it from, but for the target, which the caller knows."""
         return {**asdict(self), "metadata": {k: v for k, v in self.metadata.items() if k != "target"}}
 
     @classmethod
     def from_json(cls, value: Message, target: Any) -> Built:
+        """What `as_json` wrote, with the target put back."""
         evidence = None if value["evidence"] is None else Evidence(**value["evidence"])
         return cls(**{**value, "evidence": evidence, "metadata": {**value["metadata"], "target": target}})
 
@@ -120,7 +124,7 @@ def build(task: Task) -> Built:
             _use_key(task.key)
             kernel = triton.compile(_source(task), **arguments)
     except Exception as err:
-        return Built(cost_s=time.perf_counter() - began, error=told(err), transient=is_the_machines(err))
+        return Built(cost_s=time.perf_counter() - began, error=brief(err), transient=is_the_machines(err))
     seconds = time.perf_counter() - began
     metadata = kernel.metadata._asdict()
     return Built(
@@ -143,7 +147,7 @@ def is_the_machines(err: BaseException) -> bool:
     return isinstance(err, (OSError, MemoryError)) or blames_the_machine(text)
 
 
-def told(err: BaseException) -> str:
+def brief(err: BaseException) -> str:
     """What went wrong, short enough to keep: the kind, and the last 1,500 characters (Triton ends with the point)."""
     text = str(err).strip()
     return f"{type(err).__name__}: {text if len(text) <= 1500 else '...' + text[-1500:]}"

@@ -125,6 +125,7 @@ class TotalSpent:
 
     @property
     def seconds(self) -> float:
+        """The account so far, in seconds, a run under way included."""
         with self._lock:
             return self._before_s + (self._clock() - self._since if self._under_way else 0.0)
 
@@ -188,6 +189,7 @@ class Budget:
 
     @property
     def spent_s(self) -> float:
+        """Wall time since `start`, in seconds; 0 before it."""
         return 0.0 if self._began is None else self.clock() - self._began
 
     @property
@@ -204,6 +206,7 @@ class Budget:
 
     @property
     def exhausted(self) -> bool:
+        """Whether nothing more may be tried."""
         return not self.measures or self.configs_left <= 0 or self.seconds_left <= 0
 
     def __str__(self) -> str:

@@ -39,6 +39,7 @@ class Config:
 
     @property
     def digest(self) -> str:
+        """Names the config by its content; 32 hex digits."""
         return digest(self.text)
 
     def __str__(self) -> str:

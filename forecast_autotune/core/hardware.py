@@ -43,6 +43,7 @@ class Hardware:
 
     @property
     def identity(self) -> dict[str, object]:
+        """What makes two devices the same product: all that decisions are kept by."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -54,6 +55,7 @@ class Hardware:
 
     @cached_property
     def digest(self) -> str:
+        """Names the product by its identity; 32 hex digits."""
         return digest(canonical_json(self.identity))
 
     def __str__(self) -> str:
@@ -69,6 +71,7 @@ class Toolchain:
 
     @cached_property
     def digest(self) -> str:
+        """Names the toolchain by its versions; 32 hex digits."""
         return digest(canonical_json(dict(self.versions)))
 
     def __str__(self) -> str:

@@ -113,9 +113,9 @@ class Progress:
 
 def reference_us(outcomes: Mapping[Config, Outcome], default: Config) -> float | None:
     """Time that speed-ups relate to: the default's; where it failed or is unknown, the median of those that ran."""
-    found = outcomes.get(default)
-    if isinstance(found, Measurement):
-        return found.median_us
+    outcome = outcomes.get(default)
+    if isinstance(outcome, Measurement):
+        return outcome.median_us
     times = sorted(o.median_us for o in outcomes.values() if isinstance(o, Measurement))
     return times[len(times) // 2] if times else None
 

@@ -75,6 +75,7 @@ class Measurement:
 
     @property
     def cost_s(self) -> float:
+        """Seconds that compiling and timing took together."""
         return self.compile_s + self.run_s
 
     def scaled(self, factor: float) -> Measurement:

@@ -31,13 +31,13 @@ class Condition:
         """Whether it does for these entries of a key or these knobs; not where its own is missing."""
         if self.name not in values:
             return False
-        found = values[self.name]
+        value = values[self.name]
         if self.relation in ("=", "!="):
-            same = type(found) is type(self.value) and found == self.value  # True is not 1
+            same = type(value) is type(self.value) and value == self.value  # True is not 1
             return same == (self.relation == "=")
-        if not is_number(found) or not is_number(self.value):
+        if not is_number(value) or not is_number(self.value):
             return False
-        above: bool = found >= self.value if self.relation == ">=" else found <= self.value  # type: ignore[operator]
+        above: bool = value >= self.value if self.relation == ">=" else value <= self.value  # type: ignore[operator]
         return above
 
 
@@ -73,6 +73,7 @@ class Skill:
 
     @property
     def change(self) -> str:
+        """The change of the knob in words."""
         return f"{self.knob} {_text(self.before)} -> {_text(self.after)}"
 
     def __str__(self) -> str:

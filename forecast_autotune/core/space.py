@@ -116,6 +116,7 @@ class Space(Sequence[Config]):
 
     @property
     def default(self) -> Config:
+        """The config that all others are compared with."""
         return self._configs[0]
 
     def index(self, config: object, start: int = 0, stop: int | None = None) -> int:
@@ -124,10 +125,10 @@ class Space(Sequence[Config]):
         Raises:
             ValueError: the config is not in the space.
         """
-        found = self._index.get(config)  # type: ignore[call-overload]
-        if found is None or found < start or (stop is not None and found >= stop):
+        place = self._index.get(config)  # type: ignore[call-overload]
+        if place is None or place < start or (stop is not None and place >= stop):
             raise ValueError(f"config {config} is not in the space")
-        return int(found)
+        return int(place)
 
     def __getitem__(self, i):  # type: ignore[no-untyped-def]
         return self._configs[i]

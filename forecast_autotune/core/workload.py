@@ -40,6 +40,7 @@ class Workload:
 
     @cached_property
     def digest(self) -> str:
+        """Names the workload by program, key, way of timing and check; 32 hex digits."""
         checked = (self.check,) if self.check else ()
         return digest(self.program.digest, canonical_json(self.key), self.timing, *checked)
 

@@ -1,4 +1,4 @@
-"""The job's key-value store: found, reached over a connection of our own, and never waited for without end."""
+"""The key-value store of a distributed job, over a connection of our own; no answer is waited for without end."""
 
 from __future__ import annotations
 
@@ -51,29 +51,31 @@ class UnreachableError(Exception):
 
 @dataclass(slots=True)
 class Seen:
-    """What this rank has seen of a key that it does not lead; times are this process's own."""
+    """What this rank has seen of a key that it does not lead; times are of this process's monotonic clock."""
 
-    first: float
-    changed: float
-    sign: tuple[str, int] | None = None  # who leads, and how often that one has shown life
+    first: float  # when this rank met the key
+    changed: float  # when the leader or its heartbeat was last seen to change
+    sign: tuple[str, int] | None = None  # the leader's claim and the count of its heartbeats
 
 
 class JobChannel:
     """The job's key-value store as one rank sees it. Nothing that comes from it is executed.
 
-    It never blocks for a key, and it gives up after `call_s`, or thrice that to connect: torch's own `check` waits
-    without end for a server that stands still (torch 2.13). What did not answer once is not asked again, so that no later
-    key waits for it.
+    No call waits for a key to appear. A call without an answer is given up after `call_s`, the first one after thrice that:
+    torch's own `check` waits without end for a server that stands still (torch 2.13). A server that did not answer once is
+    not asked again, so that no later key waits for it.
 
-    Giving up hangs up, which ends torch's call. A thread left in it would bring the process down with SIGABRT, whatever
-    its exit status, if the server woke or died while the interpreter ends (torch 2.13 under Python 3.11). Two are left
-    all the same: one that connects anew by itself, to a group's server that stood still from the first question on, and
-    any where the system has no /dev/fd.
+    Giving up shuts the connection down, which ends torch's call. A thread left in that call would end the process with
+    SIGABRT, whatever its exit status, if the server woke or died while the interpreter ends (torch 2.13 under Python
+    3.11). Two cases remain: torch reconnects by itself where a group's server stood still from the first question on, and
+    connections cannot be listed where the system has no /dev/fd.
 
     Args:
         connect: opens a connection of our own: one shared with the process group would hold its lock.
-        port: that the server listens on; None where it has none, as one in a file.
-        rank: None where the environment does not say it reliably.
+        rank: this process's; None where the environment does not say it reliably.
+        ranks: how many there are.
+        call_s: how long one call may take, in seconds.
+        port: where the server listens; None where it has no port, as a store in a file.
     """
 
     def __init__(
@@ -91,21 +93,21 @@ class JobChannel:
         self._connect = connect
         self._port = port
         self._others: set[object] = set()  # connections of this process to that port that are not ours
-        self._ours: set[object] | None = None  # None while it is not known to stand
+        self._ours: set[object] | None = None  # None until we are known to be connected
         self._connection: KeyValue | None = None
         self._connecting = threading.Lock()
         self._failed = ""
-        self.seen: dict[str, Seen] = {}  # of keys that other ranks lead, until they are decided
+        self.seen: dict[str, Seen] = {}  # by key that another rank leads, until it is decided
 
     def __str__(self) -> str:
         return f"rank {'?' if self.rank is None else self.rank} of {self.ranks}"
 
-    def look(self, key: str) -> str | None:
+    def read(self, key: str) -> str | None:
         """What is published under a key, None if nothing is."""
         return self._ask(lambda store: _text(store.get(key)) if store.check([key]) else None)
 
     def swap(self, key: str, expected: str, desired: str) -> str:
-        """Put a value in the place of the expected one, "" for none; returns the one that stands there then."""
+        """Put a value in the place of the expected one, "" for none; returns the value that the key has afterwards."""
         return self._ask(lambda store: _text(store.compare_set(key, expected, desired)))
 
     def add(self, key: str, amount: int) -> int:
@@ -140,12 +142,14 @@ class JobChannel:
 
 
 def within(seconds: float, ask: Callable[[], _T], hang_up: Callable[[], None] | None = None) -> _T:
-    """The answer, if there is one in time; asked in a thread of its own, which is left behind if there is none.
+    """The answer of `ask`, called in a thread of its own, which is left behind if it does not return in time.
 
-    `hang_up` is to bring that thread home; it is waited for a little.
-
+    Args:
+        seconds: how long it may take.
+        ask: may block, and may raise anything.
+        hang_up: called after that time to make `ask` return; its thread then has `HOME_S` to end.
     Raises:
-        UnreachableError: there was none, or asking failed.
+        UnreachableError: no answer came in time, or `ask` raised.
     """
     answers: queue.SimpleQueue[tuple[_T | None, Exception | None]] = queue.SimpleQueue()
 
@@ -173,19 +177,19 @@ def within(seconds: float, ask: Callable[[], _T], hang_up: Callable[[], None] | 
 
 
 def _connections(port: int | None) -> dict[object, int]:
-    """This process's connections to a port, wherever it is: a descriptor of each by its address at this end."""
-    found: dict[object, int] = {}
+    """This process's connections to a port of any host: a file descriptor by the local address of each."""
+    connections: dict[object, int] = {}
     # With a default timeout, Python would set a descriptor that is not its own to non-blocking.
     if port is None or socket.getdefaulttimeout() is not None:
-        return found
+        return connections
     with suppress(OSError):
         for name in os.listdir("/dev/fd"):
             with suppress(OSError):  # closed since, or not connected
                 if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                     with socket.socket(fileno=os.dup(int(name))) as same:
                         if same.family in (socket.AF_INET, socket.AF_INET6) and same.getpeername()[1] == port:
-                            found[same.getsockname()] = int(name)
-    return found
+                            connections[same.getsockname()] = int(name)
+    return connections
 
 
 def job_channel(environment: Mapping[str, str] | None = None, *, call_s: float = CALL_S) -> JobChannel | None:
@@ -194,26 +198,29 @@ def job_channel(environment: Mapping[str, str] | None = None, *, call_s: float =
     The agent's goes first, for it is there all the time: a rank that meets a key before it has a process group and one
     that meets it afterwards must not come to two decisions.
 
-    None where this process is the only one, which needs no word, or where there is no way to the others, which is
-    warned about once.
+    Args:
+        environment: in place of `os.environ`.
+        call_s: how long one call may take, in seconds.
+    Returns:
+        None where this process is the only one; also where there is no way to the others, with one warning.
     """
     env = os.environ if environment is None else environment
-    with _FINDING:
+    with _OPENING:
         try:
-            found = None if _agent_serves(env) else _of_process_group(env, call_s)
-            found = found or _of_environment(env, call_s)
+            channel = None if _agent_serves(env) else _of_process_group(env, call_s)
+            channel = channel or _of_environment(env, call_s)
         except TuningWarning:  # an error by the user's choice
             raise
         except Exception as err:  # a torch that keeps it elsewhere, a group just gone: each fails in its own way
-            tell_once(f"FORECAST_AUTOTUNE_SYNC=rank0: no way to the process group's store ({err!r}): {_LOCALLY}")
+            warn_once(f"FORECAST_AUTOTUNE_SYNC=rank0: no way to the process group's store ({err!r}): {_LOCALLY}")
             return None
-    return found if found is not None and found.ranks > 1 else None
+    return channel if channel is not None and channel.ranks > 1 else None
 
 
-def tell_once(text: str) -> None:
-    """Warn, but of one thing only once in a process."""
-    if text not in _TOLD:
-        _TOLD.add(text)
+def warn_once(text: str) -> None:
+    """Give a warning that this process has not given yet."""
+    if text not in _WARNED:
+        _WARNED.add(text)
         warnings.warn(text, TuningWarning, stacklevel=2)
 
 
@@ -226,7 +233,7 @@ def _of_process_group(env: Mapping[str, str], call_s: float) -> JobChannel | Non
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     for name, value in (("WORLD_SIZE", ranks), ("RANK", rank)):
         if env.get(name, "").strip() not in ("", str(value)):
-            tell_once(f"{name}={env[name]!r}, but the process group says {value}: the process group's is taken")
+            warn_once(f"{name}={env[name]!r}, but the process group says {value}: the process group's is taken")
     # A weak reference: a strong one would keep the server of a destroyed group alive, and its port taken.
     if _group is None or _group[0]() is not store:
         _group = (
@@ -273,10 +280,10 @@ def _of_environment(env: Mapping[str, str], call_s: float) -> JobChannel | None:
             raise InvalidInputError("there is no process group yet: call torch.distributed.init_process_group first")
         host, port = env.get("MASTER_ADDR", ""), _whole(env, "MASTER_PORT", below=2**16)
     except InvalidInputError as err:
-        tell_once(f"FORECAST_AUTOTUNE_SYNC=rank0: {err}. Until then {_LOCALLY}")
+        warn_once(f"FORECAST_AUTOTUNE_SYNC=rank0: {err}. Until then {_LOCALLY}")
         return None
-    # The agent outlives the ranks that it starts again: what a killed one had claimed is not to keep those from tuning.
-    # It does not count a rescale as a restart.
+    # The agent outlives the ranks that it restarts: a claim of a killed one must not keep the new ones from tuning. It does
+    # not count a rescale as a restart, so the number of ranks names the attempt too.
     attempt = "/".join((env.get("TORCHELASTIC_RUN_ID", ""), env.get("TORCHELASTIC_RESTART_COUNT", "0"), str(ranks)))
     place = (host, port, rank, ranks, attempt)
     if _agent is None or _agent[0] != place:
@@ -307,17 +314,17 @@ def _text(value: bytes | str) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
-_TOLD: set[str] = set()
-_FINDING = threading.Lock()
+_WARNED: set[str] = set()
+_OPENING = threading.Lock()
 _group: tuple[weakref.ref[Any], JobChannel] | None = None
 _agent: tuple[tuple[object, ...], JobChannel] | None = None
 _PARENTS: list[object] = []  # channels of the process this one was forked from: their connections are the parent's
 
 
 def _after_fork_in_child() -> None:
-    global _FINDING, _group, _agent
+    global _OPENING, _group, _agent
     _PARENTS.extend((_group, _agent))
-    _FINDING, _group, _agent = threading.Lock(), None, None
+    _OPENING, _group, _agent = threading.Lock(), None, None
 
 
 if hasattr(os, "register_at_fork"):

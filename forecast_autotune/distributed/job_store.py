@@ -23,40 +23,41 @@ from ..errors import InvalidInputError
 from ..protocols import Store
 from ..store.encoding import decode_decision, encode_decision, from_text, to_text
 from ..store.rows import Place
-from .job_channel import CALL_S, JobChannel, Seen, UnreachableError, tell_once
+from .job_channel import CALL_S, JobChannel, Seen, UnreachableError, warn_once
 
 log = logging.getLogger(__name__)
 
 FREE = "free"
-"""Stands in the place of a claim that its rank gave back without a decision."""
+"""Stands in the place of a claim that its rank released without a decision."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """What ranks grant one another before they act themselves, seconds. No launch waits for any of it."""
+    """How long ranks wait for one another before they act themselves, in seconds. No launch waits for any of it."""
 
     grace_s: float = 1.0  # for rank 0 to meet the key, before another rank tunes it
-    beat_s: float = 1.0  # between two signs of life of the rank that tunes
-    silent_s: float = 10.0  # without one, after which another takes its place
+    beat_s: float = 1.0  # between two heartbeats of the rank that tunes
+    silent_s: float = 10.0  # without a heartbeat, after which another rank takes its place
     call_s: float = CALL_S  # for an answer of the key-value store
 
 
 class JobStore:
-    """A rank's own store, and with it the decisions that all ranks of the job hold to.
+    """A rank's own store, and with it the decisions that all ranks of the job use.
 
-    The first decision published for a job is everybody's: a rank that knows one publishes it, and one that comes to
-    another adopts the first. One rank tunes, rank 0 if it meets the key at once, and shows that it lives; the others
-    wait for nothing, and adopt its decision when they ask again. Where measuring is not allowed, the first rank's forecast
-    is everybody's. A rank that never meets a key is missed by nobody. Without the key-value store a rank goes on with its
-    own store, with one warning.
+    All ranks use the first decision published for a job: a rank that knows one publishes it, and a rank that comes to
+    another one adopts the first. One rank tunes, rank 0 if it meets the key at once, and sends heartbeats; the others wait
+    for nothing, and adopt its decision when they ask again. Where measuring is not allowed, all use the first rank's
+    forecast. Nobody waits for a rank that never meets a key. Where the key-value store cannot be reached, a rank goes on
+    with its own store, with one warning.
 
     Args:
         own: this rank's store.
         channel: the way to the other ranks.
-        measures: whether measuring is allowed; what is decided without is agreed on apart, so that it is in nobody's way
-            when measuring is allowed later.
+        measures: whether measuring is allowed. Decisions made without measuring are published apart, so that they do not
+            stand in the way once measuring is allowed.
+        patience: how long ranks wait for one another.
     """
 
     def __init__(
@@ -66,45 +67,51 @@ class JobStore:
         self.channel = channel
         self.measures = measures
         self.patience = patience or Patience()
-        self._unusable: set[str] = set()  # jobs under whose key stands what no rank of ours wrote
-        self._looked_at: dict[str, float] = {}  # when this rank, which leads at the key, has looked for a decision
+        self._unusable: set[str] = set()  # keys of jobs whose published decision cannot be used
+        self._read_at: dict[str, float] = {}  # when this rank, leading at a key, last read whether it is decided
 
     # This rank's own ------------------------------------------------------------------------------------------------
 
     def decision(self, job: Job) -> Decision | None:
+        """See `Store.decision`; of this rank's own store."""
         return self.own.decision(job)
 
     def outcomes(self, job: Job) -> Mapping[Config, Outcome]:
+        """See `Store.outcomes`."""
         return self.own.outcomes(job)
 
     def related_recordings(self, job: Job) -> Sequence[Recording]:
+        """See `Store.related_recordings`."""
         return self.own.related_recordings(job)
 
     def record(
         self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
     ) -> None:
+        """See `Store.record`."""
         self.own.record(job, run, config, outcome, forecast)
 
     def decide(self, job: Job, decision: Decision) -> None:
+        """See `Store.decide`."""
         self.own.decide(job, decision)
 
     def note_pending(self, job: Job, why: str) -> None:
+        """See `Store.note_pending`."""
         self.own.note_pending(job, why)
 
-    # Everybody's ----------------------------------------------------------------------------------------------------
+    # All ranks' ------------------------------------------------------------------------------------------------------
 
     def shared_decision(self, job: Job) -> Decision | None:
-        """What was published first; one that was measured is kept here as well, so that the next job finds it.
+        """The decision published first; a measured one is also kept in this rank's store, for the next job.
 
-        Whoever leads looks once a beat, and may ask as often as it likes.
+        The rank that leads reads it once a heartbeat, however often it is asked.
         """
         key = self._key(job)
         if key in _led_by_this_thread():
             now = time.monotonic()
-            if now - self._looked_at.get(key, -math.inf) < self.patience.beat_s:
+            if now - self._read_at.get(key, -math.inf) < self.patience.beat_s:
                 return None
-            self._looked_at[key] = now
-        text = self._ask(job, lambda: self.channel.look(f"{key}/decision"))
+            self._read_at[key] = now
+        text = self._ask(job, lambda: self.channel.read(f"{key}/decision"))
         if text is None:
             return None
         self.channel.seen.pop(key, None)
@@ -120,7 +127,7 @@ class JobStore:
 
     @contextmanager
     def single_flight(self, job: Job) -> Iterator[bool]:
-        """Lead the ranks at this job; False, at once, where another rank does, may yet, or has published a decision."""
+        """Lead the ranks at this job; False, at once, where another rank leads, still may, or has published a decision."""
         key = self._key(job)
         leading = _led_by_this_thread()
         mine = f"{self.channel} (process {os.getpid()} of {_host()}) {uuid.uuid4().hex}"
@@ -135,22 +142,22 @@ class JobStore:
         leading.add(key)
         process = os.getpid()
         try:
-            with self._showing_life(key, mine), self.own.single_flight(job) as alone:
+            with self._heartbeat(key, mine), self.own.single_flight(job) as alone:
                 yield alone
         finally:
             leading.discard(key)
-            self._looked_at.pop(key, None)
+            self._read_at.pop(key, None)
             if os.getpid() == process:  # else the child of a fork leaves this block too: the claim is its parent's
                 self._ask(job, lambda: self.channel.swap(f"{key}/claim", mine, FREE))
 
     # ----------------------------------------------------------------------------------------------------------------
 
     def _claim(self, job: Job, mine: str) -> bool:
-        """Claim the lead if nobody has it, or if who has it has shown no life for long, as far as this rank has looked."""
+        """Claim the lead if nobody has it, or if this rank has seen no heartbeat of its holder for long."""
         key, now = self._key(job), time.monotonic()
-        if self.channel.look(f"{key}/decision") is not None:
+        if self.channel.read(f"{key}/decision") is not None:
             return False
-        claim = self.channel.look(f"{key}/claim") or ""
+        claim = self.channel.read(f"{key}/claim") or ""
         seen = self.channel.seen.setdefault(key, Seen(first=now, changed=now))
         free = claim in ("", FREE)
         if not free:
@@ -168,10 +175,10 @@ class JobStore:
         return True
 
     @contextmanager
-    def _showing_life(self, key: str, mine: str) -> Iterator[None]:
-        """Count up while this is held; others see the count move and need no common clock.
+    def _heartbeat(self, key: str, mine: str) -> Iterator[None]:
+        """Count up while this is held: other ranks see the count change, and need no common clock.
 
-        Where no thread can be had for it, there is no sign of life: another rank tunes as well after a silence.
+        Where no thread can be started, there is no heartbeat, and after `silent_s` another rank tunes as well.
         """
         over = threading.Event()
 
@@ -193,17 +200,17 @@ class JobStore:
                 thread.join(self.channel.call_s)
 
     def _key(self, job: Job) -> str:
-        """Of what ranks decide alike: one with another GPU or compiler decides among its like."""
+        """What ranks decide together: the same job on the same hardware under the same toolchain."""
         return digest("measured" if self.measures else "unmeasured", *Place.of(job).digests, job.space.digest)
 
     def _ask(self, job: Job, question: Callable[[], _T]) -> _T | None:
-        """The answer; None where the ranks cannot be reached, which is told once."""
+        """The answer; None where the ranks cannot be reached, with one warning."""
         if self._key(job) in self._unusable:
             return None
         try:
             return question()
         except UnreachableError as err:
-            tell_once(
+            warn_once(
                 f"the other ranks cannot be reached ({err}): {self.channel} decides by its own store from now on, and "
                 "perhaps otherwise than they. Look whether the process that serves the job's key-value store, most often "
                 "rank 0, still runs"
@@ -219,7 +226,7 @@ class JobStore:
                 raise InvalidInputError(f"{what} is {decision.config}, which is none of this space")
         except InvalidInputError as err:
             self._unusable.add(self._key(job))
-            tell_once(f"{err}. It is ignored: {self.channel} decides by its own store")
+            warn_once(f"{err}. It is ignored: {self.channel} decides by its own store")
             return None
         if decision.tried and self.own.decision(job) != decision:
             self.own.decide(job, decision)
@@ -240,7 +247,7 @@ def _token(claim: str) -> str:
 
 
 def _who(claim: str) -> str:
-    """A claim for people: without its token, and without what would move a terminal's cursor."""
+    """A claim as people read it: without its token, and without control characters."""
     return "".join(filter(str.isprintable, claim.rpartition(" ")[0]))[:200] or "a rank to begin"
 
 

@@ -32,6 +32,8 @@ class Columns:
 
     @property
     def known(self) -> NDArray[np.bool_]:
+        """Which configs have a forecast; shape `(configs,)`."""
+
         import numpy as np
 
         known: NDArray[np.bool_] = ~np.isnan(self.mean)

@@ -197,8 +197,8 @@ def hardware_named(name: str) -> Hardware:
     """
     if product := _product(name):
         return replace(product, name=name)
-    if found := re.match(r"gfx\w+", name, re.IGNORECASE):
-        capability = found[0].lower()
+    if match := re.match(r"gfx\w+", name, re.IGNORECASE):
+        capability = match[0].lower()
         limits = next((sheet for sheet in SHEETS if sheet.capability == capability), None)
         return Hardware(
             kind="hip",

@@ -34,11 +34,11 @@ def role_of_name(name: str) -> str | None:
 
 def roles_by_name(knobs: Iterable[str]) -> dict[str, str]:
     """The roles of those knobs whose names tell one, each seen beside the others."""
-    found = {name: role for name in knobs if (role := role_of_name(name)) is not None}
-    if any(_WARPS.search(name) for name in found):
+    roles = {name: role for name in knobs if (role := role_of_name(name)) is not None}
+    if any(_WARPS.search(name) for name in roles):
         # Where warps are counted, the size of a block is one of elements: so Triton's kernels name it.
-        found |= {name: "tile" for name in found if _BLOCK_SIZE.search(name) and not _WARPS.search(name)}
-    return found
+        roles |= {name: "tile" for name in roles if _BLOCK_SIZE.search(name) and not _WARPS.search(name)}
+    return roles
 
 
 def is_depth(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The tensors of a call: where they stand among its arguments, and whether it may be timed and compared on them."""
+"""The tensors of a call: their labels, and whether the call may be timed and compared on them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def tensors_of_call(values: Sequence[Any]) -> list[Any]:
 
 
 def labelled_tensors(values: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
-    """The tensors of a call by what they are called: their argument, and their place in it."""
+    """The tensors of a call by label: the argument's name, and for one in a list or dict its index or key: `xs[0]`."""
     return dict(_labelled("", zip(labels_of(values, names), values, strict=True)))
 
 
 def labels_of(values: Sequence[Any], names: Sequence[str] | None) -> list[str]:
-    """The names of a call's arguments; their places where they have none."""
+    """The names of a call's arguments; the index of one without a name."""
     return [names[i] if names is not None and i < len(names) else str(i) for i in range(len(values))]
 
 
@@ -45,14 +45,14 @@ def why_unmeasured(values: Sequence[Any]) -> str:
 
 
 def hold_no_data(values: Sequence[Any]) -> bool:
-    """Whether a tensor among these stands for one that is somewhere else: fake, or on the meta device."""
+    """Whether a tensor among these is fake or on the meta device."""
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
     fake = () if fakes is None else fakes.FakeTensor
     return any(isinstance(t, fake) or t.is_meta for t in tensors_of_call(values))
 
 
 def why_untuned(values: Sequence[Any], names: Sequence[str] | None) -> str:
-    """Why calls of such tensors are never tuned: copies of them cannot be compared byte by byte; empty if they are."""
+    """Why a call of such tensors is never tuned; empty if it is. Copies of some cannot be compared byte by byte."""
     import torch
 
     for name, tensor in labelled_tensors(values, names or ()).items():

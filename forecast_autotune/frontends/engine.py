@@ -145,7 +145,7 @@ def make_surrogate(name: str, *, prior: Prior | None = None, answer: Answer | No
 
 @cache
 def _language_model(name: str, answer: Answer) -> LanguageModelSurrogate:
-    """One for all kernels of a process: it is loaded once, and what is wrong with it is told once."""
+    """One for all kernels of a process: it is loaded once, and warned of once."""
     return LanguageModelSurrogate(_model(name), answer=answer.form, seconds=answer.seconds)
 
 
@@ -266,9 +266,9 @@ def takes_time(how: Request) -> bool:
 
 
 def _recalibrated(surrogate: Surrogate, store: SqliteStore, kind: str) -> Surrogate:
-    """The surrogate, its forecasts as wide, and a blend's members weighted, as this store's record of them says.
+    """The surrogate with this store's record of its forecasts: how wide to make them, how to weight a blend's members.
 
-    Not where a surrogate says `recalibrate = False`: one of the user's own is judged by the record like any other.
+    Unchanged where the surrogate says `recalibrate = False`.
     """
     if not surrogate.recalibrate:
         return surrogate
@@ -278,7 +278,7 @@ def _recalibrated(surrogate: Surrogate, store: SqliteStore, kind: str) -> Surrog
 
 
 def _lessons_of(store: SqliteStore, kind: str) -> Lessons:
-    """What the store's pairs on this kind of hardware teach, read anew after so many decisions that forecast."""
+    """What the store's pairs on this kind of hardware teach; read again after `RECALIBRATE_EVERY` decisions."""
     # Without a lock, which a fork could leave held for ever: threads at worst read the pairs twice.
     of_store = _lessons.setdefault(store, {})
     lessons, asked = of_store.get(kind, (None, 0))

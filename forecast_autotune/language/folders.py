@@ -43,9 +43,9 @@ def adapter_in(model: str) -> Adapter | None:
     except (OSError, ValueError):
         return None
     try:
-        said = json.loads(text)
-        base = said["base_model_name_or_path"]
-        ranks = [said["r"], *(said.get("rank_pattern") or {}).values()]
+        config = json.loads(text)
+        base = config["base_model_name_or_path"]
+        ranks = [config["r"], *(config.get("rank_pattern") or {}).values()]
         if not isinstance(base, str) or not base or not all(isinstance(r, int) and r > 0 for r in ranks):
             raise ValueError(f"base_model_name_or_path is {base!r} and r {ranks!r}")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:

@@ -36,6 +36,7 @@ class TransformersModel:
         self._loaded: _Loaded | None = None
 
     def open(self, *, until: float) -> ModelFacts:
+        """Load the model, unless it is loaded. See `LanguageModel.open`."""
         if self._loaded is None:
             if time.monotonic() >= until:
                 raise ModelError(f"{self.name}: no time left to load it")
@@ -45,6 +46,7 @@ class TransformersModel:
     def log_probabilities(
         self, prompts: Sequence[Prompt], *, until: float
     ) -> Iterator[tuple[int, tuple[float, ...] | Unanswered]]:
+        """Read the prompts, `ROWS` at a time. See `LanguageModel.log_probabilities`."""
         loaded = self._opened()
         try:
             begin, cache = loaded.beginning(prompts, loaded.tokens.of_prompt, until)
@@ -73,6 +75,7 @@ class TransformersModel:
         until: float,
         sampled: bool = False,
     ) -> Iterator[tuple[int, str | Unanswered]]:
+        """Write one answer after the other, held to no schema. See `LanguageModel.texts`."""
         loaded = self._opened()
         try:
             begin, cache = loaded.beginning(prompts, loaded.tokens.of_chat, until)
@@ -88,6 +91,7 @@ class TransformersModel:
             raise ModelError.of(self.name, err) from err
 
     def close(self) -> None:
+        """Free the model's memory; it can be opened again."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None and loaded.device.type == "cuda":
             import torch
@@ -137,7 +141,7 @@ class _Loaded:
 
         width = max(map(len, rows))
         ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=self.device)
-        found: dict[int, tuple[float, ...] | Unanswered] = {}
+        answers: dict[int, tuple[float, ...] | Unanswered] = {}
         for begin in range(0, width, PIECE):
             self._look_at_the_time(until)
             lasts = [len(row) - 1 - begin for row in rows]
@@ -153,12 +157,12 @@ class _Loaded:
             for number, last in enumerate(lasts):
                 if 0 <= last < PIECE:
                     shares = torch.log_softmax(out.logits[number, wanted.index(last)].float(), -1)
-                    found[number] = of_labels(
+                    answers[number] = of_labels(
                         dict(zip(self.labels, shares[list(self.labels)].tolist(), strict=True)), self.labels
                     )
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # or what is given up here would still run while kernels are timed
-        return [found[number] for number in range(len(rows))], cache
+        return [answers[number] for number in range(len(rows))], cache
 
     def write(self, row: Sequence[int], cache: Any, until: float, sampled: bool) -> str:
         """What the model writes behind a row."""

@@ -56,6 +56,7 @@ class VllmModel:
         self._loaded: _Loaded | None = None
 
     def open(self, *, until: float) -> ModelFacts:
+        """Load the model, unless it is loaded. See `LanguageModel.open`."""
         if self._loaded is None:
             if time.monotonic() >= until:
                 raise ModelError(f"{self.name}: no time left to load it")
@@ -65,6 +66,8 @@ class VllmModel:
     def log_probabilities(
         self, prompts: Sequence[Prompt], *, until: float
     ) -> Iterator[tuple[int, tuple[float, ...] | Unanswered]]:
+        """Read the prompts, up to `ROWS` side by side. See `LanguageModel.log_probabilities`."""
+
         from vllm import SamplingParams
 
         loaded = self._opened()
@@ -74,12 +77,14 @@ class VllmModel:
             if isinstance(answer, Unanswered):
                 yield i, answer
                 continue
-            found = (answer.logprobs or [{}])[0]
-            yield i, of_labels({token: entry.logprob for token, entry in found.items()}, labels)
+            entries = (answer.logprobs or [{}])[0]
+            yield i, of_labels({token: entry.logprob for token, entry in entries.items()}, labels)
 
     def texts(
         self, prompts: Sequence[Prompt], *, schema: dict[str, object], until: float, sampled: bool = False
     ) -> Iterator[tuple[int, str | Unanswered]]:
+        """Write the answers, up to `ROWS` side by side. See `LanguageModel.texts`."""
+
         from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
 
@@ -94,6 +99,7 @@ class VllmModel:
             yield i, answer if isinstance(answer, Unanswered) else as_json(answer.text)
 
     def close(self) -> None:
+        """End the engine and free its memory; it can be opened again."""
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return

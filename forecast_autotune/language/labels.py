@@ -19,26 +19,26 @@ def label_tokens(tokens_of: Callable[[str], Sequence[int]], model: str) -> tuple
     """
     end = list(tokens_of(END))
     for lead in (" ", ""):
-        found: dict[int, str] = {}
+        label_of: dict[int, str] = {}
         for label in LABELS:
             tokens = list(tokens_of(f"{END}{lead}{label}"))
-            if len(tokens) != len(end) + 1 or tokens[:-1] != end or tokens[-1] in found:
+            if len(tokens) != len(end) + 1 or tokens[:-1] != end or tokens[-1] in label_of:
                 trouble = label
                 break
-            found[tokens[-1]] = label
+            label_of[tokens[-1]] = label
         else:
-            return tuple(found)
+            return tuple(label_of)
     raise ModelError(
         f"{model}: after a prompt, the label {trouble!r} is not one token of its own, so that its share cannot be read;"
         " let it write its answer, or take another model"
     )
 
 
-def of_labels(found: Mapping[int, object], labels: Sequence[int]) -> tuple[float, ...] | Unanswered:
+def of_labels(log_probabilities: Mapping[int, object], labels: Sequence[int]) -> tuple[float, ...] | Unanswered:
     """The labels' log-probabilities among those that came back."""
     values: list[float] = []
     for token in labels:
-        value = found.get(token)
+        value = log_probabilities.get(token)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value > 0:
             return Unanswered(f"the model gave {value!r} as the log-probability of a label")
         values.append(float(value))

@@ -20,8 +20,8 @@ class ModelError(Exception):
     @classmethod
     def of(cls, what: str, err: Exception) -> ModelError:
         """What an exception of some library comes to here, in a line."""
-        said = str(err).strip().splitlines() or [""]
-        return cls(f"{what}: {type(err).__name__}: {said[0][:300]}")
+        lines = str(err).strip().splitlines() or [""]
+        return cls(f"{what}: {type(err).__name__}: {lines[0][:300]}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

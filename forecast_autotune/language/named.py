@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from ..core.model_names import is_loopback, parse_model_name
+from ..core.model_names import parse_model_name
 from .in_transformers import TransformersModel
 from .in_vllm import VllmModel
 from .model import LanguageModel
 from .server import ServedModel
-
-__all__ = ["is_loopback", "named"]
 
 
 def named(text: str) -> LanguageModel:

@@ -20,6 +20,7 @@ from ..core.hardware import Hardware
 from ..core.job import Job, Recording
 from ..core.outcome import Evidence, Failure, Measurement
 from ..core.skill import Skill
+from ..core.workload import Program
 from .sources import MARGIN, sections_of, shortened, variant_of
 
 if TYPE_CHECKING:
@@ -65,10 +66,12 @@ class Prompt:
 
     @property
     def text(self) -> str:
+        """The whole prompt."""
         return self.shared + self.own
 
     @property
     def digest(self) -> str:
+        """Names the prompt by its content."""
         return digest(self.shared, self.own)
 
 
@@ -99,60 +102,83 @@ def prompts(
     """
     evidence = evidence or {}
     reference = job.space.default if reference is None else reference
-    described = _described(job)
-    program = job.workload.program
-    of_reference = variant_of(reference)
-    sources = {v: sections_of(program, v) for v in dict.fromkeys([of_reference, *map(variant_of, configs)])}
-    words: dict[str, object] = {
-        "answer": answer,
-        "hardware": _sheet(job.hardware),
-        "program": _line(program.name),
-        "language": _line(program.language),
-        "key": _key(job.workload.key),
-        "work": None if job.work is None else {"flops": _short(job.work.flops), "bytes": _short(job.work.bytes)},
+    shown = recordings[:ELSEWHERE]
+    features = dict(zip(job.space, job.described, strict=True)) if job.described else {}
+    common = _common_words(job, reference, answer, features, evidence) | {
         "skills": _first([_line(str(skill)) for skill in skills[:SKILLS]], int(SKILLS_SHARE * most_chars)),
-        "elsewhere": [_place(job, recording) for recording in recordings[:ELSEWHERE]],
-        "knobs": _knobs(reference),
-        "launch": _launch(described.get(reference, {})),
-        "compiled": _compiled(evidence.get(reference)),
+        "elsewhere": [_place(job, recording) for recording in shown],
     }
-
-    def shared(source: str) -> str:
-        return _template("shared").render(words, source=source)
-
-    def own(config: Config) -> str:
-        return _template(answer).render(
-            knobs=_knobs(config),
-            changes=_changes(reference, config),
-            elsewhere=_elsewhere(recordings[:ELSEWHERE], reference, config),
-            launch=_launch(described.get(config, {}), described.get(reference)),
-            compiled=_compiled(evidence.get(config)),
-        )
-
-    owns = [own(c) for c in configs]
+    owns = [_template(answer).render(_own_words(config, reference, features, evidence, shown)) for config in configs]
     longest_own = max(map(len, owns), default=0)
-    texts = len({of_reference, *map(variant_of, configs)})
-    room = most_chars - len(shared("")) - longest_own - (LEFT_OUT_CHARS if program.source else 0)
+    names_left_out = LEFT_OUT_CHARS if job.workload.program.source else 0
+    room = most_chars - len(_template("shared").render(common, source="")) - longest_own - names_left_out
     if room < 0 and (skills or recordings):  # what was measured elsewhere makes way, skills first
+        kept = recordings if skills else ()
         return prompts(
-            job,
-            configs,
-            reference=reference,
-            answer=answer,
-            recordings=recordings if skills else (),
-            evidence=evidence,
-            most_chars=most_chars,
+            job, configs, reference=reference, answer=answer, recordings=kept, evidence=evidence, most_chars=most_chars
         )
     if room < 0:
         raise PromptTooLongError(
             f"a prompt without sources has {most_chars - room} characters, and {most_chars} are allowed"
         )
-    room //= 1 if texts == 1 else 2
-    text, kept = shortened(sources[of_reference], room)
-    texts_of = {v: _indented(shortened(found, room, kept)[0]) for v, found in sources.items()}
-    beginning = shared(_indented(text))
-    code_of = {v: _template("code").render(source=None if v == of_reference else texts_of[v]) for v in sources}
+    text, code_of = _code(job.workload.program, variant_of(reference), [variant_of(c) for c in configs], room)
+    beginning = _template("shared").render(common, source=text)
     return [Prompt(beginning, code_of[variant_of(c)] + rest) for c, rest in zip(configs, owns, strict=True)]
+
+
+def _common_words(
+    job: Job,
+    reference: Config,
+    answer: str,
+    features: Mapping[Config, Mapping[str, float]],
+    evidence: Mapping[Config, Evidence],
+) -> dict[str, object]:
+    """What `templates/shared.j2` is filled with, but for sources, skills and recordings."""
+    return {
+        "answer": answer,
+        "hardware": _sheet(job.hardware),
+        "program": _line(job.workload.program.name),
+        "language": _line(job.workload.program.language),
+        "key": _key(job.workload.key),
+        "work": None if job.work is None else {"flops": _short(job.work.flops), "bytes": _short(job.work.bytes)},
+        "knobs": _knobs(reference),
+        "launch": _launch(features.get(reference, {})),
+        "compiled": _compiled(evidence.get(reference)),
+    }
+
+
+def _own_words(
+    config: Config,
+    reference: Config,
+    features: Mapping[Config, Mapping[str, float]],
+    evidence: Mapping[Config, Evidence],
+    recordings: Sequence[Recording],
+) -> dict[str, object]:
+    """What the template of an answer's form is filled with for one config."""
+    return {
+        "knobs": _knobs(config),
+        "changes": _changes(reference, config),
+        "elsewhere": _elsewhere(recordings, reference, config),
+        "launch": _launch(features.get(config, {}), features.get(reference)),
+        "compiled": _compiled(evidence.get(config)),
+    }
+
+
+def _code(
+    program: Program, reference: str | None, variants: Sequence[str | None], room: int
+) -> tuple[str, dict[str | None, str]]:
+    """The reference's source, shortened to fit; and for each variant the part of a prompt that shows its own.
+
+    Args:
+        reference, variants: see `variant_of`.
+        room: characters for the reference's source and a variant's.
+    """
+    sources = {v: sections_of(program, v) for v in dict.fromkeys([reference, *variants])}
+    room //= 1 if len(sources) == 1 else 2
+    text, kept = shortened(sources[reference], room)
+    own = {v: _indented(shortened(sections, room, kept)[0]) for v, sections in sources.items()}
+    parts = {v: _template("code").render(source=None if v == reference else own[v]) for v in sources}
+    return _indented(text), parts
 
 
 def _first(lines: Sequence[str], most_chars: int) -> list[str]:
@@ -161,13 +187,9 @@ def _first(lines: Sequence[str], most_chars: int) -> list[str]:
     return [line for line, end in zip(lines, ends, strict=True) if end <= most_chars]
 
 
-def _described(job: Job) -> Mapping[Config, Mapping[str, float]]:
-    return dict(zip(job.space, job.described, strict=True)) if job.described else {}
-
-
 def quoted(text: str) -> str:
     """Somebody else's text, without what a chat format would take for its own marks: a space is put into them."""
-    return _COMMANDS.sub(lambda found: found.group() + " ", text)
+    return _COMMANDS.sub(lambda match: match.group() + " ", text)
 
 
 def _line(text: str) -> str:
@@ -250,12 +272,12 @@ def _knobs(config: Config) -> str:
 
 def _changes(reference: Config, config: Config) -> str:
     """The knobs in which a config differs, each with the factor where there is one."""
-    told = []
+    changes = []
     for name, after in config.knobs.items():
         before = reference.knobs.get(name)
         if (type(before), before) != (type(after), after):
-            told.append(f"{name} {_value(before)} -> {_value(after)}{_factor(before, after)}")
-    return _line(", ".join(told))
+            changes.append(f"{name} {_value(before)} -> {_value(after)}{_factor(before, after)}")
+    return _line(", ".join(changes))
 
 
 def _value(value: Value) -> str:
@@ -268,18 +290,18 @@ def _factor(before: Value, after: Value) -> str:
     return f" (x{after / before:.2g})"  # type: ignore[operator]
 
 
-def _launch(described: Mapping[str, float], reference: Mapping[str, float] | None = None) -> str:
+def _launch(features: Mapping[str, float], reference: Mapping[str, float] | None = None) -> str:
     """What a launch does, in powers of two, each with how many of them it lies above the reference's."""
-    told = []
+    words = []
     for name in POWERS:
-        value = described.get(name)
+        value = features.get(name)
         if value is None or not math.isfinite(value):
             continue
         before = None if reference is None else reference.get(name)
         apart = "" if before is None or min(value, before) <= 0 else _apart(math.log2(value / before))
-        told.append(f"{name} {_power(value)}{apart}")
-    told += [f"{name} {described[name]:.1f}" for name in TENTHS if math.isfinite(described.get(name, math.nan))]
-    return ", ".join(told)
+        words.append(f"{name} {_power(value)}{apart}")
+    words += [f"{name} {features[name]:.1f}" for name in TENTHS if math.isfinite(features.get(name, math.nan))]
+    return ", ".join(words)
 
 
 def _power(value: float) -> str:
@@ -296,32 +318,32 @@ def _half(value: float) -> float:
 
 
 def _place(job: Job, recording: Recording) -> str:
-    """Where a recording was made, as far as that is not here."""
-    other, here = recording.workload.key, job.workload.key
-    told = [f"{name} {_entry(value)}" for name, value in other.items() if here.get(name) != value]
+    """Where a recording was made, as far as it differs from the job."""
+    other, own = recording.workload.key, job.workload.key
+    differences = [f"{name} {_entry(value)}" for name, value in other.items() if own.get(name) != value]
     if recording.hardware != job.hardware:
-        told.insert(0, f"on {recording.hardware}")
+        differences.insert(0, f"on {recording.hardware}")
     if recording.workload.program.digest != job.workload.program.digest:
-        told.append("in older source")
-    return _line("; ".join(told)[:PLACE_CHARS]) or "under another toolchain"
+        differences.append("in older source")
+    return _line("; ".join(differences)[:PLACE_CHARS]) or "under another toolchain"
 
 
 def _elsewhere(recordings: Sequence[Recording], reference: Config, config: Config) -> str:
     """What a config did over the reference in each recording that knows both, in octaves, to a quarter."""
-    told = []
+    effects = []
     for number, recording in enumerate(recordings, start=1):
         before, after = recording.outcomes.get(reference), recording.outcomes.get(config)
         if isinstance(before, Measurement) and isinstance(after, Measurement):
-            told.append(f"{number} ({round(4 * math.log2(before.median_us / after.median_us)) / 4:+g})")
+            effects.append(f"{number} ({round(4 * math.log2(before.median_us / after.median_us)) / 4:+g})")
         elif isinstance(before, Measurement) and isinstance(after, Failure) and not after.transient:
-            told.append(f"{number} failed")
-    return ", ".join(told)
+            effects.append(f"{number} failed")
+    return ", ".join(effects)
 
 
 def _compiled(evidence: Evidence | None) -> str:
     if evidence is None:
         return ""
-    told = [
+    figures = [
         ("registers", evidence.registers),
         ("spilled bytes", evidence.spill_bytes),
         ("stack bytes", evidence.stack_bytes),
@@ -329,4 +351,4 @@ def _compiled(evidence: Evidence | None) -> str:
         ("code bytes", evidence.code_bytes),
         *evidence.instructions.items(),
     ]
-    return ", ".join(f"{_line(str(name))} {value}" for name, value in told if value is not None)
+    return ", ".join(f"{_line(str(name))} {value}" for name, value in figures if value is not None)

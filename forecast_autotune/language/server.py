@@ -21,7 +21,7 @@ WRITERS = 16  # requests for texts under way at once
 REQUEST = (400, 413, 422)  # statuses that speak of the prompt; all others do of the server
 
 T = TypeVar("T")
-Found = list[tuple[int, Any]]
+Answers = list[tuple[int, Any]]
 
 
 class ServedModel:
@@ -41,6 +41,7 @@ class ServedModel:
         self._known: _Known | None = None
 
     def open(self, *, until: float) -> ModelFacts:
+        """Ask which models are served, and learn how to ask the chosen one. See `LanguageModel.open`."""
         with self._line() as line:
             model, identity = _chosen(
                 line.call(until, lambda: line.json("GET", "/v1/models")), self._model, self.name, self._url
@@ -52,10 +53,11 @@ class ServedModel:
     def log_probabilities(
         self, prompts: Sequence[Prompt], *, until: float
     ) -> Iterator[tuple[int, tuple[float, ...] | Unanswered]]:
+        """Ask for all prompts, `BATCH` in a request. See `LanguageModel.log_probabilities`."""
         known = self._opened()
         positions = range(len(prompts))
 
-        async def ask(line: _Line, batch: Sequence[int], found: Found) -> None:
+        async def ask(line: _Line, batch: Sequence[int], answers: Answers) -> None:
             status, body = await line.request("POST", "/v1/completions", {
                 "model": known.model,
                 "prompt": [prompts[i].text for i in batch],
@@ -68,12 +70,12 @@ class ServedModel:
             })  # fmt: skip
             if status in REQUEST and len(batch) > 1:
                 for i in batch:  # one of them is at fault, but it is not said which
-                    await ask(line, [i], found)
+                    await ask(line, [i], answers)
             elif status in REQUEST:
-                found.append((batch[0], Unanswered(f"{self._url} refuses the prompt: {_message(body)}")))
+                answers.append((batch[0], Unanswered(f"{self._url} refuses the prompt: {_message(body)}")))
             else:
-                said = line.parsed(status, body)
-                found += zip(batch, _shares(said, len(batch), known.labels), strict=True)
+                answer = line.parsed(status, body)
+                answers += zip(batch, _shares(answer, len(batch), known.labels), strict=True)
 
         batches = [positions[start : start + BATCH] for start in range(0, len(prompts), BATCH)]
         yield from self._each(batches, 1, ask, until)
@@ -81,9 +83,10 @@ class ServedModel:
     def texts(
         self, prompts: Sequence[Prompt], *, schema: dict[str, object], until: float, sampled: bool = False
     ) -> Iterator[tuple[int, str | Unanswered]]:
+        """Ask for all answers, `WRITERS` requests at a time. See `LanguageModel.texts`."""
         known = self._opened()
 
-        async def ask(line: _Line, position: int, found: Found) -> None:
+        async def ask(line: _Line, position: int, answers: Answers) -> None:
             text = prompts[position].text
             asked: dict[str, object] = {
                 "model": known.model,
@@ -100,13 +103,14 @@ class ServedModel:
                 asked["prompt"] = text
             status, body = await line.request("POST", path, asked)
             if status in REQUEST:
-                found.append((position, Unanswered(f"{self._url} refuses the prompt: {_message(body)}")))
+                answers.append((position, Unanswered(f"{self._url} refuses the prompt: {_message(body)}")))
             else:
-                found.append((position, _text(line.parsed(status, body))))
+                answers.append((position, _text(line.parsed(status, body))))
 
         yield from self._each(range(len(prompts)), WRITERS, ask, until)
 
     def close(self) -> None:
+        """Forget what was learned of the server; connections are closed with each call."""
         self._known = None
 
     def _opened(self) -> _Known:
@@ -118,15 +122,15 @@ class ServedModel:
         self,
         items: Sequence[T],
         at_once: int,
-        ask: Callable[[_Line, T, Found], Awaitable[None]],
+        ask: Callable[[_Line, T, Answers], Awaitable[None]],
         until: float,
     ) -> Iterator[tuple[int, Any]]:
         """Ask for all items, so many at once, and tell what each of them found."""
         with self._line() as line:
             for start in range(0, len(items), at_once):
-                found: Found = []
-                trouble = line.together([(ask, item) for item in items[start : start + at_once]], found, until)
-                yield from found
+                answers: Answers = []
+                trouble = line.together([(ask, item) for item in items[start : start + at_once]], answers, until)
+                yield from answers
                 if trouble is not None:
                     raise trouble
                 if time.monotonic() >= until:
@@ -187,16 +191,16 @@ class _Line:
         return answer
 
     def together(
-        self, asked: Sequence[tuple[Callable[[_Line, T, Found], Awaitable[None]], T]], found: Found, until: float
+        self, asked: Sequence[tuple[Callable[[_Line, T, Answers], Awaitable[None]], T]], answers: Answers, until: float
     ) -> ModelError | None:
         """Ask all at once until the moment has come or something breaks, which is returned; what was found stays."""
         import anyio
 
         trouble: list[ModelError] = []
 
-        async def one(ask: Callable[[_Line, T, Found], Awaitable[None]], item: T, scope: Any) -> None:
+        async def one(ask: Callable[[_Line, T, Answers], Awaitable[None]], item: T, scope: Any) -> None:
             try:
-                await ask(self, item, found)
+                await ask(self, item, answers)
             except ModelError as err:
                 trouble.append(err)
                 scope.cancel()
@@ -257,45 +261,45 @@ def _chosen(listed: Any, wanted: str, name: str, url: str) -> tuple[str, str]:
     parts = []
     of = cards.get(str(cards[model].get("parent")), {})
     for card in (cards[model], of):
-        told = [str(card.get(key)) for key in ("id", "root", "max_model_len")]
-        parts += [*told, state_of(told[1]) or url] if card else []
+        facts = [str(card.get(key)) for key in ("id", "root", "max_model_len")]
+        parts += [*facts, state_of(facts[1]) or url] if card else []
     return model, " ".join(parts)
 
 
 def _learned(line: _Line, model: str, identity: str, until: float) -> _Known:
     """What else must be known of a model before it is asked."""
-    told: dict[str, Any] = {}
+    tokenized: dict[str, Any] = {}
 
     def tokens_of(text: str) -> list[int]:
         status, body = line.call(until, lambda: line.request("POST", "/tokenize", {"model": model, "prompt": text}))
         if status in (404, 405, 501):
             raise ModelError(f"{line.name} has no /tokenize: this is no vLLM server, and none other can be asked")
-        told.update(_tokenized(line.parsed(status, body), line.name))
-        tokens: list[int] = told["tokens"]
+        tokenized.update(_tokenized(line.parsed(status, body), line.name))
+        tokens: list[int] = tokenized["tokens"]
         return tokens
 
     labels = label_tokens(tokens_of, line.name)
     chat = {"model": model, "messages": [{"role": "user", "content": "?"}]}
     status, _ = line.call(until, lambda: line.request("POST", "/tokenize", chat))
-    facts = ModelFacts(identity=identity, context=told["max_model_len"])
+    facts = ModelFacts(identity=identity, context=tokenized["max_model_len"])
     return _Known(model=model, labels=list(labels), chats=status == 200, facts=facts)
 
 
-def _tokenized(said: Any, name: str) -> dict[str, Any]:
-    match said:
+def _tokenized(answer: Any, name: str) -> dict[str, Any]:
+    match answer:
         case {"tokens": [*tokens], "max_model_len": int(context)} if (
             all(type(t) is int for t in tokens) and context > 0
         ):
             return {"tokens": tokens, "max_model_len": context}
-    raise ModelError(f"{name} answers /tokenize with {_clean(repr(said))}: this is no vLLM server")
+    raise ModelError(f"{name} answers /tokenize with {_clean(repr(answer))}: this is no vLLM server")
 
 
-def _shares(said: Any, prompts: int, labels: Sequence[int]) -> list[tuple[float, ...] | Unanswered]:
+def _shares(answer: Any, prompts: int, labels: Sequence[int]) -> list[tuple[float, ...] | Unanswered]:
     """Of each prompt of a request, the labels' log-probabilities."""
-    found: list[tuple[float, ...] | Unanswered] = [
+    shares: list[tuple[float, ...] | Unanswered] = [
         Unanswered("the server left this prompt out of its answer")
     ] * prompts
-    match said:
+    match answer:
         case {"choices": [*choices]}:
             pass
         case _:
@@ -303,26 +307,26 @@ def _shares(said: Any, prompts: int, labels: Sequence[int]) -> list[tuple[float,
     for choice in choices:
         match choice:
             case {"index": int(i), "logprobs": {"top_logprobs": [{**entries}, *_]}} if 0 <= i < prompts:
-                found[i] = of_labels({token: entries.get(f"token_id:{token}") for token in labels}, labels)
+                shares[i] = of_labels({token: entries.get(f"token_id:{token}") for token in labels}, labels)
             case {"index": int(i)} if 0 <= i < prompts:
-                found[i] = Unanswered("the server gives no log-probabilities")
-    return found
+                shares[i] = Unanswered("the server gives no log-probabilities")
+    return shares
 
 
-def _text(said: Any) -> str | Unanswered:
+def _text(answer: Any) -> str | Unanswered:
     """What a model wrote, of either form of answer."""
-    match said:
+    match answer:
         case {"choices": [{"message": {"content": str(text)}}, *_]} | {"choices": [{"text": str(text)}, *_]}:
             return as_json(text)
-    return Unanswered(f"the server gives no text: {_clean(repr(said))}")
+    return Unanswered(f"the server gives no text: {_clean(repr(answer))}")
 
 
 def _message(body: bytes) -> str:
     """What a server says of an error, fit for a line of a log."""
     text = body[:10_000].decode(errors="replace")
     try:
-        said = json.loads(text, strict=False)
-        text = str(said.get("error", said).get("message", text))
+        parsed = json.loads(text, strict=False)
+        text = str(parsed.get("error", parsed).get("message", text))
     except (ValueError, RecursionError, AttributeError):
         pass
     return _clean(text)

@@ -58,7 +58,9 @@ def skills_of(recordings: Sequence[Recording]) -> list[Skill]:
     for recording in recordings:
         program, hardware = recording.workload.program, recording.hardware
         apart[program.name, program.language, str(hardware), hardware.kind].append(recording)
-    return sorted((skill for found in apart.values() for skill in _Mine(found).skills()), key=_rank)
+    return sorted(
+        (skill for recordings_of_one in apart.values() for skill in _Mine(recordings_of_one).skills()), key=_rank
+    )
 
 
 def fitting(skills: Iterable[Skill], job: Job, most: int = MOST) -> list[Skill]:
@@ -76,8 +78,11 @@ def fitting(skills: Iterable[Skill], job: Job, most: int = MOST) -> list[Skill]:
     everywhere = {knob for knob, role in by_name.items() if job.space.roles.get(knob, role) == role}
 
     def fits(skill: Skill) -> bool:
-        found = values.get(skill.knob, {})
-        if skill.language != program.language or not {_typed(skill.before), _typed(skill.after)} <= found.keys():
+        values_of_knob = values.get(skill.knob, {})
+        if (
+            skill.language != program.language
+            or not {_typed(skill.before), _typed(skill.after)} <= values_of_knob.keys()
+        ):
             return False
         if skill.program != program.name and skill.knob not in everywhere:
             return False
@@ -95,20 +100,22 @@ def fitting(skills: Iterable[Skill], job: Job, most: int = MOST) -> list[Skill]:
         group = (*nearness(skill), skill.knob)
         ordered.append((nearness(skill), turns[group], skill))
         turns[group] += 1
-    return [skill for *_, skill in sorted(ordered, key=lambda found: found[:2])[:most]]  # sorting keeps equals in order
+    return [
+        skill for *_, skill in sorted(ordered, key=lambda ranked: ranked[:2])[:most]
+    ]  # sorting keeps equals in order
 
 
 def key_numbers(key: Mapping[str, object]) -> dict[str, Value]:
     """The numbers of a key by name; an extent of a tensor as `x.shape[1]`. Strides follow from them and are left out."""
-    found: dict[str, Value] = {}
+    numbers: dict[str, Value] = {}
     for name, entry in key.items():
         if isinstance(entry, Mapping):
             shape = entry.get("shape")
             if isinstance(shape, (list, tuple)):
-                found |= {f"{name}.shape[{i}]": extent for i, extent in enumerate(shape) if is_number(extent)}
+                numbers |= {f"{name}.shape[{i}]": extent for i, extent in enumerate(shape) if is_number(extent)}
         elif is_number(entry):
-            found[name] = entry  # type: ignore[assignment]
-    return found
+            numbers[name] = entry  # type: ignore[assignment]
+    return numbers
 
 
 def _rank(skill: Skill) -> tuple[object, ...]:
@@ -174,7 +181,7 @@ class _Mine:
     def __init__(self, recordings: Sequence[Recording]) -> None:
         self.program = recordings[0].workload.program
         self.hardware = str(recordings[0].hardware)
-        self.told: dict[tuple[int, int], tuple[float, float, int]] = {}  # by recording and config; see `_told`
+        self.results: dict[tuple[int, int], tuple[float, float, int]] = {}  # by recording and config; see `_result_of`
         self.workload_of: list[int] = []  # of each recording
         self.kinds: dict[str, int] = {}  # of failures, counted from 1
         workloads: dict[str, int] = {}
@@ -187,22 +194,22 @@ class _Mine:
                 keys.append(key_numbers(recording.workload.key))
             for config, outcome in recording.outcomes.items():
                 if not (isinstance(outcome, Failure) and outcome.transient):  # the cause may have been another
-                    self.told[number, configs.setdefault(config, len(configs))] = self._told(outcome)
+                    self.results[number, configs.setdefault(config, len(configs))] = self._result_of(outcome)
         self.configs = list(configs)
         self.of_keys = _Splits("key", keys, least=2)
         self.of_knobs = _Splits("knob", [config.knobs for config in configs], least=LEAST_CASES)
 
     def skills(self) -> Iterator[Skill]:
         kinds = list(self.kinds)
-        for knob, *values, found in self._changes():
-            for cases, conditions in self._apart(knob, found, ()):
+        for knob, *values, cases_of_change in self._changes():
+            for cases, conditions in self._apart(knob, cases_of_change, ()):
                 helps = cases.helps()
-                told = cases if helps else cases.turned()
-                tried = int((told.failed_before == 0).sum())
+                shown = cases if helps else cases.turned()
+                tried = int((shown.failed_before == 0).sum())
                 if tried < LEAST_CASES:
                     continue
-                effect = told.effect()
-                failures = Counter(kinds[kind - 1] for kind in told.failed_after if kind)
+                effect = shown.effect()
+                failures = Counter(kinds[kind - 1] for kind in shown.failed_after if kind)
                 yield Skill(
                     program=self.program.name,
                     language=self.program.language,
@@ -212,7 +219,7 @@ class _Mine:
                     after=values[helps],
                     conditions=conditions,
                     tried=tried,
-                    faster=int((told.gain > told.noise).sum()),
+                    faster=int((shown.gain > shown.noise).sum()),
                     speedup=None if math.isnan(effect) else 2.0 ** min(effect, 1e3),  # a file may hold any times
                     failures=dict(sorted(failures.items(), key=lambda kind: (-kind[1], kind[0]))),
                 )
@@ -225,16 +232,16 @@ class _Mine:
         order = sorted(range(len(names)), key=lambda setting: (names[setting][0], *_value_order(names[setting][1])))
         rank = {setting: place for place, setting in enumerate(order)}
         buckets: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)  # by what is equal, and recording
-        for recording, config in self.told:
+        for recording, config in self.results:
             for setting, equal in zip(settings[config], equals[config], strict=True):
                 buckets[equal, recording].append((rank[setting], config))
         rows: dict[tuple[int, int], dict[tuple[int, int], tuple[float, ...]]] = defaultdict(dict)
         for (_, recording), bucket in buckets.items():
             bucket.sort()
             for place, (before, config) in enumerate(bucket):
-                log2_us, error, failed = self.told[recording, config]
+                log2_us, error, failed = self.results[recording, config]
                 for after, other in bucket[place + 1 : place + 1 + REACH]:
-                    log2_after_us, error_after, failed_after = self.told[recording, other]
+                    log2_after_us, error_after, failed_after = self.results[recording, other]
                     if not (failed and failed_after):
                         noise = math.log2(1 + max(TIE, 2 * math.hypot(error, error_after)))
                         row = (log2_us - log2_after_us, noise, failed, failed_after)
@@ -266,7 +273,7 @@ class _Mine:
             equals.append([equal.setdefault(tuple(sorted(row[:i] + row[i + 1 :])), len(equal)) for i in free])
         return [(knob, value) for knob, _, value in numbers], settings, equals
 
-    def _told(self, outcome: Outcome) -> tuple[float, float, int]:
+    def _result_of(self, outcome: Outcome) -> tuple[float, float, int]:
         """Log2 of a time and its relative error; or, behind them, the kind of a failure."""
         if isinstance(outcome, Measurement):
             return math.log2(outcome.median_us), outcome.relative_error, 0
@@ -314,8 +321,8 @@ _RAISED = re.compile(r"^(?:\w+\.)*[A-Z][a-z]+(?:[A-Z][a-z]*)+: ")  # the type of
 
 def _kind_of(failure: Failure) -> str:
     """The stage and the first words of a failure, every number as N: most messages tell how much was too much."""
-    said = re.split(r"[,;(\n]|\. ", _RAISED.sub("", failure.message), maxsplit=1)[0]
-    words = re.findall(r"[\w'.:-]+", _NUMBER.sub("N", said))
+    beginning = re.split(r"[,;(\n]|\. ", _RAISED.sub("", failure.message), maxsplit=1)[0]
+    words = re.findall(r"[\w'.:-]+", _NUMBER.sub("N", beginning))
     return f"{failure.stage}: {' '.join(words[:6]).rstrip(':.')}" if words else failure.stage
 
 
@@ -425,12 +432,12 @@ class _Splits:
         if not 0 < failed < count:
             return 0.0, 0
         count, rows, masks, inside = self._sides(rows, units)
-        found = masks @ failing.astype(np.float64)
-        apart = np.abs(found / inside - (failed - found) / (count - inside))
+        failing_inside = masks @ failing.astype(np.float64)
+        apart = np.abs(failing_inside / inside - (failed - failing_inside) / (count - inside))
         tests = [
             (_log_fisher(count, failed, int(n), int(k)) + math.log(len(rows)), int(row))
             for row, n, k in zip(
-                rows[apart >= SEPARATES], inside[apart >= SEPARATES], found[apart >= SEPARATES], strict=True
+                rows[apart >= SEPARATES], inside[apart >= SEPARATES], failing_inside[apart >= SEPARATES], strict=True
             )
         ]
         return min(tests, default=(0.0, 0))
@@ -456,13 +463,13 @@ def _log_tails(z: float) -> float:
     return math.log(math.erfc(x)) if x < 20 else -x * x - math.log(x * math.sqrt(math.pi))  # erfc is 0 from 27 on
 
 
-def _log_fisher(count: int, failed: int, inside: int, found: int) -> float:
+def _log_fisher(count: int, failed: int, inside: int, failing: int) -> float:
     """Log of twice the probability that so many or more of those that failed lie on the side with more than its share."""
-    if found * count < failed * inside:
-        inside, found = count - inside, failed - found
+    if failing * count < failed * inside:
+        inside, failing = count - inside, failed - failing
 
     def log_ways(n: int, k: int) -> float:
         return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
-    tail = [log_ways(failed, k) + log_ways(count - failed, inside - k) for k in range(found, min(failed, inside) + 1)]
+    tail = [log_ways(failed, k) + log_ways(count - failed, inside - k) for k in range(failing, min(failed, inside) + 1)]
     return math.log(2 * math.fsum(math.exp(t - tail[0]) for t in tail)) + tail[0] - log_ways(count, inside)

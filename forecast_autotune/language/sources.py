@@ -123,8 +123,8 @@ def _named(pieces: Sequence[Sequence[str]]) -> list[Section]:
         text = "\n".join(line.rstrip() for line in piece if line.strip())
         if not text:
             continue
-        found = _NAMED.search(text) or _ASSIGNED.search(text) or _CALLED.search(text)
-        sections.append(Section(found.group(1) if found else text.splitlines()[0][:40], text))
+        match = _NAMED.search(text) or _ASSIGNED.search(text) or _CALLED.search(text)
+        sections.append(Section(match.group(1) if match else text.splitlines()[0][:40], text))
     return sections
 
 
@@ -136,10 +136,10 @@ def _reached(sections: Sequence[Section], variant: str) -> list[Section]:
     wanted = [name for name in (variant, variant.rpartition(".")[2], variant.rstrip("0123456789")) if name in by_name]
     if not wanted:
         return list(sections)
-    found: list[Section] = []
+    reached: list[Section] = []
     names = wanted[:1]
     for name in names:  # grows while it is walked
         for section in by_name[name]:
-            found.append(section)
+            reached.append(section)
             names += [w for w in dict.fromkeys(_WORD.findall(section.text)) if w in by_name and w not in names]
-    return found
+    return reached

@@ -42,6 +42,7 @@ class Snapshot:
         return [_describe(value, f"argument {i}", None, self._index) for i, value in enumerate(values)]
 
     def close(self) -> None:
+        """Close the file; workers that have it keep it."""
         os.close(self.file)
 
 
@@ -163,6 +164,7 @@ class Arguments(Buffers):
         super().__init__(buffers)
 
     def values(self) -> tuple[Any, ...]:
+        """The values of the call that was copied, over these storages."""
         return self.build(self._layout["values"])
 
     def build(self, described: Sequence[Any]) -> tuple[Any, ...]:
@@ -193,13 +195,13 @@ class Arguments(Buffers):
         return view_of(buffer, dtype, described["shape"], described["stride"], described["offset"])
 
 
-def _note_tensors(described: Any, found: list[dict[str, Any]]) -> None:
+def _note_tensors(described: Any, tensors: list[dict[str, Any]]) -> None:
     """The tensors in what a snapshot has described, in their order."""
     if isinstance(described, dict) and "storage" in described:
-        found.append(described)
+        tensors.append(described)
     elif isinstance(described, (dict, list)):
         for part in described.values() if isinstance(described, dict) else described:
-            _note_tensors(part, found)
+            _note_tensors(part, tensors)
 
 
 def _contiguous(shape: Sequence[int] | None, stride: Sequence[int] | None) -> tuple[int, ...] | None:

@@ -82,9 +82,10 @@ class BaseMeasurer(ABC):
     Args:
         name: of what is measured, for messages.
         default: the config whose outputs are right; it is run before any other where outputs are compared.
-        check: how they are.
-        tell_reads: told once of the arguments that the kernel both reads and writes.
-        tell_error: told at the end of the first config that raised what no compiler or device says of a config.
+        check: how outputs are compared.
+        tell_reads: called once, with the names of the arguments that the kernel both reads and writes.
+        tell_error: called at the end with the first config, and its error, that raised something which is neither a
+            compiler's nor a device's refusal.
     """
 
     repeatable = True

@@ -98,6 +98,7 @@ class Buffer:
                 self.memory.index_put_(changed, self.pristine[changed])
 
     def fill(self, values: torch.Tensor | float) -> None:
+        """Write values there, or one number everywhere."""
         if isinstance(values, float):
             self.memory.fill_(values)
         else:
@@ -111,6 +112,7 @@ class Buffer:
         return None
 
     def mend_guard(self) -> None:
+        """Fill its guard zones with the known bytes again."""
         for zone in self._zones():
             zone.fill_(_GUARD)
 
@@ -170,7 +172,7 @@ class Buffers:
 
     def overrun(self) -> str | None:
         """What was written outside of the arguments, in words; None if nothing was."""
-        return next((said for b in self.buffers if (said := b.overrun())), None)
+        return next((overrun for b in self.buffers if (overrun := b.overrun())), None)
 
     def holding(self, tensor: torch.Tensor) -> list[str]:
         """Names of the arguments in whose memory a tensor lies."""

@@ -125,8 +125,8 @@ def _placed_unlike(mine: Any, its: Any) -> str | None:
         ("followed", "is followed by autograd: {}, the default's: {}"),
     ):
         if mine.get(key) != its.get(key):
-            said = [", ".join(map(str, v)) if isinstance(v, list) else v for v in (mine.get(key), its.get(key))]
-            return f"output {mine['tensor']} " + words.format(*("none" if v in ("", None) else v for v in said))
+            values = [", ".join(map(str, v)) if isinstance(v, list) else v for v in (mine.get(key), its.get(key))]
+            return f"output {mine['tensor']} " + words.format(*("none" if v in ("", None) else v for v in values))
     pairs = [*zip(mine.get("items", ()), its.get("items", ()), strict=True)]
     pairs += [(form, its["keys"][key]) for key, form in mine.get("keys", {}).items()]
     return next((unlike for a, b in pairs if (unlike := _placed_unlike(a, b))), None)

@@ -25,15 +25,16 @@ MIN_SAMPLES, MAX_SAMPLES = 5, 50
 SAMPLE_US = 100.0  # CPU calls shorter than this are timed several at once, against the clock's own cost of about 0.1 us
 BATCH = 16  # launches handed to a device at once
 LEAST_SPIN_S, MOST_SPIN_S = 2e-4, 0.02  # the first launch after a wait takes Python about 0.1 ms
-EARLY_STOP_SAMPLES = 3  # samples, where they are so short that a stumble of the host may be all that one shows
+EARLY_STOP_SAMPLES = 3  # before an early stop, where samples are so short that one may show a stumble of the host
 SHORT_US = 1000.0
 GRAPH_LAUNCHES = 20
 
-# Samples hold a neighbour's work where the quickest fifth ends so much below the median; or, with enough of them, where it
-# does by less, but by several times what lies between that fifth's end and the quickest: then there are two kinds.
+# When samples count as disturbed by a neighbour's work: the quickest fifth of them ends a share of `DISTURBED` below the
+# median. Or, of at least `BIMODAL_FROM` samples, a share of `BIMODAL`, and `BIMODAL_TIMES` the spread within that fifth:
+# then there are two kinds of samples.
 DISTURBED, BIMODAL, BIMODAL_TIMES, BIMODAL_FROM = 0.15, 0.03, 3.0, 20
 MOST_BURSTS = 3  # of samples, if none is free of neighbours
-AGAIN_TIMES = 10  # no further burst once all have taken so many times what one of a fast candidate takes
+AGAIN_TIMES = 10  # no further burst once all together have taken so many times `timed_s`
 CLAIM_WAIT_S = 0.5  # for another process that times on this device
 QUANTILES = (0.5, 0.2, 0.8)
 DIGITS = 4  # of a sample in microseconds behind the point: no clock tells 0.1 ns, and what lies beyond fills stores
@@ -53,6 +54,7 @@ class Launch:
     after: Callable[[], None] | None = None
 
     def once(self) -> Any:
+        """Run it once with what stands around it; returns what the call returns."""
         if self.before is not None:
             self.before()
         returned = self.call()
@@ -82,6 +84,7 @@ class CpuClock:
         self._timed_s = timed_s
 
     def measure(self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf) -> Measurement:
+        """Time calls by the wall clock, short ones several at once. See `Clock.measure`."""
         hooked = launch.before is not None or launch.after is not None
         calls = 1 if hooked else max(1, min(1000, math.ceil(SAMPLE_US / max(first_us, 0.1))))
 
@@ -149,6 +152,8 @@ class EventClock:
         self._seen: tuple[float | None, float | None] = (None, None)
 
     def measure(self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf) -> Measurement:  # noqa: ARG002  # the clock's own contract
+        """Time launches by events, each on cold caches. See `Clock.measure`."""
+
         def sample(count: int) -> list[float]:
             return [max(t - taken_off, 0.1 * t) for t in self._batch(launch, count)]
 
@@ -184,15 +189,17 @@ class EventClock:
         )
 
     def synchronize(self) -> None:
+        """Wait for the device; raises what went wrong on it."""
         with self._on():
             self._interface.synchronize()
 
     def _batch(self, launch: Launch, count: int) -> list[float]:
         """Queue so many launches, then wait for all: microseconds of each."""
         with self._on():
-            return self._queued(launch, count)
+            return self.time_batch(launch, count)
 
-    def _queued(self, launch: Launch, count: int) -> list[float]:
+    def time_batch(self, launch: Launch, count: int) -> list[float]:
+        """Make so many launches on the current device: microseconds of each, as far as this clock can tell them apart."""
         new = self._interface.Event
         events = [(new(enable_timing=True), new(enable_timing=True)) for _ in range(count)]
         if self._spin is not None:
@@ -222,6 +229,8 @@ class GraphClock(EventClock):
     """
 
     def measure(self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf) -> Measurement:  # noqa: ARG002
+        """Time launches in replays of a CUDA graph. See `Clock.measure`."""
+
         import torch
 
         with self._on():
@@ -290,19 +299,32 @@ class BenchmarkClock:
         self.quantiles_ms: list[float] = []
 
     def measure(self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf) -> Measurement:  # noqa: ARG002
-        told = self._do_bench(self._call, quantiles=QUANTILES)
-        self.quantiles_ms[:] = [float(t) for t in told] if isinstance(told, (list, tuple)) else [float(told)]
+        """Call the user's function once; its median is the one sample."""
+        times_ms = self._do_bench(self._call, quantiles=QUANTILES)
+        self.quantiles_ms[:] = (
+            [float(t) for t in times_ms] if isinstance(times_ms, (list, tuple)) else [float(times_ms)]
+        )
         return Measurement(samples_us=(self.quantiles_ms[0] * 1e3,))
 
     def synchronize(self) -> None:
         """Whether to wait is that function's business."""
 
 
-def cuda_clock(device: Any, *, graph: bool = False, timed_s: float = TIMED_S, warmup_s: float = 0.0) -> EventClock:
-    """The clock of a CUDA or HIP device."""
+TIMINGS: dict[str, type[EventClock]] = {"eager": EventClock, "graph": GraphClock}
+"""The ways to time launches on a GPU, by the names that `timing=` accepts."""
+
+
+def cuda_clock(device: Any, *, timing: str = "eager", timed_s: float = TIMED_S, warmup_s: float = 0.0) -> EventClock:
+    """The clock of a CUDA or HIP device.
+
+    Args:
+        device: as torch names it.
+        timing: one of `TIMINGS`.
+        timed_s, warmup_s: see `EventClock`.
+    """
     import torch
 
-    kind = GraphClock if graph else EventClock
+    kind = TIMINGS[timing]
     little = torch.zeros(1, dtype=torch.uint8, device=device)
     return kind(
         torch.cuda,
@@ -410,10 +432,13 @@ def claim_device(identity: str) -> Iterator[bool]:
 def collect(
     sample: Callable[[int], list[float]], early_stop_us: float, timed_s: float, *, alone: bool = True
 ) -> tuple[tuple[float, ...], float]:
-    """Samples that hold no neighbour's work, if such are to be had in a few bursts; and by which share they may be too long.
+    """Take bursts of samples, a few at most, until one shows no neighbour's work.
 
-    Where somebody else is known to time on the device (not `alone`), one burst is not believed: a neighbour that is busy
+    Where another process is known to time on the device (not `alone`), one burst is not believed: a neighbour that is busy
     all the time leaves no spread.
+
+    Returns:
+        The quietest burst, in microseconds, and the share by which its median may be too long.
     """
     began = time.perf_counter()
     bursts = [_burst(sample, early_stop_us, timed_s)]

@@ -29,9 +29,9 @@ class UnportableError(AutotuneError):
 
 
 class CopiedArguments(Buffers):
-    """Copies of a call's tensors, by their storages; what lies in one memory, at whatever strides, does so again.
+    """Copies of a call's tensors, storage by storage: what shares memory shares it again, and strides are kept.
 
-    What holds tensors in another way than containers, dataclasses and tensor descriptors do is handed on as it is.
+    Tensors are looked for in containers, dataclasses and tensor descriptors. Other objects are handed on as they are.
 
     Args:
         args, kwargs: of the call.
@@ -91,6 +91,7 @@ class CopiedArguments(Buffers):
 
     @property
     def changed(self) -> bool:
+        """Whether a run leaves buffers or gradients that the next must not start from."""
         return self._accumulates or super().changed
 
     def values(self) -> Values:
@@ -106,11 +107,13 @@ class CopiedArguments(Buffers):
         return self._mapped(substitute)
 
     def restore(self) -> None:
+        """Put back what a run must not find changed, gradients included."""
         super().restore()
         if self._accumulates:
             self._drop_gradients()
 
     def put_back(self) -> None:
+        """Leave everything as it was before any run: memory, random number generators, gradients."""
         super().put_back()
         for generator, state in self._generators:
             generator.set_state(state)
@@ -120,10 +123,10 @@ class CopiedArguments(Buffers):
         """Of what a run returned or wrote, and those that it has left in `.grad` itself."""
         written = [t for t, made_by in self._followed if t.grad_fn is not made_by]
         leaves = [*self._leaves, *self._state_leaves]
-        found = gradients_of([*returned, *written], {id(leaf): name for name, leaf, _ in leaves})
+        reached = gradients_of([*returned, *written], {id(leaf): name for name, leaf, _ in leaves})
         left = {f"{n}.grad": t.grad.detach().clone() for n, t, g in leaves if t.grad is not None and t.grad is not g}
         self._accumulates |= bool(left)
-        return found if isinstance(found, str) else {**found, **left}
+        return reached if isinstance(reached, str) else {**reached, **left}
 
     def release(self) -> None:
         """Leave the caller's own memory as it was, and hold on to nothing."""
@@ -208,12 +211,15 @@ class BorrowedArguments(Buffers):
             buffer.restored = True
 
     def values(self) -> Values:
+        """The caller's own arguments."""
         return self._given
 
     def detect_writes(self) -> list[Buffer]:
+        """Nothing: only what the user names is put back."""
         return []
 
     def put_back(self) -> None:
+        """Put back, or fill with zeros, what the user names."""
         self.restore()
 
     def release(self) -> None:
@@ -236,15 +242,15 @@ def copied_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], **others: A
 
 def tensors_of(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors among a call's arguments: a tensor descriptor's is its base, those of a tuple are numbered."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
 
     def note(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        found[name] = tensor
+        tensors[name] = tensor
         return tensor
 
     for name, value in arguments.items():
         _mapped(name, value, note)
-    return found
+    return tensors
 
 
 def names_of_storages(tensors: Mapping[str, torch.Tensor]) -> list[str]:

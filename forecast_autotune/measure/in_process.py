@@ -113,7 +113,7 @@ class Trial:
         return held
 
     def _no_answer(self, err: BaseException) -> None:
-        """A run that only was to tell something raised: that is nobody's failure, unless it took the device with it."""
+        """After an error in a run that was only to show something: no failure, unless the device is lost."""
         if ends_the_program(err):
             raise err
         if isinstance(err, Exception):
@@ -178,11 +178,11 @@ class InProcess(BaseMeasurer):
     """Times candidates in the caller's own process, on arguments that are copied or borrowed.
 
     Args:
-        launch: a config, and what to call it with, to what launches it once, with the hooks that stand around a launch.
-        clock: a config to what it is timed by.
+        launch: makes a candidate's launch, with the hooks around it, from its config and the arguments.
+        clock: the clock to time a config by.
         arguments: makes the arguments, at the first measurement.
         draws: whether candidates may draw from the process's random number generators.
-        untried: that nothing but the clock may run a candidate, as where a user's benchmark counts the runs.
+        untried: whether nothing but the clock may run a candidate: a user's benchmark may count the runs.
         others: see `BaseMeasurer`.
     """
 
@@ -208,15 +208,18 @@ class InProcess(BaseMeasurer):
 
     @property
     def detects(self) -> bool:
+        """Whether writes are detected: on copies always, on borrowed arguments never."""
         return isinstance(self._prepared(), CopiedArguments)
 
     def close(self) -> None:
+        """Put the caller's memory back, unless the device is lost, and drop all copies."""
         if self._arguments is not None and not self._lost:
             self._arguments.release()
         self._arguments = self._expected = None  # whoever holds the measurer holds no copies
 
     @contextlib.contextmanager
     def attempt(self, config: Config) -> Iterator[Attempt]:
+        """Load a candidate into this process, whose state is preserved around it."""
         arguments, clock = self._prepared(), self._clock(config)
 
         def launch() -> Launch:

@@ -38,7 +38,7 @@ MEMORY_SHARE = 0.9  # of what is free when a candidate begins: what it may take
 LOG_BYTES = 16 << 20  # of what candidates print: more is thrown away
 
 Load = Callable[[Message, Arguments], tuple[Launch, Clock]]
-"""What a child makes a candidate with: its description and the arguments to a launch, and what that is timed by."""
+"""Makes a candidate in a child: from its description and the arguments, its launch and the clock to time that by."""
 
 
 class Isolated(BaseMeasurer):
@@ -46,12 +46,13 @@ class Isolated(BaseMeasurer):
 
     Args:
         job: what the worker runs: a module-level function of this package that calls `serve_trials`.
-        describe: a config to what the worker loads it by, in JSON; it may build. Given the copy of the arguments.
+        describe: makes what the worker loads a config by, in JSON, from the config and the copy of the arguments; it may
+            build.
         arguments: what to call it with; copied at the first measurement.
-        request: what the worker is told beside that, once.
+        request: further entries of the worker's first message.
         log: file that gets what candidates print.
-        one_each: a worker of its own for each candidate. Else one serves until it is lost, where candidates that came to
-            their end left nothing behind but memory.
+        one_each: start a worker for each candidate. Without it, one worker serves all until it is lost: for candidates
+            that leave nothing behind but memory.
         others: see `BaseMeasurer`.
     """
 
@@ -78,6 +79,7 @@ class Isolated(BaseMeasurer):
         self._timeout_s: float | None = None  # for a run; known once one has ended
 
     def close(self) -> None:
+        """End the worker and drop the copy of the arguments."""
         self._let_go()
         self._bound_log()
         if self._snapshot is not None:
@@ -85,6 +87,7 @@ class Isolated(BaseMeasurer):
 
     @contextlib.contextmanager
     def attempt(self, config: Config) -> Iterator[Attempt]:
+        """Load a candidate into the worker, which is started where there is none."""
         if self._snapshot is None:
             self._log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._snapshot = snapshot(self._given)
@@ -173,12 +176,12 @@ class _Conversation:
 
     def time(self, early_stop_us: float) -> Measurement:
         self._worker.send({"early_stop_us": early_stop_us if math.isfinite(early_stop_us) else None})
-        told = self._worker.receive(self._measurer.timing_s, self._measurer._bound_log)
+        timed = self._worker.receive(self._measurer.timing_s, self._measurer._bound_log)
         return Measurement(
-            samples_us=tuple(float(s) for s in told["samples_us"]),
-            clock_mhz=told["clock_mhz"],
-            temperature_c=told["temperature_c"],
-            disturbance=told["disturbance"],
+            samples_us=tuple(float(s) for s in timed["samples_us"]),
+            clock_mhz=timed["clock_mhz"],
+            temperature_c=timed["temperature_c"],
+            disturbance=timed["disturbance"],
         )
 
     def _outputs(self, ran: Message) -> Outputs:

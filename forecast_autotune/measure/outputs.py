@@ -178,10 +178,10 @@ def gradients_of(tensors: Sequence[torch.Tensor], names: Mapping[int, str]) -> G
         return {}
     try:
         # A part of the graph may be the program's own, made before the call: it is to be walked again.
-        found = torch.autograd.grad(ends, leaves, [_weights(t) for t in ends], retain_graph=True, allow_unused=True)
+        gradients = torch.autograd.grad(ends, leaves, [_weights(t) for t in ends], retain_graph=True, allow_unused=True)
     except Exception as err:
         return f"{type(err).__name__}: {err}"
-    pairs = zip(leaves, found, strict=True)
+    pairs = zip(leaves, gradients, strict=True)
     return {names.get(id(v), f"a tensor at {id(v):#x}"): g.detach() for v, g in pairs if g is not None}
 
 

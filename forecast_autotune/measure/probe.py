@@ -125,10 +125,10 @@ def _cache_bytes(level: int) -> int:
         folder = f"/sys/devices/system/cpu/cpu0/cache/index{index}"
         with contextlib.suppress(OSError, ValueError):
             with open(f"{folder}/level") as file:
-                found = int(file.read())
+                cache_level = int(file.read())
             with open(f"{folder}/type") as file:
                 kind = file.read().strip()
-            if found == level and kind != "Instruction":
+            if cache_level == level and kind != "Instruction":
                 with open(f"{folder}/size") as file:
                     return int(file.read().strip().rstrip("K")) * 1024
     return 0

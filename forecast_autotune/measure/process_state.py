@@ -76,7 +76,7 @@ def _alone() -> bool:
 
 
 def _if_changed(read: Read, put: Put) -> tuple[Read, Put]:
-    """What is not for nothing to set: only where it is no longer what it was, or does not say what it is."""
+    """Put back only what changed or cannot be read: setting it has a price."""
 
     def put_if_changed(before: Any) -> None:
         with contextlib.suppress(Exception):

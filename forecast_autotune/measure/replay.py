@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from ..core.config import Config
-from ..core.job import Job, Recording
+from ..core.job import Recording
 from ..core.outcome import Evidence, Failure, Measurement, Outcome
-from ..core.space import Space
 
 
 class Replay:
@@ -34,33 +33,16 @@ class Replay:
         self.charged_s = 0.0
         self._now = now
 
-    @property
-    def space(self) -> Space:
-        """The recorded configs, with the recording's default first."""
-        outcomes = self.recording.outcomes
-        default = self.recording.default
-        return Space(outcomes, default=default if default in outcomes else None)
-
-    @property
-    def job(self) -> Job:
-        """The job that the recording is of."""
-        of, space = self.recording, self.space
-        return Job(
-            workload=of.workload,
-            space=space,
-            hardware=of.hardware,
-            toolchain=of.toolchain,
-            described=[of.described.get(c, {}) for c in space] if of.described else (),
-        )
-
     def clock(self) -> float:
         """Real time so far, and the recorded seconds charged so far."""
         return self._now() + self.charged_s
 
     def paused(self) -> AbstractContextManager[None]:
+        """Nothing to stop."""
         return contextlib.nullcontext()
 
     def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
+        """Yield what the recording says of each config's compilation, charging its cost."""
         for config in configs:
             outcome = self._outcome(config)
             if isinstance(outcome, Measurement):
@@ -77,10 +59,11 @@ class Replay:
         """Nothing is run here."""
 
     def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:  # noqa: ARG002  # all is recorded
+        """The recorded outcome, charging its cost."""
         outcome = self._outcome(config)
         self.charged_s += outcome.run_s if isinstance(outcome, Measurement) else outcome.cost_s
         return outcome
 
     def _outcome(self, config: Config) -> Outcome:
-        found = self.recording.outcomes.get(config)
-        return Failure(stage="load", message="not in the recording") if found is None else found
+        outcome = self.recording.outcomes.get(config)
+        return Failure(stage="load", message="not in the recording") if outcome is None else outcome

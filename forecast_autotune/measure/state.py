@@ -32,11 +32,11 @@ def tensors_reached(values: Iterable[Any]) -> dict[str, torch.Tensor]:
     """
     import torch
 
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, value in _reached(values):
         if isinstance(value, torch.Tensor) and kind_without_copy(value) is None:
-            found.setdefault(name, value)
-    return found
+            tensors.setdefault(name, value)
+    return tensors
 
 
 def state_reached(values: Iterable[Any]) -> dict[str, Any]:

@@ -32,9 +32,11 @@ class Channel:
         self.files: list[int] = []  # descriptors that came with the last message; the receiver closes them
 
     def fileno(self) -> int:
+        """The socket's descriptor, for `select`."""
         return self._socket.fileno()
 
     def send(self, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
+        """Send a message, with open files beside it; one that is too long for a datagram travels as a file."""
         data = json.dumps(message).encode()
         if len(data) <= _MESSAGE_BYTES:
             socket.send_fds(self._socket, [data], list(files))
@@ -86,6 +88,7 @@ class Channel:
         self._socket.close()
 
     def close(self) -> None:
+        """Close this end."""
         self._socket.close()
 
 

@@ -23,10 +23,12 @@ class Extension:
     namespace: str | None = None
 
     def as_json(self) -> dict[str, Any]:
+        """What `from_json` reads it from."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Extension:
+        """The extension that `as_json` wrote."""
         return cls(path=value["path"], name=value["name"], namespace=value["namespace"])
 
     def function(self, name: str) -> Callable[..., Any]:

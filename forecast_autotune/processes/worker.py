@@ -99,6 +99,7 @@ class Worker:
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
+        """Let it run on after `pause`."""
         self._paused = False
         self._signal(signal.SIGCONT)
 

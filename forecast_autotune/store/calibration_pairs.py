@@ -9,8 +9,9 @@ import statistics
 from typing import TYPE_CHECKING
 
 from ..core.forecast import Forecast
+from ..core.text import shown
 from ..errors import InvalidInputError
-from .encoding import FASTEST_US, SLOWEST_US, decode_forecast, decode_hardware, fields, list_field, shown
+from .encoding import FASTEST_US, SLOWEST_US, decode_forecast, decode_hardware, fields, list_field
 from .rows import Complain
 
 if TYPE_CHECKING:

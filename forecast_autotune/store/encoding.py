@@ -15,6 +15,7 @@ from ..core.digest import Value, canonical_json
 from ..core.forecast import Abstention, Forecast, Normal
 from ..core.hardware import Hardware, Toolchain
 from ..core.outcome import Failure, Measurement, Outcome
+from ..core.text import shown
 from ..core.workload import Program, Workload
 from ..errors import InvalidInputError
 from ..language.answers import LABELS, Bins
@@ -137,15 +138,6 @@ def list_field(data: Mapping[str, object], name: str, what: str) -> list[object]
     if not isinstance(value, list):
         raise InvalidInputError(f"{what} has {name} {shown(value)}: it must be a list")
     return value
-
-
-def shown(value: object) -> str:
-    """A value for a message, cut to one's length."""
-    try:
-        text = repr(value)
-    except RecursionError:
-        return "nested too deeply to be shown"
-    return "missing" if value is None else text if len(text) <= 60 else text[:57] + "..."
 
 
 # One pair of functions for each noun: decoding raises InvalidInputError -------------------------------------------------

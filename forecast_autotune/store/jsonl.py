@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.decision import Decision
+from ..core.file_format import FileFormat
 from ..core.outcome import Failure
+from ..core.text import shown
 from ..core.workload import Workload
 from ..errors import InvalidInputError
 from . import encoding, rows
@@ -32,8 +34,7 @@ from .textfile import MOST_BYTES, MOST_STREAMED_BYTES, stream_lines
 if TYPE_CHECKING:
     import sqlite3
 
-SCHEMA = "forecast_autotune.store"
-VERSION = 1
+FORMAT = FileFormat(schema="forecast_autotune.store", version=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ Entry = Run | Decided
 
 def export_lines(connection: sqlite3.Connection, complain: Complain) -> Iterator[str]:
     """A store as JSON lines; `complain` gets what is wrong with each row that does not decode and is left out."""
-    yield to_text({"schema": SCHEMA, "version": VERSION})
+    yield to_text(FORMAT.header)
     reader = PlaceReader(connection)
     places = connection.execute(
         "SELECT DISTINCT workload, hardware, toolchain FROM outcome ORDER BY 1, 2, 3"
@@ -177,19 +178,12 @@ def import_entries(connection: sqlite3.Connection, entries: Iterable[Entry]) -> 
 
 
 def _check_header(path: Path, line: str) -> None:
-    accepted = f"the first line of such a file is {to_text({'schema': SCHEMA, 'version': VERSION})}"
+    accepted = f"the first line of such a file is {to_text(FORMAT.header)}"
     try:
         header = encoding.fields(from_text(line, "the first line"), "the first line")
     except InvalidInputError as err:
         raise InvalidInputError(f"{path} is not an exported store ({err}): {accepted}") from None
-    if header.get("schema") != SCHEMA:
-        raise InvalidInputError(f"{path} has the schema {encoding.shown(header.get('schema'))}: {accepted}")
-    if header.get("version") != VERSION:
-        found = encoding.shown(header.get("version"))
-        raise InvalidInputError(
-            f"{path} has version {found}, this version of forecast_autotune reads {VERSION}: "
-            "export it again with this version, or update"
-        )
+    FORMAT.check(header, path, accepted=accepted, remedy="export it again with this version, or update")
 
 
 def _decode_line(value: object) -> Entry:
@@ -197,7 +191,7 @@ def _decode_line(value: object) -> Entry:
     decode: dict[object, Callable[[Json, Place], Entry]] = {"run": _decode_run, "decision": _decode_decided}
     kind = data.get("line")
     if not isinstance(kind, str) or kind not in decode:
-        raise InvalidInputError(f"its 'line' is {encoding.shown(kind)}: accepted are {', '.join(map(str, decode))}")
+        raise InvalidInputError(f"its 'line' is {shown(kind)}: accepted are {', '.join(map(str, decode))}")
     program = encoding.decode_program(data.get("program"))
     place = Place(
         workload=encoding.decode_workload(data.get("workload"), program),

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.file_format import FileFormat
 from ..core.hardware import WARP_SIZE
 from ..core.job import Job
 from ..errors import InvalidInputError
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 SHIPPED = Path(__file__).with_name("prior.json")
-SCHEMA = "forecast_autotune.prior"
-VERSION = 1
+FORMAT = FileFormat(schema="forecast_autotune.prior", version=1)
 REMEDY = "run 'make fit', or install the package again"
 LEAST_DESCRIBED = 0.5  # share of a space's configs whose launches must be described for the trees to be used
 
@@ -181,8 +181,7 @@ def prior_text(prior: Prior, *, card: Mapping[str, object]) -> str:
             }
         )
     document = {
-        "schema": SCHEMA,
-        "version": VERSION,
+        **FORMAT.header,
         "card": dict(card),
         "fitted_on": list(prior.fitted_on),
         "traits": list(LAUNCH_FEATURES),
@@ -209,12 +208,12 @@ def read_prior(path: Path) -> Prior:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as err:
         raise InvalidInputError(f"{path} is no model ({err}): {REMEDY}") from None
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+    if not isinstance(document, dict):
         raise InvalidInputError(f"{path} is no model: {REMEDY}")
-    if document.get("version") != VERSION or document.get("traits") != list(LAUNCH_FEATURES):
+    FORMAT.check(document, path, accepted=REMEDY, remedy=REMEDY)
+    if document.get("traits") != list(LAUNCH_FEATURES):
         raise InvalidInputError(
-            f"{path} is a model of version {document.get('version')!r}, or of other features, than version {VERSION} and "
-            f"the {len(LAUNCH_FEATURES)} features that this forecast_autotune reads: {REMEDY}"
+            f"{path} is a model of other features than the {len(LAUNCH_FEATURES)} of this forecast_autotune: {REMEDY}"
         )
     try:
         spread, factors, kernels = document["spread"], document["factors"], document["fitted_on"]

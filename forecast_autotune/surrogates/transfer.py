@@ -56,12 +56,11 @@ class SourcePrediction:
 
 @dataclass(frozen=True, slots=True)
 class CombinedPrediction:
-    """What several sources predict together, as `SourcePrediction`; `count` is how many they are."""
+    """What several sources predict together, in the terms of `SourcePrediction`."""
 
     mean: Array
     sigma: Array
     fail: Array
-    count: int
 
     @property
     def basis(self) -> Array:
@@ -157,7 +156,7 @@ def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Con
     # Where all configs do nearly alike in the recordings, they will for this job, and be off by less.
     floor *= min(1.0, max(LEAST_SPREAD, float(mean.std()) / USUAL_SPREAD))
     fail = (weights[:, None] * np.array([s.fail for s in sources])).sum(axis=0)
-    return CombinedPrediction(mean, np.sqrt(apart + floor**2), fail, len(sources))
+    return CombinedPrediction(mean, np.sqrt(apart + floor**2), fail)
 
 
 def likeness(job: Job, recording: Recording) -> float:

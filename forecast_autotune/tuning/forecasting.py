@@ -21,8 +21,8 @@ class Forecaster:
     def __init__(self, job: Job, surrogate: Surrogate) -> None:
         self.job = job
         self.surrogate = surrogate
-        self.recordings: Sequence[Recording] = ()
-        self.session: SurrogateSession | None = None  # started by the first forecast
+        self._context = ForecastContext(job=job)
+        self._session: SurrogateSession | None = None  # started by the first forecast
         self.forecasts: Sequence[Forecast | Abstention] = ()  # in the order of the space; empty before the first
         self.initial: Sequence[Forecast | Abstention] = ()  # made before this run measured anything
 
@@ -33,7 +33,7 @@ class Forecaster:
         evidence: Mapping[Config, Evidence],
     ) -> None:
         """Make the first forecasts, with these recordings of related keys as the background of all later ones too."""
-        self.recordings = recordings
+        self._context = ForecastContext(job=self.job, recordings=recordings)
         self.update(outcomes, evidence)
         self.initial = self.forecasts
 
@@ -54,9 +54,9 @@ class Forecaster:
         self, outcomes: Mapping[Config, Outcome], evidence: Mapping[Config, Evidence]
     ) -> Sequence[Forecast | Abstention]:
         space = self.job.space
-        if self.session is None:
-            self.session = self.surrogate.start(ForecastContext(job=self.job, recordings=self.recordings))
-        answer = self.session.predict(outcomes, evidence)
+        if self._session is None:
+            self._session = self.surrogate.start(self._context)
+        answer = self._session.predict(outcomes, evidence)
         if len(answer) != len(space):
             raise ValueError(f"it answered for {len(answer)} of {len(space)} configs")
         if strange := [a for a in answer if not isinstance(a, Forecast | Abstention)]:

@@ -16,6 +16,7 @@ __all__ = [
     "SuiteKernel",
     "TritonKernel",
     "Variant",
+    "cuda_kernels",
     "kernels",
     "suite_kernels",
     "triton_kernels",
@@ -47,6 +48,14 @@ def kernels() -> Iterator[Kernel]:
 
     yield gemm.KERNEL
     yield conv2d.KERNEL
+
+
+def cuda_kernels() -> Iterator[Kernel]:
+    """Every CUDA kernel of the suite, always in this order."""
+    from . import cuda_conv2d, cuda_gemm, cuda_reduction, cuda_softmax, cuda_transpose
+
+    for folder in (cuda_reduction, cuda_transpose, cuda_softmax, cuda_gemm, cuda_conv2d):
+        yield folder.KERNEL
 
 
 def triton_kernels() -> Iterator[TritonKernel]:

@@ -9,8 +9,7 @@ from typing import Any
 
 from forecast_autotune.core.config import Config
 
-from . import Kernel, SuiteKernel, TritonKernel, kernels, suite_kernels, triton_kernels
-from .suite import cuda_kernels
+from . import Kernel, SuiteKernel, TritonKernel, cuda_kernels, kernels, suite_kernels, triton_kernels
 
 CHECKS = {
     "triton": ("interpreter", "sm_80", "sm_90", "sm_100", "gfx942"),
@@ -61,9 +60,9 @@ def listed() -> list[Kernel | TritonKernel | SuiteKernel]:
     return [*several, *single, *cuda_kernels(), *kernels()]
 
 
-def lines(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+def lines(descriptions: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A line for each kernel, and one for each variant where there are several."""
-    for kernel in found:
+    for kernel in descriptions:
         cases = ", ".join(kernel["cases"])
         yield f"{kernel['name']:<16} {kernel['configs']:>5} configs   {cases}   [{', '.join(kernel['checks'])}]"
         if len(kernel["variants"]) > 1:
@@ -77,8 +76,8 @@ def main(words: Sequence[str] | None = None) -> None:
     listing = parser.add_subparsers(required=True, metavar="COMMAND").add_parser("list", help="every kernel there is")
     listing.add_argument("--json", action="store_true", help="for programs")
     given = parser.parse_args(words)
-    found = [described(kernel) for kernel in listed()]
-    print(json.dumps(found, indent=1) if given.json else "\n".join(lines(found)))
+    descriptions = [described(kernel) for kernel in listed()]
+    print(json.dumps(descriptions, indent=1) if given.json else "\n".join(lines(descriptions)))
 
 
 if __name__ == "__main__":

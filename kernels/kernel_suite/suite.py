@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,10 +47,10 @@ class Kernel:
     def variants(self) -> dict[str, list[Config]]:
         """Its configs by algorithm, the one of the default first."""
         knob = next((name for name, role in self.space.roles.items() if role == "algorithm"), None)
-        found: dict[str, list[Config]] = {}
+        configs: dict[str, list[Config]] = {}
         for config in self.space:
-            found.setdefault(self.name if knob is None else str(config[knob]), []).append(config)
-        return found
+            configs.setdefault(self.name if knob is None else str(config[knob]), []).append(config)
+        return configs
 
     @property
     def language(self) -> str:
@@ -80,11 +80,3 @@ def load_cuda(name: str, sources: Mapping[str, Path], **options: Any) -> Any:
         "no_implicit_headers": True,
     }
     return fa.load_inline(**{**arguments, **options})
-
-
-def cuda_kernels() -> Iterator[Kernel]:
-    """Every CUDA kernel of the suite, always in this order."""
-    from . import cuda_conv2d, cuda_gemm, cuda_reduction, cuda_softmax, cuda_transpose
-
-    for folder in (cuda_reduction, cuda_transpose, cuda_softmax, cuda_gemm, cuda_conv2d):
-        yield folder.KERNEL

@@ -25,16 +25,15 @@ from typing import Any
 import triton
 from kernel_suite import Call, TritonKernel, add_inplace
 
+from calibration.command import number, table
+from calibration.evaluate.rank_correlation import rank_correlation
 from calibration.evaluate.side_by_side import (
     cold_times_us,
     device,
     has_device,
     kernel_times_us,
-    number,
-    rank_correlation,
     rehearsing,
     surroundings,
-    table,
 )
 
 WAYS = ("stock", "ours", "truth")
@@ -79,21 +78,21 @@ def summary(
     }
 
 
-def shown(found: dict[str, Any]) -> str:
+def shown(report: dict[str, Any]) -> str:
     """The table, and what follows from it in sentences."""
     rows = [
         (" ".join(f"{k}={v}" for k, v in one["config"].items()), *(number(one[f"{way}_us"], 2) for way in WAYS))
-        for one in found["configs"]
+        for one in report["configs"]
     ]
     words = [table(("config", "stock us", "ours us", "truth us"), rows)]
     for way, who in (("stock", "stock's"), ("ours", "our")):
-        winner, alike = found["winners"][way], found["rank_correlation"][way]
+        winner, alike = report["winners"][way], report["rank_correlation"][way]
         config = " ".join(f"{k}={v}" for k, v in winner["config"].items())
         words.append(
             f"{who} choice is {config}: truly {winner['truth_us']:.2f} us, {winner['of_best']:.3f} of the best; "
             f"rank correlation with the truth {number(alike, 2)}"
         )
-    words.append("the two choose differently" if found["winners_differ"] else "the two choose the same config")
+    words.append("the two choose differently" if report["winners_differ"] else "the two choose the same config")
     return "\n".join(words)
 
 
@@ -109,9 +108,9 @@ def measure(kernel: TritonKernel) -> dict[str, Any]:
         "ours": ours_us,
         "truth": truth_us(kernel, configs, make()),
     }
-    found = summary([dict(c.knobs) for c in kernel.space], times_us, {"stock": stock_chose, "ours": ours_chose})
+    report = summary([dict(c.knobs) for c in kernel.space], times_us, {"stock": stock_chose, "ours": ours_chose})
     size = make().out
-    return {"kernel": kernel.name, "bytes": size.numel() * size.element_size(), **found}
+    return {"kernel": kernel.name, "bytes": size.numel() * size.element_size(), **report}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -130,13 +129,13 @@ def main(words: Sequence[str] | None = None) -> int:
                 del os.environ[name]
             os.environ.update(TRITON_CACHE_DIR=f"{folder}/triton", FORECAST_AUTOTUNE_DIR=f"{folder}/store")
             os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # 3.9 warns until somebody says which
-            found = measure(kernel)
+            report = measure(kernel)
     print(f"GPU: {about['gpu']}; torch {about['torch']}, Triton {about['triton']}, {about['date']}")
-    print(f"{found['kernel']}, {found['bytes'] / 2**20:.0f} MB updated in place, {len(found['configs'])} configs")
-    print(shown(found))
+    print(f"{report['kernel']}, {report['bytes'] / 2**20:.0f} MB updated in place, {len(report['configs'])} configs")
+    print(shown(report))
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps({**about, **found}, indent=1))
+        given.json.write_text(json.dumps({**about, **report}, indent=1))
     return 0
 
 

@@ -24,6 +24,7 @@ from forecast_autotune.core.job import Job, Recording, View
 from forecast_autotune.core.outcome import Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Work
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.frontends.engine import decide, make_surrogate, request
 from forecast_autotune.measure.replay import Replay
@@ -174,17 +175,6 @@ def hundred_configs(by: str) -> Recording:
     return replace(found, outcomes={c: found.outcomes[c] for c in kept})
 
 
-def job_of(recorded: Recording) -> Job:
-    space = Replay(recorded).space
-    return Job(
-        workload=recorded.workload,
-        space=space,
-        hardware=recorded.hardware,
-        toolchain=recorded.toolchain,
-        described=[recorded.described.get(c, {}) for c in space] if recorded.described else (),
-    )
-
-
 @pytest.mark.benchmark(group="tuning 100 configs, budget 16")
 @pytest.mark.parametrize("by", RECORDED)
 def test_our_own_time_in_tuning(benchmark: Any, tmp_path: Path, by: str) -> None:
@@ -193,7 +183,7 @@ def test_our_own_time_in_tuning(benchmark: Any, tmp_path: Path, by: str) -> None
     how, numbers = request("16", default_budget="16", environment={}), iter(range(1000))
 
     def setup() -> Any:
-        return (job_of(recorded), Replay(recorded), tmp_path / str(next(numbers))), {}
+        return (RecordedSpace(recording=recorded).job, Replay(recorded), tmp_path / str(next(numbers))), {}
 
     def tuned(job: Job, replay: Replay, folder: Path) -> int:
         with SqliteStore(folder) as store:
@@ -214,7 +204,7 @@ def test_tuning_in_a_new_process(benchmark: Any, tmp_path: Path, by: str) -> Non
         "how = request('16', default_budget='16', environment={})\n"
         f"store = SqliteStore(Path({str(tmp_path)!r}) / sys.argv[1])\n"
         "import time; began = time.perf_counter()\n"
-        "decide(job_of(recorded), how, compiler=replay, measurer=replay, store=store)\n"
+        "decide(RecordedSpace(recording=recorded).job, how, compiler=replay, measurer=replay, store=store)\n"
         "print(time.perf_counter() - began)"
     )
     numbers = iter(range(1000))

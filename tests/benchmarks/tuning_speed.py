@@ -62,12 +62,12 @@ def call(kernel: Any, size: int = SIZE) -> float:
 def compete(contender: str, configs: list[Config], budget: str) -> dict[str, Any]:
     """Tune once, in this process; what it took."""
     kernel = make(contender, configs, budget)
-    told: dict[str, Any] = {"contender": contender, "configs": len(configs), "wall_s": call(kernel)}
-    told["chosen"] = dict(ours(kernel.best_config).knobs)
+    result: dict[str, Any] = {"contender": contender, "configs": len(configs), "wall_s": call(kernel)}
+    result["chosen"] = dict(ours(kernel.best_config).knobs)
     if contender == "stock":
-        return told | {"compiled": len(configs), "timed": len(kernel.configs_timings)}
+        return result | {"compiled": len(configs), "timed": len(kernel.configs_timings)}
     (decision,) = kernel.decisions.values()
-    return told | {"compiled": decision.compiled, "timed": decision.measured, "reason": decision.reason}
+    return result | {"compiled": decision.compiled, "timed": decision.measured, "reason": decision.reason}
 
 
 def forecast_misses(configs: list[Config], misses: int = 20) -> dict[str, Any]:
@@ -105,8 +105,8 @@ def record(path: Path) -> None:
     call(kernel)
     args, grid = arguments(SIZE)
     job = TritonCall(kernel, kernel.configs, args, {"grid": grid, "warmup": False}).job
-    found = make_store(Settings.from_environment()).outcomes(job)
-    outcomes = {Config({n: c[n] for n in KNOBS}): found[c] for c in job.space if c in found}
+    measured = make_store(Settings.from_environment()).outcomes(job)
+    outcomes = {Config({n: c[n] for n in KNOBS}): measured[c] for c in job.space if c in measured}
     recording = Recording(
         workload=job.workload,
         hardware=job.hardware,
@@ -130,20 +130,20 @@ def in_a_process_of_its_own(contender: str, given: argparse.Namespace, sample: i
         done = subprocess.run(
             command, env={**settled, **os.environ, **fresh}, stdout=subprocess.PIPE, text=True, check=True
         )
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
 
 
 def report(stock: dict[str, Any], tuned: dict[str, Any], total: int) -> None:
     """Print both, and by how much ours was quicker; a sample of stock's is scaled up, and that is said."""
     scale = total / stock["configs"]
     best_us, times = _recorded()
-    for name, told, share in (("stock", stock, scale), ("ours", tuned, 1.0)):
-        counts = f"{told['compiled'] * share:.0f} compiled, {told['timed'] * share:.0f} timed"
-        note = "" if share == 1 else f" (scaled up from {told['configs']} drawn at random, {told['wall_s']:.1f} s)"
-        us = times.get(Config(told["chosen"])) if share == 1 else None
-        found = f"; its choice takes {us / best_us:.2f} of the best recorded" if us else ""
-        print(f"{name:>6}: {counts}, {told['wall_s'] * share:.1f} s{note}{found}")
+    for name, result, share in (("stock", stock, scale), ("ours", tuned, 1.0)):
+        counts = f"{result['compiled'] * share:.0f} compiled, {result['timed'] * share:.0f} timed"
+        note = "" if share == 1 else f" (scaled up from {result['configs']} drawn at random, {result['wall_s']:.1f} s)"
+        us = times.get(Config(result["chosen"])) if share == 1 else None
+        against_best = f"; its choice takes {us / best_us:.2f} of the best recorded" if us else ""
+        print(f"{name:>6}: {counts}, {result['wall_s'] * share:.1f} s{note}{against_best}")
     stock_s = stock["wall_s"] * scale
     print(f" ratio: {stock_s / tuned['wall_s']:.1f} times quicker, of {total} configs")
 
@@ -181,10 +181,10 @@ def main() -> None:
     print(json.dumps(tuned), flush=True)
     if not given.skip_stock:
         report(in_a_process_of_its_own("stock", given, given.stock_sample), tuned, len(configs))
-    told = in_a_process_of_its_own("forecast", given)
+    took = in_a_process_of_its_own("forecast", given)
     print(
-        f"mode forecast, {told['configs']} configs: the first miss of a process is decided in {told['first_ms']:.0f} ms, "
-        f"each later one in {told['warm_ms']:.1f} ms (slowest {told['slowest_warm_ms']:.1f})"
+        f"mode forecast, {took['configs']} configs: the first miss of a process is decided in {took['first_ms']:.0f} ms, "
+        f"each later one in {took['warm_ms']:.1f} ms (slowest {took['slowest_warm_ms']:.1f})"
     )
     return None
 

@@ -30,13 +30,14 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
+from plain_calls import plain_call  # noqa: E402
 
 from forecast_autotune.compilers import (  # noqa: E402
     triton_compile,
     triton_pool,
     triton_source,
 )
-from forecast_autotune.compilers.triton_compile import SourceCompiler, TritonCompiler, binding  # noqa: E402
+from forecast_autotune.compilers.triton_compile import SourceCompiler, TritonCompiler  # noqa: E402
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 REPOSITORY = Path(__file__).parents[2]
@@ -101,7 +102,7 @@ def skip_unless_it_can_link(target: str) -> None:
 
 def compiler(kernel: Any, args: Any, target: str = "cuda:90", **kwargs: Any) -> TritonCompiler:
     kwargs.setdefault("properties", device_properties(sheet_for(target)))
-    return TritonCompiler(kernel, binding(args, {}), target=target, **kwargs)
+    return TritonCompiler(kernel, plain_call(*args), target=target, **kwargs)
 
 
 def only(results: Iterator[tuple[Config, Evidence | Failure]]) -> Any:
@@ -212,7 +213,7 @@ def test_a_compiler_stage_of_the_callers_own_is_run_in_the_caller(monkeypatch: p
 SCRIPT = """
 import os, sys
 import torch, triton, triton.language as tl
-from forecast_autotune.compilers.triton_compile import TritonCompiler, binding
+from forecast_autotune.compilers.triton_compile import TritonCompiler
 from forecast_autotune.core.config import Config
 from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
@@ -238,7 +239,7 @@ def made(times):
 for times in (2, 5):
     kernel, args = made(times), (torch.empty(4096), 4096)
     config = Config({"BLOCK": 128, "num_warps": 4})
-    ((_, found),) = TritonCompiler(kernel, binding(args, {}), target="cuda:90", properties={}).compile([config])
+    ((_, found),) = TritonCompiler(kernel, lambda c: (args, c.knobs), target="cuda:90", properties={}).compile([config])
     with rehearsal("cuda:90") as on:
         kernel.warmup(*args, grid=(1,), **config.knobs)
     print(found.registers, dict(on.compiles), dict(on.cache_hits))

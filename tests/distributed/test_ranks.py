@@ -30,7 +30,7 @@ HURRIED = Patience(grace_s=0.05, beat_s=0.05, silent_s=0.4)
 
 @pytest.fixture(autouse=True)
 def nothing_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "_TOLD", set())
+    monkeypatch.setattr(channel, "_WARNED", set())
     for name in ("_group", "_agent"):
         monkeypatch.setattr(channel, name, None)
 
@@ -186,19 +186,19 @@ def test_another_takes_the_place_of_one_that_is_silent(shared: KeyValue, caplog:
     assert "rank 0 of 8 (process 1 of gone) is silent" in caplog.text
 
 
-def test_whoever_leads_looks_once_a_beat_however_often_it_is_asked(
+def test_whoever_leads_reads_once_a_beat_however_often_it_is_asked(
     shared: KeyValue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader = a_rank(shared, 0, replace(HURRIED, beat_s=60.0))
-    looks: list[str] = []
-    look = leader.channel.look
+    reads: list[str] = []
+    read = leader.channel.read
     with leader.single_flight(a_job()):
-        monkeypatch.setattr(leader.channel, "look", lambda key: looks.append(key) or look(key))
+        monkeypatch.setattr(leader.channel, "read", lambda key: reads.append(key) or read(key))
         assert leader.shared_decision(a_job()) is None
         a_rank(shared, 1).publish_decision(a_job(), a_decision(a_job()))
         assert leader.shared_decision(a_job()) is None
-        assert len(looks) == 1
-        leader._looked_at[leader._key(a_job())] -= 60.0
+        assert len(reads) == 1
+        leader._read_at[leader._key(a_job())] -= 60.0
         assert leader.shared_decision(a_job()) == a_decision(a_job())
 
 
@@ -263,7 +263,7 @@ def test_one_that_cannot_be_connected_to_is_given_up(unused_port: int) -> None:
     line = job_channel(environment, call_s=1.0)
     assert line is not None
     with pytest.raises(UnreachableError):
-        line.look("key")
+        line.read("key")
 
 
 @pytest.fixture
@@ -309,13 +309,13 @@ line = job_channel({
     "WORLD_SIZE": "2", "RANK": "1", "TORCHELASTIC_USE_AGENT_STORE": "True",
     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
 }, call_s=30.0)
-line.look("key")
+line.read("key")
 line.call_s = 0.5
 os.kill(int(server), signal.SIGSTOP)
 while open(f"/proc/{server}/stat").read().rpartition(")")[2].split()[0] != "T":
     time.sleep(0.01)
 try:
-    line.look("key")
+    line.read("key")
 except UnreachableError:
     print("given up", flush=True)
 class Slow:
@@ -380,7 +380,7 @@ def test_torchruns_agent_is_found_without_a_process_group() -> None:
     assert lines[0] is not None
     assert lines[1] is not None
     assert lines[0].swap("key", "", "ä") == "ä"
-    assert lines[1].look("key") == "ä"
+    assert lines[1].read("key") == "ä"
     assert (lines[1].add("count", 2), lines[0].add("count", 0)) == (2, 2)
 
 
@@ -401,13 +401,13 @@ def test_a_rank_asking_before_the_process_group_exists_is_heard_afterwards() -> 
     try:
         afterwards = job_channel({**environment, "RANK": "1"})
         assert afterwards is not None
-        assert afterwards.look("key") == "said"
+        assert afterwards.read("key") == "said"
     finally:
         torch.distributed.destroy_process_group()
     for change in ({"TORCHELASTIC_RESTART_COUNT": "1"}, {"WORLD_SIZE": "3"}):  # a rescale counts as no restart
         restarted = job_channel({**environment, **change})
         assert restarted is not None
-        assert restarted.look("key") is None, "said by ranks that are gone"
+        assert restarted.read("key") is None, "said by ranks that are gone"
 
 
 @pytest.mark.parametrize("error", [KeyError("gone"), TypeError("no group"), AssertionError("no backend")])

@@ -173,8 +173,8 @@ def job_of(kind: str) -> Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What one rank said of its decision."""
+class RankReport:
+    """What one rank reports of its decision."""
 
     rank: int
     config: str
@@ -189,38 +189,38 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run of a scenario: what each rank told, and who never told anything though it should have."""
+    """One run of a scenario: what each rank reported, and who never reported though it should have."""
 
     scenario: Scenario
-    told: list[Told]
+    reports: list[RankReport]
     stuck: list[int]
     died: list[int]
-    before: Sequence[Told] = ()  # the start that was killed
+    before: Sequence[RankReport] = ()  # the start that was killed
 
     def count(self) -> Counter[str]:
         """How many ranks agreed with their like, came to the stated local decision, were stuck, or went wrong."""
-        kinds: dict[str, list[Told]] = {}
-        for told in [*self.before, *self.told]:
-            kinds.setdefault(self.scenario.kind(told.rank), []).append(told)
-        counted = Counter({"ranks": len(self.told) + len(self.stuck), "stuck": len(self.stuck)})
+        kinds: dict[str, list[RankReport]] = {}
+        for report in [*self.before, *self.reports]:
+            kinds.setdefault(self.scenario.kind(report.rank), []).append(report)
+        counted = Counter({"ranks": len(self.reports) + len(self.stuck), "stuck": len(self.stuck)})
         for like in kinds.values():
-            for told in like[sum(t in self.before for t in like) :]:
-                right = len(told.warnings) == self.scenario.warnings
+            for report in like[sum(t in self.before for t in like) :]:
+                right = len(report.warnings) == self.scenario.warnings
                 if self.scenario.local:
-                    counted["local" if right and told.tried else "wrong"] += 1
+                    counted["local" if right and report.tried else "wrong"] += 1
                 else:
-                    counted["agreed" if right and told.config == like[0].config else "wrong"] += 1
+                    counted["agreed" if right and report.config == like[0].config else "wrong"] += 1
         if self.scenario.devices and self.broken_promise():
             counted["wrong"] += 1
         return counted
 
     def broken_promise(self) -> str:
         """What went wrong when the work was shared, if anything did."""
-        tried = [config for told in self.told for config in told.tried]
+        tried = [config for report in self.reports for config in report.tried]
         if not self.died and len(tried) > BUDGET:
             return f"{len(tried)} configs were tried by a budget of {BUDGET}, {len(set(tried))} different ones"
         for device in range(self.scenario.devices):
-            spans = sorted(s for told in self.told if told.rank % self.scenario.devices == device for s in told.spans)
+            spans = sorted(s for r in self.reports if r.rank % self.scenario.devices == device for s in r.spans)
             if any(later[0] < earlier[1] for earlier, later in pairwise(spans)):
                 return f"two processes measured at once on device {device}"
         return ""
@@ -243,7 +243,8 @@ def run(
     if not scenario.restarts or made.stuck:
         return made
     return replace(
-        _start(replace(scenario, restarts=False, killed_within_s=0.0), folder, ranks, limit_s, chance), before=made.told
+        _start(replace(scenario, restarts=False, killed_within_s=0.0), folder, ranks, limit_s, chance),
+        before=made.reports,
     )
 
 
@@ -256,16 +257,16 @@ def _start(scenario: Scenario, folder: Path, ranks: int, limit_s: float, chance:
     children: dict[int, tuple[int, int]] = {}
     try:
         for rank in range(ranks):
-            told_r, told_w = os.pipe()
+            report_r, report_w = os.pipe()
             pid = os.fork()
             if pid == 0:
                 with contextlib.suppress(OSError):
-                    for end in (told_r, gate_w, release_w, *(told for _, told in children.values())):
+                    for end in (report_r, gate_w, release_w, *(end for _, end in children.values())):
                         os.close(end)
-                _child(partial(_be_rank, scenario, folder, rank, ranks, port, gate_r, release_r, told_w))
-            os.close(told_w)
-            children[rank] = pid, told_r
-        lines = _Lines({rank: told for rank, (_, told) in children.items()})
+                _child(partial(_be_rank, scenario, folder, rank, ranks, port, gate_r, release_r, report_w))
+            os.close(report_w)
+            children[rank] = pid, report_r
+        lines = _Lines({rank: end for rank, (_, end) in children.items()})
         unready = lines.wait(1, limit_s)
         if scenario.harm is not None:
             os.kill(agent, scenario.harm)
@@ -275,16 +276,16 @@ def _start(scenario: Scenario, folder: Path, ranks: int, limit_s: float, chance:
         if not unready:
             struck = _strike(scenario, {rank: pid for rank, (pid, _) in children.items()}, chance)
             lines.wait(2, limit_s, but=scenario.absent)
-        told = [Told(**json.loads(said[1])) for said in lines.said.values() if len(said) > 1]
-        died = [rank for rank in lines.ended if len(lines.said[rank]) == 1 and (scenario.dies or rank in struck)]
-        silent = set(range(ranks)) - {t.rank for t in told} - set(scenario.absent) - set(died)
-        return Run(scenario=scenario, told=told, stuck=sorted(silent), died=died)
+        reports = [RankReport(**json.loads(texts[1])) for texts in lines.written.values() if len(texts) > 1]
+        died = [rank for rank in lines.ended if len(lines.written[rank]) == 1 and (scenario.dies or rank in struck)]
+        silent = set(range(ranks)) - {t.rank for t in reports} - set(scenario.absent) - set(died)
+        return Run(scenario=scenario, reports=reports, stuck=sorted(silent), died=died)
     finally:
         for end in (gate_w, release_w, gate_r, release_r):
             with contextlib.suppress(OSError):
                 os.close(end)
-        for pid, told_r in children.values():
-            os.close(told_r)
+        for pid, report_r in children.values():
+            os.close(report_r)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -342,7 +343,7 @@ def _fork_agent() -> tuple[int, int]:
 
 
 def _be_rank(
-    scenario: Scenario, folder: Path, rank: int, ranks: int, port: int, gate: int, release: int, told: int
+    scenario: Scenario, folder: Path, rank: int, ranks: int, port: int, gate: int, release: int, report: int
 ) -> None:
     import torch.distributed
 
@@ -353,16 +354,16 @@ def _be_rank(
         "127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False
     )
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    os.write(told, b"ready\n")
+    os.write(report, b"ready\n")
     os.read(gate, 1)
     if rank not in scenario.absent:
         time.sleep(scenario.late_s.get(rank, 0.0))
-        said = _decide(scenario, folder, rank)
-        os.write(told, (json.dumps(asdict(said)) + "\n").encode())
+        decided = _decide(scenario, folder, rank)
+        os.write(report, (json.dumps(asdict(decided)) + "\n").encode())
     os.read(release, 1)
 
 
-def _decide(scenario: Scenario, folder: Path, rank: int) -> Told:
+def _decide(scenario: Scenario, folder: Path, rank: int) -> RankReport:
     shared = scenario.devices > 0
     settings = Settings(sync="store" if shared else scenario.sync, dir=folder / ("shared" if shared else str(rank)))
     how = Request(
@@ -394,16 +395,18 @@ def _decide(scenario: Scenario, folder: Path, rank: int) -> Told:
         warnings.simplefilter("always")
         device = f"device {rank % scenario.devices}" if shared else ""
         acting: dict[str, Any] = {"compiler": toy, "measurer": toy, "store": store, "listener": hear, "device": device}
-        found = first = decide(job, how, **acting)
-        calls, pause_s = 1, found.retry_after_s
-        while pause_s is not None and found.retry_after_s is not None:  # the calls that follow, as a front end has them
+        latest = first = decide(job, how, **acting)
+        calls, pause_s = 1, latest.retry_after_s
+        while (
+            pause_s is not None and latest.retry_after_s is not None
+        ):  # the calls that follow, as a front end has them
             time.sleep(pause_s)
             calls, pause_s = calls + 1, min(2 * pause_s, MOST_PAUSE_S)
-            found = decide(job, how, earlier=found.decision, **acting)
-    return Told(
+            latest = decide(job, how, earlier=latest.decision, **acting)
+    return RankReport(
         rank=rank,
-        config=found.decision.config.text,
-        basis=found.decision.basis,
+        config=latest.decision.config.text,
+        basis=latest.decision.basis,
         first=first.decision.basis,
         calls=calls,
         tried=[c.text for c in dict.fromkeys(toy.measured)],
@@ -432,27 +435,29 @@ class _Lines:
     def __init__(self, ends: dict[int, int]) -> None:
         self._ends = ends
         self._text = dict.fromkeys(ends, "")
-        self.said: dict[int, list[str]] = {rank: [] for rank in ends}
+        self.written: dict[int, list[str]] = {rank: [] for rank in ends}
         self.ended: set[int] = set()
 
     def wait(self, lines: int, limit_s: float, *, but: Sequence[int] = ()) -> list[int]:
         """Wait for so many lines of each child; returns those that did not write them."""
         deadline = time.monotonic() + limit_s
-        while waiting := [r for r in self._ends if len(self.said[r]) < lines and r not in self.ended and r not in but]:
+        while waiting := [
+            r for r in self._ends if len(self.written[r]) < lines and r not in self.ended and r not in but
+        ]:
             ready, _, _ = select.select([self._ends[r] for r in waiting], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 break
             for rank in waiting:
                 if self._ends[rank] in ready:
                     self._read(rank)
-        return [r for r in self._ends if len(self.said[r]) < lines and r not in but]
+        return [r for r in self._ends if len(self.written[r]) < lines and r not in but]
 
     def _read(self, rank: int) -> None:
-        found = os.read(self._ends[rank], 65536).decode()
-        if not found:
+        text = os.read(self._ends[rank], 65536).decode()
+        if not text:
             self.ended.add(rank)
-        *whole, self._text[rank] = (self._text[rank] + found).split("\n")
-        self.said[rank] += whole
+        *whole, self._text[rank] = (self._text[rank] + text).split("\n")
+        self.written[rank] += whole
 
 
 def main() -> int:
@@ -476,13 +481,13 @@ def main() -> int:
             made = run(SCENARIOS[name], Path(folder), ranks=given.ranks, chance=chance)
         result = made.count()
         if given.each:
-            told = [asdict(t) for t in made.told]
-            print(json.dumps({"scenario": name, **result, "died": made.died, "told": told}), flush=True)
+            reports = [asdict(t) for t in made.reports]
+            print(json.dumps({"scenario": name, **result, "died": made.died, "told": reports}), flush=True)
         counted += result
-        longest_s = max([longest_s, *(t.seconds for t in made.told)])
+        longest_s = max([longest_s, *(t.seconds for t in made.reports)])
         if result["stuck"] or result["wrong"]:
             print(
-                f"run {number}, {name}: {dict(result)} {made.told} {made.stuck} {made.broken_promise()}",
+                f"run {number}, {name}: {dict(result)} {made.reports} {made.stuck} {made.broken_promise()}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -274,7 +274,9 @@ def test_a_hundred_configs_take_a_few_milliseconds() -> None:
 def test_the_forecast_of_shared_memory_agrees_with_what_is_compiled(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forecast_autotune.compilers.triton_compile import TritonCompiler, binding
+    from plain_calls import plain_call
+
+    from forecast_autotune.compilers.triton_compile import TritonCompiler
     from forecast_autotune.compilers.triton_pool import shared_pool
     from forecast_autotune.core.config import Config
 
@@ -284,7 +286,7 @@ def test_the_forecast_of_shared_memory_agrees_with_what_is_compiled(
     configs = [Config(tile(64, 64, 64, 4, 3)), Config(tile(128, 128, 32, 8, 4))]
     for target in ("cuda:80", "cuda:90"):
         sheet = sheet_for(target)
-        compiling = TritonCompiler(matmul, binding(args, {}), target=target, properties=device_properties(sheet))
+        compiling = TritonCompiler(matmul, plain_call(*args), target=target, properties=device_properties(sheet))
         for config, built in compiling.compile(configs):
             (found,) = launch_features(matmul, matmul_call(), [config.knobs], grid=matmul_grid, hardware=sheet)
             assert found["shared_bytes"] == built.shared_bytes

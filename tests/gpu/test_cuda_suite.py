@@ -18,8 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from emulated import caller, drawn, knobs  # noqa: E402
-from kernel_suite import Case, Kernel  # noqa: E402
-from kernel_suite.suite import cuda_kernels  # noqa: E402
+from kernel_suite import Case, Kernel, cuda_kernels  # noqa: E402
 
 from forecast_autotune.core.config import Config  # noqa: E402
 
@@ -42,7 +41,7 @@ import json, os, sys
 import torch
 from emulated import drawn
 from forecast_autotune import Space
-from kernel_suite.suite import cuda_kernels
+from kernel_suite import cuda_kernels
 
 kernel = next(k for k in cuda_kernels() if k.name == sys.argv[1])
 tuned = kernel.tuned(space=Space(drawn(kernel, {SEED}), roles=kernel.space.roles), budget="all")

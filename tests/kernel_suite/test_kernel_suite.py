@@ -20,13 +20,13 @@ from kernel_suite import (
     conv2d,
     cuda_conv2d,
     cuda_gemm,
+    cuda_kernels,
     cuda_reduction,
     cuda_softmax,
     cuda_transpose,
     gemm,
     kernels,
 )
-from kernel_suite.suite import cuda_kernels
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Evidence

@@ -26,18 +26,19 @@ from kernel_suite import (  # noqa: E402
     TritonKernel,
     Variant,
     attention,
+    cuda_kernels,
     kernels,
     matmul,
     suite_kernels,
     triton_kernels,
 )
 from kernel_suite.__main__ import listed  # noqa: E402
-from kernel_suite.suite import cuda_kernels  # noqa: E402
+from plain_calls import plain_call  # noqa: E402
 from rehearsed import own_triton_cache  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from forecast_autotune.compilers.triton_compile import TritonCompiler, binding  # noqa: E402
+from forecast_autotune.compilers.triton_compile import TritonCompiler  # noqa: E402
 from forecast_autotune.compilers.triton_launches import launches  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Evidence  # noqa: E402
@@ -267,7 +268,7 @@ def compiled(kernel: TritonKernel, configs: Any, target: str = "cuda:90") -> dic
     """What the compiler says of configs, at the last corner."""
     args = kernel.make_call(kernel.corners[-1], 0, "cpu").args
     limits = device_properties(sheet_for(target))
-    compiler = TritonCompiler(kernel.function, binding(args, {}), target=target, properties=limits, timeout_s=250.0)
+    compiler = TritonCompiler(kernel.function, plain_call(*args), target=target, properties=limits, timeout_s=250.0)
     return {str(config): result for config, result in compiler.compile(list(configs))}
 
 

@@ -14,11 +14,11 @@ from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outco
 from forecast_autotune.core.skill import Skill
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.language.answers import LABELS
 from forecast_autotune.language.labels import END
 from forecast_autotune.language.prompt import CHARS, PromptTooLongError, prompts
-from forecast_autotune.measure.replay import Replay
 
 TRACES = Path(__file__).parents[2] / "calibration" / "traces"
 HARDWARE = Hardware(kind="cuda", name="NVIDIA H200", capability="9.0", units=132, shared_bytes=232_448)
@@ -48,7 +48,7 @@ def own(job: Job, **kwargs: object) -> str:
 
 
 def recorded(name: str) -> Job:
-    return Replay(read_trace(TRACES / f"{name}.NVIDIA_H200.jsonl.gz")).job
+    return RecordedSpace(recording=read_trace(TRACES / f"{name}.NVIDIA_H200.jsonl.gz")).job
 
 
 def a_recording(outcomes: Mapping[Config, Outcome], job: Job) -> Recording:

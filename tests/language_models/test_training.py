@@ -20,7 +20,7 @@ from recorded import HERE, measurement
 from test_three_ways import close, log_probabilities, opened
 
 from calibration.fit import reinforce, train
-from calibration.fit.evaluate import judge, load
+from calibration.fit.evaluate import evaluate, load
 from calibration.fit.training import grpo, logits, loop, written_answers
 from calibration.fit.training.evaluation import summary
 from calibration.fit.training.rewards import REWARDS
@@ -87,7 +87,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, traces: list[str]) -> Path
 
 
 def test_a_planted_rule_is_learned_for_a_size_never_seen(trained: Path, traces: list[str]) -> None:
-    rows = judge(trained, [Path(t) for t in traces], device="cpu", others=False)
+    rows = evaluate(trained, [Path(t) for t in traces], device="cpu", others=False)
     assert {row["space"] for row in rows} == {"toy.16384.jsonl.gz"}
     assert summary(rows)["skill"] > 0.5
     assert summary(rows)["accuracy"] > 0.7
@@ -186,14 +186,14 @@ def test_a_temperature_in_the_last_norm_divides_the_logits(network: Any) -> None
     with torch.inference_mode():
         before = logits.label_logits(network, rows, labels)
     bins = torch.distributions.Categorical(logits=before / 2.5).sample().numpy()  # so that 2.5 is about the best
-    foretold = [(before.numpy().astype(float), bins)]
-    temperature = loop.cool(network, foretold)
+    forecasts = [(before.numpy().astype(float), bins)]
+    temperature = loop.cool(network, forecasts)
     with torch.inference_mode():
         after = logits.label_logits(network, rows, labels)
     assert torch.allclose(after, before / temperature, atol=1e-4)
     assert 1.7 < temperature < 3.6
-    nearby = [loop.nll_at(foretold, temperature * factor) for factor in (0.9, 1.1)]
-    assert loop.nll_at(foretold, temperature) < min(nearby)
+    nearby = [loop.nll_at(forecasts, temperature * factor) for factor in (0.9, 1.1)]
+    assert loop.nll_at(forecasts, temperature) < min(nearby)
 
 
 # LoRA --------------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,16 @@ import pytest
 
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.measure import clocks
-from forecast_autotune.measure.clocks import MAX_SAMPLES, MOST_BURSTS, Clock, CpuClock, EventClock, Launch, _rounded
+from forecast_autotune.measure.clocks import (
+    MAX_SAMPLES,
+    MIN_SAMPLES,
+    MOST_BURSTS,
+    Clock,
+    CpuClock,
+    EventClock,
+    Launch,
+    _rounded,
+)
 from forecast_autotune.processes.file_lock import file_lock
 
 
@@ -23,6 +33,23 @@ def test_a_sample_has_no_digits_that_no_clock_tells() -> None:
 
 def test_what_takes_no_time_at_all_takes_some() -> None:
     assert _rounded([1e-9, 0.00004, 1.23456]) == (1e-4, 1e-4, 1.2346)
+
+
+def test_another_way_of_timing_needs_one_method() -> None:
+    class WallClock(EventClock):
+        def time_batch(self, launch: Launch, count: int) -> list[float]:
+            times = []
+            for _ in range(count):
+                began = time.perf_counter()
+                launch.once()
+                self.synchronize()
+                times.append((time.perf_counter() - began) * 1e6)
+            return times
+
+    clock = WallClock(SimpleNamespace(synchronize=lambda: None), timed_s=0.01)
+    slept = clock.measure(Launch(call=lambda: time.sleep(0.002)), first_us=math.nan)
+    assert len(slept.samples_us) >= MIN_SAMPLES
+    assert slept.median_us >= 2000
 
 
 # Neighbours -------------------------------------------------------------------------------------------------------------

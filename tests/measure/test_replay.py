@@ -43,12 +43,6 @@ def test_it_answers_as_recorded() -> None:
     assert Replay(WHOLE).measure(GOOD[0]) == WHOLE.outcomes[GOOD[0]]
 
 
-def test_its_space_is_what_was_recorded_with_the_default_first() -> None:
-    space = Replay(WHOLE).space
-    assert space.default == WHOLE.default
-    assert set(space) == set(WHOLE.outcomes)
-
-
 def test_the_recorded_cost_is_charged_to_the_clock() -> None:
     replay = Replay(WHOLE, now=lambda: 1000.0)
     budget = Budget("all", clock=replay.clock)

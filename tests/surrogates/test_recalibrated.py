@@ -16,6 +16,7 @@ from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.job import Job
 from forecast_autotune.core.sigma_scale import SigmaScale
+from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.scores import recalibration, score_forecasts, score_trust
 from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.features.forecast_columns import ForecastTable
@@ -128,7 +129,7 @@ def tuned(store: SqliteStore, kernels: Sequence[str], times: float) -> list[Seen
         replay = Replay(recorded)
         job = Job(
             workload=recorded.workload,
-            space=replay.space,
+            space=RecordedSpace(recording=recorded).space,
             hardware=recorded.hardware,
             toolchain=recorded.toolchain,
         )

@@ -1,4 +1,4 @@
-"""How well a trained model foretells spaces it has not seen, beside simpler ways to say something of them."""
+"""How well a trained model forecasts spaces it has not seen, beside simpler methods."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIDDLES = np.array([-2.5, *((a + b) / 2 for a, b in pairwise(BIN_EDGES_LOG2)), 2
 """Log2 speed-up that a bin stands for where configs are ranked."""
 
 
-def judge_model(
+def evaluate_model(
     model: Any,
     tokenizer: Any,
     spaces: Sequence[RecordedSpace],
@@ -57,7 +57,7 @@ def judge_model(
     return rows
 
 
-def judge_others(spaces: Sequence[RecordedSpace], known: Sequence[RecordedSpace], *, way: str) -> list[Row]:
+def evaluate_others(spaces: Sequence[RecordedSpace], known: Sequence[RecordedSpace], *, way: str) -> list[Row]:
     """Scores, on the same spaces, of eight equal chances, of the bins' frequencies in the spaces known, and of surrogates.
 
     `learned` is told of the same kernel what is known of it, and is fitted without the kernel itself. Uniform and
@@ -73,9 +73,9 @@ def judge_others(spaces: Sequence[RecordedSpace], known: Sequence[RecordedSpace]
             scores = score_probabilities(table, np.zeros(speedups.size), speedups)
             rows.append(_row(space, method, way, scores, ranks=False))
         surrogates: dict[str, Surrogate] = {"roofline": Roofline(), "learned": Learned(prior_without(space.kernel))}
-        told = [s.recording for s in known if s.kernel == space.kernel]
+        history = [s.recording for s in known if s.kernel == space.kernel]
         for method, surrogate in surrogates.items():
-            context = ForecastContext(job=space.job, recordings=told if method == "learned" else ())
+            context = ForecastContext(job=space.job, recordings=history if method == "learned" else ())
             forecasts = surrogate.start(context).predict({}, {})
             measured, reference = against_median(forecasts, space.log2_us.tolist(), default_us=None)
             rows.append(_row(space, method, way, score_forecasts(forecasts, measured, reference=reference)))
@@ -101,7 +101,7 @@ def summary(rows: Sequence[Row]) -> Row:
     brier = statistics.fmean(r["half_brier"] for r in rows)
     by_frequency = statistics.fmean(r["half_brier_by_frequency"] for r in rows)
     fifths = [r["error_by_fifth"] for r in rows if r["error_by_fifth"]]
-    found: Row = {
+    line: Row = {
         "spaces": len(rows),
         "skill": 1.0 - brier / by_frequency,
         "mean_skill": statistics.fmean(r["brier_skill"] for r in rows if r["brier_skill"] is not None),
@@ -110,5 +110,5 @@ def summary(rows: Sequence[Row]) -> Row:
     }
     for name in ("top_1_percent", "top_10_percent", "top_50_percent"):
         values = [r[name] for r in rows if r[name] is not None]
-        found[name] = statistics.geometric_mean(values) if values else None
-    return found
+        line[name] = statistics.geometric_mean(values) if values else None
+    return line

@@ -97,26 +97,51 @@ def learn_from_reward(
     """Teach a model in place by GRPO."""
     import torch
     from datasets import Dataset  # type: ignore[import-not-found]
-    from transformers import PrinterCallback, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
+    from transformers import PrinterCallback
+    from trl import GRPOTrainer  # type: ignore[import-not-found]
 
     training = Training(model, spaces, plan, plan.rate, folder)
-    every = max(1, plan.steps // LOOKS)
     if training.first == plan.steps:
         return
+    steps = range(training.first, plan.steps)
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=_reward(plan.reward),
+        args=_grpo_config(plan, folder, steps=len(steps), on_gpu=model.device.type == "cuda"),
+        train_dataset=Dataset.from_list([row for step in steps for row in _prompts(tokenizer, spaces, plan, step)]),
+        processing_class=tokenizer,
+        callbacks=[_keeping(training, plan, tell)],
+        optimizers=(training.optimizer, torch.optim.lr_scheduler.LambdaLR(training.optimizer, lambda _: 1.0)),
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
 
-    def rows(step: int) -> Iterator[dict[str, object]]:
-        random = np.random.default_rng((plan.seed, 1, step))
-        for _ in range(plan.prompts):
-            asked = drawn(spaces, 1, plan.most_chars, random)
-            (prompt,), (measured,) = asked.prompts("reasoned"), asked.measured
-            said = [{"role": "user", "content": prompt.text}] if tokenizer.chat_template else prompt.text
-            yield {"prompt": said, "measured": measured}
+
+def _prompts(tokenizer: Any, spaces: Sequence[RecordedSpace], plan: Plan, step: int) -> Iterator[dict[str, object]]:
+    """What a step asks, each with the bin that was measured. The same step asks the same."""
+    random = np.random.default_rng((plan.seed, 1, step))
+    for _ in range(plan.prompts):
+        asked = drawn(spaces, 1, plan.most_chars, random)
+        (prompt,), (measured,) = asked.prompts("reasoned"), asked.measured
+        message = [{"role": "user", "content": prompt.text}] if tokenizer.chat_template else prompt.text
+        yield {"prompt": message, "measured": measured}
+
+
+def _reward(name: str) -> Callable[..., list[float]]:
+    """What TRL calls to reward answers; the share that parses goes into its log."""
 
     def earned(completions: Sequence[Any], measured: Sequence[int], **more: Any) -> list[float]:
         texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
         more["log_metric"]("parsed", statistics.fmean(isinstance(from_text(text), Bins) for text in texts))
-        return list(starmap(REWARDS[plan.reward], zip(texts, measured, strict=True)))
+        return list(starmap(REWARDS[name], zip(texts, measured, strict=True)))
+
+    return earned
+
+
+def _keeping(training: Training, plan: Plan, tell: Tell) -> Any:
+    """TRL's callback that seeds each step, and keeps a checkpoint whenever a reward is logged."""
+    import torch
+    from transformers import TrainerCallback
 
     class Keeping(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002  # TRL's seam
@@ -128,32 +153,27 @@ def learn_from_reward(
                 training.keep(step)
                 tell(f"step {step} of {plan.steps}: reward {logs['reward']:.3f}, {logs['parsed']:.0%} parsed")
 
-    on_gpu = model.device.type == "cuda"
-    trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=earned,
-        args=GRPOConfig(
-            output_dir=str(folder),
-            save_strategy="no",  # its checkpoints hold pickles
-            report_to="none",
-            disable_tqdm=True,
-            logging_steps=every,
-            max_steps=plan.steps - training.first,
-            per_device_train_batch_size=plan.prompts * plan.answers,
-            num_generations=plan.answers,
-            max_completion_length=plan.answer_tokens,
-            chat_template_kwargs={"enable_thinking": False},  # the answer's own "reasoning" is the place for it
-            shuffle_dataset=False,
-            seed=plan.seed,
-            use_cpu=not on_gpu,
-            bf16=on_gpu,
-            gradient_checkpointing=on_gpu,
-            dataloader_pin_memory=on_gpu,
-        ),
-        train_dataset=Dataset.from_list([row for step in range(training.first, plan.steps) for row in rows(step)]),
-        processing_class=tokenizer,
-        callbacks=[Keeping()],
-        optimizers=(training.optimizer, torch.optim.lr_scheduler.LambdaLR(training.optimizer, lambda _: 1.0)),
+    return Keeping()
+
+
+def _grpo_config(plan: Plan, folder: Path, *, steps: int, on_gpu: bool) -> Any:
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=str(folder),
+        save_strategy="no",  # its checkpoints hold pickles
+        report_to="none",
+        disable_tqdm=True,
+        logging_steps=max(1, plan.steps // LOOKS),
+        max_steps=steps,
+        per_device_train_batch_size=plan.prompts * plan.answers,
+        num_generations=plan.answers,
+        max_completion_length=plan.answer_tokens,
+        chat_template_kwargs={"enable_thinking": False},  # the answer's own "reasoning" is the place for it
+        shuffle_dataset=False,
+        seed=plan.seed,
+        use_cpu=not on_gpu,
+        bf16=on_gpu,
+        gradient_checkpointing=on_gpu,
+        dataloader_pin_memory=on_gpu,
     )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()

@@ -34,8 +34,8 @@ def label_ids(tokenizer: Any) -> tuple[int, ...]:
 
 def encoded(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of texts as vLLM and transformers read a prompt, marks inside them as plain text."""
-    found: list[list[int]] = tokenizer(list(texts), add_special_tokens=True, split_special_tokens=True)["input_ids"]
-    return found
+    ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=True, split_special_tokens=True)["input_ids"]
+    return ids
 
 
 def label_logits(model: Any, rows: Sequence[Sequence[int]], labels: Sequence[int]) -> torch.Tensor:

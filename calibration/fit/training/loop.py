@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 WARM_UP = 0.05  # share of the steps in which the rate rises; it falls to a twentieth by the end
 WEIGHT_DECAY = 0.1
 UNNAMED = 0.5  # share of prompts that do not name the device, so that its sheet is read
-UNTOLD = 0.4  # share told nothing of other spaces' times, and likewise of skills
+WITHOUT_HISTORY = 0.4  # share of prompts without other spaces' times, and likewise without skills
 MOST_LINES = 200_000  # whose tokens are kept
-LOOKS = 12  # at the spaces held back, over the whole training
+LOOKS = 12  # checkpoints, each with a score on the spaces held back, over the whole training
 LOOKED_AT = 48  # configs of each
 CHECKPOINT = "checkpoint"
 
@@ -75,15 +75,15 @@ class Batches:
         """Of a tokenizer of ours, line by line: most lines were met before, and are the same tokens everywhere."""
         if not self.by_lines:
             return encoded(self.tokenizer, [text])[0]
-        found: list[int] = []
+        row: list[int] = []
         for line in text.splitlines(keepends=True):
             ids = self.lines.get(line)
             if ids is None:
                 ids = self.lines[line] = encoded(self.tokenizer, [line])[0]
                 if len(self.lines) > MOST_LINES:
                     self.lines.clear()
-            found += ids
-        return found
+            row += ids
+        return row
 
     def __getitem__(self, step: int) -> Batch:
         random = np.random.default_rng((self.plan.seed, step))
@@ -100,8 +100,8 @@ class Batches:
                 reference,
                 places.tolist(),
                 self.plan.most_chars,
-                known=() if random.random() < UNTOLD else others,
-                skilled=self.spaces if random.random() >= UNTOLD else (),
+                known=() if random.random() < WITHOUT_HISTORY else others,
+                skilled=self.spaces if random.random() >= WITHOUT_HISTORY else (),
                 named=random.random() >= UNNAMED,
             )
             measured = space.bins(reference)
@@ -127,6 +127,13 @@ class Progress:
     best_nll: float = math.inf
     trained_s: float = 0.0
 
+    def is_best(self, nll: float) -> bool:
+        """Whether the model forecasts as well as it ever did; if so, this step is noted as the best."""
+        best = nll <= self.best_nll
+        if best:
+            self.best_nll, self.best_step = nll, self.step
+        return best
+
 
 def train(
     model: Any,
@@ -139,7 +146,7 @@ def train(
     workers: int = 0,
     tell: Callable[[str], None] = log.info,
 ) -> Progress:
-    """Train a model in place, and leave it as it was when it foretold the spaces held back best.
+    """Train a model in place, and leave it as it was when it forecast the spaces held back best.
 
     A checkpoint is written to `folder` at each look; a training that was interrupted goes on from its last one, if the plan
     and the spaces are the same.
@@ -149,11 +156,11 @@ def train(
     """
     import torch
 
-    device = next(model.parameters()).device
-    trained = [p for p in model.parameters() if p.requires_grad]
+    fused = next(model.parameters()).device.type == "cuda"
     optimizer = torch.optim.AdamW(
-        trained, lr=plan.rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY, fused=device.type == "cuda"
-    )
+        [p for p in model.parameters() if p.requires_grad],
+        lr=plan.rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY, fused=fused,
+    )  # fmt: skip
     checkpoint = Checkpoint(folder / CHECKPOINT, identity={"plan": asdict(plan), "spaces": [s.name for s in spaces]})
     progress = checkpoint.load(model, optimizer)
     began = time.monotonic() - progress.trained_s
@@ -161,63 +168,70 @@ def train(
     every = max(1, plan.steps // LOOKS)
     losses: list[torch.Tensor] = []
     for batch in _batches(Batches(spaces, tokenizer, plan), progress.step, workers):
-        for group in optimizer.param_groups:
-            group["lr"] = plan.rate * _share_of_rate(progress.step / plan.steps)
-        model.train()
-        optimizer.zero_grad(set_to_none=True)
-        for rows, bins in batch:
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                logits = label_logits(model, rows, labels)
-            loss = loss_of(plan.objective, logits, torch.tensor(bins, device=device)) / len(batch)
-            loss.backward()
-            losses.append(loss.detach() * len(batch))
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
+        losses += _step(model, optimizer, batch, labels, plan, progress.step)
         progress.step += 1
-        if progress.step % every == 0 or progress.step == plan.steps:
-            progress.trained_s = time.monotonic() - began
-            lately = float(torch.stack(losses).mean())
-            if not math.isfinite(lately):
-                raise InvalidInputError(f"the loss before step {progress.step} is {lately}: train with a lower rate")
-            nll = nll_at(foretell(model, tokenizer, held_back, plan, spaces), 1.0) if held_back else -math.inf
-            better = nll <= progress.best_nll
-            if better:
-                progress.best_nll, progress.best_step = nll, progress.step
-            checkpoint.save(model, optimizer, progress, best=better)
-            tell(
-                f"step {progress.step} of {plan.steps}: {plan.objective} {lately:.3f}"
-                + (f", held back {nll:.3f}, at best {progress.best_nll:.3f}" if held_back else "")
-                + f", {progress.trained_s:.0f} s"
-            )
-            losses.clear()
+        if progress.step % every and progress.step != plan.steps:
+            continue
+        progress.trained_s = time.monotonic() - began
+        lately = float(torch.stack(losses).mean())
+        losses.clear()
+        if not math.isfinite(lately):
+            raise InvalidInputError(f"the loss before step {progress.step} is {lately}: train with a lower rate")
+        nll = nll_at(forecast_held_back(model, tokenizer, held_back, plan, spaces), 1.0) if held_back else -math.inf
+        checkpoint.save(model, optimizer, progress, best=progress.is_best(nll))
+        apart = f", held back {nll:.3f}, at best {progress.best_nll:.3f}" if held_back else ""
+        tell(f"step {progress.step} of {plan.steps}: {plan.objective} {lately:.3f}{apart}, {progress.trained_s:.0f} s")
     checkpoint.load_best(model)
     model.eval()
     return progress
 
 
-Foretold = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
+def _step(
+    model: Any, optimizer: torch.optim.Optimizer, batch: Batch, labels: Sequence[int], plan: Plan, step: int
+) -> list[torch.Tensor]:
+    """One step of the optimizer; the loss of each space of the batch."""
+    import torch
+
+    device = next(model.parameters()).device
+    losses = []
+    for group in optimizer.param_groups:
+        group["lr"] = plan.rate * _share_of_rate(step / plan.steps)
+    model.train()
+    optimizer.zero_grad(set_to_none=True)
+    for rows, bins in batch:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = label_logits(model, rows, labels)
+        loss = loss_of(plan.objective, logits, torch.tensor(bins, device=device)) / len(batch)
+        loss.backward()
+        losses.append(loss.detach() * len(batch))
+    torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+    optimizer.step()
+    return losses
+
+
+HeldBackForecasts = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 """For each space, logits of eight bins for some configs, and the bins that were measured."""
 
 
-def foretell(
+def forecast_held_back(
     model: Any, tokenizer: Any, held_back: Sequence[RecordedSpace], plan: Plan, known: Sequence[RecordedSpace]
-) -> Foretold:
+) -> HeldBackForecasts:
     """What a model says of some configs of spaces held back, told what is known of the same kernels."""
     model.eval()
-    found: Foretold = []
+    forecasts: HeldBackForecasts = []
     for space in held_back:
         places, logits = forecast_pool(
             model, tokenizer, space, reference=space.median, most_chars=plan.most_chars, tokens_at_once=100_000,
             most=LOOKED_AT, known=known,
         )  # fmt: skip
-        found.append((logits, np.array(space.bins(space.median))[places]))
-    return found
+        forecasts.append((logits, np.array(space.bins(space.median))[places]))
+    return forecasts
 
 
-def nll_at(foretold: Foretold, temperature: float) -> float:
+def nll_at(forecasts: HeldBackForecasts, temperature: float) -> float:
     """Mean over spaces of -ln of the measured bins' probabilities, logits divided by a temperature."""
     means = []
-    for logits, bins in foretold:
+    for logits, bins in forecasts:
         scaled = logits / temperature
         shifted = scaled - scaled.max(axis=1, keepdims=True)
         log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
@@ -225,8 +239,8 @@ def nll_at(foretold: Foretold, temperature: float) -> float:
     return float(np.mean(means))
 
 
-def cool(model: Any, foretold: Foretold) -> float:
-    """Divide the model's logits by the temperature that foretells best, one number, and tell it.
+def cool(model: Any, forecasts: HeldBackForecasts) -> float:
+    """Divide the model's logits by the temperature that forecasts best, and return it.
 
     It goes into the weight of the last norm, so that whoever serves the model needs to know nothing of it.
 
@@ -239,7 +253,7 @@ def cool(model: Any, foretold: Foretold) -> float:
     if norm is None:
         raise InvalidInputError(f"{type(model).__name__} has no norm before its head: its temperature cannot be set")
     temperatures = np.exp(np.linspace(math.log(0.5), math.log(4.0), 61))
-    best = float(min(temperatures, key=lambda t: nll_at(foretold, float(t))))
+    best = float(min(temperatures, key=lambda t: nll_at(forecasts, float(t))))
     with torch.no_grad():
         norm.weight /= best
     return best
@@ -340,8 +354,8 @@ def _put(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
 def _moments(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     import torch
 
-    found: dict[str, torch.Tensor] = {}
+    moments: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
-            found[f"{name}/{key}"] = torch.as_tensor(value).detach().cpu().clone().contiguous()
-    return found
+            moments[f"{name}/{key}"] = torch.as_tensor(value).detach().cpu().clone().contiguous()
+    return moments

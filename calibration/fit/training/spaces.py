@@ -46,24 +46,26 @@ def prompts_of(
     """
     job = space.job
     elsewhere = [s.recording for s in known if s.kernel == space.kernel and s.name != space.name]
-    told = [recording for _, recording in most_alike(job, elsewhere)]
+    recordings = [recording for _, recording in most_alike(job, elsewhere)]
     if not named:
         unnamed = replace(job.hardware, name="")
-        told = [replace(r, hardware=unnamed) if r.hardware == job.hardware else r for r in told]
+        recordings = [replace(r, hardware=unnamed) if r.hardware == job.hardware else r for r in recordings]
         job = replace(job, hardware=unnamed)
     asked = [job.space[i] for i in configs]
     skills = skills_for(space, tuple(skilled)) if skilled else ()
-    return prompts(job, asked, reference=job.space[reference], skills=skills, recordings=told, most_chars=most_chars)
+    return prompts(
+        job, asked, reference=job.space[reference], skills=skills, recordings=recordings, most_chars=most_chars
+    )
 
 
 @cache
 def skills_for(space: RecordedSpace, known: tuple[RecordedSpace, ...]) -> tuple[Skill, ...]:
     """What changing single knobs did in known spaces, this one apart, as far as it bears on this one."""
-    found: list[Skill] = []
+    skills: list[Skill] = []
     for kernel in sorted({s.kernel for s in known}):
         of_kernel = tuple(s for s in known if s.kernel == kernel)
-        found += _skills(tuple(s for s in of_kernel if s is not space))
-    return tuple(fitting(found, space.job))
+        skills += _skills(tuple(s for s in of_kernel if s is not space))
+    return tuple(fitting(skills, space.job))
 
 
 @cache
@@ -98,15 +100,15 @@ def stored_spaces(folder: Path) -> tuple[RecordedSpace, ...]:
     store = StoreFile(folder)
     if not store.exists():
         return ()
-    found = []
+    spaces = []
     for recording in store.recordings():
         measured = sum(isinstance(o, Measurement) for o in recording.outcomes.values())
         if recording.hardware.kind in REHEARSAL_KINDS or measured < LEAST_MEASURED:
             continue
         kernel = recording.workload.program.name.rpartition(".")[2]
         name = f"{kernel}.{recording.workload.digest[:8]}.{recording.hardware.name}.{recording.toolchain.digest[:8]}"
-        found.append(RecordedSpace(name=name, recording=recording))
-    return tuple(sorted(found, key=lambda s: s.name))
+        spaces.append(RecordedSpace(name=name, recording=recording))
+    return tuple(sorted(spaces, key=lambda s: s.name))
 
 
 def left_out(spaces: Sequence[RecordedSpace], way: str, fold: int, folds: int) -> frozenset[str]:

@@ -20,7 +20,7 @@ from forecast_autotune.surrogates.transfer import most_alike
 
 from .evaluation import MIDDLES
 from .logits import encoded, label_ids, label_logits
-from .loop import UNTOLD, draw_reference
+from .loop import WITHOUT_HISTORY, draw_reference
 from .rewards import REWARDS
 from .spaces import skills_for
 
@@ -73,7 +73,7 @@ def drawn(spaces: Sequence[RecordedSpace], configs: int, most_chars: int, random
         space=space,
         reference=draw_reference(space, random),
         places=places.tolist(),
-        known=spaces if random.random() >= UNTOLD else (),
+        known=spaces if random.random() >= WITHOUT_HISTORY else (),
         most_chars=most_chars,
     )
 
@@ -95,13 +95,13 @@ def examples(model: Any, tokenizer: Any, asked: Asked) -> list[tuple[list[int], 
     model.eval()
     rows = encoded(tokenizer, [p.text for p in asked.prompts("logits")])
     with torch.inference_mode(), precision_of(model):
-        said = label_logits(model, rows, label_ids(tokenizer)).softmax(-1).tolist()
-    found = []
-    for prompt, probabilities in zip(asked.prompts("reasoned"), said, strict=True):
+        forecasts = label_logits(model, rows, label_ids(tokenizer)).softmax(-1).tolist()
+    rows_and_starts = []
+    for prompt, probabilities in zip(asked.prompts("reasoned"), forecasts, strict=True):
         row = Tokens(tokenizer).of_chat(prompt.text)
         answer = tokenizer.encode(in_words(probabilities), add_special_tokens=False)
-        found.append(([*row, *answer, tokenizer.eos_token_id], len(row)))
-    return found
+        rows_and_starts.append(([*row, *answer, tokenizer.eos_token_id], len(row)))
+    return rows_and_starts
 
 
 def written(model: Any, tokenizer: Any, asked: Sequence[Prompt], most_tokens: int) -> Iterator[str]:
@@ -116,14 +116,14 @@ def written(model: Any, tokenizer: Any, asked: Sequence[Prompt], most_tokens: in
         ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
         with torch.inference_mode(), precision_of(model):
-            found = model.generate(
+            tokens = model.generate(
                 input_ids=ids,
                 attention_mask=mask,
                 do_sample=False,
                 max_new_tokens=most_tokens,
                 pad_token_id=tokenizer.eos_token_id,
             )
-        yield from tokenizer.batch_decode(found[:, width:], skip_special_tokens=True)
+        yield from tokenizer.batch_decode(tokens[:, width:], skip_special_tokens=True)
 
 
 def precision_of(model: Any) -> contextlib.AbstractContextManager[None]:
@@ -131,11 +131,11 @@ def precision_of(model: Any) -> contextlib.AbstractContextManager[None]:
     import torch
 
     kind = next(model.parameters()).device.type
-    found: contextlib.AbstractContextManager[None] = torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda")
-    return found
+    precision: contextlib.AbstractContextManager[None] = torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda")
+    return precision
 
 
-def judge_written(
+def evaluate_written(
     model: Any,
     tokenizer: Any,
     spaces: Sequence[RecordedSpace],
@@ -151,7 +151,7 @@ def judge_written(
     is the mean chance given to the bin held likeliest: above the accuracy, the model is too sure of itself.
     """
     rewards: list[float] = []
-    found: list[tuple[tuple[float, ...], float]] = []
+    parsed: list[tuple[tuple[float, ...], float]] = []
     for space in spaces:
         count = len(space.job.space)
         places = np.sort(np.random.default_rng(0).choice(count, min(JUDGED, count), replace=False)).tolist()
@@ -162,15 +162,18 @@ def judge_written(
             rewards.append(REWARDS[reward](text, measured))
             answer = from_text(text)
             if isinstance(answer, Bins):
-                found.append((answer.probabilities, speedup))
-    told: dict[str, Any] = {
+                parsed.append((answer.probabilities, speedup))
+    scores_of_answers: dict[str, Any] = {
         "answers": len(rewards),
         "reward": statistics.fmean(rewards) if rewards else 0.0,
-        "parsed": len(found) / max(1, len(rewards)),
+        "parsed": len(parsed) / max(1, len(rewards)),
     }
-    if found:
-        p = np.array([probabilities for probabilities, _ in found])
-        scores = score_probabilities(p, p @ MIDDLES, np.array([speedup for _, speedup in found]))
+    if parsed:
+        p = np.array([probabilities for probabilities, _ in parsed])
+        scores = score_probabilities(p, p @ MIDDLES, np.array([speedup for _, speedup in parsed]))
         names = ("accuracy", "half_brier", "crps7", "ece", "error_by_fifth")
-        told |= {"confidence": float(p.max(axis=1).mean()), **{name: getattr(scores, name) for name in names}}
-    return told
+        scores_of_answers |= {
+            "confidence": float(p.max(axis=1).mean()),
+            **{name: getattr(scores, name) for name in names},
+        }
+    return scores_of_answers

@@ -83,6 +83,7 @@ def confidence_and_error(mixtures: Mixtures, truth: Array, reference: float) -> 
 
 
 def curve_of(confidence: Array, wrong: Array) -> RiskCoverage:
+    """The error of the surest forecasts, as more of them are trusted; equally confident ones share their mean error."""
     import numpy as np
 
     order = np.argsort(-confidence, kind="stable")
@@ -93,6 +94,7 @@ def curve_of(confidence: Array, wrong: Array) -> RiskCoverage:
 
 
 def fifths_of(confidence: Array, wrong: Array) -> FifthErrors | None:
+    """Error by fifth of confidence, the least confident first; None for fewer than five forecasts."""
     import numpy as np
 
     if wrong.size < 5:

@@ -66,23 +66,23 @@ def discovery(
     mixtures = Mixtures.of(forecasts)
     usable = np.isfinite(truth) & ~mixtures.abstained
     step = math.log2(factor)
-    pairs = events = called = found = 0
+    pairs = events = called = right = 0
     for one, other in _neighbours(space):
         both = usable[one] & usable[other]
         for config, neighbour in ((one[both], other[both]), (other[both], one[both])):
             # A ratio of exactly the factor is an event, however its logarithms were rounded.
             happened = truth[config] - truth[neighbour] >= step - 1e-9
-            said = _chance_of_step(mixtures.at(config), mixtures.at(neighbour), step) > 0.5
+            predicted = _chance_of_step(mixtures.at(config), mixtures.at(neighbour), step) > 0.5
             pairs += config.size
             events += int(happened.sum())
-            called += int(said.sum())
-            found += int((happened & said).sum())
+            called += int(predicted.sum())
+            right += int((happened & predicted).sum())
     return Discovery(
         pairs=pairs,
         events=events,
         called=called,
-        precision=found / called if called else None,
-        recall=found / events if events else None,
+        precision=right / called if called else None,
+        recall=right / events if events else None,
     )
 
 
@@ -91,7 +91,7 @@ def _neighbours(space: Space) -> list[tuple[Positions, Positions]]:
     import numpy as np
 
     levels = knob_matrix(space).levels
-    found: list[tuple[Positions, Positions]] = []
+    neighbours: list[tuple[Positions, Positions]] = []
     for knob in levels:
         alike = np.zeros(len(space), dtype=np.intp)  # equal where all other knobs are
         for other, level in levels.items():
@@ -101,8 +101,8 @@ def _neighbours(space: Space) -> list[tuple[Positions, Positions]]:
         most = int(np.bincount(alike).max())
         for apart in range(1, most):
             near = np.flatnonzero(alike[order[apart:]] == alike[order[:-apart]])
-            found.append((order[near], order[near + apart]))
-    return found
+            neighbours.append((order[near], order[near + apart]))
+    return neighbours
 
 
 def _chance_of_step(one: Mixtures, other: Mixtures, step: float) -> Array:

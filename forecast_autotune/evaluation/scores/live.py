@@ -1,4 +1,4 @@
-"""What a store's own pairs of a forecast and the outcome that followed teach: how wide forecasts should be, and whose.
+"""Lessons of a store's own pairs of forecast and outcome: how wide forecasts should be, and which surrogate to weigh.
 
 The pairs are of configs that a policy chose to measure, so they are no fair sample of a space. Replayed on the 89 recorded
 spaces of the kernel suite (H200; each tuned once with a budget of 16, all into one store, in two orders), and judged on all
@@ -92,8 +92,8 @@ def member_scores(pairs: Sequence[tuple[Forecast, float]]) -> dict[str, float]:
     truth = np.array([measured for _, measured in common])
     scores: dict[str, float] = {}
     for name in names:
-        said = _raw(Mixtures.of([voices[name] for voices, _ in common]))
-        scores[name] = float(np.maximum(_log_density(said, truth), math.log(SMALLEST)).mean())
+        alone = _raw(Mixtures.of([voices[name] for voices, _ in common]))
+        scores[name] = float(np.maximum(_log_density(alone, truth), math.log(SMALLEST)).mean())
     return scores
 
 
@@ -143,8 +143,8 @@ def _stretch(mixtures: Mixtures, truth: Array) -> float:
         low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, grid.size - 1)])
     at = float(grid[best])
     if 0 < best < grid.size - 1:
-        before, here, behind = likely[best - 1 : best + 2]
-        bend = before - 2 * here + behind
+        before, middle, behind = likely[best - 1 : best + 2]
+        bend = before - 2 * middle + behind
         if bend < 0:
             at += 0.5 * float(before - behind) / float(bend) * float(grid[1] - grid[0])
     return float(min(MOST, max(LEAST, math.exp(at))))

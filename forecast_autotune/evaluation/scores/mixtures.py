@@ -40,6 +40,7 @@ class Mixtures:
 
     @classmethod
     def of(cls, forecasts: Sequence[Forecast | Abstention]) -> Mixtures:
+        """Forecasts as arrays, a column for each; an abstention weighs nothing."""
         import numpy as np
 
         n = len(forecasts)
@@ -68,6 +69,7 @@ class Mixtures:
 
     @property
     def abstained(self) -> NDArray[np.bool_]:
+        """Which of the forecasts are abstentions."""
         import numpy as np
 
         abstained: NDArray[np.bool_] = np.logical_not((self.weight > 0).any(axis=0))

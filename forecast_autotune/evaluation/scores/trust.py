@@ -153,6 +153,6 @@ def _regrets(mixtures: Mixtures, confidence: Array, truth: Array, shares: Sequen
         value = trusted.copy()
         value[tried] = truth[tried]
         chosen = int(value.argmax())
-        found = float(truth[chosen]) if value[chosen] > -math.inf else -math.inf
-        regrets.append(float(2.0 ** (best - found)) - 1.0 if found > -math.inf else None)
+        reached = float(truth[chosen]) if value[chosen] > -math.inf else -math.inf
+        regrets.append(float(2.0 ** (best - reached)) - 1.0 if reached > -math.inf else None)
     return regrets

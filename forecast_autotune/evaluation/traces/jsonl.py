@@ -17,10 +17,11 @@ It may also hold `"described": {name: number}`, the config's features that are k
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ...core.config import Config
+from ...core.file_format import FileFormat
 from ...core.job import Recording
 from ...core.outcome import Failure, Outcome
 from ...errors import InvalidInputError
@@ -29,8 +30,7 @@ from ...store.encoding import Json, from_text, to_text
 from ...store.textfile import read_text, write_lines
 from .checks import ACCEPTED, check_knobs, warn_about_repeated
 
-SCHEMA = "forecast_autotune.trace"
-VERSION = 1
+FORMAT = FileFormat(schema="forecast_autotune.trace", version=1)
 
 
 def read_recorded(path: Path | str) -> Mapping[str, object]:
@@ -40,12 +40,12 @@ def read_recorded(path: Path | str) -> Mapping[str, object]:
         OSError: the file cannot be read.
         InvalidInputError: it is no trace of our own form.
     """
-    first = read_text(Path(path)).partition("\n")[0]
+    path = Path(path)
+    first = read_text(path).partition("\n")[0]
     header = encoding.fields(from_text(first, f"{path}, line 1"), f"{path}, line 1")
-    if header.get("schema") != SCHEMA:
-        raise InvalidInputError(
-            f"{path} has the schema {encoding.shown(header.get('schema'))}, not {SCHEMA}: record it anew"
-        )
+    FORMAT.check(
+        header, path, accepted=f"it must be {FORMAT.schema}, record it again", remedy="record it again, or update"
+    )
     return encoding.fields(header.get("recorded", {}), f"{path}, line 1: recorded")
 
 
@@ -70,8 +70,7 @@ def write_trace(recording: Recording, path: Path | str, *, recorded: Mapping[str
 def _own_lines(recording: Recording, knobs: list[str], recorded: Mapping[str, object]) -> Iterator[str]:
     yield to_text(
         {
-            "schema": SCHEMA,
-            "version": VERSION,
+            **FORMAT.header,
             "program": encoding.encode_program(recording.workload.program),
             "workload": encoding.encode_workload(recording.workload),
             "hardware": encoding.encode_hardware(recording.hardware),
@@ -100,19 +99,27 @@ def read_jsonl(path: Path, header: Json, rest: str) -> Recording:
     Raises:
         InvalidInputError: another schema or version, a cut line, or a value out of place; names the file and the line.
     """
-    if header.get("schema") != SCHEMA:
-        raise InvalidInputError(f"{path} has the schema {encoding.shown(header.get('schema'))}: {ACCEPTED}")
-    if header.get("version") != VERSION:
-        version = encoding.shown(header.get("version"))
-        raise InvalidInputError(
-            f"{path} is a trace of version {version}, this version of forecast_autotune reads {VERSION}: "
-            "record it again, or update"
-        )
+    FORMAT.check(header, path, accepted=ACCEPTED, remedy="record it again, or update")
     what = f"{path}, line 1"
     program = encoding.decode_program(header.get("program"), f"{what}: program")
     knobs = encoding.list_field(header, "knobs", what)
     default = encoding.decode_config(header.get("default"), f"{what}: default")
     check_knobs(default, knobs, what)
+    outcomes, described = _read_configs(path, knobs, rest)
+    return Recording(
+        workload=encoding.decode_workload(header.get("workload"), program, f"{what}: workload"),
+        hardware=encoding.decode_hardware(header.get("hardware"), f"{what}: hardware"),
+        toolchain=encoding.decode_toolchain(header.get("toolchain"), f"{what}: toolchain"),
+        default=default,
+        outcomes=outcomes,
+        described=described,
+    )
+
+
+def _read_configs(
+    path: Path, knobs: Sequence[object], rest: str
+) -> tuple[dict[Config, Outcome], dict[Config, Mapping[str, float]]]:
+    """The outcome of each config and, where its line has one, its description."""
     outcomes: dict[Config, Outcome] = {}
     described: dict[Config, Mapping[str, float]] = {}
     repeated = 0
@@ -139,11 +146,4 @@ def read_jsonl(path: Path, header: Json, rest: str) -> Recording:
         if "described" in value:
             described[config] = encoding.decode_described(value["described"], f"{what}: described")
     warn_about_repeated(path, repeated)
-    return Recording(
-        workload=encoding.decode_workload(header.get("workload"), program, f"{path}, line 1: workload"),
-        hardware=encoding.decode_hardware(header.get("hardware"), f"{path}, line 1: hardware"),
-        toolchain=encoding.decode_toolchain(header.get("toolchain"), f"{path}, line 1: toolchain"),
-        default=default,
-        outcomes=outcomes,
-        described=described,
-    )
+    return outcomes, described

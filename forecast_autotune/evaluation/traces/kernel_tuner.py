@@ -30,6 +30,7 @@ from ...core.config import Config
 from ...core.hardware import Toolchain
 from ...core.job import Recording
 from ...core.outcome import Failure, Measurement, Outcome
+from ...core.text import shown
 from ...core.workload import Program, Workload
 from ...errors import InvalidInputError
 from ...features.hardware_sheets import hardware_named
@@ -72,9 +73,7 @@ def read_kernel_tuner(path: Path, text: str) -> Recording:
         encoding.refuse_surrogates(text_of_name, f"{what}: {name}")
     knobs = encoding.list_field(header, "tune_params_keys", what)
     if not knobs or not all(isinstance(knob, str) for knob in knobs):
-        raise InvalidInputError(
-            f"{what} has tune_params_keys {encoding.shown(knobs)}: they are the names of the parameters"
-        )
+        raise InvalidInputError(f"{what} has tune_params_keys {shown(knobs)}: they are the names of the parameters")
     outcomes: dict[Config, Outcome] = {}
     repeated = 0
     for entry_key, value in contents.entries:
@@ -168,7 +167,7 @@ def _outcome(entry: Mapping[str, object], config: Config, what: str) -> Outcome:
             f"{what} has neither a time nor an error ({', '.join(_STAGE_OF_ERROR)}): give one of them"
         )
     if not isinstance(times, (list, type(None))):
-        raise InvalidInputError(f"{what} has the times '{encoding.shown(times)}': they are a list of milliseconds")
+        raise InvalidInputError(f"{what} has the times '{shown(times)}': they are a list of milliseconds")
     mean_ms = decode_times([] if time is None else [time], f"{what} has the time")
     each_ms = decode_times(times or [], f"{what} has among its times")
     samples_s = [ms * 1e-3 for ms in each_ms or mean_ms]
@@ -180,7 +179,7 @@ def _outcome(entry: Mapping[str, object], config: Config, what: str) -> Outcome:
 
 
 def _error(entry: Mapping[str, object], config: Config) -> str | None:
-    """The name of the error that an entry tells in place of a time, in the words of whichever version wrote it."""
+    """The name of the error that an entry has in place of a time, in any of the forms that versions wrote."""
     for name, value in entry.items():
         if name in config.knobs:
             continue

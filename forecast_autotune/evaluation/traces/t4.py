@@ -16,6 +16,7 @@ from ...core.config import Config
 from ...core.hardware import Toolchain
 from ...core.job import Recording
 from ...core.outcome import Failure, Measurement, Outcome
+from ...core.text import shown
 from ...core.workload import Program, Workload
 from ...errors import InvalidInputError
 from ...features.hardware_sheets import hardware_named
@@ -53,9 +54,7 @@ def read_t4(path: Path, document: Json) -> Recording:
     metadata = encoding.fields(document.get("metadata") or {}, f"{path}: metadata")
     unit = metadata.get("timeunit", "miliseconds")
     if not isinstance(unit, str) or unit.lower() not in _SECONDS_PER_UNIT:
-        raise InvalidInputError(
-            f"{path} has the time unit {encoding.shown(unit)}: accepted are {', '.join(_SECONDS_PER_UNIT)}"
-        )
+        raise InvalidInputError(f"{path} has the time unit {shown(unit)}: accepted are {', '.join(_SECONDS_PER_UNIT)}")
     seconds = _SECONDS_PER_UNIT[unit.lower()]
     outcomes: dict[Config, Outcome] = {}
     repeated = 0
@@ -100,9 +99,7 @@ def _outcome(result: Mapping[str, object], seconds: float, what: str) -> Outcome
         return Measurement(samples_us=tuple(r * seconds * 1e6 for r in runtimes), compile_s=compile_s, run_s=run_s)
     if not isinstance(invalidity, str) or invalidity not in _STAGE_OF_INVALIDITY:
         known = ", ".join(_STAGE_OF_INVALIDITY)
-        raise InvalidInputError(
-            f"{what} has the invalidity {encoding.shown(invalidity)}: accepted are correct, {known}"
-        )
+        raise InvalidInputError(f"{what} has the invalidity {shown(invalidity)}: accepted are correct, {known}")
     return Failure(
         stage=_STAGE_OF_INVALIDITY[invalidity], message=f"recorded as invalid: {invalidity}", cost_s=compile_s + run_s
     )

@@ -63,7 +63,7 @@ def trials_request(device: int, *, timing: str, timed_s: float, warmup_s: float)
     simulated = current_rehearsal()
     return {
         "device": device,
-        "graph": timing == "graph",
+        "timing": timing,
         "timed_s": timed_s,
         "warmup_s": warmup_s,
         "rehearsed": None if simulated is None else encode_hardware(simulated.sheet),
@@ -85,7 +85,7 @@ def triton_trials(channel: Channel, request: Message) -> None:
     torch.cuda.set_device(request["device"])
     clock = cuda_clock(
         torch.device("cuda", request["device"]),
-        graph=request["graph"],
+        timing=request["timing"],
         timed_s=request["timed_s"],
         warmup_s=request["warmup_s"],
     )

@@ -170,7 +170,7 @@ class _Timing:
             return CpuClock(self.durations["timed_s"])
         device = driver.active.get_current_device()
         if current_rehearsal() is None and torch.cuda.is_available():
-            return cuda_clock(torch.device("cuda", device), graph=self.spec.timing == "graph", **self.durations)
+            return cuda_clock(torch.device("cuda", device), timing=self.spec.timing, **self.durations)
         cache = driver.active.get_empty_cache_for_benchmark()
         flush = None if cache is None else functools.partial(driver.active.clear_cache, cache)
         return EventClock(driver.active.get_device_interface(), flush=flush, **self.durations)

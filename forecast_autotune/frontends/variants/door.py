@@ -128,7 +128,7 @@ class _VariantsTuning:
         return LaunchesCompiler(self._launched, target=target, properties=limits)
 
     def measurer(self) -> InProcess:
-        """Times variants on copies of the call's arguments. The simulated driver computes nothing: none is checked."""
+        """Times variants on copies of the call's arguments. Nothing is checked on the simulated driver."""
         tuned, call, choices, simulated = self._tuned, self._call, self._choices, _rehearsal(self._tuned)
 
         def launch(config: Config, values: Values) -> Launch:

@@ -29,7 +29,7 @@ from calibration.evaluate.benchmark import (
     attempt,
     limit_of,
     others,
-    told_progress,
+    with_progress,
     work,
 )
 from calibration.evaluate.honesty import Honesty, fifths
@@ -295,7 +295,7 @@ def test_what_follows_a_torn_line_is_kept_too(tmp_path: Path, traces: list[Path]
 def test_progress_goes_to_stderr(traces: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     entry = Entry(trace=traces[0], setting="cold")
     tasks = [Search(entry=entry, method="random", seed=seed, budgets=("4",)) for seed in range(2)]
-    list(told_progress(work(tasks, 1, ResultCache(None)), 2, name="report", every_s=0.0))
+    list(with_progress(work(tasks, 1, ResultCache(None)), 2, name="report", every_s=0.0))
     heard = capsys.readouterr()
     assert "report: 1 of 2" in heard.err
     assert not heard.out
@@ -376,7 +376,7 @@ def test_ctrl_c_keeps_what_is_done(
         yield tasks[0], attempt(tasks[0])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(baselines, "work", interrupted)
+    monkeypatch.setattr("calibration.evaluate.benchmark.work", interrupted)
     assert main(["large", str(traces[0]), "--budget", "4", "--methods", "random", "--json"]) == 130
     heard = capsys.readouterr()
     assert "1 of 10 done" in heard.err

@@ -133,7 +133,7 @@ def test_the_look_up_is_the_mean_over_sources_of_log_time_over_each_median() -> 
         here,
         few({0: 1.0, 1: 2.0, 2: 4.0}),
         replace(few({0: 64.0, 1: 16.0, 2: None, 3: 16.0}), hardware=OTHER_VENDOR),
-    ).told
+    ).history
     # Medians: 2 and 16; what failed is beyond the slowest of its source.
     assert told.log2[0].tolist() == pytest.approx([-1.0, 0.0, 1.0, math.nan], nan_ok=True)
     assert told.log2[1].tolist() == pytest.approx([2.0, 0.0, 2.0 + FAILED, 0.0])
@@ -150,7 +150,7 @@ def test_the_same_vendor_is_asked_where_there_is_one() -> None:
 
 
 def test_a_recording_that_shares_no_config_says_nothing() -> None:
-    assert case(few({0: 1.0, 1: 2.0}), few({7: 1.0, 8: 2.0}, default=7)).told.log2.shape == (0, 2)
+    assert case(few({0: 1.0, 1: 2.0}), few({7: 1.0, 8: 2.0}, default=7)).history.log2.shape == (0, 2)
 
 
 def test_the_portfolio_takes_what_serves_both_sources_then_each_ones_best() -> None:

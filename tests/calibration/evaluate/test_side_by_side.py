@@ -15,7 +15,8 @@ triton = pytest.importorskip("triton")
 from kernel_suite import add_inplace  # noqa: E402
 from rehearsed import own_triton_cache  # noqa: E402
 
-from calibration.evaluate.side_by_side import cold_times_us, device, durations_us, in_turns, rehearsing, table  # noqa: E402
+from calibration.command import table  # noqa: E402
+from calibration.evaluate.side_by_side import cold_times_us, device, durations_us, in_turns, rehearsing  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Failure, Measurement  # noqa: E402
 from forecast_autotune.frontends.triton.simulated_driver import rehearsal  # noqa: E402

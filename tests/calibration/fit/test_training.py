@@ -253,6 +253,6 @@ def test_a_batch_is_labelled_with_what_was_measured() -> None:
 
 def test_the_likelihood_held_back_weighs_each_space_alike() -> None:
     sure = np.array([[10.0, *[0.0] * 7]])
-    foretold = [(np.repeat(sure, 9, axis=0), np.zeros(9, dtype=int)), (np.zeros((1, 8)), np.array([3]))]
-    assert nll_at(foretold, 1.0) == pytest.approx(math.log(8) / 2, abs=1e-3)
-    assert nll_at(foretold, 1e6) == pytest.approx(math.log(8), abs=1e-3)  # so hot that all are alike
+    forecasts = [(np.repeat(sure, 9, axis=0), np.zeros(9, dtype=int)), (np.zeros((1, 8)), np.array([3]))]
+    assert nll_at(forecasts, 1.0) == pytest.approx(math.log(8) / 2, abs=1e-3)
+    assert nll_at(forecasts, 1e6) == pytest.approx(math.log(8), abs=1e-3)  # so hot that all are alike

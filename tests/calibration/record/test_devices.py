@@ -22,7 +22,7 @@ import toy_recording  # noqa: E402
 
 from calibration.record import devices, worker  # noqa: E402
 from calibration.record.devices import Device, Plan, workloads  # noqa: E402
-from calibration.record.worker import Recorder, Task, Told, beginning, groups, recordable  # noqa: E402
+from calibration.record.worker import Recorder, Status, Task, beginning, groups, recordable  # noqa: E402
 from forecast_autotune.core.outcome import Failure, Measurement  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.evaluation.traces import read_recorded, read_trace  # noqa: E402
@@ -69,7 +69,7 @@ def test_a_trace_holds_what_its_job_says_of_configs_without_compiling(task: Task
     told = [{"programs": 3.0}, {}, {"programs": 5.0}, {"programs": 7.0}]
     outcomes = {config: Measurement(samples_us=(1.0,)) for config in (first, second, third)}
     seen = SimpleNamespace(job=lambda _: replace(job, described=told), outcomes=lambda _: outcomes)
-    recorder.written(recorder.found(seen, args), done=True)
+    recorder.written(recorder.recording_of(seen, args), done=True)
     assert read_trace(trace_of(task)).described == {first: {"programs": 3.0}, third: {"programs": 5.0}}
 
 
@@ -175,7 +175,7 @@ def test_a_process_that_is_killed_half_way_is_followed_by_one_that_goes_on(
 ) -> None:
     died = tmp_path / "died"
     monkeypatch.setenv("TOY_DIES_ONCE", str(died))
-    rounds: list[Told] = []
+    rounds: list[Status] = []
     told = device.record(task, lambda _, each: rounds.append(each))
     assert died.exists()
     assert (told.done, told.tried, told.failed, told.problem) == (True, 15, 2, "")
@@ -209,7 +209,7 @@ def test_a_config_that_was_once_cut_off_is_tried_again(task: Task) -> None:
 
 
 def test_a_device_that_is_closed_starts_no_process_again(task: Task, device: Device) -> None:
-    told: list[Told] = []
+    told: list[Status] = []
     recording_it = threading.Thread(target=lambda: told.append(device.record(task, print)))
     recording_it.start()
     deadline = time.time() + 240
@@ -351,4 +351,4 @@ def test_the_process_answers_in_lines_whatever_kernels_print(task: Task) -> None
         capture_output=True, text=True, env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert [Told(**json.loads(line)).done for line in done.stdout.splitlines()] == [False, True]
+    assert [Status(**json.loads(line)).done for line in done.stdout.splitlines()] == [False, True]

@@ -105,7 +105,7 @@ def test_a_long_run_tells_how_far_it_has_come(
     look: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look("--sample", "0")
-    monkeypatch.setattr(evidence, "SAID_EVERY_S", 0.0)
+    monkeypatch.setattr(evidence, "REPORT_EVERY_S", 0.0)
     look()
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("evidence: cross_entropy sm_90: 2 of 3 configs, ")

@@ -25,7 +25,7 @@ pytest.importorskip("kernel_tuner")
 
 from calibration.evaluate import honesty
 from calibration.evaluate.benchmark import OURS, Entry, Search, case
-from calibration.evaluate.honesty import Foretold
+from calibration.evaluate.honesty import PageForecasts
 from calibration.paths import TRACES
 from calibration.report import captions, chart_data, pictures
 from calibration.report.chart_data import Curve
@@ -220,13 +220,15 @@ def test_scores_are_those_that_replay_tells(traces: list[Path], tmp_path: Path) 
 
 
 def test_the_pictures_leave_out_what_was_measured(traces: list[Path]) -> None:
-    (row,) = honesty.Foretold(entry=Entry(trace=traces[1], setting="x"), known=10, draws=2).do()
+    (row,) = honesty.PageForecasts(entry=Entry(trace=traces[1], setting="x"), known=10, draws=2).do()
     wrong, confidence = np.array(row["wrong"]), np.array(row["confidence"])
     assert wrong.shape == confidence.shape == (2, 84 - 10)
     assert row["rest_accuracy"] == pytest.approx(1 - wrong.mean())
     assert row["risk"][-1] == pytest.approx(wrong.mean())
     assert row["rest_aurc"] == pytest.approx(np.mean(row["risk"]), abs=0.02)
-    ran = sum(np.isfinite(found.speedups).sum() for found in [honesty.foretell(case_of(traces[1]), 10, 0).rest()])
+    ran = sum(
+        np.isfinite(found.speedups).sum() for found in [honesty.drawn_forecasts(case_of(traces[1]), 10, 0).rest()]
+    )
     assert len(row["expected"]) == len(row["measured"]) == len(row["inside_90"]) == ran
 
 
@@ -245,7 +247,7 @@ def test_a_space_without_any_forecast_is_reported(traces: list[Path], monkeypatc
 
     entry = Entry(trace=traces[0], setting="cold")
     monkeypatch.setattr("calibration.evaluate.honesty.case", lambda _: replace(case(entry), surrogate=Silent))
-    (row,) = Foretold(entry=entry, known=0, draws=1).do()
+    (row,) = PageForecasts(entry=entry, known=0, draws=1).do()
     assert row["expected"] == row["measured"] == row["inside_90"] == []
     assert len(row["wrong"][0]) == row["configs"]
 
@@ -307,9 +309,9 @@ def test_a_picture_has_the_same_bytes_each_time() -> None:
 
 
 def test_every_method_has_a_look_of_its_own_by_default() -> None:
-    from calibration.report.report import METHODS_COLD, METHODS_TOLD
+    from calibration.report.report import METHODS_COLD, METHODS_WITH_HISTORY
 
-    for methods in (METHODS_COLD, METHODS_TOLD):
+    for methods in (METHODS_COLD, METHODS_WITH_HISTORY):
         assert len(methods) <= 8
         assert len({str(pictures.style_of(m)) for m in methods}) == len(methods)
 

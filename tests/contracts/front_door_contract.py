@@ -1,0 +1,197 @@
+"""What every front door promises; subclass it and say how to make a tuned function and how to call it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from forecast_autotune.core.outcome import Failure  # noqa: E402
+from forecast_autotune.errors import CacheMissError, TuningWarning  # noqa: E402
+from forecast_autotune.frontends import dispatch  # noqa: E402
+
+
+class Decisions:
+    """Counts decisions, and can hold one up.
+
+    Attributes:
+        timed: of each decision, whether configs were timed for it.
+        held: while it is clear, a decision waits before it begins.
+        waiting: set once a decision waits.
+    """
+
+    def __init__(self) -> None:
+        self.timed: list[bool] = []
+        self.held, self.waiting = threading.Event(), threading.Event()
+        self.held.set()
+        self._decide = dispatch.decide
+
+    def __call__(self, job: Any, how: Any, *, measurer: Any, **keywords: Any) -> Any:
+        if not self.held.is_set():
+            self.waiting.set()
+            self.held.wait(60)
+        resolution = self._decide(job, how, measurer=measurer, **keywords)
+        self.timed.append(int(measurer.measured) > 0)
+        return resolution
+
+
+class FrontDoorContract(ABC):
+    """A tuned function has two configs: a slow `default`, then `best`, at least twice as fast."""
+
+    @abstractmethod
+    def make(self, *, default_raises: bool = False) -> Any:
+        """The tuned function, new as in another process; the default raises whenever it runs if that is asked for."""
+
+    @abstractmethod
+    def call(self, tuned: Any, x: Any) -> str:
+        """Call it on a tensor, whose size is the key; returns the config that ran: `default` or `best`."""
+
+    def stage(self) -> AbstractContextManager[Any]:
+        """Held around each test, such as a simulated driver."""
+        return nullcontext()
+
+    @pytest.fixture(autouse=True)
+    def on_stage(self) -> Iterator[None]:
+        with self.stage():
+            yield
+
+    @pytest.fixture
+    def decided(self, monkeypatch: pytest.MonkeyPatch) -> Decisions:
+        counting = Decisions()
+        monkeypatch.setattr(dispatch, "decide", counting)
+        return counting
+
+    def door(self, tuned: Any) -> Any:
+        return tuned.dispatcher._door
+
+    # Misses and hits
+
+    def test_a_miss_measures_and_runs_the_best(self, decided: Decisions) -> None:
+        tuned = self.make()
+        assert self.call(tuned, torch.ones(64)) == "best", tuned.decisions
+        assert decided.timed == [True]
+        (decision,) = tuned.decisions.values()
+        assert decision.basis == "measured", decision.reason
+
+    def test_a_hit_decides_nothing(self, decided: Decisions) -> None:
+        tuned = self.make()
+        for _ in range(3):
+            assert self.call(tuned, torch.ones(64)) == "best"
+        assert len(decided.timed) == 1
+
+    def test_each_key_is_decided_by_itself(self, decided: Decisions) -> None:
+        tuned = self.make()
+        for size in (64, 128, 64):
+            assert self.call(tuned, torch.ones(size)) == "best"
+        assert len(decided.timed) == len(tuned.decisions) == 2
+
+    def test_what_another_process_decided_is_recalled(self, decided: Decisions) -> None:
+        for _ in range(2):
+            assert self.call(self.make(), torch.ones(64)) == "best"
+        assert decided.timed == [True, False]
+
+    # Calls that must not be measured
+
+    def test_an_unmeasured_call_times_nothing_and_leaves_the_key_open(
+        self, decided: Decisions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tuned = self.make()
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                type(self.door(tuned)), "why_unmeasured", lambda door, call: "a CUDA graph was being captured"
+            )
+            for _ in range(3):
+                self.call(tuned, torch.ones(64))
+            assert decided.timed == [False]
+        assert self.call(tuned, torch.ones(64)) == "best"
+        assert decided.timed == [False, True]
+
+    def test_mode_first_runs_the_default(self, decided: Decisions, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "first")
+        assert self.call(self.make(), torch.ones(64)) == "default"
+        assert not decided.timed
+
+    def test_mode_strict_raises_on_a_miss(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "strict")
+        with pytest.raises(CacheMissError):
+            self.call(self.make(), torch.ones(64))
+
+    # What fails
+
+    @pytest.mark.filterwarnings("ignore::forecast_autotune.errors.TuningWarning")
+    def test_a_default_that_raises_is_not_chosen(self) -> None:
+        tuned = self.make(default_raises=True)
+        for _ in range(2):
+            assert self.call(tuned, torch.ones(64)) == "best"
+        (decision,) = tuned.decisions.values()
+        assert decision.failed == 1
+
+    def test_a_refused_winner_gives_way_to_the_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.call(self.make(), torch.ones(64))
+        tuned = self.make()
+        door = self.door(tuned)
+        tuning_of = door.tuning
+
+        def refusing(call: Any, how: Any) -> Any:
+            made = tuning_of(call, how)
+            failure = Failure(stage="check", message="its outputs differ", cost_s=0.0)
+            monkeypatch.setattr(type(made), "refused", lambda tuning, config, measurer: failure)
+            return made
+
+        monkeypatch.setattr(door, "tuning", refusing)
+        with pytest.warns(TuningWarning, match="its outputs differ"):
+            assert self.call(tuned, torch.ones(64)) == "default"
+        assert self.call(tuned, torch.ones(64)) == "default"
+        (decision,) = tuned.decisions.values()
+        assert decision.basis == "default"
+
+    def test_tuning_that_fails_never_breaks_the_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*_: Any, **__: Any) -> Any:
+            raise ZeroDivisionError("no reason")
+
+        tuned = self.make()
+        monkeypatch.setattr(dispatch, "decide", broken)
+        with pytest.warns(TuningWarning, match="no reason"):
+            assert self.call(tuned, torch.ones(64)) == "default"
+
+    # What is held, and who waits
+
+    def test_nothing_of_a_call_is_held_afterwards(self) -> None:
+        tuned = self.make()
+        self.call(tuned, torch.ones(32))  # imports, and what is made once
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(2):
+                x = torch.ones(64)
+                held = weakref.ref(x)
+                self.call(tuned, x)
+                del x
+                assert held() is None
+        finally:
+            gc.enable()
+
+    def test_another_thread_runs_the_default_while_one_measures(self, decided: Decisions) -> None:
+        tuned = self.make()
+        ran: list[str] = []
+        decided.held.clear()
+        thread = threading.Thread(target=lambda: ran.append(self.call(tuned, torch.ones(64))))
+        thread.start()
+        try:
+            assert decided.waiting.wait(60)
+            for size in (64, 128):
+                assert self.call(tuned, torch.ones(size)) == "default"
+            assert not tuned.decisions, "both keys stay open"
+        finally:
+            decided.held.set()
+            thread.join(60)
+        assert ran == ["best"]
+        assert self.call(tuned, torch.ones(128)) == "best"
