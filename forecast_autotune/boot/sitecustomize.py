@@ -26,6 +26,7 @@ class WhenTritonIsImported:
     def find_spec(
         self, name: str, _path: object = None, _target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
+        """Triton's own spec, whose loader installs ours after it has run; None for every other module."""
         thread = _thread.get_ident()
         if name != "triton" or thread in self.asking:
             return None
@@ -52,6 +53,7 @@ class WhenTritonIsImported:
 
 
 def install() -> None:
+    """Have `triton.autotune` be ours; a failure is one warning."""
     try:
         from forecast_autotune.frontends.triton.install import install_lazily
 
@@ -61,11 +63,13 @@ def install() -> None:
 
 
 def warn(reason: str) -> None:
-    told = "forecast-autotune run: kernels of process {} ({}) are tuned by Triton itself: {}\n"
-    sys.stderr.write(told.format(os.getpid(), sys.executable, reason))
+    """One line on stderr: this process runs Triton's own tuner, and why."""
+    line = "forecast-autotune run: kernels of process {} ({}) are tuned by Triton itself: {}\n"
+    sys.stderr.write(line.format(os.getpid(), sys.executable, reason))
 
 
 def run_the_users_own() -> None:
+    """Run the `sitecustomize` that this one hides, if there is one."""
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -23,7 +22,6 @@ from .triton_source import (
     first_ir,
     found_in_cache,
     gpu_target,
-    hash_installation,
     make_source,
 )
 from .triton_worker import Built, Task, brief, is_the_machines, limiting
@@ -76,15 +74,6 @@ class SourceCompiler:
     def workers(self) -> int:
         """How many configs are compiled side by side."""
         return self.pool.workers
-
-    def warm(self) -> None:
-        """Begin now what every first compile waits for, 0.5 s of starting workers and 1 s of hashing Triton's library.
-
-        Worth calling as soon as a call turns out to need tuning, before its configs are forecast. Returns at once.
-        """
-        if (setup := current_setup()) is not None:
-            self.pool.warm(setup)
-        threading.Thread(target=hash_installation, name="forecast_autotune-hash", daemon=True).start()
 
     def paused(self) -> AbstractContextManager[None]:
         """Stop all compiling, for as long as something is timed that must not be disturbed."""

@@ -46,8 +46,8 @@ class Setup:
 
 @dataclass(slots=True, kw_only=True)
 class _Job:
-    task: Message | None  # None: only have a worker ready
-    target: Any = None
+    task: Message
+    target: Any
     setup: Setup
     timeout_s: float
     future: Future[Built] = field(default_factory=Future)
@@ -99,12 +99,6 @@ class WorkerPool:
                 self._idle += 1
                 thread.start()
         self._jobs.put(job)
-
-    def warm(self, setup: Setup) -> None:
-        """Have all workers start now, so that they stand ready when the first task comes."""
-        with contextlib.suppress(WorkersUnavailableError):
-            for _ in range(self.workers - len(self.processes())):
-                self._put(_Job(task=None, setup=setup, timeout_s=START_S))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -193,8 +187,6 @@ class WorkerPool:
             compiler = None
         if compiler is None:
             compiler = self._start(job.setup)
-        if job.task is None:
-            return compiler
         built = compiler.run(job)
         if built.transient:
             log.warning("%s: it is compiled once more", built.error)
@@ -254,7 +246,7 @@ class _Compiler:
         """Have it compile; a worker that takes too long, not counting pauses, is killed."""
         began = time.perf_counter()
         try:
-            self.worker.send(job.task or {})
+            self.worker.send(job.task)
             return Built.from_json(self.worker.receive(job.timeout_s), job.target)
         except WorkerTimeoutError:
             self.worker.kill()

@@ -198,15 +198,6 @@ def files_in_cache(made: Source) -> dict[str, str] | None:
     return dict(files) if files and filename in files else None
 
 
-def hash_installation() -> None:
-    """Have Triton compute the part of its cache key that is the same for all kernels; it keeps the answer."""
-    from triton.compiler import compiler
-    from triton.runtime import cache
-
-    # In 3.4 it is part of the compiler module. A call that comes meanwhile computes it once more, to the same effect.
-    getattr(cache, "triton_key", getattr(compiler, "triton_key", lambda: None))()
-
-
 def compile_here(made: Source) -> Any:
     """Compile in this process, where no worker can: a compiler that aborts takes the process with it."""
     import triton

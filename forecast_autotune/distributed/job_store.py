@@ -22,7 +22,7 @@ from ..core.outcome import Outcome
 from ..errors import InvalidInputError
 from ..protocols import Store
 from ..store.encoding import decode_decision, encode_decision, from_text, to_text
-from ..store.rows import Place
+from ..store.rows import TuningKey
 from .job_channel import CALL_S, JobChannel, Seen, UnreachableError, warn_once
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class JobStore:
 
     def _key(self, job: Job) -> str:
         """What ranks decide together: the same job on the same hardware under the same toolchain."""
-        return digest("measured" if self.measures else "unmeasured", *Place.of(job).digests, job.space.digest)
+        return digest("measured" if self.measures else "unmeasured", *TuningKey.of(job).digests, job.space.digest)
 
     def _ask(self, job: Job, question: Callable[[], _T]) -> _T | None:
         """The answer; None where the ranks cannot be reached, with one warning."""

@@ -18,7 +18,7 @@ from ..errors import InvalidInputError
 from ..store import encoding
 from ..store.database import transaction
 from ..store.holders import this_process
-from ..store.rows import Place, decision_digest, now
+from ..store.rows import TuningKey, decision_digest, now
 from ..store.sqlite import SqliteStore
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class SqliteWorkSharing:
 
     def __init__(self, store: SqliteStore, job: Job, *, device: str) -> None:
         self._store = store
-        self._job = decision_digest(Place.of(job), job.space.digest)
+        self._job = decision_digest(TuningKey.of(job), job.space.digest)
         self._device = digest(device)
         self.processes = _ranks_of_this_host()
         self._declined = _DECLINED.setdefault(store, set())

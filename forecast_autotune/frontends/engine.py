@@ -197,11 +197,11 @@ def decide(
     meanwhile = _informed(how, job, store, limit_s=0.0)
     store = _with_ranks(store, how)
     if how.settings.mode == "strict":
-        if found := _recalled(job, store):
-            return Resolution(store.publish_decision(job, found))
+        if recalled := _recalled(job, store):
+            return Resolution(store.publish_decision(job, recalled))
         note_if_pending(store, job, None, how.settings, budget, how.unmeasured)
         raise CacheMissError(f"{_missed(job, store)}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
-    with show_progress(listener) as told:
+    with show_progress(listener) as shown:
         resolution = untraced(tune)(
             job,
             compiler=compiler,
@@ -210,7 +210,7 @@ def decide(
             measurer=measurer,
             store=store,
             budget=budget,
-            listener=told,
+            listener=shown,
             shares=shares,
             meanwhile=meanwhile,
             earlier=earlier,
@@ -338,5 +338,5 @@ def _missed(job: Job, store: Store) -> str:
         if r.hardware == job.hardware and r.workload.program.digest == job.workload.program.digest
     ]
     nearest = max(known, key=lambda w: likeness(dict(w.key)), default=None)
-    told = f"no decision for {job.workload} on {job.hardware}"
-    return f"{told}; the nearest key known is {nearest}" if nearest else f"{told}, nor for any other key of it"
+    miss = f"no decision for {job.workload} on {job.hardware}"
+    return f"{miss}; the nearest key known is {nearest}" if nearest else f"{miss}, nor for any other key of it"

@@ -11,8 +11,8 @@ from ..core.job import Job
 from ..errors import InvalidInputError
 from . import encoding
 from .encoding import from_text, to_short_text
-from .places import PlaceReader, alike, ids_of, marks
-from .rows import Complain, Place, Recall, StoredDecision, decision_digest, is_stored
+from .rows import Complain, Recall, StoredDecision, TuningKey, decision_digest, is_stored
+from .tuning_keys import KeyReader, alike, ids_of, marks
 
 if TYPE_CHECKING:
     import sqlite3
@@ -25,7 +25,7 @@ Parameters = Sequence[object] | Mapping[str, object]
 
 
 def keep_decision(
-    connection: sqlite3.Connection, place: Place, decision: Decision, superseded_at: float | None = None
+    connection: sqlite3.Connection, place: TuningKey, decision: Decision, superseded_at: float | None = None
 ) -> None:
     """Write a decision; without `superseded_at` it supersedes the one that holds. Its place is there already."""
     name = decision_digest(place, decision.space_digest)
@@ -56,7 +56,7 @@ def keep_decision(
 
 
 def import_decision(
-    connection: sqlite3.Connection, place: Place, decision: Decision, superseded_at: float | None
+    connection: sqlite3.Connection, place: TuningKey, decision: Decision, superseded_at: float | None
 ) -> bool:
     """Write a decision made elsewhere: the newer of it and the one that holds goes on to hold.
 
@@ -111,7 +111,7 @@ def holding(connection: sqlite3.Connection, name: str, hardware: Hardware) -> li
 
 def recall(connection: sqlite3.Connection, job: Job, *, any_toolchain: bool, complain: Complain) -> Recall | None:
     """The decision that holds for a job under its toolchain; with `any_toolchain`, the newest under any."""
-    place = Place.of(job)
+    place = TuningKey.of(job)
     if any_toolchain:
         under = alike(connection, place.hardware)
         held = connection.execute(
@@ -143,7 +143,7 @@ def stored_decisions(
     newest_first: bool = True,
 ) -> Iterator[StoredDecision]:
     """Decisions of a store, read one by one; `where` is an SQL condition of our own making."""
-    reader = PlaceReader(connection)
+    reader = KeyReader(connection)
     order = "DESC" if newest_first else "ASC"
     # Ids are sorted, not rows: 100,000 of them fit anywhere.
     sorted_ids = f"SELECT id FROM decision {where} ORDER BY decided_at {order}, id {order}"  # noqa: S608

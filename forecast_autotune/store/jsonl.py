@@ -27,9 +27,9 @@ from . import encoding, rows
 from .decisions import import_decision, stored_decisions
 from .encoding import Json, from_text, to_text
 from .outcomes import keep_outcome, stored_outcomes
-from .places import PlaceReader, keep_place
-from .rows import Complain, Place, StoredDecision, StoredOutcome
+from .rows import Complain, StoredDecision, StoredOutcome, TuningKey
 from .textfile import MOST_BYTES, MOST_STREAMED_BYTES, stream_lines
+from .tuning_keys import KeyReader, keep_tuning_key
 
 if TYPE_CHECKING:
     import sqlite3
@@ -41,7 +41,7 @@ FORMAT = FileFormat(schema="forecast_autotune.store", version=1)
 class Run:
     """The outcomes of one tuning run at one place."""
 
-    place: Place
+    place: TuningKey
     outcomes: tuple[StoredOutcome, ...]
 
 
@@ -49,7 +49,7 @@ class Run:
 class Decided:
     """A decision that was made somewhere."""
 
-    place: Place
+    place: TuningKey
     decision: Decision
     superseded_at: float | None
 
@@ -62,7 +62,7 @@ Entry = Run | Decided
 def export_lines(connection: sqlite3.Connection, complain: Complain) -> Iterator[str]:
     """A store as JSON lines; `complain` gets what is wrong with each row that does not decode and is left out."""
     yield to_text(FORMAT.header)
-    reader = PlaceReader(connection)
+    reader = KeyReader(connection)
     places = connection.execute(
         "SELECT DISTINCT workload, hardware, toolchain FROM outcome ORDER BY 1, 2, 3"
     ).fetchall()
@@ -82,7 +82,7 @@ def export_lines(connection: sqlite3.Connection, complain: Complain) -> Iterator
         yield to_text(_encode_decided(decided))
 
 
-def _encode_place(place: Place) -> Json:
+def _encode_place(place: TuningKey) -> Json:
     return {
         "program": encoding.encode_program(place.workload.program),
         "workload": encoding.encode_workload(place.workload),
@@ -167,7 +167,7 @@ def import_entries(connection: sqlite3.Connection, entries: Iterable[Entry]) -> 
     outcomes = decisions = 0
     seen_at = rows.now()  # it is about to be used: `prune` must not take it for forgotten
     for entry in entries:
-        keep_place(connection, entry.place, seen_at)
+        keep_tuning_key(connection, entry.place, seen_at)
         if isinstance(entry, Run):
             outcomes += sum(
                 keep_outcome(connection, entry.place, stored, from_elsewhere=True) for stored in entry.outcomes
@@ -188,12 +188,12 @@ def _check_header(path: Path, line: str) -> None:
 
 def _decode_line(value: object) -> Entry:
     data = encoding.fields(value, "it")
-    decode: dict[object, Callable[[Json, Place], Entry]] = {"run": _decode_run, "decision": _decode_decided}
+    decode: dict[object, Callable[[Json, TuningKey], Entry]] = {"run": _decode_run, "decision": _decode_decided}
     kind = data.get("line")
     if not isinstance(kind, str) or kind not in decode:
         raise InvalidInputError(f"its 'line' is {shown(kind)}: accepted are {', '.join(map(str, decode))}")
     program = encoding.decode_program(data.get("program"))
-    place = Place(
+    place = TuningKey(
         workload=encoding.decode_workload(data.get("workload"), program),
         hardware=encoding.decode_hardware(data.get("hardware")),
         toolchain=encoding.decode_toolchain(data.get("toolchain")),
@@ -201,7 +201,7 @@ def _decode_line(value: object) -> Entry:
     return decode[kind](dict(data), place)
 
 
-def _decode_run(data: Json, place: Place) -> Run:
+def _decode_run(data: Json, place: TuningKey) -> Run:
     default = encoding.decode_config(data.get("default"), "default")
     run = encoding.text_field(data, "run", "it")
     encoding.refuse_surrogates(run, "run")
@@ -230,7 +230,7 @@ def _description(given: Mapping[str, object], what: str, workload: Workload) -> 
     return {} if blind and encoding.names_tensors(workload) else described
 
 
-def _decode_decided(data: Json, place: Place) -> Decided:
+def _decode_decided(data: Json, place: TuningKey) -> Decided:
     decision = encoding.decode_decision(data.get("decision"))
     encoding.refuse_surrogates(decision.space_digest, "decision's space_digest")
     return Decided(place=place, decision=decision, superseded_at=encoding.optional_number(data, "superseded_at", "it"))

@@ -14,8 +14,8 @@ from ..core.workload import Program
 from ..errors import InvalidInputError
 from . import encoding
 from .encoding import from_text, to_short_text, to_text
-from .places import ids_of
-from .rows import FAR_FUTURE, Complain, Ids, Place, StoredOutcome, is_stored
+from .rows import FAR_FUTURE, Complain, Ids, StoredOutcome, TuningKey, is_stored
+from .tuning_keys import ids_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -27,7 +27,7 @@ TRANSIENT_RUNS = 2  # that failed for no fault of the config, before that counts
 
 
 def keep_outcome(
-    connection: sqlite3.Connection, place: Place, stored: StoredOutcome, *, from_elsewhere: bool = False
+    connection: sqlite3.Connection, place: TuningKey, stored: StoredOutcome, *, from_elsewhere: bool = False
 ) -> bool:
     """Write an outcome and the forecast before it; its place is there already. Returns whether anything changed.
 

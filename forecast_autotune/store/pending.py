@@ -10,8 +10,8 @@ from ..errors import InvalidInputError
 from . import encoding
 from .decisions import holding
 from .encoding import from_text
-from .places import PlaceReader, ids_of, keep_place
 from .rows import Complain, Pending
+from .tuning_keys import KeyReader, ids_of, keep_tuning_key
 
 if TYPE_CHECKING:
     import sqlite3
@@ -24,7 +24,7 @@ def keep_pending(connection: sqlite3.Connection, pending: Pending) -> None:
         with suppress(InvalidInputError):
             if encoding.decode_decision(from_text(held, "decision"), "decision").tried:
                 return
-    keep_place(connection, place, pending.met_at)
+    keep_tuning_key(connection, place, pending.met_at)
     connection.execute(
         "INSERT INTO pending (digest, workload, hardware, toolchain, space, space_size, why, noted_at, met_at)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE SET"
@@ -43,7 +43,7 @@ def keep_pending(connection: sqlite3.Connection, pending: Pending) -> None:
 
 def stored_pending(connection: sqlite3.Connection, complain: Complain) -> Iterator[Pending]:
     """Keys that wait for being measured, the one met last first."""
-    reader = PlaceReader(connection)
+    reader = KeyReader(connection)
     selected = connection.execute(
         "SELECT workload, hardware, toolchain, space, space_size, why, noted_at, met_at, met FROM pending"
         " ORDER BY met_at DESC, digest"

@@ -27,12 +27,12 @@ from .file_access import is_marked_read_only, reading, writing
 from .jsonl import export_lines, import_entries, stream_entries
 from .outcomes import newest_failures, stored_outcomes, with_first_forecast
 from .pending import stored_pending
-from .places import hardware_of, ids_of
 from .recordings import newest_recordings
 from .removal import Removed
-from .rows import Complain, Pending, Place, StoredDecision, StoredOutcome
+from .rows import Complain, Pending, StoredDecision, StoredOutcome, TuningKey
 from .stats import StoreStats, collect_stats
 from .textfile import write_lines
+from .tuning_keys import hardware_of, ids_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -143,7 +143,7 @@ class StoreFile:
     def skills(self, *, kernel: str | None = None, hardware: str | None = None) -> list[Skill]:
         """The effects of single knobs, mined from the newest outcomes, the most telling first; filters as in `decisions`."""
 
-        def fits(place: Place) -> bool:
+        def fits(place: TuningKey) -> bool:
             return _matches(kernel, place.workload.program.name) and _matches(hardware, place.hardware.name)
 
         with reading(self.path) as connection:

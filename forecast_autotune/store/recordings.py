@@ -15,8 +15,8 @@ from . import encoding
 from .calibration_pairs import WINDOW
 from .encoding import from_text
 from .outcomes import newest_outcomes, text_of
-from .places import PlaceReader, alike, hardware_of, ids_of, marks, places_of
-from .rows import Complain, Place
+from .rows import Complain, TuningKey
+from .tuning_keys import KeyReader, alike, hardware_of, ids_of, marks, tuning_keys_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -40,7 +40,7 @@ def related_recordings(connection: sqlite3.Connection, job: Job, complain: Compl
 
     Rehearsals are left out: no time of theirs says anything of a device. A rehearsal sees its own kind alone.
     """
-    own = places_of(connection, Place.of(job))
+    own = tuning_keys_of(connection, TuningKey.of(job))
     groups = connection.execute(
         # The newest by id, not by time: so the index of places alone is read, and no outcome's row.
         "SELECT workload.id, outcome.hardware, outcome.toolchain, count(*) FROM program"
@@ -49,7 +49,7 @@ def related_recordings(connection: sqlite3.Connection, job: Job, complain: Compl
         " ORDER BY max(program.digest = ?) DESC, max(outcome.hardware IS ?) DESC, max(outcome.id) DESC",
         (job.workload.program.name, job.workload.program.digest, own[-1][1] if own else None),
     )
-    reader = PlaceReader(connection)
+    reader = KeyReader(connection)
     recordings: list[Recording] = []
     rows_left = RELATED_OUTCOMES
     for workload, hardware, toolchain, rows in groups:
@@ -79,7 +79,7 @@ def related_recordings(connection: sqlite3.Connection, job: Job, complain: Compl
     return recordings
 
 
-def _bears_on(place: Place, job: Job) -> bool:
+def _bears_on(place: TuningKey, job: Job) -> bool:
     """Whether times at a place say anything of a job: in its language, and a rehearsal's of its own kind alone."""
     kinds = {place.hardware.kind, job.hardware.kind}
     if len(kinds) > 1 and kinds & set(REHEARSAL_KINDS):
@@ -94,7 +94,7 @@ def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain, mos
     """
     program, kind = job.workload.program, job.hardware.kind
     hardware = [number for number, known in hardware_of(connection, complain).items() if known.kind == kind]
-    place = Place.of(job)
+    place = TuningKey.of(job)
     like = alike(connection, place.hardware)
     elsewhere = f"hardware IN ({marks(hardware)}) AND NOT (workload IS ? AND hardware IN ({marks(like)}))"
     named = "workload IN (SELECT workload.id FROM workload JOIN program ON program = program.digest WHERE name = ?)"
@@ -119,7 +119,7 @@ def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain, mos
 
 def newest_recordings(
     connection: sqlite3.Connection,
-    fits: Callable[[Place], bool],
+    fits: Callable[[TuningKey], bool],
     most: float,
     complain: Complain,
     *,
@@ -133,7 +133,7 @@ def newest_recordings(
 def _recordings(
     connection: sqlite3.Connection,
     rows: Iterable[tuple[int, int, int, int, str, str, str, str | None]],
-    fits: Callable[[Place], bool],
+    fits: Callable[[TuningKey], bool],
     most: float,
     complain: Complain,
     *,
@@ -143,7 +143,7 @@ def _recordings(
 
     What failed for no fault of its own is left out.
     """
-    reader = PlaceReader(connection)
+    reader = KeyReader(connection)
     by_place: dict[tuple[int, int, int], Recording | None] = {}  # None: a place that does not fit, or cannot be read
     outcomes: dict[tuple[int, int, int], dict[Config, Outcome]] = {}
     features: dict[tuple[int, int, int], dict[Config, Mapping[str, float]]] = {}

@@ -28,7 +28,7 @@ Complain = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TuningKey:
     """A workload on one hardware under one toolchain: what outcomes and decisions belong to."""
 
     workload: Workload
@@ -36,7 +36,7 @@ class Place:
     toolchain: Toolchain
 
     @classmethod
-    def of(cls, job: Job) -> Place:
+    def of(cls, job: Job) -> TuningKey:
         """Where a job's outcomes and decisions belong."""
         return cls(workload=job.workload, hardware=job.hardware, toolchain=job.toolchain)
 
@@ -67,7 +67,7 @@ class StoredDecision:
     """A decision with where it holds, and since when it does not any more."""
 
     id: int
-    place: Place
+    place: TuningKey
     decision: Decision
     superseded_at: float | None = None
     hits: int = 0
@@ -92,7 +92,7 @@ class Recall:
 class Pending:
     """A key met where measuring was not allowed."""
 
-    place: Place
+    place: TuningKey
     space: str  # its digest
     space_size: int
     why: str
@@ -106,7 +106,7 @@ class Pending:
         return decision_digest(self.place, self.space)
 
 
-def decision_digest(place: Place, space_digest: str) -> str:
+def decision_digest(place: TuningKey, space_digest: str) -> str:
     """What identifies a decision: where it holds, and the space it chose from."""
     return digest(*place.digests, space_digest)
 

@@ -21,7 +21,7 @@ from ..errors import InvalidInputError
 from ..language.answers import Bins
 from ..language.skills import MOST, fitting, skills_of
 from ..settings import Settings
-from . import answers, decisions, filesystem, places, process_hooks, rows
+from . import answers, decisions, filesystem, process_hooks, rows, tuning_keys
 from .calibration_pairs import Pair, newest_pairs
 from .connection import StoreConnection
 from .held_warnings import HeldWarnings
@@ -30,7 +30,7 @@ from .lock import SingleFlight
 from .outcomes import keep_outcome, newest_outcomes
 from .packs import Packs
 from .recordings import newest_for, related_recordings
-from .rows import Place, StoredOutcome
+from .rows import StoredOutcome, TuningKey
 
 if TYPE_CHECKING:
     import sqlite3
@@ -116,7 +116,7 @@ class SqliteStore:
 
         def read(connection: sqlite3.Connection) -> dict[Config, Outcome]:
             newest: dict[Config, Outcome] = {}
-            for ids in places.places_of(connection, Place.of(job)):
+            for ids in tuning_keys.tuning_keys_of(connection, TuningKey.of(job)):
                 newest |= newest_outcomes(connection, ids, self.connection.complain).outcomes
             return newest
 
@@ -151,8 +151,8 @@ class SqliteStore:
         )
 
         def write(connection: sqlite3.Connection) -> None:
-            places.keep_place(connection, Place.of(job), stored.recorded_at)
-            keep_outcome(connection, Place.of(job), stored)
+            tuning_keys.keep_tuning_key(connection, TuningKey.of(job), stored.recorded_at)
+            keep_outcome(connection, TuningKey.of(job), stored)
 
         self.connection.write(write)
 
@@ -160,13 +160,13 @@ class SqliteStore:
         """Keep a decision; the one it supersedes stays as history until it is pruned."""
 
         def write(connection: sqlite3.Connection) -> None:
-            places.keep_place(connection, Place.of(job), rows.now())
-            decisions.keep_decision(connection, Place.of(job), decision)
+            tuning_keys.keep_tuning_key(connection, TuningKey.of(job), rows.now())
+            decisions.keep_decision(connection, TuningKey.of(job), decision)
 
         self.connection.write(write)
         if decision.tried:
             with self.connection.lock:
-                self.connection.deferred.forget_note(rows.decision_digest(Place.of(job), job.space.digest))
+                self.connection.deferred.forget_note(rows.decision_digest(TuningKey.of(job), job.space.digest))
 
     def note_pending(self, job: Job, why: str) -> None:
         """Note that this job was met where measuring was not allowed, once in a process.
@@ -178,7 +178,7 @@ class SqliteStore:
             return
         now, space = rows.now(), job.space
         pending = rows.Pending(
-            place=Place.of(job), space=space.digest, space_size=len(space), why=why, noted_at=now, met_at=now
+            place=TuningKey.of(job), space=space.digest, space_size=len(space), why=why, noted_at=now, met_at=now
         )
         with self.warnings.held(), self.connection.lock:
             if self.connection.deferred.note(pending):
@@ -199,8 +199,8 @@ class SqliteStore:
         if not self.alone:
             yield True
             return
-        name = rows.decision_digest(Place.of(job), job.space.digest)
-        with self.locks.hold(digest(*Place.of(job).digests)) as alone:
+        name = rows.decision_digest(TuningKey.of(job), job.space.digest)
+        with self.locks.hold(digest(*TuningKey.of(job).digests)) as alone:
             if not alone:
                 holder = self.connection.run(lambda opened: holder_of(opened, name))
                 log.info("%s is being tuned by %s", job.workload, holder or "another process")
@@ -226,7 +226,7 @@ class SqliteStore:
             return newest_for(connection, job, self.connection.complain)
 
         recordings = [*(self.connection.run(read) or []), *(self._run_on_packs(read) or [])]
-        own = Place.of(job).digests[:2]
+        own = TuningKey.of(job).digests[:2]
         return fitting(skills_of([r for r in recordings if _place_digests(r)[:2] != own]), job, most)
 
     def answers(self, digests: Sequence[str]) -> dict[str, Bins]:

@@ -36,7 +36,7 @@ def tune_gemm(kernel: Kernel, tuned: Any, case: Case) -> None:
 
     inputs = kernel.make_inputs(case, 0)
     print(f"\n{' x '.join(f'{dim}={size}' for dim, size in case.sizes.items())}", flush=True)
-    with told(tuned.decisions, str(kernel.space.default)):
+    with printed_decision(tuned.decisions, str(kernel.space.default)):
         tuned(*inputs)
     torch.testing.assert_close(inputs[-1], kernel.reference(*inputs), rtol=kernel.rtol, atol=kernel.atol)
 
@@ -63,12 +63,12 @@ def tune_matmul(settings: Settings) -> None:
         )
         print("launch computes nothing and lasts as long as it was measured to on an H200.", flush=True)
         device = rehearsal("H200", {"matmul": read_trace(matmul.RECORDING)})
-    with device, told(kernel.decisions, str(configs[0])):
+    with device, printed_decision(kernel.decisions, str(configs[0])):
         kernel[grid](*args)
 
 
 @contextlib.contextmanager
-def told(decisions: dict[Any, Any], default: str) -> Any:
+def printed_decision(decisions: dict[Any, Any], default: str) -> Any:
     """Time what is done within, a first call, and print the decision it made or found."""
     began_at, began = time.time(), time.perf_counter()
     yield

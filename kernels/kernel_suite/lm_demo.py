@@ -37,7 +37,7 @@ OUR_MODEL = Path(__file__).parents[2] / "calibration" / "forecaster"
 BUDGET = "8"
 CASE = "middle_layer"
 START_S = 240.0
-TOLD_EVERY_S = 5.0
+REPORT_EVERY_S = 5.0
 
 # Of each algorithm some: all can be built and timed in a minute.
 SPACE = Space(
@@ -66,18 +66,18 @@ class DemoError(Exception):
 class Tuned:
     """What one run of tuning came to: what the model said of each config, what was measured, what was decided."""
 
-    said: Mapping[Config, Forecast | Abstention]
+    answers: Mapping[Config, Forecast | Abstention]
     outcomes: Mapping[Config, Outcome]
     decision: Decision
 
     @property
     def forecasts(self) -> dict[Config, Forecast]:
         """Those of configs that the model was asked about: that the default is as fast as itself it was not."""
-        return {c: f for c, f in self.said.items() if isinstance(f, Forecast) and c != SPACE.default}
+        return {c: f for c, f in self.answers.items() if isinstance(f, Forecast) and c != SPACE.default}
 
     @property
     def abstentions(self) -> list[Abstention]:
-        return [a for a in self.said.values() if isinstance(a, Abstention)]
+        return [a for a in self.answers.values() if isinstance(a, Abstention)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -147,13 +147,13 @@ def tune(
     job, settings = function.tuned.job(inputs), Settings.from_environment()
     if not function.decisions:
         raise DemoError("the kernel could not be tuned; the warning above says why")
-    said: dict[Config, Forecast | Abstention] = {}
+    answers: dict[Config, Forecast | Abstention] = {}
     if surrogate != "auto":  # asked again, it says what it said: its answers are kept in the store
         model = LanguageModelSurrogate(named(surrogate), answer=settings.answer.form, seconds=settings.answer.seconds)
         answer = remembering(model, make_store(settings)).start(ForecastContext(job=job)).predict({}, {})
-        said = dict(zip(space, answer, strict=True))
+        answers = dict(zip(space, answer, strict=True))
     (decision,) = function.decisions.values()
-    return Tuned(said=said, outcomes=function.tuned.outcomes(inputs), decision=decision)
+    return Tuned(answers=answers, outcomes=function.tuned.outcomes(inputs), decision=decision)
 
 
 def tell(tuned: Tuned) -> None:
@@ -198,10 +198,10 @@ def compare(tuned: Tuned, everything: Tuned, again: Tuned) -> float:
     )
     print(f"  the default   {times_us[SPACE.default]:9.1f} us")
     measured = {c: bin_of(s) for c, s in log2_speedups(everything.outcomes, SPACE.default).items()}
-    said = {c: f.bins().index(max(f.bins())) for c, f in tuned.forecasts.items() if c in measured}
-    right = sum(measured[c] == b for c, b in said.items())
-    commonest = max(sum(measured[c] == b for c in said) for b in range(8))
-    print(f"The bin that the model held for the likeliest was right for {right} of {len(said)} configs;")
+    likeliest = {c: f.bins().index(max(f.bins())) for c, f in tuned.forecasts.items() if c in measured}
+    right = sum(measured[c] == b for c, b in likeliest.items())
+    commonest = max(sum(measured[c] == b for c in likeliest) for b in range(8))
+    print(f"The bin that the model held for the likeliest was right for {right} of {len(likeliest)} configs;")
     print(f"to name the commonest bin for all would have been right for {commonest}.")
     return slowdown
 
@@ -245,7 +245,7 @@ def _await_health(url: str, process: subprocess.Popen[bytes], log: Path) -> None
     import httpx
 
     print(f"vLLM begins to serve it at {url}; that takes 15 to 40 seconds.", flush=True)
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     with httpx.Client(trust_env=False, timeout=2) as client:
         while True:
             now = time.monotonic()
@@ -255,9 +255,9 @@ def _await_health(url: str, process: subprocess.Popen[bytes], log: Path) -> None
             with contextlib.suppress(httpx.HTTPError):
                 if client.get(f"{url}/health").status_code == 200:
                     break
-            if now - told >= TOLD_EVERY_S:
+            if now - reported >= REPORT_EVERY_S:
                 print(f"  {now - began:3.0f} s", flush=True)
-                told = now
+                reported = now
             time.sleep(0.2)
     print(f"  it answers after {time.monotonic() - began:.0f} s", flush=True)
 

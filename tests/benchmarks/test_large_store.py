@@ -25,10 +25,10 @@ from forecast_autotune.measure.clocks import DIGITS
 from forecast_autotune.store.database import open_file, transaction
 from forecast_autotune.store.decisions import keep_decision
 from forecast_autotune.store.outcomes import keep_outcome
-from forecast_autotune.store.places import keep_place
 from forecast_autotune.store.queries import StoreFile
-from forecast_autotune.store.rows import Place, StoredOutcome
+from forecast_autotune.store.rows import StoredOutcome, TuningKey
 from forecast_autotune.store.sqlite import SqliteStore
+from forecast_autotune.store.tuning_keys import keep_tuning_key
 
 pytestmark = pytest.mark.thorough  # speed itself is for `make bench`
 
@@ -80,8 +80,8 @@ def build(path: Path) -> None:
             workload = job(number).workload
             for hardware in HARDWARE:
                 for toolchain in TOOLCHAINS:
-                    place = Place(workload=workload, hardware=hardware, toolchain=toolchain)
-                    keep_place(connection, place, at)
+                    place = TuningKey(workload=workload, hardware=hardware, toolchain=toolchain)
+                    keep_tuning_key(connection, place, at)
                     run = f"{chance.getrandbits(128):032x}"
                     chosen = [configs[0], *chance.sample(configs[1:], PER_KEY - 1)]
                     for config in chosen:

@@ -519,19 +519,6 @@ def test_nothing_is_compiled_during_a_pause() -> None:
     assert finished[0] >= resumed
 
 
-def test_workers_can_be_had_ready_before_the_first_config() -> None:
-    pool = triton_pool.WorkerPool(2)
-    compiling = compiler(scale, (half(300), 300), pool=pool)
-    compiling.warm()
-    deadline = time.monotonic() + 120
-    while len(pool.processes()) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert pool.started == 2
-    assert isinstance(only(compiling.compile([Config({"BLOCK": 64, "num_warps": 4})])), Evidence)
-    assert pool.started == 2
-    pool.close()
-
-
 def test_what_a_worker_holds_is_closed_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """By two at once, the second would close what a third has just opened."""
     closed = []
@@ -543,10 +530,9 @@ def test_what_a_worker_holds_is_closed_by_one_thread(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(triton_pool._Compiler, "close", noted)
     pool = triton_pool.WorkerPool(2)
-    compiler(scale, (half(300), 300), pool=pool).warm()
-    deadline = time.monotonic() + 60
-    while len(pool.processes()) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    configs = [Config({"BLOCK": block, "num_warps": 2}) for block in (32, 64, 128, 256)]
+    list(compiler(scale, (half(300), 300), pool=pool).compile(configs))
+    assert len(pool.processes()) == 2
     threads = list(pool._threads)
     pool.close()
     assert len({compiler for compiler, _ in closed}) == 2

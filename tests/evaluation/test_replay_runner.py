@@ -18,17 +18,6 @@ SPACE = RecordedSpace(recording=WHOLE)
 FAILURE = Failure(stage="launch", message="no", cost_s=0.25)
 
 
-class TestHistoryStore(ReadOnlyStoreContract):
-    @pytest.fixture
-    def store(self) -> HistoryStore:
-        return HistoryStore([WHOLE])
-
-
-def test_a_store_for_a_replay_holds_what_it_was_given_and_nothing_more() -> None:
-    assert HistoryStore([WHOLE]).related_recordings(a_job()) == [WHOLE]
-    assert HistoryStore().related_recordings(a_job()) == ()
-
-
 def test_measuring_everything_decides_on_the_best() -> None:
     run = replay(SPACE, surrogate=Roofline(), policy=Exhaustive(), budget="all")
     assert run.slowdown == pytest.approx(1.0, abs=0.005)  # a tie goes to the config listed first
@@ -65,3 +54,14 @@ def test_forecasts_stand_beside_what_was_measured() -> None:
     assert list(result.speedups) == pytest.approx(expected)
     assert len(result.forecasts) == len(SPACE.space)
     assert len(result.known) == 10
+
+
+class TestHistoryStore(ReadOnlyStoreContract):
+    @pytest.fixture
+    def store(self) -> HistoryStore:
+        return HistoryStore([WHOLE])
+
+
+def test_a_store_for_a_replay_holds_what_it_was_given_and_nothing_more() -> None:
+    assert HistoryStore([WHOLE]).related_recordings(a_job()) == [WHOLE]
+    assert HistoryStore().related_recordings(a_job()) == ()

@@ -17,11 +17,11 @@ from forecast_autotune.core.outcome import Failure
 from forecast_autotune.distributed.work_sharing import SqliteWorkSharing
 from forecast_autotune.errors import StoreWarning
 from forecast_autotune.language.answers import Bins
-from forecast_autotune.store.rows import Place, decision_digest
+from forecast_autotune.store.rows import TuningKey, decision_digest
 from forecast_autotune.store.sqlite import SqliteStore
 
 JOB = a_job(key={"n": 1})
-ONE = decision_digest(Place.of(JOB), SPACE.digest)
+ONE = decision_digest(TuningKey.of(JOB), SPACE.digest)
 ANSWERS = {"a" * 32: Bins(probabilities=(0.125,) * 8, raw_sum=1.0)}
 
 

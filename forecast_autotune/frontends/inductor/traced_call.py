@@ -22,7 +22,7 @@ from ...core.digest import digest
 from ...core.outcome import Failure, Measurement, Outcome
 from ...errors import CacheMissError, TuningWarning
 from ...protocols import Store
-from ...store.rows import Place
+from ...store.rows import TuningKey
 from ..engine import Request, decide
 from ..pending import is_unmeasured
 from ..triton.call import TritonCall
@@ -159,7 +159,7 @@ class TracedCall:
         decision = decide(tuning.job, how, compiler=tuning.compiler, measurer=_NoMeasurer(), store=store).decision
         config = self._compiled(dict.fromkeys((decision.config, tuning.job.space.default)), tuning, store)
         if is_unmeasured(decision) and self.tx is not None:
-            self.epoch = f"epoch_{digest(*Place.of(tuning.job).digests, tuning.job.space.digest)}"
+            self.epoch = f"epoch_{digest(*TuningKey.of(tuning.job).digests, tuning.job.space.digest)}"
             hold_until_measured(self.tuner, self.epoch, config, tuning.job, how)
         return candidates if config is None else [tuning.theirs(config)]
 

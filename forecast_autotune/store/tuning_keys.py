@@ -1,4 +1,4 @@
-"""Places in a store's tables: the program, workload, hardware and toolchain that outcomes and decisions refer to.
+"""Tuning keys in the tables of a store: the program, workload, hardware and toolchain that outcomes and decisions refer to.
 
 Here and in the modules beside it, the connection is open and transactions are the caller's.
 """
@@ -13,13 +13,13 @@ from ..core.workload import Program, Workload
 from ..errors import InvalidInputError
 from . import encoding
 from .encoding import from_text, to_text
-from .rows import FAR_FUTURE, Complain, Ids, Place
+from .rows import FAR_FUTURE, Complain, Ids, TuningKey
 
 if TYPE_CHECKING:
     import sqlite3
 
 
-def keep_place(connection: sqlite3.Connection, place: Place, seen_at: float) -> None:
+def keep_tuning_key(connection: sqlite3.Connection, place: TuningKey, seen_at: float) -> None:
     """Write the program, workload, hardware and toolchain that rows refer to; known ones get a new `seen_at`.
 
     That is never earlier than the newest of all: what is used while the clock is set back must not look unseen for years.
@@ -52,7 +52,7 @@ def keep_place(connection: sqlite3.Connection, place: Place, seen_at: float) -> 
     )
 
 
-def ids_of(connection: sqlite3.Connection, place: Place) -> Ids:
+def ids_of(connection: sqlite3.Connection, place: TuningKey) -> Ids:
     """How the rows of other tables refer to a place."""
     ids: Ids = connection.execute(
         "SELECT (SELECT id FROM workload WHERE digest = ?),"
@@ -78,7 +78,7 @@ def alike(connection: sqlite3.Connection, hardware: Hardware) -> list[int]:
     return [number for (number,) in matching.fetchall()]
 
 
-def places_of(connection: sqlite3.Connection, place: Place) -> list[Ids]:
+def tuning_keys_of(connection: sqlite3.Connection, place: TuningKey) -> list[Ids]:
     """A place, and the same under power limits alike; the nearest last."""
     workload, _, toolchain = ids_of(connection, place)
     return [(workload, hardware, toolchain) for hardware in alike(connection, place.hardware)]
@@ -96,8 +96,8 @@ def hardware_of(connection: sqlite3.Connection, complain: Complain) -> dict[int,
     return known
 
 
-class PlaceReader:
-    """Reads places by their ids, each hardware and toolchain once, and each of the last programs and workloads."""
+class KeyReader:
+    """Reads tuning keys by their ids, each hardware and toolchain once, and each of the last programs and workloads."""
 
     KEPT = 1_000  # programs and workloads: rows come sorted by them, or nearly so
 
@@ -108,7 +108,7 @@ class PlaceReader:
         self._hardware: dict[int, Hardware] = {}
         self._toolchains: dict[int, Toolchain] = {}
 
-    def read(self, workload: int, hardware: int, toolchain: int) -> Place:
+    def read(self, workload: int, hardware: int, toolchain: int) -> TuningKey:
         """The place that three ids name.
 
         Raises:
@@ -131,7 +131,7 @@ class PlaceReader:
         if toolchain not in self._toolchains:
             (value,) = self._row("SELECT value FROM toolchain WHERE id = ?", toolchain, "toolchain")
             self._toolchains[toolchain] = encoding.decode_toolchain(from_text(value, f"toolchain {toolchain}"))
-        return Place(
+        return TuningKey(
             workload=self._workloads[workload],
             hardware=self._hardware[hardware],
             toolchain=self._toolchains[toolchain],
