@@ -62,7 +62,7 @@ def test_the_median_config_is_the_middle_one_of_those_that_ran() -> None:
     assert space.bins(space.median) == [1, 0, 5, 3]
 
 
-def test_log_times_of_another_recording_are_unknown_where_it_lacks_a_config() -> None:
+def test_log_times_are_unknown_where_another_recording_lacks_a_config() -> None:
     space = Space([Config({"i": i}) for i in range(4)])
     times = log2_times(of_times(8.0, None).recording, space).tolist()
     assert times[:2] == [3.0, math.inf]
