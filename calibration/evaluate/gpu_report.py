@@ -34,6 +34,7 @@ import torch
 import triton
 from kernel_suite import Case, TritonKernel, matmul, triton_kernels
 
+from forecast_autotune.cli.output import table_text
 from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.core.space import Space
@@ -41,7 +42,7 @@ from forecast_autotune.errors import TuningWarning
 from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
-from ..command import number, table
+from ..command import number
 from .side_by_side import (
     device,
     has_device,
@@ -282,7 +283,7 @@ def report(about: dict[str, Any], keys: Sequence[Key], given: argparse.Namespace
     """Tune every key with ours, print the table, write the JSON."""
     runs = list(tune_all(keys, range(given.seeds), given.budgets, clock, folder))
     rows = summary(runs, keys)
-    print(table(HEAD, lines(rows)))
+    print(table_text(HEAD, list(lines(rows))))
     print(
         f"{clock.spent_s:.0f} s in all; {given.seeds} seeds. 'of best' is the chosen config's time over the best one's, by "
         "stock's clock; the default is the first of a shuffled list; failed: configs that did not run, over all tunings; "

@@ -45,6 +45,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from kernel_suite import Case, Kernel, SuiteKernel, cuda_kernels, suite_kernels
 
+from forecast_autotune.cli.output import table_text
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.digest import digest
 from forecast_autotune.core.file_format import FileFormat
@@ -57,7 +58,7 @@ from forecast_autotune.store import encoding
 from forecast_autotune.store.encoding import Json, from_text, to_text
 from forecast_autotune.store.textfile import read_text, write_lines
 
-from ..command import number, table
+from ..command import number
 from ..paths import EVIDENCE
 
 if TYPE_CHECKING:
@@ -672,4 +673,4 @@ def report(summaries: Sequence[Mapping[str, Any]]) -> str:
         )
         for t in summaries
     ]
-    return table(head, rows)
+    return table_text(head, rows)

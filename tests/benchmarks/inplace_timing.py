@@ -25,7 +25,7 @@ from typing import Any
 import triton
 from kernel_suite import Call, TritonKernel, add_inplace
 
-from calibration.command import number, table
+from calibration.command import number
 from calibration.evaluate.rank_correlation import rank_correlation
 from calibration.evaluate.side_by_side import (
     cold_times_us,
@@ -35,6 +35,7 @@ from calibration.evaluate.side_by_side import (
     rehearsing,
     surroundings,
 )
+from forecast_autotune.cli.output import table_text
 
 WAYS = ("stock", "ours", "truth")
 ROUNDS = 40
@@ -84,7 +85,7 @@ def shown(report: dict[str, Any]) -> str:
         (" ".join(f"{k}={v}" for k, v in one["config"].items()), *(number(one[f"{way}_us"], 2) for way in WAYS))
         for one in report["configs"]
     ]
-    words = [table(("config", "stock us", "ours us", "truth us"), rows)]
+    words = [table_text(("config", "stock us", "ours us", "truth us"), rows)]
     for way, who in (("stock", "stock's"), ("ours", "our")):
         winner, alike = report["winners"][way], report["rank_correlation"][way]
         config = " ".join(f"{k}={v}" for k, v in winner["config"].items())

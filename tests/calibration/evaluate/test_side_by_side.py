@@ -15,7 +15,6 @@ triton = pytest.importorskip("triton")
 from kernel_suite import add_inplace  # noqa: E402
 from rehearsed import own_triton_cache  # noqa: E402
 
-from calibration.command import table  # noqa: E402
 from calibration.evaluate.side_by_side import cold_times_us, device, durations_us, in_turns, rehearsing  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.outcome import Failure, Measurement  # noqa: E402
@@ -76,13 +75,3 @@ def test_a_rehearsal_declares_its_times_made_up_and_gives_each_config_one() -> N
         launches = [partial(call.launch, kernel.function, **dict(c.knobs)) for c in kernel.space[:3]]
         found = cold_times_us(launches, rounds=1)
     assert len({samples[0] for samples in found if samples}) == 3
-
-
-def test_numbers_stand_to_the_right_and_words_to_the_left() -> None:
-    shown = table(("tuner", "us"), [("stock", "9.1"), ("ours, budget 4", "10.0"), ("first", "-")])
-    assert shown.splitlines() == [
-        "tuner             us",
-        "stock            9.1",
-        "ours, budget 4  10.0",
-        "first              -",
-    ]
