@@ -19,7 +19,7 @@ BUSY_S = 20.0
 cores)."""
 
 MIGRATION_S = 120.0
-"""How long to wait for another process that brings an older file to this version's schema. A million outcomes took 9 s
+"""How long to wait for another process that migrates an older file to this version's schema. A million outcomes took 9 s
 (ext4, two cores)."""
 
 SNAPSHOT_S = 1.0
@@ -133,7 +133,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
-            with suppress(Exception):  # the error that led here is the one to tell
+            with suppress(Exception):  # the error that led here is the one to raise
                 connection.execute("ROLLBACK")
         raise
 
@@ -192,7 +192,7 @@ def connect(target: str, *, uri: bool = False, wait_s: float | None = None) -> s
 
     timeout = BUSY_S if wait_s is None else wait_s
     connection = sqlite3.connect(target, timeout=timeout, isolation_level=None, check_same_thread=False, uri=uri)
-    # A flipped bit in a text must not cost all that stands beside it: what is left of the text tells that it is damaged.
+    # A flipped bit in a text must not cost all that stands beside it: what is left of the text shows that it is damaged.
     connection.text_factory = lambda data: data.decode(errors="replace")
     # What sqlite.org/security.html advises for files that somebody may have made or a disk may have changed.
     connection.execute("PRAGMA trusted_schema = OFF")

@@ -20,7 +20,7 @@ NETWORK_TYPES = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "afs"
 """Parts of Linux's names for filesystems where WAL cannot work: its index is memory shared by one machine alone."""
 
 Identity = tuple[int, int]
-"""Device and inode: tells a file from another one that took its name."""
+"""Device and inode: differ where another file has taken a file's name."""
 
 
 def identity_of(path: Path) -> Identity | None:
@@ -71,7 +71,7 @@ def refuse_special(path: Path) -> None:
         try:
             mode = os.stat(file).st_mode
         except OSError:
-            continue  # there is none, or opening it will tell
+            continue  # there is none, or opening it will raise
         if not stat.S_ISREG(mode):
             raise OSError(f"{file} is no plain file: move it away")
 

@@ -365,7 +365,7 @@ def _one_moment(connection: sqlite3.Connection) -> Iterator[None]:
     except UnicodeDecodeError:  # SQLite quotes from a damaged schema, and what it quotes is no text
         raise NotAStoreError("its schema is damaged") from None
     finally:
-        with suppress(Exception):  # nothing was written; what reading ran into is the one to tell
+        with suppress(Exception):  # nothing was written; the error of reading is the one to raise
             connection.execute("ROLLBACK")
 
 
@@ -385,7 +385,7 @@ def migrate(connection: sqlite3.Connection) -> None:
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
-            with suppress(Exception):  # the error that led here is the one to tell
+            with suppress(Exception):  # the error that led here is the one to raise
                 connection.execute("ROLLBACK")
         raise
 
