@@ -26,7 +26,7 @@ _CHOICES = {
 }
 
 SURROGATES = {
-    "auto": "",  # the three that follow, blended
+    "auto": "",  # history, learned and roofline, blended
     "history": "history.History",
     "learned": "learned.Learned",
     "roofline": "roofline.Roofline",
