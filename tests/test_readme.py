@@ -16,6 +16,7 @@ READMES = [
 ]
 
 
+@pytest.mark.thorough
 def test_the_example_prints_what_the_readme_says(capsys: pytest.CaptureFixture[str]) -> None:
     text = README.read_text()
     example = re.search(r"```python\n(import .*?)```", text, re.DOTALL)

@@ -126,6 +126,7 @@ def bytes_per_key(tuner: Any, keys: int = 600, settle: int = 40) -> float:
             tracemalloc.stop()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("contender", [Autotuner, ForecastAutotuner])
 def test_memory_of_a_key(benchmark: Any, contender: Any) -> None:
     benchmark.group = "memory of a key"

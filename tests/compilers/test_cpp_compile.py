@@ -60,6 +60,10 @@ class TestCppCompiler(CompilerContract):
     def unbuildable(self) -> Config:
         return self.toy.config("does_not_compile")
 
+    @pytest.mark.thorough  # an abandoned binding is compiled once more: half a minute
+    def test_the_rest_can_be_abandoned_and_built_later(self) -> None:
+        super().test_the_rest_can_be_abandoned_and_built_later()
+
 
 def test_variants_are_built_side_by_side_and_only_once(toy: Toy) -> None:
     compiler = toy.compiler()

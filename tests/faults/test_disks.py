@@ -304,6 +304,7 @@ def test_a_disk_failing_at_any_write_leaves_all_that_is_known_in_memory(
             account(case, again)
 
 
+@pytest.mark.thorough
 def test_a_slow_disk_delays_and_nothing_else(faults: Ledger, shim: Path, tmp_path: Path) -> None:
     seen = "nothing, but it waits"
     with faults.case("a disk that takes 30 ms for every write", tmp_path, seen=seen) as case, case.attempt():

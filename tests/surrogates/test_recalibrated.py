@@ -189,6 +189,7 @@ def raw_and_recalibrated(times: float) -> tuple[SigmaScale, Honesty, Honesty]:
     return correction, honesty(seen), honesty(corrected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("times", [0.4, 1.0, 3.0])
 def test_pairs_of_one_kernel_make_forecasts_of_others_more_honest(times: float) -> None:
     correction, raw, ours = raw_and_recalibrated(times)

@@ -362,6 +362,7 @@ def test_other_tables_print(table: str, traces: list[Path], capsys: pytest.Captu
     assert OURS in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_recorded_space_of_the_suite_in_processes_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--seeds", "1", "--budget", "8", "--jobs", "2", "--methods", OURS, "kt-simulated_annealing", "random")
     assert main(["large", str(SOFTMAX), *words]) == 0

@@ -144,6 +144,7 @@ def test_what_was_measured_before_is_not_measured_again(task: Task, monkeypatch:
     assert max(factors.values()) >= len(ran) - 4
 
 
+@pytest.mark.thorough
 def test_a_longer_trace_is_not_replaced_before_there_is_as_much(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     list(Recorder(replace(task, configs=9), "cpu").record())
     before = read_trace(trace_of(task)).outcomes
@@ -155,6 +156,7 @@ def test_a_longer_trace_is_not_replaced_before_there_is_as_much(task: Task, monk
     assert len(read_trace(trace_of(task)).outcomes) == 12
 
 
+@pytest.mark.thorough
 def test_a_trace_of_another_device_is_kept_if_whole_and_restarted_if_not(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +255,7 @@ def test_what_cannot_be_started_is_a_problem_at_once(tmp_path: Path, monkeypatch
     assert told.problem.startswith("FileNotFoundError: ")
 
 
+@pytest.mark.thorough
 def test_a_torn_or_outdated_trace_or_one_of_other_hardware_is_restarted(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +298,7 @@ def test_what_was_found_under_other_tolerances_does_not_count() -> None:
     assert len(names) == 2
 
 
+@pytest.mark.thorough
 def test_a_process_that_always_dies_is_a_problem_of_that_workload_alone(
     task: Task, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +308,7 @@ def test_a_process_that_always_dies_is_a_problem_of_that_workload_alone(
     assert device.record(replace(task, configs=2), print).problem == ""
 
 
+@pytest.mark.thorough
 def test_short_memory_is_reported_and_the_process_goes_on(task: Task, device: Device) -> None:
     told = device.record(replace(task, case="short"), print)
     assert told.problem.startswith("memory is short: OutOfMemoryError: CUDA out of memory")

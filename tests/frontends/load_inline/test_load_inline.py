@@ -218,6 +218,7 @@ def test_without_a_space_it_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen == {"args": ("m", "src", None), "kwargs": {"functions": ["f"], "verbose": True}}
 
 
+@pytest.mark.thorough
 def test_sources_by_name_are_picked_by_the_knob_source(toy: Toy) -> None:
     plain = "#define MODE 0\n" + KERNEL
     slow = "#define MODE 2\n" + KERNEL
