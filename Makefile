@@ -117,7 +117,7 @@ GPU_JSON   ?= build/gpu_report.json
 GPU_REPORT ?= --sizes 1
 # Seconds for the tests and the report; what is left of eight minutes is for the kernel in place.
 GPU_LIMIT_S ?= 430
-GPU_PATH   := $(CURDIR):$(CURDIR)/kernels:$(CURDIR)/tests$(if $(PYTHONPATH),:$(PYTHONPATH))
+GPU_PATH   := $(CURDIR):$(CURDIR)/kernels:$(CURDIR)/tests:$(CURDIR)/tests/support$(if $(PYTHONPATH),:$(PYTHONPATH))
 GPU_RUN    := env PYTHONPATH=$(GPU_PATH) PYTHONUNBUFFERED=1 $(GPU_PYTHON)
 
 gpu: $(if $(filter file,$(origin PYTHON)),setup)  ## on a GPU: its tests, both tuners side by side, timing in place; in eight minutes

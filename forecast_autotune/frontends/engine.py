@@ -58,7 +58,7 @@ RECALIBRATE_EVERY = 32  # decisions between two looks at the store's pairs, 6 ms
 _lessons: WeakKeyDictionary[SqliteStore, dict[str, tuple[Lessons, int]]] = WeakKeyDictionary()
 
 _SURROGATES = "forecast_autotune.surrogates"
-_SURROGATE_HAS = ("name", "recalibrate", "asks_model", "start")  # what tuning asks of one
+_SURROGATE_HAS = ("name", "recalibrate", "asks_model", "fitted_on", "start")  # what tuning asks of one
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -196,9 +196,10 @@ def test_our_own_time_in_tuning(benchmark: Any, tmp_path: Path, by: str) -> None
 @pytest.mark.parametrize("by", RECORDED)
 def test_tuning_in_a_new_process(benchmark: Any, tmp_path: Path, by: str) -> None:
     """A whole process, pytest and reading the trace included; of which the decision, told beside it, is our own."""
-    here = Path(__file__).parent
+    tests = Path(__file__).parents[1]
+    paths = [str(folder) for folder in (tests / "benchmarks", tests / "support", tests, tests.parent)]
     code = (
-        f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}, {str(here.parents[1])!r}]\n"
+        f"import sys; sys.path[:0] = {paths!r}\n"
         "from test_forecasting import *\n"
         f"recorded = hundred_configs({by!r}); replay = Replay(recorded)\n"
         "how = request('16', default_budget='16', environment={})\n"

@@ -76,10 +76,9 @@ def runs(faults: Ledger, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
             count = len(names) * case.many(short=1, whole=6)
             chosen = [word for name in names for word in ("--scenario", name)]
             command = [sys.executable, "-m", "faults.ranks", "--each", "--runs", str(count), *chosen]
-            environment = {**case.environment, "PYTHONPATH": str(ROOT)}
             with case.attempt():
                 done = subprocess.run(
-                    command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+                    command, cwd=ROOT, env=case.environment, capture_output=True, text=True, timeout=LIMIT_S
                 )
             case.row.attempts -= 1  # each run of it is one
             printed = done.stdout.splitlines()

@@ -38,7 +38,7 @@ def read_recorded(path: Path | str) -> Mapping[str, object]:
 
     Raises:
         OSError: the file cannot be read.
-        InvalidInputError: it is no trace of our own form.
+        InvalidInputError: it is no trace of our own form and version.
     """
     path = Path(path)
     first = read_text(path).partition("\n")[0]
