@@ -122,7 +122,7 @@ def test_a_tuning_killed_at_any_moment_is_finished_by_the_next_one(
                 now = set(running.numbers("kept"))
                 lost = (reported | now) - set(kept(case.store, key))
                 case.kept(reported=len(now), lost=len(lost))
-                assert not lost
+                assert not lost, (lost, running.said[-40:], running.errors[-20:])
                 reported |= now
             with case.attempt():
                 last = tuning(case, builds, numbers, key)
@@ -210,7 +210,7 @@ def test_a_tuning_asked_to_end_does_so_at_once_and_keeps_what_it_has(
             reported = set(running.numbers("kept"))
             lost = reported - set(kept(case.store, key))
             case.kept(reported=len(reported), lost=len(lost))
-            assert not lost
+            assert not lost, (lost, running.said[-40:], running.errors[-20:])
 
 
 SHORT_LIMITS = (
@@ -304,7 +304,7 @@ def test_a_killed_triton_tuning_leaves_no_worker_and_the_next_finishes_it(
                 reported |= set(running.numbers("kept"))
                 lost = reported - set(kept(case.store))
                 case.kept(reported=len(running.numbers("kept")), lost=len(lost))
-                assert not lost
+                assert not lost, (lost, running.said[-40:], running.errors[-20:])
             with case.attempt():
                 last = begin(case, TRITON, extra=extra)
                 assert last.end() == 0, last.errors[-20:]

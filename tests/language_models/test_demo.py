@@ -37,7 +37,7 @@ def tuned(
     crash = Failure(stage="launch", message="it crashed")
     said = {**dict.fromkeys(SPACE, LITTLE_FASTER), SILENT: Abstention("language_model", "no answer")}
     return lm_demo.Tuned(
-        said={} if every else said,
+        answers={} if every else said,
         outcomes={
             config: crash if config == BROKEN else Measurement(samples_us=(times_us[config],)) for config in some
         },
@@ -86,7 +86,7 @@ def test_a_model_that_answers_nothing_is_an_error_with_its_reason(
 ) -> None:
     def silent(*args: Any, **keywords: Any) -> lm_demo.Tuned:
         said = {**dict.fromkeys(SPACE, Abstention("language_model", "it is mute")), SPACE.default: LITTLE_FASTER}
-        return replace(tuned(*args, **keywords), said=said)
+        return replace(tuned(*args, **keywords), answers=said)
 
     monkeypatch.setattr(lm_demo, "tune", silent)
     assert lm_demo.main([]) == 1
