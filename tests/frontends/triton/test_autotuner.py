@@ -1041,20 +1041,22 @@ def test_a_decision_made_without_a_check_does_not_answer_for_one_with_it() -> No
     assert runs[0] != runs[1] == runs[2]
 
 
-def test_a_forecast_config_that_does_not_fit_gives_way_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forecast(job: Any, *_: Any, **__: Any) -> Resolution:
-        return Resolution(
-            Decision(
-                config=job.space[1],
-                basis="forecast",
-                reason="",
-                space_digest=job.space.digest,
-                space_size=2,
-                budget="0",
-            )
+def forecast_the_second(job: Any, *_: Any, **__: Any) -> Resolution:
+    """A decision for the second config, which nothing has measured."""
+    return Resolution(
+        Decision(
+            config=job.space[1],
+            basis="forecast",
+            reason="",
+            space_digest=job.space.digest,
+            space_size=len(job.space),
+            budget="0",
         )
+    )
 
-    monkeypatch.setattr(dispatch, "decide", forecast)
+
+def test_a_forecast_config_that_does_not_fit_gives_way_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "decide", forecast_the_second)
     kernel = tuned(hungry, configs=tiles((64, 64, 32), (128, 256, 128)), mode="forecast")
     with playing(times=20_000.0) as on:
         with pytest.warns(
@@ -1153,19 +1155,7 @@ def test_without_measuring_the_first_config_that_fits_is_launched(monkeypatch: p
 
 
 def test_any_other_error_of_a_forecast_config_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forecast(job: Any, *_: Any, **__: Any) -> Resolution:
-        return Resolution(
-            Decision(
-                config=job.space[1],
-                basis="forecast",
-                reason="",
-                space_digest=job.space.digest,
-                space_size=4,
-                budget="0",
-            )
-        )
-
-    monkeypatch.setattr(dispatch, "decide", forecast)
+    monkeypatch.setattr(dispatch, "decide", forecast_the_second)
     with playing(), pytest.raises(KeyError, match="BLOK"):
         tuned(mode="forecast")[lambda meta: (meta["BLOK"],)](torch.empty(4096), 1000, 2.0)
 
