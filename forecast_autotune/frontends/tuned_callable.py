@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ..core.decision import Decision
 from ..core.workload import Program, Work
@@ -37,6 +37,28 @@ class Call:
     def why_unmeasured(self) -> str:
         """Why the call must be neither timed nor run twice; empty if it may."""
         return self.unmeasured or why_unmeasured(self.values)
+
+
+_Tuned = TypeVar("_Tuned", bound="TunedCallable")
+
+
+class CallableDoor(Generic[_Tuned]):
+    """What the front doors of tuned callables share; see `FrontDoor`. A subclass says what runs and how it is tuned."""
+
+    def __init__(self, tuned: _Tuned) -> None:
+        self._tuned = tuned
+
+    @property
+    def name(self) -> str:
+        """The callable in warnings."""
+        return self._tuned.full_name
+
+    def why_unmeasured(self, call: Call) -> str:
+        """See `FrontDoor`."""
+        return call.why_unmeasured
+
+    def forget_shortcuts(self) -> None:
+        """A callable keeps no shortcuts: each call looks its key up."""
 
 
 class TunedCallable:

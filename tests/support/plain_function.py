@@ -16,7 +16,7 @@ from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Workload
 from forecast_autotune.frontends.engine import Request
 from forecast_autotune.frontends.program_text.code_text import CodeText
-from forecast_autotune.frontends.tuned_callable import Call, TunedCallable
+from forecast_autotune.frontends.tuned_callable import Call, CallableDoor, TunedCallable
 from forecast_autotune.measure.clocks import CpuClock, Launch
 from forecast_autotune.measure.copies import CopiedArguments, Values
 from forecast_autotune.measure.in_process import InProcess
@@ -79,25 +79,14 @@ class PlainTuning:
         pass
 
 
-class PlainDoor:
+class PlainDoor(CallableDoor["TunedFunction"]):
     """The front door; see `FrontDoor`."""
-
-    name = "a plain function"
-
-    def __init__(self, tuned: TunedFunction) -> None:
-        self._tuned = tuned
-
-    def why_unmeasured(self, call: Call) -> str:
-        return call.why_unmeasured
 
     def default(self, call: Call) -> Launcher:
         return self._tuned.launchers[self._tuned.space.default]
 
     def tuning(self, call: Call, how: Request) -> PlainTuning:
         return PlainTuning(self._tuned, call)
-
-    def forget_shortcuts(self) -> None:
-        pass
 
 
 class TunedFunction(TunedCallable):

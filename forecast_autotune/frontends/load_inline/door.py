@@ -20,7 +20,7 @@ from ...protocols import Store
 from ..call_tensors import why_untuned
 from ..engine import Request
 from ..keys import NoKeyError, device_of
-from ..tuned_callable import Call
+from ..tuned_callable import Call, CallableDoor
 
 if TYPE_CHECKING:
     from .tuned_function import Launcher, TunedFunction
@@ -28,20 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class FunctionDoor:
+class FunctionDoor(CallableDoor["TunedFunction"]):
     """The front door of one function; see `FrontDoor`. A launcher is a `Launcher`."""
-
-    def __init__(self, tuned: TunedFunction) -> None:
-        self._tuned = tuned
-
-    @property
-    def name(self) -> str:
-        """The function in warnings, with its module."""
-        return self._tuned.full_name
-
-    def why_unmeasured(self, call: Call) -> str:
-        """See `FrontDoor`."""
-        return call.why_unmeasured
 
     def default(self, call: Call) -> Launcher:
         """See `FrontDoor`: the first variant, on the device of the call."""
@@ -52,9 +40,6 @@ class FunctionDoor:
         if self._tuned.recipe.is_cuda and call.state.device < 0:
             raise NoWorkingConfigError(_no_gpu(self._tuned.recipe.name))
         return FunctionTuning(self._tuned, call, how)
-
-    def forget_shortcuts(self) -> None:
-        """A function keeps no shortcuts."""
 
 
 class FunctionTuning:

@@ -32,7 +32,7 @@ from ..call_tensors import hold_no_data, labelled_tensors, why_untuned
 from ..engine import Request
 from ..keys import NoKeyError, features_of
 from ..triton.simulated_driver import Rehearsal, current_rehearsal
-from ..tuned_callable import Call, work_of_call
+from ..tuned_callable import Call, CallableDoor, work_of_call
 from .arguments import KNOB
 from .launches import LONGEST_S, LONGEST_SHARE, LazyStaticFeatures, VariantLaunches
 
@@ -45,20 +45,8 @@ log = logging.getLogger(__name__)
 COMPILING = "torch.compile"  # why a traced call is not measured
 
 
-class VariantsDoor:
+class VariantsDoor(CallableDoor["TunedVariants"]):
     """The front door of `variants`; see `FrontDoor`. A launcher is a `Choice`."""
-
-    def __init__(self, tuned: TunedVariants) -> None:
-        self._tuned = tuned
-
-    @property
-    def name(self) -> str:
-        """The variants in warnings."""
-        return self._tuned.full_name
-
-    def why_unmeasured(self, call: Call) -> str:
-        """See `FrontDoor`."""
-        return call.why_unmeasured
 
     def default(self, call: Call) -> Choice:  # noqa: ARG002
         """See `FrontDoor`: the first variant, with the tuners in it at their defaults."""
@@ -67,9 +55,6 @@ class VariantsDoor:
     def tuning(self, call: Call, how: Request) -> _VariantsTuning:
         """See `FrontDoor`."""
         return _VariantsTuning(self._tuned, call, how)
-
-    def forget_shortcuts(self) -> None:
-        """Variants keep no shortcuts."""
 
 
 class _VariantsTuning:
