@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def environment_left_alone() -> Iterator[None]:
+    """What is tested leaves the environment as it was: child processes of later tests would inherit a change."""
+    before = dict(os.environ)
+    yield
+    changed = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
+    changed -= {"PYTEST_CURRENT_TEST"}
+    os.environ.clear()
+    os.environ.update(before)
+    assert not changed, f"left in the environment: {sorted(changed)}"
+
+
+@pytest.fixture(autouse=True)
+def own_settings(environment_left_alone: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """No setting of the person running the tests reaches them, and each test has a store folder of its own."""
     for name in list(os.environ):
         if name.startswith("FORECAST_AUTOTUNE_"):

@@ -318,8 +318,8 @@ def work(tasks: Sequence[Task], jobs: int, kept: ResultCache) -> Iterator[tuple[
             left.append(task)
         else:
             yield task, rows
-    use_one_thread()
-    for task, rows in _alone(left) if jobs == 1 or len(left) < 2 else side_by_side(attempt, left, jobs):
+    beside = jobs > 1 and len(left) > 1
+    for task, rows in side_by_side(attempt, left, jobs, use_one_thread) if beside else _alone(left):
         kept.add(task, rows)
         yield task, rows
 

@@ -250,10 +250,7 @@ def work(plan: ReplayPlan, tasks: Sequence[Task], jobs: int) -> Iterator[tuple[T
 
 
 def use_one_thread() -> None:
-    """Make numerical libraries that are loaded later use one thread, also in child processes.
-
-    For many processes side by side: there are as many of them as cores.
-    """
+    """Make numerical libraries that this process loads later use one thread: for workers, as many as there are cores."""
     for library in ("OPENBLAS", "OMP", "MKL"):
         os.environ[f"{library}_NUM_THREADS"] = "1"
 
