@@ -25,7 +25,7 @@ $(VENV)/.ready: pyproject.toml .ci/constraints-cpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[dev]'
 	@touch $@
 
-demo: setup  ## tune a real kernel for three shapes; the second time it decides from the store
+demo: setup  ## tune a C++ and a Triton kernel, in a minute; the second time it decides from the store
 	@$(BIN)/python -m kernel_suite.demo
 
 LM_DEMO ?=
