@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def environment_restored() -> Iterator[None]:
-    """A test's child processes inherit nothing from an earlier test; what would change keys or settings may not be left at all."""
+    """Child processes inherit nothing from an earlier test; what changes keys or settings may not be left at all."""
     before = dict(os.environ)
     yield
     left = [name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)]
