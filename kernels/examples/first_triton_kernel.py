@@ -47,7 +47,7 @@ with contextlib.nullcontext() if ON_GPU else fa.rehearsal("H200", TIMES):
         gate, up = torch.randn(2, n, device="cuda" if ON_GPU else "cpu")
         out = gated(gate, up)  # tunes; a second call of this size is a look-up
         if ON_GPU:
-            torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up)
+            torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up, rtol=1e-4, atol=1e-4)
         best = silu_mul.best_config
         decision = list(silu_mul.decisions.values())[-1]
         print(

@@ -3,7 +3,7 @@
 Look at `SquaredReLU`, which launches a tuned kernel as it would launch another, and at FORECAST_AUTOTUNE_DIR: a run that
 goes on from a checkpoint tunes nothing. Start it twice. Without a GPU it is a rehearsal (see first_triton_kernel.py).
 
-Prints the loss (where something is computed), and for both directions the config, and which run decided it.
+Prints the loss (where it is computed), first and last; for both directions the config, and which run decided it.
 """
 
 import contextlib
@@ -44,13 +44,15 @@ class SquaredReLU(torch.autograd.Function):
 
 with contextlib.nullcontext() if ON_GPU else fa.rehearsal("H200", TIMES):
     x = torch.randn(4096, 64, device="cuda" if ON_GPU else "cpu")
-    weight = torch.randn(64, 256).to(x).requires_grad_()
+    weight, losses = torch.randn(64, 256).to(x).requires_grad_(), []
     for _ in range(50):
         loss = (SquaredReLU.apply(x @ weight).mean(1) - x.square().mean(1)).square().mean()
+        losses.append(loss.item())
         (slope,) = torch.autograd.grad(loss, weight)
         weight.data -= 0.1 * slope
 if ON_GPU:
-    print(f"loss {loss:.4f}")
+    print(f"loss {losses[0]:.1f}, then {losses[-1]:.1f}")
+    os.makedirs("checkpoint", exist_ok=True)
     torch.save(weight, "checkpoint/weight.pt")
 for (_, backward, *_), decision in square.decisions.items():
     print("backward:" if backward else "forward:", decision.config, end=": ")
