@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,11 +82,21 @@ def comparable(output: str) -> list[str]:
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_every_command_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
-    environment = {**os.environ, "FORECAST_AUTOTUNE_DIR": str(tmp_path), "COLUMNS": "80", "PYTHONPATH": str(ROOT / "kernels")}
+    environment = {
+        **os.environ,
+        "FORECAST_AUTOTUNE_DIR": str(tmp_path),
+        "COLUMNS": "80",
+        "PYTHONPATH": str(ROOT / "kernels"),
+    }
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     assert console_blocks(README)
     for command, shown in console_blocks(README):
         ran = subprocess.run(
-            command, shell=True, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            ["bash", "-c", command],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         assert comparable(ran.stdout) == comparable(shown), f"{command}\n{ran.stdout}"
