@@ -245,7 +245,7 @@ def _head(figure: Any, figures: Mapping[str, Any]) -> None:
     sizes = [space["configs"] for space in figures["spaces"].values()]
     kernels = {space["kernel"] for space in figures["spaces"].values()}
     under = (
-        f"Time of the chosen config over that of the best of {min(sizes)} to {max(sizes)}, which takes measuring them all.\n"
+        f"Time of the chosen config over the best one's; 1.0x takes measuring all {min(sizes)} to {max(sizes)} configs.\n"
         f"{len(kernels)} kernels, {len(sizes)} sizes, {', '.join(figures['hardware'])}; ours has no times of the kernel "
         "beforehand.\nGeometric mean; the band is its 95 % interval over kernels."
     )

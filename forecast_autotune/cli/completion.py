@@ -20,11 +20,12 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = new_parser(
         subparsers,
         "completion",
-        "Print a script for a shell. To complete in every new shell, once:\n\n"
-        "  bash  forecast-autotune completion bash > ~/.local/share/bash-completion/completions/forecast-autotune\n"
-        "  zsh   forecast-autotune completion zsh > ~/.zfunc/_forecast-autotune   (a folder in $fpath)\n"
-        "  fish  forecast-autotune completion fish > ~/.config/fish/completions/forecast-autotune.fish\n\n"
-        "Make the folder if it is missing. For this shell alone: source <(forecast-autotune completion bash)",
+        "Print a script that completes verbs, options and files. Every new shell\n"
+        "completes once it is kept where the shell looks:\n\n"
+        "  bash  ~/.local/share/bash-completion/completions/forecast-autotune\n"
+        "  zsh   _forecast-autotune, in a folder of $fpath\n"
+        "  fish  ~/.config/fish/completions/forecast-autotune.fish\n\n"
+        "For this bash alone: source <(forecast-autotune completion bash)",
     )
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     parser.set_defaults(run=run)

@@ -233,11 +233,6 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             entry = self.dispatcher.entry(key, (args, kwargs))
             config = entry.launcher
         self.best_config = config
-        if entry is None or entry.provisional is None:
-            with table.lock:
-                current = entry is None or (table.get(key) is entry and entry.launcher is config)
-                if version == table.version and current:
-                    self._shortcuts.remember(config, call, args, kwargs)
         try:
             result = self._launch(config, args, kwargs)
         except Exception as err:
@@ -246,6 +241,11 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             return launch_another(self, key, entry, config, err, args, kwargs)
         if entry is not None:
             entry.fallback = None
+        if entry is None or entry.provisional is None:  # not before it has run: a shortcut has nothing to fall back to
+            with table.lock:
+                current = entry is None or (table.get(key) is entry and entry.launcher is config)
+                if version == table.version and current:
+                    self._shortcuts.remember(config, call, args, kwargs)
         return result
 
     def _launch(self, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
