@@ -78,9 +78,10 @@ def figures(traces: Sequence[Path], rows: Sequence[Row], seeds: int) -> dict[str
         for r in rows
         if isinstance(s := r.get("slowdown"), float) and math.isfinite(s)
     }
+    # All are read before Triton is imported: reading freezes what the garbage collector knows, and Triton complains at exit.
+    recorded = {trace: read_space(trace) for trace in traces}
     spaces = {}
-    for trace in traces:
-        space = read_space(trace)
+    for trace, space in recorded.items():
         try:
             searched = {
                 method: [[round(found[trace.name, method, b, s], 4) for s in range(seeds)] for b in BUDGETS]
@@ -95,7 +96,7 @@ def figures(traces: Sequence[Path], rows: Sequence[Row], seeds: int) -> dict[str
             "slowdown": {**searched, LIST: listed},
         }
     return {
-        "hardware": sorted({read_space(trace).hardware for trace in traces}),
+        "hardware": sorted({space.hardware for space in recorded.values()}),
         "seeds": seeds,
         "measured": list(BUDGETS),
         "lines": lines(spaces),
