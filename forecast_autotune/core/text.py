@@ -15,3 +15,8 @@ def shown(value: object) -> str:
     except RecursionError:
         return "nested too deeply to be shown"
     return "missing" if value is None else text if len(text) <= 60 else text[:57] + "..."
+
+
+def shortened(text: str, most: int | None) -> str:
+    """Text of so many characters at most, with `…` where something was left out; None for all of it."""
+    return text if most is None or len(text) <= most else f"{text[: most - 1]}…"

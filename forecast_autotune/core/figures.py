@@ -13,14 +13,31 @@ def short(digest: str) -> str:
 
 def as_times(log2_speedup: float) -> str:
     """A log2 speed-up as a factor, such as 1.25x."""
-    return f"{2.0 ** min(log2_speedup, 1000.0):.2f}x"
+    return f"{as_factor(log2_speedup)}x"
 
 
-def as_time(us: float | None) -> str:
-    """Microseconds in a unit that suits them; empty for None."""
+def as_factor(log2_speedup: float) -> str:
+    """The same without its sign: two decimals, fewer of large ones, and one digit of tiny ones."""
+    factor = 2.0 ** min(log2_speedup, 1000.0)
+    return f"{factor:.2f}" if 0.01 <= factor < 100 else f"{factor:.0f}" if factor >= 100 else f"{factor:.1g}"
+
+
+def as_time(us: float | None, relative_spread: float | None = None) -> str:
+    """Microseconds in a unit that suits them, with the spread of the samples where it is known; empty for None."""
     if us is None:
         return ""
-    return f"{us:.4g} us" if us < 1e3 else f"{us / 1e3:.4g} ms" if us < 1e6 else f"{us / 1e6:.4g} s"
+    scale, unit = (1.0, "us") if us < 1e3 else (1e3, "ms") if us < 1e6 else (1e6, "s")
+    spread = "" if relative_spread is None else f" ±{_two_digits(relative_spread * us / scale)}"
+    return f"{us / scale:.4g}{spread} {unit}"
+
+
+def _two_digits(number: float) -> str:
+    return f"{number:.2g}" if number < 99.5 else f"{number:.0f}"
+
+
+def as_percent(share: float) -> str:
+    """A share in per cent, to two digits."""
+    return f"{_two_digits(share * 100)} %"
 
 
 def as_duration(seconds: float) -> str:
