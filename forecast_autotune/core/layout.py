@@ -163,7 +163,14 @@ def _narrowed(
         least = max(WIDE, len(columns[i]), *words, *(-(-len(cell) // MOST_LINES) for cell in cells))
         fitting = (w for w in range(least, widths[i]) if all(len(_wrapped(c, w)) <= MOST_LINES for c in cells))
         narrowed[i] = next(fitting, widths[i])
-    return narrowed if _total(narrowed) <= width else None
+    spare = width - _total(narrowed)
+    if spare < 0:
+        return None
+    for i in wide:
+        more = min(spare, widths[i] - narrowed[i])
+        narrowed[i] += more
+        spare -= more
+    return narrowed
 
 
 def _side_by_side(cells: Sequence[str], widths: Sequence[int], flush_right: Sequence[bool]) -> Iterator[str]:
