@@ -33,8 +33,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = new_parser(
         subparsers,
         "list",
-        "What is decided here, the newest first. On a terminal, what all decisions of a kernel have in common stands once\n"
-        "above; a pipe gets each decision whole, on a line of its own.",
+        "What is decided here, the newest first. On a terminal, what all decisions of a\n"
+        "kernel have in common stands once above; a pipe gets each whole, on one line.",
     )
     parser.add_argument("--kernel", metavar="K", help="only kernels with this in their name")
     parser.add_argument("--hardware", metavar="H", help="only hardware with this in its name")

@@ -26,9 +26,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = new_parser(
         subparsers,
         "show",
-        "One decision: what was chosen, why, what it beat, and what was forecast of each config. Of a key that is "
-        "decided under several power limits, all of them; with --json, as a list.\n\n"
-        "`5.37 ±0.4 us` is the median of a config's samples and their standard deviation.",
+        "One decision: what was chosen, why, what it beat, and what was forecast of each\n"
+        "config. Of a key that is decided under several power limits, all of them; with\n"
+        "--json, as a list. 5.37 ±0.4 us is the median of a config's samples and their\n"
+        "standard deviation; 1.32x (1.07-1.62) a forecast and one either side of it.",
     )
     parser.add_argument(
         "key",

@@ -57,3 +57,8 @@ def as_date(seconds: float | None) -> str:
         return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError, OSError):
         return f"{seconds:.0f} s after 1970"
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """A count with its noun: `1 config`, `0 configs`, `12,000 configs`."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

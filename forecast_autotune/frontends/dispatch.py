@@ -316,8 +316,8 @@ class Dispatcher:
         decided = dict(self.decisions)
         if not decided:
             raise InvalidInputError(
-                f"{self._door.name} has decided nothing in this process: call it first, in a mode other than first. "
-                "What earlier processes decided is printed by 'forecast-autotune show'"
+                f"{self._door.name} has decided nothing in this process: call it first, in a mode other than first; "
+                "'forecast-autotune list' and 'show' print what earlier processes decided"
             )
         if key is None:
             key = next(reversed(decided))

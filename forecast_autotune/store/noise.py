@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..core.figures import as_percent
+from ..core.figures import as_percent, counted
 from ..core.outcome import Measurement
 
 
@@ -21,7 +21,7 @@ class Noise:
     def __str__(self) -> str:
         return (
             f"samples of one config vary by {as_percent(self.spread)}, its median is sure to {as_percent(self.error)} "
-            f"({self.configs:,} configs)"
+            f"({counted(self.configs, 'config')})"
         )
 
 

@@ -140,7 +140,7 @@ def test_show_says_what_was_chosen_why_and_against_what(store: Path, capsys: pyt
         "too large",
         "abstained",
         "samples of one config vary by 1.5 %",
-        "1 earlier decisions",
+        "1 earlier decision\n",
     ):
         assert told in out
     shown = json.loads(printed(capsys, "show", found["decision"], "--json")[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.config import Config, split_common
-from ...core.figures import as_date, as_duration, as_factor, as_time, as_times, short
+from ...core.figures import as_date, as_duration, as_factor, as_time, as_times, counted, short
 from ...core.forecast import Abstention, Forecast
 from ...core.layout import Block, Facts, Table
 from ...core.outcome import Failure, Measurement
@@ -76,8 +76,9 @@ def _facts(detail: DecisionDetail, *, verbose: bool) -> Iterator[tuple[str, str]
     versions = place.toolchain.versions.items()
     most = None if verbose else MOST_OF_VERSION
     yield "toolchain", ", ".join(f"{name} {shortened(version, most)}" for name, version in versions)
-    yield "recalled", f"by {stored.hits} processes" + (f", last {as_date(stored.hit_at)}" if stored.hit_at else "")
-    yield "superseded", f"{len(detail.earlier)} earlier decisions"
+    last = f", last {as_date(stored.hit_at)}" if stored.hit_at else ""
+    yield "recalled", f"by {counted(stored.hits, 'process', 'processes')}{last}"
+    yield "superseded", counted(len(detail.earlier), "earlier decision")
 
 
 def _time_of(detail: DecisionDetail, config: Config, median_us: float | None) -> str:
