@@ -107,19 +107,27 @@ def _failures(failures: list[FailuresAlike], *, verbose: bool) -> Table:
 
 
 def _configs(detail: DecisionDetail, *, verbose: bool) -> Iterator[Block]:
-    """What was forecast and measured of each config; what all of them set alike stands above."""
+    """What was forecast and measured of each config; what all of them set alike stands above.
+
+    Messages that the failures above tell already are left out, unless all is asked for.
+    """
     touched = ranked(detail)
     common, configs = split_common([_in_order(detail, t.config) for t in touched])
     if common.knobs:
         yield Facts([("all with", str(common))])
-    columns = ["", "time", "speed", "forecast", "fails", "config"]
-    columns += ["who said what", "source of forecast", "message", "run", "when"] if verbose else []
-    rows = [
-        (*_cells(detail, t), str(config), *(_more_cells(t) if verbose else ()))
-        for t, config in zip(touched, configs, strict=True)
-    ]
+    told = set() if verbose else {alike.message for alike in failures_of(detail)}
+    columns = ["", "time", "speed", "forecast", "fails", "config", "message"]
+    columns += ["who said what", "source of forecast", "run", "when"] if verbose else []
+    rows = []
+    for outcome, config in zip(touched, configs, strict=True):
+        message = "" if (said := _message(outcome)) in told else said if verbose else shortened(said, MOST_OF_MESSAGE)
+        rows.append((*_cells(detail, outcome), str(config), message, *(_more_cells(outcome) if verbose else ())))
     some = [i for i, cells in enumerate(zip(*rows, strict=True)) if any(cells) or not columns[i]]
     yield Table([columns[i] for i in some], [[row[i] for i in some] for row in rows], right=("time", "speed", "fails"))
+
+
+def _message(touched: StoredOutcome) -> str:
+    return touched.outcome.message if isinstance(touched.outcome, Failure) else ""
 
 
 def _cells(detail: DecisionDetail, touched: StoredOutcome) -> tuple[str, ...]:
@@ -136,12 +144,11 @@ def _cells(detail: DecisionDetail, touched: StoredOutcome) -> tuple[str, ...]:
 
 def _more_cells(touched: StoredOutcome) -> tuple[str, ...]:
     """What only those see who ask for it."""
-    outcome, forecast = touched.outcome, touched.forecast
+    forecast = touched.forecast
     source = "" if forecast is None else forecast.source
     return (
         ", ".join(map(str, statements_of(forecast))),
         f"{source}: {forecast.reason}" if isinstance(forecast, Abstention) else source,
-        outcome.message if isinstance(outcome, Failure) else "",
         short(touched.run),
         as_date(touched.recorded_at),
     )
