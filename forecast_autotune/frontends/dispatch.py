@@ -289,7 +289,7 @@ class Dispatcher:
             chosen = "another" if decision is None else decision.config
             why = f"the config chosen does not run: {type(err).__name__}: {err}"
             if decision is not None:
-                self.decisions[key] = _by_default(decision, default, why)
+                self.decisions[key], self._stored[key] = _by_default(decision, default, why), self._stored[key]
             entry.launcher, entry.fallback = instead, None
             self._door.forget_shortcuts()
         self._warn(
@@ -303,6 +303,7 @@ class Dispatcher:
             for key, entry in self.table.items():
                 if not entry.measured:
                     self.decisions.pop(key, None)
+                    self._stored.pop(key, None)
                     self.table.pop(key)
 
     def explain(self, key: Hashable | None = None) -> Explanation:

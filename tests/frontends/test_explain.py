@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 import forecast_autotune as fa  # noqa: E402
 from forecast_autotune.cli import main  # noqa: E402
+from forecast_autotune.frontends.key_table import MAX_DECISIONS  # noqa: E402
 
 
 def whole(x: Any) -> Any:
@@ -79,6 +80,25 @@ def test_a_config_given_up_later_is_explained_by_what_runs_now(tuned: Any) -> No
         tuned.dispatcher.fall_back(key, entry, RuntimeError("it broke"))
     assert tuned.explain().as_json()["basis"] == "default"
     assert "it broke" in str(tuned.explain())
+
+
+def test_every_key_that_is_still_held_can_be_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "cached")
+    tuned = fa.variants([by_element, whole], name="doubled")
+    for size in range(1, MAX_DECISIONS + 1):
+        tuned(torch.ones(size))
+        if size == 9:
+            tuned.dispatcher.forget_unmeasured()
+    oldest = next(iter(tuned.decisions))
+    entry = tuned.dispatcher.table.get(oldest)
+    entry.fallback = (entry.launcher, tuned.decisions[oldest].config)
+    with pytest.warns(fa.TuningWarning):
+        tuned.dispatcher.fall_back(oldest, entry, RuntimeError("it broke"))
+    for size in range(100, 109 + 9):
+        tuned(torch.ones(size))
+    assert len(tuned.decisions) == MAX_DECISIONS
+    for key, decision in tuned.decisions.items():
+        assert tuned.explain(key).as_json()["decided_at"] == decision.decided_at
 
 
 def test_a_decision_of_a_pack_is_explained_with_what_the_pack_holds(
