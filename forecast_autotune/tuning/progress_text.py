@@ -1,0 +1,144 @@
+"""What people read of tuning runs: a line while one is under way, a line when a key is tuned, one for many keys."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core.config import Config
+from ..core.decision import Decision
+from ..core.job import Job, Progress
+from ..core.space import Space
+from ..core.text import plain
+from .failures import SHOWN_DIGITS
+
+LEAST_NAME = 7  # characters that stay of a name which is cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedKey:
+    """A key that was tuned: what its closing line tells."""
+
+    job: Job
+    decision: Decision
+    seconds: float
+    is_stored: bool  # so that `forecast-autotune show` finds it
+
+    @property
+    def name(self) -> str:
+        """The kernel's name, fit to be shown."""
+        return plain(self.job.workload.program.name)
+
+    @property
+    def gain(self) -> str:
+        """What the chosen config gains over the default."""
+        decision = self.decision
+        if decision.config_us is None:
+            return "no config tried runs"
+        if decision.basis == "default" or decision.config == self.job.space.default:
+            return "no config tried beats the default"
+        return "the default does not run" if decision.speedup is None else as_ratio(decision.speedup)
+
+
+def live_line(name: str, progress: Progress | None, *, elapsed_s: float, heard_s: float, columns: int | None) -> str:
+    """What a run is doing, how far it has come, how long it takes at most, and the best so far.
+
+    Args:
+        elapsed_s: since the run began.
+        heard_s: the same when `progress` came.
+        columns: of the screen; the name is cut to fit.
+    """
+    if progress is None:
+        return fitted(plain(name), f": preparing, {elapsed_s:.0f} s", columns)
+    limit = min(progress.limit, len(progress.job.space))
+    limit_s = heard_s + progress.seconds_left
+    time = f"{elapsed_s:.0f} s" if math.isinf(limit_s) else f"{elapsed_s:.0f} of at most {limit_s:.0f} s"
+    parts = [progress.doing, f"{progress.measured} of {limit:.0f} tried", time]
+    if progress.best_speedup is not None and progress.measured > 1:
+        is_default = progress.best == progress.job.space.default
+        parts.append("none beats the default yet" if is_default else f"best {as_ratio(progress.best_speedup)}")
+    return fitted(plain(progress.job.workload.program.name), plain(": " + ", ".join(parts)), columns)
+
+
+def closing_line(key: TunedKey, columns: int | None = None) -> str:
+    """What was chosen for a key, what it gains and cost; the name is cut to fit the columns, the config never."""
+    decision = key.decision
+    facts = [
+        varying_knobs(decision.config, key.job.space),
+        key.gain,
+        f"{decision.measured} of {decision.space_size} tried",
+        as_seconds(key.seconds),
+    ]
+    text = plain(": " + ", ".join(facts))
+    if not key.is_stored:  # kept in memory alone, where the command does not see it
+        return fitted(key.name, text, columns)
+    by_name, by_digest = shlex.quote(key.name), key.job.digest[:SHOWN_DIGITS]
+    command = " (forecast-autotune show {})"
+    whole = text + command.format(by_name)
+    room = math.inf if columns is None else columns - min(cells(key.name), LEAST_NAME)
+    if len(by_digest) < len(by_name) and cells(whole) > room:
+        whole = text + command.format(by_digest)
+    return fitted(key.name, whole, columns)
+
+
+def summary_line(keys: Sequence[TunedKey]) -> str:
+    """What was tuned, where the keys are too many for a line each."""
+    names = dict.fromkeys(key.name for key in keys)
+    what = next(iter(names)) if len(names) == 1 else f"{len(names)} kernels"
+    gains = [math.log(key.decision.speedup or 1.0) for key in keys]
+    gain = math.exp(statistics.fmean(gains))
+    tried = {(key.decision.measured, key.decision.space_size) for key in keys}
+    counts = sorted(measured for measured, _ in tried)
+    each = f"{counts[0]} to {counts[-1]} tried each"
+    if len(tried) == 1:
+        each = "{} of {} tried each".format(*next(iter(tried)))
+    elif counts[0] == counts[-1]:
+        each = f"{counts[0]} tried each"
+    text = f"{len(keys)} keys of {what} tuned in {as_seconds(sum(k.seconds for k in keys))}, {each}, "
+    text += f"geometric mean {as_ratio(gain)}" if gain > 1.0 else "no config tried beats the default"
+    if not any(key.is_stored for key in keys):
+        return text
+    which = f" --kernel {shlex.quote(what)}" if len(names) == 1 else ""
+    return f"{text} (forecast-autotune list{which})"
+
+
+def varying_knobs(config: Config, space: Space) -> str:
+    """A config by the knobs that differ within its space."""
+    first = space.default
+    varying = (name for name in space.knobs if any(other[name] != first[name] for other in space))
+    shown = " ".join(f"{name}={config[name]}" for name in varying if config[name] is not None)
+    return shown or str(config)
+
+
+def as_ratio(ratio: float) -> str:
+    """A speed-up with three digits: 10.3x."""
+    return f"{ratio:.3g}x" if ratio < 1000 else f"{ratio:.0f}x"
+
+
+def as_seconds(seconds: float) -> str:
+    """A time to be read at a glance: 0.4 s, 9 s."""
+    return f"{seconds:.1f} s" if seconds < 0.95 else f"{seconds:.0f} s"
+
+
+def fitted(name: str, rest: str, columns: int | None) -> str:
+    """A name and what follows it, the name cut to fit the columns; but for `LEAST_NAME` characters."""
+    if columns is None or cells(name + rest) <= columns:
+        return name + rest
+    room = max(LEAST_NAME, columns - cells(rest))
+    if cells(name) <= room:
+        return name + rest
+    cut = name
+    while cells(cut) > room - 3:
+        cut = cut[:-1]
+    return f"{cut}...{rest}"
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
