@@ -182,7 +182,7 @@ class _Board:
             if not self._is_burst:
                 screen.say(closing_line(key, screen.columns))
             elif screen.replaces:
-                screen.say(summary_line(self._keys), again=len(self._keys) > MOST_LINES + 1)
+                screen.say(summary_line(self._keys), keep=True)
 
     @_harmless
     def sum_up(self) -> None:
@@ -191,7 +191,7 @@ class _Board:
             keys, self._keys, self._closed = self._keys, [], []
             is_burst, self._is_burst = self._is_burst, False
             screen = self._current_screen()
-            if is_burst and screen is not None and not screen.replaces:
+            if is_burst and screen is not None:
                 screen.say(summary_line(keys))
 
     @_harmless

@@ -34,8 +34,8 @@ class Screen(Protocol):
     def show(self, text: str) -> None:
         """Put up a live line."""
 
-    def say(self, text: str, *, again: bool = False) -> None:
-        """Put up a line that stays, in the place of the live one; `again` replaces the last such line where it can."""
+    def say(self, text: str, *, keep: bool = False) -> None:
+        """Put up a line that stays, in the place of the live one; `keep` the place for the next one, where it can."""
 
     def clear(self) -> None:
         """Take the live line down."""
@@ -78,7 +78,7 @@ class Terminal:
                 self._is_drawn = True
                 self._put(f"{ERASED}{text}")
 
-    def say(self, text: str, *, again: bool = False) -> None:  # noqa: ARG002  # what scrolls away is not replaced
+    def say(self, text: str, *, keep: bool = False) -> None:  # noqa: ARG002  # what scrolls away is not replaced
         """See `Screen`."""
         with self._lock:
             before = "\n" if self._in_line else ERASED  # a bar of somebody else's, which comes again
@@ -118,7 +118,7 @@ class Terminal:
             with self._lock:
                 with contextlib.suppress(Exception):
                     self._erase()
-                    self._in_line = bool(text) and not text.endswith("\n")
+                    self._in_line = not text.endswith("\n") if text else self._in_line
                 return int(theirs(text))
 
         with contextlib.suppress(AttributeError, TypeError):  # a stream of another make
@@ -141,7 +141,7 @@ class Lines:
         """See `Screen`. It stays, as all that is written here."""
         write(self.stream, self.stream.write, f"{text}\n")
 
-    def say(self, text: str, *, again: bool = False) -> None:  # noqa: ARG002
+    def say(self, text: str, *, keep: bool = False) -> None:  # noqa: ARG002
         """See `Screen`."""
         write(self.stream, self.stream.write, f"{text}\n")
 
@@ -161,25 +161,22 @@ class Notebook:
         self.stream = stream
         self._display = display
         self._live: Any = None  # the line that is replaced next
-        self._said: Any = None  # the last one that stays
+        self._kept = ""  # what stays in its place, until another line does
 
     def show(self, text: str) -> None:
         """See `Screen`."""
         self._live = self._put(self._live, text)
 
-    def say(self, text: str, *, again: bool = False) -> None:
+    def say(self, text: str, *, keep: bool = False) -> None:
         """See `Screen`."""
-        if again and self._said is not None:
-            self.clear()
-            self._live = self._said
-        self._said = self._put(self._live, text)
-        self._live = None
+        place = self._put(self._live, text)
+        self._live, self._kept = (place, text) if keep else (None, "")
 
     def clear(self) -> None:
         """See `Screen`."""
         if self._live is not None:
-            self._put(self._live, "")
-            self._live = None
+            self._put(self._live, self._kept)
+            self._live = self._live if self._kept else None
 
     def _put(self, handle: Any, text: str) -> Any:
         """Show a text in the place that a handle stands for, a new one without; returns its handle."""
