@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 from ..core.decision import Decision
 from ..core.job import Job, Progress
-from .progress_text import TunedKey, closing_line, live_line, summary_line
+from .progress_text import TunedKey, closing_line, live_line, summary_line, tuned_key
 from .screens import Screen, Terminal, screen_for
 
 log = logging.getLogger(__name__)
@@ -59,14 +59,10 @@ class Run:
 
         A key that another process has measured has none, but for rank 0: it speaks for all ranks of a job.
         """
-        key = TunedKey(
-            job=job,
-            decision=decision,
-            seconds=self.elapsed_s if measured_here else decision.spent_s,
-            is_stored=is_stored,
-        )
-        if decision.measured and (measured_here or (_rank() == 0 and _board.is_news(key))):
-            _board.close(key)
+        of_the_job = _rank() == 0 and decision.decided_at >= PROCESS_BEGAN_AT and _board.is_news(job)
+        if decision.measured and (measured_here or of_the_job):
+            seconds = self.elapsed_s if measured_here else decision.spent_s
+            _board.close(job, decision, seconds, is_stored)
 
     def text(self, columns: int | None) -> str:
         """Its line."""
@@ -84,8 +80,8 @@ def show_progress(name: str) -> Iterator[Run | None]:
         yield None
         return
     run = Run(name)
-    _board.enter(run)
     try:
+        _board.enter(run)
         yield run
     finally:
         _board.leave(run)
@@ -160,16 +156,16 @@ class _Board:
             if screen is not None and ((run.is_still and screen.redraws) or self._wait_s(screen) <= 0):
                 self._draw(screen)
 
-    def is_news(self, key: TunedKey) -> bool:
-        """Whether a key was decided since this process began, and had no line yet."""
-        return key.decision.decided_at >= PROCESS_BEGAN_AT and key.job.digest not in self._told
+    def is_news(self, job: Job) -> bool:
+        """Whether a key had no line yet."""
+        return job.digest not in self._told
 
     @_harmless
-    def close(self, key: TunedKey) -> None:
+    def close(self, job: Job, decision: Decision, seconds: float, is_stored: bool) -> None:
         """Put up the line of a key that was tuned, or count it to the many that have one line together."""
-        now = time.monotonic()
+        key, now = tuned_key(job, decision, seconds=seconds, is_stored=is_stored), time.monotonic()
         with self._drawing:
-            self._told.add(key.job.digest)
+            self._told.add(job.digest)
             if not self._is_burst:
                 recent = [i for i, closed in enumerate(self._closed) if now - closed <= BURST_S]
                 self._keys, self._closed = [self._keys[i] for i in recent], [self._closed[i] for i in recent]

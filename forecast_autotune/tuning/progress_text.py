@@ -21,27 +21,41 @@ LEAST_NAME = 7  # characters that stay of a name which is cut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedKey:
-    """A key that was tuned: what its closing line tells."""
+    """A key that was tuned: what its closing line tells, and nothing that the tuning held."""
 
-    job: Job
-    decision: Decision
+    name: str
+    digest: str
+    config: str
+    gain: str
+    speedup: float
+    tried: int
+    space_size: int
     seconds: float
     is_stored: bool  # so that `forecast-autotune show` finds it
 
-    @property
-    def name(self) -> str:
-        """The kernel's name, fit to be shown."""
-        return plain(self.job.workload.program.name)
 
-    @property
-    def gain(self) -> str:
-        """What the chosen config gains over the default."""
-        decision = self.decision
-        if decision.config_us is None:
-            return "no config tried runs"
-        if decision.basis == "default" or decision.config == self.job.space.default:
-            return "no config tried beats the default"
-        return "the default does not run" if decision.speedup is None else as_ratio(decision.speedup)
+def tuned_key(job: Job, decision: Decision, *, seconds: float, is_stored: bool) -> TunedKey:
+    """What is told of a key once it is decided."""
+    return TunedKey(
+        name=plain(job.workload.program.name),
+        digest=job.digest[:SHOWN_DIGITS],
+        config=plain(varying_knobs(decision.config, job.space)),
+        gain=_gain(job, decision),
+        speedup=decision.speedup or 1.0,
+        tried=decision.measured,
+        space_size=decision.space_size,
+        seconds=seconds,
+        is_stored=is_stored,
+    )
+
+
+def _gain(job: Job, decision: Decision) -> str:
+    """What the chosen config gains over the default."""
+    if decision.config_us is None:
+        return "no config tried runs"
+    if decision.basis == "default" or decision.config == job.space.default:
+        return "no config tried beats the default"
+    return "the default does not run" if decision.speedup is None else as_ratio(decision.speedup)
 
 
 def live_line(name: str, progress: Progress | None, *, elapsed_s: float, heard_s: float, columns: int | None) -> str:
@@ -53,7 +67,7 @@ def live_line(name: str, progress: Progress | None, *, elapsed_s: float, heard_s
         columns: of the screen; the name is cut to fit.
     """
     if progress is None:
-        return fitted(plain(name), f": preparing, {elapsed_s:.0f} s", columns)
+        return cut(fitted(plain(name), f": preparing, {elapsed_s:.0f} s", columns), columns)
     limit = min(progress.limit, len(progress.job.space))
     limit_s = heard_s + progress.seconds_left
     time = f"{elapsed_s:.0f} s" if math.isinf(limit_s) else f"{elapsed_s:.0f} of at most {limit_s:.0f} s"
@@ -61,27 +75,19 @@ def live_line(name: str, progress: Progress | None, *, elapsed_s: float, heard_s
     if progress.best_speedup is not None and progress.measured > 1:
         is_default = progress.best == progress.job.space.default
         parts.append("none beats the default yet" if is_default else f"best {as_ratio(progress.best_speedup)}")
-    return fitted(plain(progress.job.workload.program.name), plain(": " + ", ".join(parts)), columns)
+    return cut(fitted(plain(progress.job.workload.program.name), plain(": " + ", ".join(parts)), columns), columns)
 
 
 def closing_line(key: TunedKey, columns: int | None = None) -> str:
     """What was chosen for a key, what it gains and cost; the name is cut to fit the columns, the config never."""
-    decision = key.decision
-    facts = [
-        varying_knobs(decision.config, key.job.space),
-        key.gain,
-        f"{decision.measured} of {decision.space_size} tried",
-        as_seconds(key.seconds),
-    ]
-    text = plain(": " + ", ".join(facts))
+    text = f": {key.config}, {key.gain}, {key.tried} of {key.space_size} tried, {as_seconds(key.seconds)}"
     if not key.is_stored:  # kept in memory alone, where the command does not see it
         return fitted(key.name, text, columns)
-    by_name, by_digest = shlex.quote(key.name), key.job.digest[:SHOWN_DIGITS]
-    command = " (forecast-autotune show {})"
+    by_name, command = shlex.quote(key.name), " (forecast-autotune show {})"
     whole = text + command.format(by_name)
     room = math.inf if columns is None else columns - min(cells(key.name), LEAST_NAME)
-    if len(by_digest) < len(by_name) and cells(whole) > room:
-        whole = text + command.format(by_digest)
+    if len(key.digest) < len(by_name) and cells(whole) > room:
+        whole = text + command.format(key.digest)
     return fitted(key.name, whole, columns)
 
 
@@ -89,9 +95,8 @@ def summary_line(keys: Sequence[TunedKey]) -> str:
     """What was tuned, where the keys are too many for a line each."""
     names = dict.fromkeys(key.name for key in keys)
     what = next(iter(names)) if len(names) == 1 else f"{len(names)} kernels"
-    gains = [math.log(key.decision.speedup or 1.0) for key in keys]
-    gain = math.exp(statistics.fmean(gains))
-    tried = {(key.decision.measured, key.decision.space_size) for key in keys}
+    gain = math.exp(statistics.fmean(math.log(key.speedup) for key in keys))
+    tried = {(key.tried, key.space_size) for key in keys}
     counts = sorted(measured for measured, _ in tried)
     each = f"{counts[0]} to {counts[-1]} tried each"
     if len(tried) == 1:
@@ -128,13 +133,16 @@ def fitted(name: str, rest: str, columns: int | None) -> str:
     """A name and what follows it, the name cut to fit the columns; but for `LEAST_NAME` characters."""
     if columns is None or cells(name + rest) <= columns:
         return name + rest
-    room = max(LEAST_NAME, columns - cells(rest))
-    if cells(name) <= room:
-        return name + rest
-    cut = name
-    while cells(cut) > room - 3:
-        cut = cut[:-1]
-    return f"{cut}...{rest}"
+    return cut(name, max(LEAST_NAME, columns - cells(rest))) + rest
+
+
+def cut(text: str, columns: int | None) -> str:
+    """A text that ends in three dots where it does not fit the columns."""
+    if columns is None or cells(text) <= columns:
+        return text
+    while cells(text) > columns - 3:
+        text = text[:-1]
+    return f"{text}..."
 
 
 def cells(text: str) -> int:

@@ -103,7 +103,7 @@ def close(run: Run | None, tuned: Job | None = None, *, here: bool = True, **cha
     run.tuned(tuned, a_decision(tuned, **{**best, **counts, **changes}), measured_here=here, is_stored=True)
 
 
-def tuned_key(*keys: Job, **changes: Any) -> None:
+def tune_keys(*keys: Job, **changes: Any) -> None:
     for each in keys:
         with show_progress("a kernel") as run:
             close(run, each, **changes)
@@ -201,6 +201,13 @@ def test_long_names_are_cut_to_fit_and_configs_never(terminal: Stream) -> None:
     (line,) = screen_after(sent)
     assert len(line) <= 80 or line.startswith("my_p...: "), line
     assert f": FLAGS={value}, 10.3x" in line
+
+
+def test_a_line_fits_the_narrowest_terminal(terminal: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    with show_progress("a kernel") as run:
+        tell(run, "timing", measured=2, best=SPACE[2], best_speedup=1.832, seconds_left=30.0, timing=True)
+    assert terminal.getvalue().startswith("\r\x1b[Kscal...: timing,...\r")
 
 
 def test_a_dumb_terminal_gets_lines(terminal: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,23 +311,23 @@ def test_a_pipe_gets_a_plain_line_at_times(pipe: Stream, monkeypatch: pytest.Mon
 
 
 def test_a_key_that_was_not_measured_has_no_line(pipe: Stream) -> None:
-    tuned_key(job(), measured=0)
-    tuned_key(job(), here=False)
+    tune_keys(job(), measured=0)
+    tune_keys(job(), here=False)
     assert pipe.getvalue() == ""
 
 
 def test_a_default_that_stays_is_said_in_place_of_the_gain(pipe: Stream) -> None:
-    tuned_key(job(), config=SPACE.default, basis="default")
+    tune_keys(job(), config=SPACE.default, basis="default")
     assert pipe.getvalue().startswith("scale.twice: LANES=1, no config tried beats the default, 3 of 3 tried")
 
 
 def test_a_key_none_of_whose_configs_runs_gains_nothing(pipe: Stream) -> None:
-    tuned_key(job(), config=SPACE.default, basis="default", config_us=None, default_us=None)
+    tune_keys(job(), config=SPACE.default, basis="default", config_us=None, default_us=None)
     assert pipe.getvalue().startswith("scale.twice: LANES=1, no config tried runs, 3 of 3 tried")
 
 
 def test_a_name_that_a_shell_would_read_is_quoted(pipe: Stream) -> None:
-    tuned_key(job("lambda; rm -rf x\n\x1b[2J"))
+    tune_keys(job("lambda; rm -rf x\n\x1b[2J"))
     assert pipe.getvalue().count("\n") == 1
     assert pipe.getvalue().endswith("(forecast-autotune show 'lambda; rm -rf x \\x1b[2J')\n")
 
@@ -329,7 +336,7 @@ def test_a_name_that_a_shell_would_read_is_quoted(pipe: Stream) -> None:
 
 
 def test_many_keys_soon_after_one_another_make_one_line(pipe: Stream) -> None:
-    tuned_key(*keys(14))
+    tune_keys(*keys(14))
     progress._board.sum_up()
     *single, last = pipe.getvalue().splitlines()
     assert len(single) == 3
@@ -340,8 +347,8 @@ def test_many_keys_soon_after_one_another_make_one_line(pipe: Stream) -> None:
 
 
 def test_many_keys_of_many_kernels_are_counted_together(pipe: Stream) -> None:
-    tuned_key(*keys(2, "a"), measured=2)
-    tuned_key(*keys(2, "b"), measured=3)
+    tune_keys(*keys(2, "a"), measured=2)
+    tune_keys(*keys(2, "b"), measured=3)
     progress._board.finish()
     assert pipe.getvalue().splitlines()[-1] == (
         "4 keys of 2 kernels tuned in 0.0 s, 2 to 3 tried each, geometric mean 10.3x (forecast-autotune list)"
@@ -350,7 +357,7 @@ def test_many_keys_of_many_kernels_are_counted_together(pipe: Stream) -> None:
 
 def test_many_keys_are_summed_up_once_no_other_follows(pipe: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PAUSE_S", 0.01)
-    tuned_key(*keys(5))
+    tune_keys(*keys(5))
     ticker = progress._board._ticker
     if ticker is not None:
         ticker.join()
@@ -359,7 +366,7 @@ def test_many_keys_are_summed_up_once_no_other_follows(pipe: Stream, monkeypatch
 
 def test_keys_far_apart_have_a_line_each(pipe: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "BURST_S", -1.0)
-    tuned_key(*keys(6))
+    tune_keys(*keys(6))
     assert len(pipe.getvalue().splitlines()) == 6
 
 
@@ -368,9 +375,9 @@ def test_of_many_ranks_the_first_speaks_for_all(pipe: Stream, monkeypatch: pytes
     with show_progress("a kernel") as run:
         assert run is None
     monkeypatch.setenv("RANK", "0")
-    tuned_key(job(), here=False)  # another rank has tuned it
-    tuned_key(job(), here=False)  # and it is looked up again
-    tuned_key(job("older"), here=False, decided_at=1.0)
+    tune_keys(job(), here=False)  # another rank has tuned it
+    tune_keys(job(), here=False)  # and it is looked up again
+    tune_keys(job("older"), here=False, decided_at=1.0)
     assert pipe.getvalue().count("\n") == 1
 
 
@@ -429,7 +436,7 @@ def test_a_notebook_keeps_one_line_for_many_keys(cell: Cell) -> None:
 def test_ipython_without_a_kernel_is_no_notebook(pipe: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))  # type: ignore[misc]
     monkeypatch.setitem(sys.modules, "IPython.display", Cell())  # type: ignore[misc]
-    tuned_key(job())
+    tune_keys(job())
     assert pipe.getvalue().count("\n") == 1
 
 
@@ -456,7 +463,7 @@ def test_a_stream_that_takes_nothing_is_no_trouble(
         tell(run, timing=True)
         tell(run)
         close(run)
-    tuned_key(*keys(5))
+    tune_keys(*keys(5))
     progress._board.sum_up()
 
 
