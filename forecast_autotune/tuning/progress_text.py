@@ -79,16 +79,14 @@ def live_line(name: str, progress: Progress | None, *, elapsed_s: float, heard_s
 
 
 def closing_line(key: TunedKey, columns: int | None = None) -> str:
-    """What was chosen for a key, what it gains and cost; the name is cut to fit the columns, the config never."""
+    """What was chosen for a key, what it gains and cost. Where that makes it fit the columns, its name is cut."""
     text = f": {key.config}, {key.gain}, {key.tried} of {key.space_size} tried, {as_seconds(key.seconds)}"
+    by_name, by_digest = (f"{text} (forecast-autotune show {which})" for which in (shlex.quote(key.name), key.digest))
     if not key.is_stored:  # kept in memory alone, where the command does not see it
-        return fitted(key.name, text, columns)
-    by_name, command = shlex.quote(key.name), " (forecast-autotune show {})"
-    whole = text + command.format(by_name)
-    room = math.inf if columns is None else columns - min(cells(key.name), LEAST_NAME)
-    if len(key.digest) < len(by_name) and cells(whole) > room:
-        whole = text + command.format(key.digest)
-    return fitted(key.name, whole, columns)
+        by_name = by_digest = text
+    whole = key.name + by_name
+    tries = (fitted(key.name, rest, columns) for rest in (by_name, by_digest))
+    return whole if columns is None else next((line for line in tries if cells(line) <= columns), whole)
 
 
 def summary_line(keys: Sequence[TunedKey]) -> str:
@@ -130,10 +128,10 @@ def as_seconds(seconds: float) -> str:
 
 
 def fitted(name: str, rest: str, columns: int | None) -> str:
-    """A name and what follows it, the name cut to fit the columns; but for `LEAST_NAME` characters."""
+    """A name and what follows it; to fit the columns, the name goes without its module, then is cut to `LEAST_NAME`."""
     if columns is None or cells(name + rest) <= columns:
         return name + rest
-    return cut(name, max(LEAST_NAME, columns - cells(rest))) + rest
+    return cut(name.rpartition(".")[2] or name, max(LEAST_NAME, columns - cells(rest))) + rest
 
 
 def cut(text: str, columns: int | None) -> str:

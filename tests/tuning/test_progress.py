@@ -150,7 +150,7 @@ def test_the_closing_line_takes_the_place_of_the_live_one(terminal: Stream) -> N
         tell(run, timing=True)
         close(run)
     (line,) = screen_after(terminal.getvalue())
-    assert line.startswith("scal...: LANES=16, 10.3x, 3 of 3 tried, 0.0 s (forecast-autotune show ")
+    assert line == "twice: LANES=16, 10.3x, 3 of 3 tried, 0.0 s (forecast-autotune show scale.twice)"
 
 
 def test_a_run_that_is_broken_off_leaves_nothing(terminal: Stream) -> None:
@@ -190,24 +190,32 @@ with show_progress("kernel slow"):
     assert sent.count("preparing") >= 3, sent
 
 
-def test_long_names_are_cut_to_fit_and_configs_never(terminal: Stream) -> None:
-    name, value = "my_package.my_module.a_kernel_with_a_long_name", "-O3 -march=native"
-    space = Space([{"FLAGS": flags} for flags in ("-O1", "-O2", value)])
-    with show_progress(name) as run:
-        tell(run, job=job(name), timing=True)
-        close(run, job(name, space=space), config=space[2])
-    sent = terminal.getvalue()
-    assert "my_package.my_module.a_kernel_with_a_long_name: building" in sent
-    (line,) = screen_after(sent)
-    assert len(line) <= 80 or line.startswith("my_p...: "), line
-    assert f": FLAGS={value}, 10.3x" in line
+@pytest.mark.parametrize(
+    ("name", "cut"), [("package.module.kernel", "kernel"), ("package.a_kernel_with_a_long_name", "a_kerne...")]
+)
+def test_long_names_are_cut_where_that_makes_the_line_fit(terminal: Stream, name: str, cut: str) -> None:
+    tuned = job(name, space=Space([{"K": k} for k in (1, 4, 16)]))
+    tune_keys(tuned, config=tuned.space[2])
+    (line,) = screen_after(terminal.getvalue())
+    assert line == f"{cut}: K=16, 10.3x, 3 of 3 tried, 0.0 s (forecast-autotune show {tuned.digest[:10]})"
+    assert len(line) <= 80
+
+
+def test_a_config_is_never_cut(terminal: Stream) -> None:
+    flags = "-O3 -march=native -ffast-math -funroll-loops"
+    tuned = job("package.kernel", space=Space([{"FLAGS": each} for each in ("-O1", "-O2", flags)]))
+    tune_keys(tuned, config=tuned.space[2])
+    (line,) = screen_after(terminal.getvalue())
+    assert line == (
+        f"package.kernel: FLAGS={flags}, 10.3x, 3 of 3 tried, 0.0 s (forecast-autotune show package.kernel)"
+    )
 
 
 def test_a_line_fits_the_narrowest_terminal(terminal: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     with show_progress("a kernel") as run:
         tell(run, "timing", measured=2, best=SPACE[2], best_speedup=1.832, seconds_left=30.0, timing=True)
-    assert terminal.getvalue().startswith("\r\x1b[Kscal...: timing,...\r")
+    assert terminal.getvalue().startswith("\r\x1b[Ktwice: timing, 2...\r")
 
 
 def test_a_dumb_terminal_gets_lines(terminal: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
