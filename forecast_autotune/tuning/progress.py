@@ -1,7 +1,7 @@
 """Progress of tuning runs for whoever watches: a line while one is under way, and a line for each key tuned.
 
-The lines go where stderr goes, or into a notebook's cell; stdout is never written to. They are warnings of the logger
-`forecast_autotune`, as far as its level is concerned. Nothing here raises, whatever becomes of the stream.
+The lines go where stderr goes, or into a notebook's cell; stdout is never written to. They are shown where the logger
+`forecast_autotune.progress` would let a warning through. Nothing here raises, whatever becomes of the stream.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .progress_text import TunedKey, closing_line, live_line, summary_line, tune
 from .screens import Screen, Terminal, screen_for
 
 log = logging.getLogger(__name__)
+progress_log = logging.getLogger("forecast_autotune.progress")  # a public name: its level alone counts
 
 FIRST_S = 0.5  # until a run is seen, where its line is redrawn
 MOST_LINES = 3  # of keys tuned within `BURST_S`; more make one line together
@@ -89,7 +90,7 @@ def show_progress(name: str) -> Iterator[Run | None]:
 
 def _is_wanted() -> bool:
     """Whether the log's level lets warnings through, and this process speaks for its job."""
-    return logging.getLogger("forecast_autotune").isEnabledFor(logging.WARNING) and not _rank()
+    return progress_log.isEnabledFor(logging.WARNING) and not _rank()
 
 
 def _rank() -> int | None:

@@ -483,13 +483,16 @@ def test_a_stream_may_be_closed_in_the_middle(terminal: Stream) -> None:
         close(run)
 
 
-def test_the_loggers_level_silences_it(pipe: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    logger = logging.getLogger("forecast_autotune")
-    monkeypatch.setattr(logger, "level", logging.ERROR)
-    logger.manager._clear_cache()  # type: ignore[attr-defined]
-    with show_progress("a kernel") as run:
-        assert run is None
-    logger.manager._clear_cache()  # type: ignore[attr-defined]
+@pytest.mark.parametrize("name", ["forecast_autotune", "forecast_autotune.progress"])
+def test_a_loggers_level_silences_it(pipe: Stream, name: str) -> None:
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with show_progress("a kernel") as run:
+            assert run is None
+    finally:
+        logger.setLevel(before)
 
 
 def test_two_threads_tune_and_no_thread_of_ours_is_left(terminal: Stream) -> None:
