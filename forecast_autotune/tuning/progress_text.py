@@ -138,7 +138,7 @@ def cut(text: str, columns: int | None) -> str:
     """A text that ends in three dots where it does not fit the columns."""
     if columns is None or cells(text) <= columns:
         return text
-    while cells(text) > columns - 3:
+    while text and cells(text) > columns - 3:
         text = text[:-1]
     return f"{text}..."
 

@@ -57,16 +57,15 @@ class Terminal:
         self._is_drawn = False
         self._in_line = False  # somebody has begun a line and not ended it
         self._write = stream.write
-        self._guarded: dict[int, tuple[Any, Callable[[str], int]]] = {}  # by id: a stream, and our `write` in it
+        self._guarded: dict[int, tuple[Any, Callable[[str], object]]] = {}  # by id: a stream, and our `write` in it
 
     @property
     def columns(self) -> int:
         """As many as the user says, else the terminal."""
-        with contextlib.suppress(ValueError, KeyError):
-            return max(20, int(os.environ["COLUMNS"]))
+        columns = 0
         with contextlib.suppress(OSError, ValueError):
-            return os.get_terminal_size(self.stream.fileno()).columns or 80
-        return 80
+            columns = int(os.environ.get("COLUMNS") or os.get_terminal_size(self.stream.fileno()).columns)
+        return max(20, columns) if columns > 0 else 80
 
     def show(self, text: str) -> None:
         """See `Screen`. Nothing is drawn into a line that somebody else has begun."""
@@ -112,14 +111,14 @@ class Terminal:
             return
         theirs = stream.write
 
-        def guarded(text: str) -> int:
+        def guarded(text: str) -> object:
             if id(stream) not in self._guarded:  # kept by somebody since
-                return int(theirs(text))
+                return theirs(text)
             with self._lock:
                 with contextlib.suppress(Exception):
                     self._erase()
                     self._in_line = not text.endswith("\n") if text else self._in_line
-                return int(theirs(text))
+                return theirs(text)
 
         with contextlib.suppress(AttributeError, TypeError):  # a stream of another make
             stream.write = guarded

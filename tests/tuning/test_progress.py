@@ -190,6 +190,15 @@ with show_progress("kernel slow"):
     assert sent.count("preparing") >= 3, sent
 
 
+def test_what_a_stream_answers_reaches_who_writes(terminal: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stream, "write", lambda self, text: None)
+    with show_progress("a kernel") as run:
+        tell(run, timing=True)
+        assert "write" in vars(terminal), "ours, while a line is drawn"
+        assert terminal.write("their own") is None
+    assert "write" not in vars(terminal)
+
+
 @pytest.mark.parametrize(
     ("name", "cut"), [("package.module.kernel", "kernel"), ("package.a_kernel_with_a_long_name", "a_kerne...")]
 )
@@ -212,7 +221,7 @@ def test_a_config_is_never_cut(terminal: Stream) -> None:
 
 
 def test_a_line_fits_the_narrowest_terminal(terminal: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("COLUMNS", "1")
     with show_progress("a kernel") as run:
         tell(run, "timing", measured=2, best=SPACE[2], best_speedup=1.832, seconds_left=30.0, timing=True)
     assert terminal.getvalue().startswith("\r\x1b[Ktwice: timing, 2...\r")
