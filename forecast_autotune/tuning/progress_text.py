@@ -118,8 +118,8 @@ def varying_knobs(config: Config, space: Space) -> str:
 
 
 def as_ratio(ratio: float) -> str:
-    """A speed-up with three digits: 10.3x."""
-    return f"{ratio:.3g}x" if ratio < 1000 else f"{ratio:.0f}x"
+    """A speed-up with three digits: 1.80x, 10.3x."""
+    return f"{ratio:.{2 if ratio < 9.995 else 1 if ratio < 99.95 else 0}f}x"
 
 
 def as_seconds(seconds: float) -> str:
