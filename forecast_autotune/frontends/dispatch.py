@@ -9,8 +9,9 @@ import logging
 import math
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from sys import intern
 from typing import Any, Protocol
@@ -21,10 +22,15 @@ from ..core.decision import Decision
 from ..core.hardware import Hardware
 from ..core.job import Job
 from ..core.outcome import Failure
+from ..core.text import shown
 from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
 from ..protocols import Compiler, Store, Surrogate
 from ..settings import Settings
+from ..store.details import detail_in
+from ..store.explanation.explanation import Explanation
+from ..store.rows import TuningKey
 from ..store.sqlite import SqliteStore
+from ..tuning.progress import show_progress
 from .engine import Request, decide, make_store, request, takes_time, untraced
 from .key_table import Entry, KeyTable, Provisional, Recent
 from .pending import holds_unmeasured, is_unmeasured
@@ -130,7 +136,10 @@ class Dispatcher:
         BudgetLimits.parse(request(**self._options, environment={}).budget)  # does it parse?
         self.table = KeyTable(door.forget_shortcuts)
         self.decisions: dict[Any, Decision] = Recent()
-        self._memory: Store | None = None
+        self._stored: dict[Any, tuple[TuningKey, Config, weakref.ref[SqliteStore]]] = (
+            Recent()
+        )  # where decisions were kept
+        self._memory: SqliteStore | None = None
         self._configs: dict[Config, Config] = {}  # of decisions, each once
 
     def copy(self, door: FrontDoor) -> Dispatcher:
@@ -138,6 +147,7 @@ class Dispatcher:
         made = Dispatcher(door, **self._options, times_mean_nothing=self._times_mean_nothing)
         made.table.update(self.table)
         made.decisions.update(self.decisions)
+        made._stored.update(self._stored)
         return made
 
     def request(self, **changes: Any) -> Request:
@@ -184,39 +194,44 @@ class Dispatcher:
         if unmeasured:
             how = replace(how, budget="0", unmeasured=unmeasured)
         began = time.perf_counter()
-        tuning = self._door.tuning(call, how)
         provisional = Provisional(why=unmeasured) if unmeasured else None
-        undecided = Entry(launcher=tuning.default, measured=False, provisional=provisional)
-        if how.settings.mode == "first":
-            return undecided
-        try:
-            if (job := tuning.job) is None:
+        with show_progress(self._door.name) if takes_time(how) else nullcontext() as watched:
+            tuning = self._door.tuning(call, how)
+            undecided = Entry(launcher=tuning.default, measured=False, provisional=provisional)
+            if how.settings.mode == "first":
                 return undecided
-            store = self.store(job.hardware, how.settings)
-            with tuning.measurer() as measurer, tuning_lock.slow(takes_time(how)):
-                resolution = decide(
-                    job,
-                    how,
-                    compiler=tuning.compiler,
-                    measurer=measurer,
-                    store=store,
-                    device=tuning.device,
-                    earlier=self.decisions.get(key) if _awaits_another_process(before) else None,
-                )
-                decision, measured = resolution.decision, int(measurer.measured)
-                untried = not (measured or unmeasured) and decision.config != job.space.default
-                if untried and (failure := tuning.refused(decision.config, measurer)) is not None:
-                    decision = self._refuse(job, decision, failure, store)
-            launcher = tuning.launcher(decision.config)
-        except (CacheMissError, InvalidInputError, NoWorkingConfigError):
-            raise
-        except Exception as err:
-            log.debug("tuning failed", exc_info=True)
-            self._warn(f"{self._door.name} is not tuned, its first config is run: {type(err).__name__}: {err}")
-            return undecided
+            try:
+                if (job := tuning.job) is None:
+                    return undecided
+                store = self.store(job.hardware, how.settings)
+                with tuning.measurer() as measurer, tuning_lock.slow(takes_time(how)):
+                    resolution = decide(
+                        job,
+                        how,
+                        compiler=tuning.compiler,
+                        measurer=measurer,
+                        store=store,
+                        listener=watched,
+                        device=tuning.device,
+                        earlier=self.decisions.get(key) if _awaits_another_process(before) else None,
+                    )
+                    decision, measured = resolution.decision, int(measurer.measured)
+                    untried = not (measured or unmeasured) and decision.config != job.space.default
+                    if untried and (failure := tuning.refused(decision.config, measurer)) is not None:
+                        decision = self._refuse(job, decision, failure, store)
+                launcher = tuning.launcher(decision.config)
+            except (CacheMissError, InvalidInputError, NoWorkingConfigError):
+                raise
+            except Exception as err:
+                log.debug("tuning failed", exc_info=True)
+                self._warn(f"{self._door.name} is not tuned, its first config is run: {type(err).__name__}: {err}")
+                return undecided
+            if watched is not None and resolution.retry_after_s is None:
+                watched.tuned(job, decision, measured_here=measured > 0, is_stored=store is not self._memory)
         decision = self._slim(decision)
         if decision.tried or not unmeasured:  # else it is no decision of the key's, but what this call makes do with
             self.decisions[key] = decision
+            self._stored[key] = TuningKey.of(job), job.space.default, weakref.ref(store)
         tuning.decided(decision, store, measured=measured, seconds=time.perf_counter() - began)
         is_measured = not is_unmeasured(decision)
         if resolution.retry_after_s is not None:
@@ -279,7 +294,7 @@ class Dispatcher:
             chosen = "another" if decision is None else decision.config
             why = f"the config chosen does not run: {type(err).__name__}: {err}"
             if decision is not None:
-                self.decisions[key] = _by_default(decision, default, why)
+                self.decisions[key], self._stored[key] = _by_default(decision, default, why), self._stored[key]
             entry.launcher, entry.fallback = instead, None
             self._door.forget_shortcuts()
         self._warn(
@@ -293,9 +308,34 @@ class Dispatcher:
             for key, entry in self.table.items():
                 if not entry.measured:
                     self.decisions.pop(key, None)
+                    self._stored.pop(key, None)
                     self.table.pop(key)
 
-    def store(self, hardware: Hardware, settings: Settings) -> Store:
+    def explain(self, key: Hashable | None = None) -> Explanation:
+        """Why calls of a key run what they run.
+
+        Args:
+            key: one of `decisions`; None for the one decided last.
+        Raises:
+            InvalidInputError: nothing is decided for it.
+        """
+        decided = dict(self.decisions)
+        if not decided:
+            raise InvalidInputError(
+                f"{self._door.name} has decided nothing in this process: call it first, in a mode other than first; "
+                "'forecast-autotune list' and 'show' print what earlier processes decided"
+            )
+        if key is None:
+            key = next(reversed(decided))
+        if key not in decided:
+            raise InvalidInputError(
+                f"{self._door.name} has decided nothing for {shown(key)}: .decisions holds its last {len(decided)} keys"
+            )
+        place, default, kept = self._stored[key]
+        store = kept() or SqliteStore.in_memory()  # one that is gone, of mode forecast, knew no more than the decision
+        return Explanation((detail_in(store, place, decided[key], default),))
+
+    def store(self, hardware: Hardware, settings: Settings) -> SqliteStore:
         """The user's store; one in memory, of this kernel alone, where times mean nothing to a later process."""
         if not self._times_mean_nothing(hardware):
             return make_store(settings)

@@ -16,6 +16,7 @@ from ...core.space import Space
 from ...measure.base import is_of_the_config
 from ...measure.checks import Check, validate
 from ...protocols import Surrogate
+from ...store.explanation.explanation import Explanation
 from ..dispatch import Dispatcher
 from ..inductor.recompilation import recompile
 from ..inductor.torch_patches import patch_torch
@@ -152,6 +153,16 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
     def decisions(self) -> dict[Any, Decision]:
         """From tuning key to `Decision`: the last 64 that this process made or recalled."""
         return self.dispatcher.decisions
+
+    def explain(self, key: Any = None) -> Explanation:
+        """Why a key runs what it runs: what `forecast-autotune show` prints, to print, for a notebook, or `.as_json()`.
+
+        Args:
+            key: one of `decisions`; None for the one decided last.
+        Raises:
+            InvalidInputError: nothing is decided for it in this process.
+        """
+        return self.dispatcher.explain(key)
 
     @property
     def do_bench(self) -> Any:
