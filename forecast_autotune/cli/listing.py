@@ -120,7 +120,8 @@ def _without_common(
         for i, own, config in zip(members, parts, configs, strict=True):
             key = ", ".join(f"{name}={part}" for name, part in own.knobs.items())
             shown[i] = f"{kernel}({key})" if key else kernel, str(config) if config.knobs else ""
-        common = [str(each) for each in (same_parts, *([same_knobs] if with_knobs else [])) if each.knobs]
+        shared = (same_parts, *([same_knobs] if with_knobs else []))
+        common = [str(each) for each in shared if any(value is not None for value in each.knobs.values())]
         if common:
             facts.append((f"all {kernel}", ", ".join(common)))
     return [shown[i] for i in range(len(decisions))]

@@ -42,15 +42,16 @@ def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-with contextlib.nullcontext() if ON_GPU else fa.rehearsal("H200", TIMES):
-    for n in (1 << 20, 1 << 24):
-        gate, up = torch.randn(2, n, device="cuda" if ON_GPU else "cpu")
-        out = gated(gate, up)  # tunes; a second call of this size is a look-up
-        if ON_GPU:
-            torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up, rtol=1e-4, atol=1e-4)
-        best = silu_mul.best_config
-        decision = list(silu_mul.decisions.values())[-1]
-        print(
-            f"n={n}: {best.kwargs}, {best.num_warps} warps: {decision.speedup or 1:.2f}x the default's speed,", end=" "
-        )
-        print(f"{decision.measured} of {decision.space_size} tried")
+if __name__ == "__main__":
+    with contextlib.nullcontext() if ON_GPU else fa.rehearsal("H200", TIMES):
+        for n in (1 << 20, 1 << 24):
+            gate, up = torch.randn(2, n, device="cuda" if ON_GPU else "cpu")
+            out = gated(gate, up)  # tunes; a second call of this size is a look-up
+            if ON_GPU:
+                torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up, rtol=1e-4, atol=1e-4)
+            best = silu_mul.best_config
+            decision = list(silu_mul.decisions.values())[-1]
+            print(
+                f"n={n}: {best.kwargs}, {best.num_warps} warps: {decision.speedup or 1:.2f}x the default's speed,", end=" "
+            )
+            print(f"{decision.measured} of {decision.space_size} tried")

@@ -134,7 +134,7 @@ def test_show_says_what_was_chosen_why_and_against_what(store: Path, capsys: pyt
         "6 configs: 6 forecast, 4 compiled, 3 tried, of which 1 failed",
         "NVIDIA H200 (132 SMs) 9.0",
         "triton 3.9.0, torch 2.13.0",
-        "2.5 s of a budget of 16,30s",
+        "2.5 s; the budget was 16,30s",
         "1.32x (1.07-1.62)",
         "failed at launch",
         "too large",

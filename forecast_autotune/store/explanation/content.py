@@ -69,7 +69,7 @@ def _facts(detail: DecisionDetail, *, verbose: bool) -> Iterator[tuple[str, str]
     yield "cannot be told apart", "; ".join(map(str, decision.equivalents)) or "no other config"
     if noise := noise_at(detail):
         yield "noise", str(noise)
-    yield "cost", f"{as_duration(decision.spent_s)} of a budget of {decision.budget}"
+    yield "cost", f"{as_duration(decision.spent_s)}; the budget was {decision.budget}"
     yield "decided", f"{as_date(decision.decided_at)}, run {short(decision.run) or 'unknown'}"
     limit = f", power limit {place.hardware.power_limit_w} W" if place.hardware.power_limit_w else ""
     yield "hardware", f"{place.hardware} {place.hardware.capability}".strip() + limit
