@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from triton.runtime.autotuner import Config as TritonConfig
 from ...compilers.triton_source import OPTIONS
 from ...core.config import Config
 from ...core.space import Space
+from ...core.user_warnings import warn_user
 from ...errors import InvalidInputError, TuningWarning
 from ...measure.clocks import TIMINGS
 
@@ -84,7 +84,7 @@ def check_names(kernel: str, arg_names: Sequence[str], **named: Sequence[str] | 
         )
         if "not kernel arguments" in inspect.getsource(Autotuner.__init__):  # since 3.9
             raise ValueError(message)
-        warnings.warn(message, TuningWarning, stacklevel=5)
+        warn_user(message, TuningWarning)
 
 
 def listed_configs(kernel: str, configs: Sequence[Any] | None, space: Space | None) -> Sequence[Any] | None:
