@@ -22,6 +22,7 @@ from ..inductor.recompilation import recompile
 from ..inductor.torch_patches import patch_torch
 from ..nested_tuning import ever_nested, of_thread
 from .call import by_knobs
+from .config_checks import checked_configs
 from .decision_cache import DecisionCache, tuning_key
 from .door import TritonDoor, launch_another
 from .kernel_spec import KernelSpec
@@ -100,7 +101,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             times_mean_nothing=times_mean_nothing,
         )  # fmt: skip
         kernel = getattr(getattr(fn, "fn", fn), "__name__", repr(fn))
-        configs = listed_configs(kernel, configs, space)
+        configs = checked_configs(fn, listed_configs(kernel, configs, space), pruned=bool(prune_configs_by))
         check_names(kernel, arg_names, key=key, reset_to_zero=reset_to_zero, restore_value=restore_value)
         super().__init__(
             fn, arg_names, configs, key, reset_to_zero, restore_value, pre_hook, post_hook,

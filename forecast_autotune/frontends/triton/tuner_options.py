@@ -13,6 +13,7 @@ from triton.runtime.autotuner import Config as TritonConfig
 from ...compilers.triton_source import OPTIONS
 from ...core.config import Config
 from ...core.space import Space
+from ...core.text import shown
 from ...core.user_warnings import warn_user
 from ...errors import InvalidInputError, TuningWarning
 from ...measure.clocks import TIMINGS
@@ -91,10 +92,14 @@ def listed_configs(kernel: str, configs: Sequence[Any] | None, space: Space | No
     """The configs to choose among as Triton's own: those listed, or those of the space.
 
     Raises:
-        InvalidInputError: there are both.
+        InvalidInputError: there are both, or the space is none.
     """
     if space is None:
         return configs
+    if not isinstance(space, Space):
+        raise InvalidInputError(
+            f"space={shown(space)} of kernel {kernel} is no Space: give one, such as Space.grid({{'BLOCK': [64, 128]}})"
+        )
     if configs:
         raise InvalidInputError(f"{kernel} has both configs= and space=: give one of them")
     return [_triton_config(c) for c in space]
