@@ -14,7 +14,7 @@ from ._exit_codes import BAD_INPUT, EPILOG, OK
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; the result goes to stdout, everything else to stderr."""
-    from ..core.text import plain
+    from ..core.text import error_text, plain
     from ..errors import AutotuneError
 
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (AutotuneError, OSError) as err:
-        print(f"forecast-autotune: {plain(str(err))}", file=sys.stderr)
+        print(f"forecast-autotune: {plain(error_text(err))}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("forecast-autotune: interrupted", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from ..errors import InvalidInputError
 from .output import say
 
 if TYPE_CHECKING:
@@ -21,7 +22,15 @@ def store_of(arguments: argparse.Namespace) -> StoreFile:
 
 
 def is_missing(store: StoreFile) -> bool:
-    """Whether there is no store yet; a line on stderr says so."""
+    """Whether there is no store yet; a line on stderr says so.
+
+    Raises:
+        InvalidInputError: a file stands where its folder is to be.
+    """
+    folder = store.path.parent
+    if folder.is_file():
+        found = f"{folder} is a file, and a store is a folder"
+        raise InvalidInputError(f"{found}: give {folder.parent if folder.name == store.path.name else 'a folder'}")
     if not store.exists():
         say(f"there is no store at {store.path}: nothing has been tuned here yet")
         return True

@@ -11,6 +11,7 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.text import error_text
 from ..errors import InvalidInputError, MissingExtraError
 from ._exit_codes import OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, count, new_parser
@@ -122,15 +123,17 @@ def load_kernel(text: str) -> Any:
 def _load_module(place: str) -> types.ModuleType:
     path = Path(place)
     is_file = path.suffix == ".py" or path.is_file()
+    if path.is_dir() and not (path / "__init__.py").is_file():
+        raise InvalidInputError(f"{place} is a folder: name a Python file in it, such as {path / 'kernels.py'}:NAME")
     if is_file and not path.is_file():
-        raise InvalidInputError(f"there is no file {place}")
+        raise InvalidInputError(f"there is no file {place}: look at its spelling, or give its whole path")
     sys.path.insert(0, str(path.resolve().parent if is_file else Path.cwd()))
     try:
         if not is_file:
             return importlib.import_module(place)
         spec = importlib.util.spec_from_file_location(path.stem, path)
         if spec is None or spec.loader is None:
-            raise InvalidInputError(f"{place} is no Python file")
+            raise InvalidInputError(f"{place} is no Python file: give FILE.py:KERNEL or MODULE:KERNEL")
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module
         spec.loader.exec_module(module)
@@ -138,7 +141,11 @@ def _load_module(place: str) -> types.ModuleType:
     except InvalidInputError:
         raise
     except (Exception, SystemExit) as err:  # whatever the user's own module does
-        raise InvalidInputError(f"{place} cannot be imported: {type(err).__name__}: {err}") from err
+        if isinstance(err, ModuleNotFoundError) and err.name == place:
+            raise InvalidInputError(
+                f"there is no module {place}: give one that is installed, or FILE.py:KERNEL"
+            ) from err
+        raise InvalidInputError(f"{place} cannot be imported: {type(err).__name__}: {error_text(err)}") from err
 
 
 def _hardware(target: str | None) -> Hardware:
