@@ -35,7 +35,8 @@ class Space(Sequence[Config]):
         default: Config | Mapping[str, Value] | None = None,
         roles: Mapping[str, str] | None = None,
     ) -> None:
-        if isinstance(configs, (Config, Mapping, str)) or not isinstance(configs, Iterable):
+        knobs_alone = isinstance(configs, Mapping) and all(isinstance(knob, str) for knob in configs)
+        if knobs_alone or isinstance(configs, (Config, str)) or not isinstance(configs, Iterable):
             raise InvalidInputError(
                 f"{shown(configs)} is no list of configs: give a list, such as [{{'LANES': 1}}, {{'LANES': 2}}], or all "
                 "combinations of some values, such as Space.grid({'LANES': [1, 2]})"

@@ -34,9 +34,11 @@ def checked_configs(fn: Any, configs: Iterable[Any] | None, *, pruned: bool) -> 
     name = f"kernel {getattr(getattr(fn, 'fn', fn), '__name__', repr(fn))}"
     if isinstance(configs, Space):
         raise InvalidInputError(f"configs={configs!r} of {name}: give it as space=")
+    knobs_alone = isinstance(configs, Mapping) and all(isinstance(knob, str) for knob in configs)
     if (
-        hasattr(configs, "all_kwargs")
-        or isinstance(configs, (Config, Mapping, str))
+        knobs_alone
+        or hasattr(configs, "all_kwargs")
+        or isinstance(configs, (Config, str))
         or not isinstance(configs, Iterable)
     ):
         raise InvalidInputError(f"configs={_text(configs)} of {name} is no list: write configs=[triton.Config(…), …]")
