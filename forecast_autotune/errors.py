@@ -22,6 +22,10 @@ class NoWorkingConfigError(AutotuneError, RuntimeError):
     """No config can be launched for this call, the default included; the message says what each ran into."""
 
 
+class NoGpuError(AutotuneError, RuntimeError):
+    """A Triton kernel was launched where Triton finds no GPU; Triton itself raises `RuntimeError` there."""
+
+
 class CacheMissError(AutotuneError, LookupError):
     """Mode `strict` met a key that has no decision."""
 

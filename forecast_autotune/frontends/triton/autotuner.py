@@ -28,6 +28,7 @@ from .door import TritonDoor, launch_another
 from .kernel_spec import KernelSpec
 from .launch_codegen import Shortcuts
 from .simulated_driver import times_mean_nothing
+from .target import require_driver
 from .tuner_options import (
     bucket_functions,
     check_names,
@@ -210,6 +211,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         Raises:
             CacheMissError: mode is `strict` and nothing is stored for this key.
             NoWorkingConfigError: no config runs.
+            NoGpuError: there is no GPU that Triton can use.
             Exception: what the launch raises, such as an error in the call's arguments.
         """
         if ever_nested and (nested := of_thread.nested) is not None and nested.decides_for(self):
@@ -223,6 +225,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call without generated launch code: its key or its form is new, or its decision is provisional."""
+        require_driver(self.base_fn)
         given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
         call = {n: v for n, v in given.items() if n in self.arg_names}
         table = self.dispatcher.table
@@ -273,6 +276,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def run_under(self, chosen: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Nested`."""
+        require_driver(self.base_fn)
         self.best_config = chosen
         return self._launch(chosen, tuple(args), dict(kwargs))
 
