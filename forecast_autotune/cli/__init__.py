@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ._commands import COMMANDS
 from ._exit_codes import BAD_INPUT, EPILOG, OK
@@ -20,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         parsed = _parser(arguments).parse_args(arguments)
-        code = int(parsed.run(parsed))
+        with _warnings_as_lines():
+            code = int(parsed.run(parsed))
         sys.stdout.flush()  # a closed pipe raises at this line, not while Python ends
         return code
     except SystemExit as stop:  # argparse has printed what is wrong, or help
@@ -35,6 +39,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("forecast-autotune: interrupted", file=sys.stderr)
         return 130
+
+
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Print our warnings as lines of the command: there is no line of the user's that they could point at."""
+    from ..errors import StoreWarning, TuningWarning
+    from .output import say
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, (StoreWarning, TuningWarning)):
+            say(str(message))
+        else:
+            others(message, category, *place, **more)
+
+    with warnings.catch_warnings():
+        others, warnings.showwarning = warnings.showwarning, show
+        for category in (StoreWarning, TuningWarning):
+            warnings.simplefilter("default", category)
+        yield
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

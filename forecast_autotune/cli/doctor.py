@@ -112,7 +112,7 @@ def check_settings() -> Iterator[Finding]:
         advice = f"did you mean {meant}?" if meant else "remove it: nothing reads it"
         yield Finding(check="settings", status="problem", found=f"{name} is no setting", advice=advice)
     try:
-        settings = Settings.from_environment()
+        settings = Settings.from_environment(os.environ)  # which warns of none that is listed here
     except InvalidInputError as err:
         yield Finding(check="settings", status="problem", found=str(err), advice="set it to one of these, or unset it")
         return
