@@ -22,6 +22,13 @@ class NoWorkingConfigError(AutotuneError, RuntimeError):
     """No config can be launched for this call, the default included; the message says what each ran into."""
 
 
+class BuildError(NoWorkingConfigError):
+    """A C++ or CUDA extension does not compile; the message holds the compiler's first errors and where its log is.
+
+    A `RuntimeError`, as torch's own `load_inline` raises.
+    """
+
+
 class NoGpuError(AutotuneError, RuntimeError):
     """A Triton kernel was launched where Triton finds no GPU; Triton itself raises `RuntimeError` there."""
 
