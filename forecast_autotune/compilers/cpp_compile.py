@@ -38,7 +38,7 @@ from .builds import mark_used
 from .cpp_broken import BrokenSources
 from .cpp_build import build
 from .cpp_builds import CppBuilds
-from .cpp_errors import failure_reason, first_errors
+from .cpp_errors import complete_log, failure_reason, first_errors
 from .cpp_recipe import Recipe, Variant
 from .cuda_report import kernel_report
 from .private_folders import make_private, write_private
@@ -217,6 +217,7 @@ class CppCompiler:
             message = f"the build took more than {self.timeout_s:.0f} s; its log is {build_log}"
             return Failure(stage="timeout", message=message)
         if isinstance(err, (WorkerRaisedError, WorkerDiedError)):
+            complete_log(build_log, str(err))
             message, its_own = failure_reason(build_log, str(err))
             transient = isinstance(err, WorkerDiedError) or not its_own
             return Failure(stage="compile", message=message, transient=transient)

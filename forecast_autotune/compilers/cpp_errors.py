@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from pathlib import Path
@@ -30,6 +31,14 @@ def first_errors(build_log: Path, message: str) -> str:
         shown += [lines[first].rpartition("/")[2] if lines[first].startswith("/") else lines[first], *quoted]
     more = [f"and {len(errors) - MOST_ERRORS} more errors"] if len(errors) > MOST_ERRORS else []
     return "\n".join([*shown, *more, f"log: {build_log}"]) if errors else message
+
+
+def complete_log(build_log: Path, message: str) -> None:
+    """Add what a worker raised to its log, if no error of the source stands there: it may be gone before it wrote that."""
+    with contextlib.suppress(OSError), build_log.open("a+", errors="replace") as log:
+        log.seek(0)
+        if not _OF_THE_SOURCE.search(log.read()):
+            log.write(f"\n{message}\n")
 
 
 def failure_reason(build_log: Path, message: str) -> tuple[str, bool]:

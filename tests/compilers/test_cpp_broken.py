@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
+import forecast_autotune as fa
+from forecast_autotune.compilers import cpp_compile
 from forecast_autotune.compilers.cpp_broken import BrokenSources
-from forecast_autotune.compilers.cpp_errors import first_errors
+from forecast_autotune.compilers.cpp_errors import complete_log, failure_reason, first_errors
 from forecast_autotune.compilers.cpp_recipe import Recipe
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure
+from forecast_autotune.errors import BuildError
 
 MISSING = "/builds/slot-0/main.cpp:8:62: error: expected ';' before '}' token (log: /builds/a/build.log)"
 
@@ -110,3 +113,46 @@ def test_the_first_errors_are_shown_with_the_lines_that_are_quoted(tmp_path: Pat
     log.write_text("c++ -c main.cpp\n" + error.format("/builds/slot-0/") + "note: nothing\n" + error.format("") * 4)
     assert first_errors(log, "no") == error.format("") * 3 + f"and 2 more errors\nlog: {log}"
     assert first_errors(tmp_path / "none.log", "what the worker said") == "what the worker said"
+
+
+def test_what_a_worker_had_no_time_to_log_is_added_to_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "build.log"
+    log.write_text("c++ -c main.cpp\n")
+    for _ in range(2):
+        complete_log(log, "Error building extension 'm'\n/x/main.cpp:5:11: error: oops")
+    assert log.read_text().count("error: oops") == 1
+    assert failure_reason(log, "no")[1], "the variant's own doing, so it is not built once more"
+    complete_log(tmp_path / "no" / "folder", "nothing")
+
+
+COMPILER = """#!/bin/sh
+case "$*" in
+*--version*) echo fake 1.0; exit;;
+*main.cpp*) echo main >> {calls}; echo "$PWD/main.cpp:3:1: error: oops is no type" >&2; echo "    3 | oops" >&2; exit 1;;
+*) echo other >> {calls}; while [ "$1" != -o ]; do shift; done; : > "$2"; : > "${{2%.o}}.d";;
+esac
+"""
+
+
+@pytest.mark.parametrize("kernel_sources", [None, "float f() { return LANES; }"])
+def test_a_broken_module_raises_at_its_first_call_after_two_builds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel_sources: str | None
+) -> None:
+    calls, compiler = tmp_path / "calls", tmp_path / "compiler"
+    compiler.write_text(COMPILER.format(calls=calls))
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "store"))
+    monkeypatch.setattr(cpp_compile, "workers_that_fit", lambda size: 2)
+    space = [{"LANES": n} for n in range(1, 9)]
+    module = fa.load_inline("broken", "int f() { oops }", functions="f", space=space, kernel_sources=kernel_sources)
+    with pytest.raises(RuntimeError) as raised:  # as torch's own
+        module.f()
+    assert isinstance(raised.value, BuildError)
+    said, error = str(raised.value), "main.cpp:3:1: error: oops is no type\n    3 | oops\nlog: "
+    assert said.startswith(f"broken builds with no config, for no knob touches why:\n{error}")
+    assert calls.read_text().count("main") <= 2
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "first")
+    again = fa.load_inline("broken", "int f() { oops }", functions="f", space=space)
+    with pytest.raises(BuildError, match=f"broken does not build with LANES=1:\n{error}"):
+        again.f()
