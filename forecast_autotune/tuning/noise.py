@@ -34,14 +34,14 @@ def report_noise(state: RunState) -> None:
     found = []
     if spread >= NOISY:
         low, _, high = statistics.quantiles(default.samples_us, n=4, method="inclusive")
-        found.append(f"half of {len(default.samples_us)} samples lie between {low:.4g} and {high:.4g} us")
+        found.append(f"half of {len(default.samples_us)} samples lie between {low:,.1f} and {high:,.1f} us")
     if drift >= NOISY:
         found.append(f"timed again at the end it took {state.drift:+.0%}")
     noise_log.warning(
-        "%s: times of the default vary by %.0f %% on this machine (%s): choices below that are luck. Let nothing else "
+        "%s: times of the default vary by %s %% on this machine (%s): choices below that are luck. Let nothing else "
         "run while it tunes; this is said once",
         state.job.workload,
-        100 * max(spread, drift),
+        f"{100 * max(spread, drift):,.0f}",
         ", ".join(found),
     )
 

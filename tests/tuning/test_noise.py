@@ -26,7 +26,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_default_whose_samples_vary_is_told_with_the_numbers(caplog: pytest.LogCaptureFixture) -> None:
     decide(recorded_as([Measurement(samples_us=(80, 80, 90, 100, 110, 120, 120)), 70.0]))
     (line,) = told(caplog)
-    assert "times of the default vary by 30 % on this machine (half of 7 samples lie between 85 and 115 us)" in line
+    assert "times of the default vary by 30 % on this machine (half of 7 samples lie between 85.0 and 115.0 us)" in line
     assert "choices below that are luck" in line
 
 
