@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +60,43 @@ def test_every_make_target_that_is_named_exists(path: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for target in re.findall(r"`make ([a-z][a-z-]*)", path.read_text()):
         assert target in targets or target.startswith("test-triton-"), target
+
+
+def console_blocks(path: Path) -> list[tuple[str, str]]:
+    """Each command of a README's console blocks, a line that begins with `$ `, with the output that is shown for it."""
+    blocks = re.findall(r"```console\n(.*?)```", path.read_text(), re.DOTALL)
+    shown = [re.split(r"^\$ ", block, flags=re.MULTILINE)[1:] for block in blocks]
+    return [(command, output) for block in shown for command, _, output in (part.partition("\n") for part in block)]
+
+
+def comparable(output: str) -> list[str]:
+    """Lines without what differs from run to run and machine to machine: figures, digests, the processor, and blanks."""
+    from forecast_autotune.measure.probe import detect_hardware
+
+    text = output.replace(detect_hardware("cpu").name, "AMD EPYC")
+    text = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{10}\b", "#", text)
+    text = re.sub(r"\d+(?:[.:]\d+)*", "#", text)
+    return [line for line in (" ".join(line.split()) for line in text.splitlines()) if line.strip("- ")]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_every_command_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "FORECAST_AUTOTUNE_DIR": str(tmp_path),
+        "COLUMNS": "80",
+        "PYTHONPATH": str(ROOT / "kernels"),
+    }
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    assert console_blocks(README)
+    for command, shown in console_blocks(README):
+        ran = subprocess.run(
+            ["bash", "-c", command],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert comparable(ran.stdout) == comparable(shown), f"{command}\n{ran.stdout}"

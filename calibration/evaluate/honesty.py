@@ -31,8 +31,8 @@ TRUST_MEANS = ("aurc", "coverage_50", "coverage_90", "rank_correlation", "regret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Honesty:
-    """Forecasts of all configs of a space, scored in eight bins against its median config; the mean over draws.
+class _ForecastsOfASpace:
+    """Our forecasts of all configs of a space, once for each draw.
 
     The surrogate is given `known` outcomes beforehand: the default's, and others drawn at random.
     """
@@ -45,9 +45,17 @@ class Honesty:
     def own(self) -> bool:
         return True
 
+    def each_draw(self) -> range:
+        """The draws; one where nothing is drawn."""
+        return range(self.draws if self.known else 1)
+
+
+class Honesty(_ForecastsOfASpace):
+    """Forecasts of all configs of a space, scored in eight bins against its median config; the mean over draws."""
+
     def do(self) -> list[Row]:
         recorded = case(self.entry)
-        scored = [score(recorded, self.known, draw) for draw in range(self.draws if self.known else 1)]
+        scored = [score(recorded, self.known, draw) for draw in self.each_draw()]
         wrong, confidence = np.array([w for _, w, _ in scored]), np.array([c for _, _, c in scored])
         return [
             {
@@ -60,8 +68,7 @@ class Honesty:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageForecasts:
+class PageForecasts(_ForecastsOfASpace):
     """Everything the report's page shows of forecasts of a space: every score, and forecasts beside measurements.
 
     `known` and the bins as in `Honesty`. A row has each score over all configs, and again as `rest_…` over those whose
@@ -69,17 +76,9 @@ class PageForecasts:
     the error of the surest 1, 2, … 100 %, the mean over draws; the others are of the first draw, over configs that ran.
     """
 
-    entry: Entry
-    known: int
-    draws: int
-
-    @property
-    def own(self) -> bool:
-        return True
-
     def do(self) -> list[Row]:
         recorded = case(self.entry)
-        draws = [drawn_forecasts(recorded, self.known, draw) for draw in range(self.draws if self.known else 1)]
+        draws = [drawn_forecasts(recorded, self.known, draw) for draw in self.each_draw()]
         rests = [d.rest() for d in draws]
         curves = [risk_coverage(d.forecasts, d.measured, reference=d.reference) for d in rests]
         marks = [d.wrong_and_confidence() for d in rests]

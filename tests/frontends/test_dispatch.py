@@ -7,7 +7,6 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
+from collecting import without_collecting  # noqa: E402
 from rehearsed import BEST, call, configs, launched, own_triton_cache, playing, tuned  # noqa: E402
 
 from forecast_autotune.errors import TuningWarning  # noqa: E402
@@ -29,17 +29,6 @@ from forecast_autotune.frontends.triton import door  # noqa: E402
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
         yield
-
-
-@contextmanager
-def without_collecting() -> Iterator[None]:
-    """No cycle is collected within, as in programs that switch the collector off."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def alive_after_calls(kernel: Any, keys: int = 4, calls: int = 2) -> int:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
+from collecting import without_collecting  # noqa: E402
 from rehearsed import own_triton_cache  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
@@ -41,12 +41,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def without_gc() -> Iterator[None]:
     """As serving frameworks run: what only a full collection would find stays."""
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collecting():
         yield
-    finally:
-        gc.enable()
 
 
 @triton.jit
