@@ -37,6 +37,20 @@ def is_missing(store: StoreFile) -> bool:
     return False
 
 
+def hardware_meant(store: StoreFile, named: str | None) -> str:
+    """Where no hardware here has this in its name, some that there is, the likeliest first, as the end of a sentence."""
+    if named is None:
+        return ""
+    import difflib
+
+    known = sorted({decision.place.hardware.name for decision in store.decisions()})
+    if not known or any(named.lower() in name.lower() for name in known):
+        return ""
+    words = {word.lower(): name for name in known for word in name.split()}  # a person types one word of a name
+    close = [words[word] for word in difflib.get_close_matches(named.lower(), words, 3)]
+    return f": there is no hardware {named!r}, but {', '.join(list(dict.fromkeys([*close, *known]))[:3])}"
+
+
 def warn_unreadable(store: StoreFile) -> None:
     """Say on stderr how many rows could not be read, if any."""
     if store.unreadable:
