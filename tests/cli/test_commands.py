@@ -232,7 +232,7 @@ def test_hardware_that_is_not_there_is_answered_with_the_nearest(
 ) -> None:
     said = printed(capsys, "list", "--hardware", "H20O", code=1)[1]
     assert said.endswith("no decision matches: there is no hardware 'H20O', but NVIDIA H200\n")
-    assert printed(capsys, "list", "--hardware", "h200", "--kernel", "no", code=1)[1].endswith("no decision matches\n")
+    assert printed(capsys, "list", "--hardware", "h200", "--kernel", "xyz", code=1)[1].endswith("no decision matches\n")
 
 
 @pytest.mark.parametrize(
