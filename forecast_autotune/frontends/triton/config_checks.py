@@ -52,7 +52,7 @@ def checked_configs(fn: Any, configs: Iterable[Any] | None, *, pruned: bool) -> 
     if not pruned:
         for config in listed:
             _check_class(name, config)
-            _check_names(name, fn, config)
+        _check_names(name, fn, listed)
     return listed
 
 
@@ -69,23 +69,24 @@ def _as_written(values: Mapping[str, Any]) -> str:
     return f"triton.Config({ {n: v for n, v in values.items() if n not in OPTIONS}!r}{options})"
 
 
-def _check_names(name: str, fn: Any, config: Any) -> None:
+def _check_names(name: str, fn: Any, configs: Sequence[Any]) -> None:
     """Refuse a name that is nearly a parameter's. Triton raises `KeyError` for it, but only at the launch.
 
     The interpreter drops names that it does not know, and a call may set the parameter itself: there it is a warning.
     """
     parameters = list(getattr(fn, "arg_names", ()))
-    for knob in config.kwargs:
+    for config, knob in ((config, knob) for config in configs for knob in config.kwargs):
         if knob in parameters or knob in OPTIONS or knob in _backend_options():
             continue
         nearest = _nearest(knob, [p for p in parameters if p not in config.kwargs])
         if nearest is None:
             continue
         text = f"{knob!r} in {_text(config)} of {name} is no parameter of the kernel: did you mean {nearest!r}?"
+        if jit_function(fn) is not None and not knobs.runtime.interpret:
+            raise InvalidInputError(f"{text} Its parameters are {', '.join(parameters)}")
         if knobs.runtime.interpret:
             warn_user(text, TuningWarning)
-        elif jit_function(fn) is not None:
-            raise InvalidInputError(f"{text} Its parameters are {', '.join(parameters)}")
+        return
 
 
 def _nearest(knob: str, names: Sequence[str]) -> str | None:

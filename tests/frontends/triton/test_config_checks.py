@@ -79,7 +79,8 @@ def test_the_interpreter_drops_unknown_names_so_there_it_is_a_warning() -> None:
     with knobs.runtime.scope():
         knobs.runtime.interpret = True
         with pytest.warns(TuningWarning, match="did you mean 'BLOCK'") as warned:
-            tuned(configs=[triton.Config({"BLOK": 128})])
+            tuned(configs=[triton.Config({"BLOK": 128}), triton.Config({"BLOK": 256})])
+    assert len(warned) == 1
     assert "rehearsed" in warned[0].filename, "the line of the decorator"
 
 
