@@ -75,7 +75,7 @@ def _check_names(name: str, fn: Any, configs: Sequence[Any]) -> None:
     The interpreter drops names that it does not know, and a call may set the parameter itself: there it is a warning.
     """
     parameters = list(getattr(fn, "arg_names", ()))
-    for config, knob in ((config, knob) for config in configs for knob in config.kwargs):
+    for config, knob in ((each, knob) for each in configs for knob in each.kwargs):
         if knob in parameters or knob in OPTIONS or knob in _backend_options():
             continue
         nearest = _nearest(knob, [p for p in parameters if p not in config.kwargs])
