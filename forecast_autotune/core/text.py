@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 
@@ -35,4 +36,6 @@ def error_text(err: BaseException) -> str:
         return f"{path}: {folder} is a file, not a folder: name a folder that is there"
     if isinstance(err, PermissionError):
         return f"{path}: this user may not read or write it: change its permissions, or name another"
+    if err.errno == errno.ENOEXEC:
+        return f"{path} is no program: give a Python file, or one that begins with #!"
     return f"{path}: {err.strerror}"

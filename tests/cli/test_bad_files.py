@@ -120,4 +120,4 @@ def test_a_module_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_program_that_cannot_be_run_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "tool").write_text("not a program\n")
     (folder / "tool").chmod(0o700)
-    assert "tool: Exec format error" in refusal(capfd, ["run", "{}"], str(folder / "tool"))
+    assert "tool is no program: give a Python file, or one that begins with #!" in refusal(capfd, ["run", "{}"], str(folder / "tool"))
