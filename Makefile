@@ -11,7 +11,7 @@ ifeq ($(filter-out 0,$(HAS_GPU)),)
 CONSTRAINTS := --constraint .ci/constraints-cpu.txt
 endif
 
-.PHONY: help setup demo lm-demo test test-all lint test-triton-all test-triton-oldest test-third-party test-lm test-faults test-suite test-slow gpu record evidence fit baselines report spaces ranks bench bench-store bench-call bench-keys bench-tuning budgets replay clean
+.PHONY: help setup demo lm-demo test test-all lint test-triton-all test-triton-oldest test-third-party test-lm test-faults test-suite test-slow gpu record evidence fit baselines report chart spaces ranks bench bench-store bench-call bench-keys bench-tuning budgets replay clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -147,6 +147,10 @@ baselines: setup  ## every method side by side on recorded spaces: make baseline
 REPORT ?= --keep build/report.jsonl
 report: setup  ## a page of pictures, build/report.html: ours beside other methods, and how honest forecasts are
 	@$(BIN)/python -m calibration report $(REPORT)
+
+CHART ?= --keep build/chart.jsonl
+chart: setup  ## the README's chart: ours beside other methods on every recorded space; ten minutes on two cores
+	@$(BIN)/python -m calibration chart $(CHART)
 
 spaces: setup  ## what the recorded spaces look like: default against best, best variants, how far repeats agree
 	@$(BIN)/python -m calibration spaces

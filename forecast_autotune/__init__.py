@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .frontends.triton.simulated_driver import rehearsal as rehearsal
     from .frontends.variants.tuned_variants import variants as variants
 
+    __version__: str
+
 _HOMES = {
     "forecast_autotune": "decorator",
     "autotune": "decorator",
@@ -51,16 +53,18 @@ _HOMES = {
 __all__ = list(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
+if not TYPE_CHECKING:  # with it, a type checker would take a misspelt name for one of any type
 
-        return version("forecast-autotune")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("forecast-autotune")
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

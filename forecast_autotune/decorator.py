@@ -3,34 +3,55 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from .frontends.triton.autotune import Autotune
+
+if TYPE_CHECKING:
+    import forecast_autotune as package
 
 
-class Decorator:
+class Decorator(Autotune):
     """A drop-in for `triton.autotune` that forecasts every config and compiles few.
 
         @forecast_autotune(configs=[triton.Config({"BLOCK": 128}), …], key=["n"])
         @triton.jit
         def kernel(…): …
 
-    All arguments of `triton.autotune`, and the keyword-only ones of `ForecastAutotuner`. Because
-    `from forecast_autotune import forecast_autotune` hides the module of that name, the module's public names are
-    attributes here: `forecast_autotune.install()`, `forecast_autotune.load_inline(…)`, `forecast_autotune.Space`.
-
-    Raises:
-        InvalidInputError: it is given the kernel itself, as in `@forecast_autotune` without a call.
+    Its arguments stand with `__call__`. Because `from forecast_autotune import forecast_autotune` hides the module of that
+    name, the module's public names are attributes here: `forecast_autotune.install()`,
+    `forecast_autotune.load_inline(…)`, `forecast_autotune.Space`.
     """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from .frontends.triton.autotuner import autotune
+    __name__ = "forecast_autotune"
 
-        return autotune(*args, **kwargs)
+    if TYPE_CHECKING:
+        Config = package.Config
+        ForecastAutotuner = package.ForecastAutotuner
+        Space = package.Space
+        Work = package.Work
+        AutotuneError = package.AutotuneError
+        CacheMissError = package.CacheMissError
+        InvalidInputError = package.InvalidInputError
+        NoWorkingConfigError = package.NoWorkingConfigError
+        TuningWarning = package.TuningWarning
+        install = staticmethod(package.install)
+        uninstall = staticmethod(package.uninstall)
+        load_inline = staticmethod(package.load_inline)
+        rehearsal = staticmethod(package.rehearsal)
+        tune_pending = staticmethod(package.tune_pending)
+        variants = staticmethod(package.variants)
+        forecast_autotune: Decorator
+        autotune: Decorator
+    else:
 
-    def __getattr__(self, name: str) -> Any:
-        package = importlib.import_module(__package__)
-        if name not in package.__all__:
-            raise AttributeError(f"forecast_autotune has no attribute {name!r}; it has {', '.join(package.__all__)}")
-        return getattr(package, name)
+        def __getattr__(self, name: str) -> Any:
+            package = importlib.import_module(__package__)
+            if name not in package.__all__:
+                raise AttributeError(
+                    f"forecast_autotune has no attribute {name!r}; it has {', '.join(package.__all__)}"
+                )
+            return getattr(package, name)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *importlib.import_module(__package__).__all__]

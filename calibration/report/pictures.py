@@ -24,7 +24,7 @@ VERMILLION, BLUE, GREEN, ORANGE, SKY, PURPLE, YELLOW = (
     *("#d55e00", "#0072b2", "#009e73", "#e69f00", "#56b4e9", "#cc79a7", "#c9b900"),
 )
 SOLID, DASHED, DOTTED, MIXED = "-", (0, (5, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5))
-LARGE, SMALL = (4.3, 3.9), (2.9, 2.35)  # inches
+LARGE, SMALL, CHART = (4.3, 3.9), (2.9, 2.35), (7.4, 4.9)  # inches
 TELLING = 0.02  # share of the forecasts
 FLATTEST = 1.05  # an axis reaches at least as far, so that small differences look small
 TICKS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0)
@@ -47,6 +47,12 @@ STYLES: Mapping[str, tuple[str, Any]] = {
     "hedge": (INK, MIXED),
     "kt-bayes_opt": (PURPLE, MIXED),
     "kt-greedy_ils": (INK, DOTTED),
+}
+IN_CHART = {  # the name at the end of a line, its colour and dash
+    OURS: ("forecast_autotune", VERMILLION, SOLID),
+    "gp-ei": ("Bayesian optimisation", GREEN, SOLID),
+    "random": ("random search", "#666666", DASHED),
+    "list": ("the list's order", BLUE, MIXED),
 }
 RARE = [(c, dash) for dash in (MIXED, DOTTED) for c in (YELLOW, SKY, GREEN, INK)]  # for those without a style
 
@@ -188,6 +194,91 @@ def spaced(ticks: Sequence[float], top: float, most: int) -> list[float]:
         if not kept or math.log(tick / kept[-1]) >= least:
             kept.append(tick)
     return kept
+
+
+def chart_picture(figures: Mapping[str, Any]) -> str:
+    """The README's chart, of the figures in `chart.json`: names stand at the ends of their lines."""
+    with canvas(CHART) as (figure, axes, drawn):
+        for method, points in reversed(figures["lines"].items()):  # ours is drawn last, on top
+            _, colour, dash = IN_CHART[method]
+            x, y, low, high = ([p[part] for p in points] for part in ("measured", "slowdown", "low", "high"))
+            ours = method == OURS
+            if ours:
+                axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
+            axes.plot(
+                x,
+                y,
+                color=colour,
+                linestyle=dash,
+                linewidth=3.4 if ours else 2.0,
+                marker="o",
+                markersize=7.0 if ours else 4.5,
+                markeredgecolor="white",
+                markeredgewidth=0.8,
+                solid_capstyle="round",
+                zorder=4 if ours else 3,
+            )
+            for measured, slowdown in list(zip(x, y, strict=True))[1:-1] if ours else ():
+                beside(axes, f"{slowdown:.2f}x", (measured, slowdown), (-4, -5), colour, ha="right", va="top")
+        ends = sorted((points[-1]["slowdown"], method) for method, points in figures["lines"].items())
+        least = 0.062 * (axes.get_ylim()[1] - 1.0)
+        for place, (slowdown, method) in zip(apart([end for end, _ in ends], least), ends, strict=True):
+            name, colour, _ = IN_CHART[method]
+            beside(axes, f"{name}  {slowdown:.2f}x", (figures["measured"][-1], place), (11, 0), colour, va="center")
+        first = figures["lines"][OURS][0]["slowdown"]
+        beside(axes, f"the list's first config  {first:.2f}x", (1, first), (12, 4), INK, va="center")
+        axes.axhline(1.0, color="#777777", linewidth=1.2, zorder=1)
+        axes.set_xscale("log", base=2)
+        log_ticks(axes.xaxis, figures["measured"])
+        axes.set_xlim(0.93, figures["measured"][-1] * 1.04)
+        axes.set_ylim(0.96, max(p["high"] for p in figures["lines"][OURS]) + 0.02)
+        axes.yaxis.set_major_formatter("{x:.1f}x")
+        axes.spines["bottom"].set_visible(False)
+        axes.tick_params(bottom=False)
+        axes.set_xlabel("configs measured")
+        _head(figure, figures)
+    return drawn[0]
+
+
+def _head(figure: Any, figures: Mapping[str, Any]) -> None:
+    """What the chart shows, in words above it."""
+    sizes = [space["configs"] for space in figures["spaces"].values()]
+    kernels = {space["kernel"] for space in figures["spaces"].values()}
+    under = (
+        f"Time of the chosen config over the best one's; 1.0x takes measuring all {min(sizes)} to {max(sizes)} configs.\n"
+        f"{len(kernels)} kernels, {len(sizes)} sizes, {', '.join(figures['hardware'])}; ours has no times of the kernel "
+        "beforehand.\nGeometric mean; the band is its 95 % interval over kernels."
+    )
+    figure.suptitle(
+        "How close to the best config a few measurements come", x=0.012, ha="left", fontsize=15, fontweight="bold"
+    )
+    figure.axes[0].set_title(under, x=-0.08, ha="left", fontsize=10.5, color="#505050", pad=12, linespacing=1.35)
+
+
+def beside(
+    axes: Any, text: str, at: tuple[float, float], points: tuple[float, float], colour: str, **where: Any
+) -> None:
+    """Bold text at so many points from a place, on a white ground that keeps lines out of it."""
+    axes.annotate(
+        text,
+        at,
+        points,
+        textcoords="offset points",
+        color=colour,
+        fontweight="bold",
+        annotation_clip=False,
+        bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.6},
+        zorder=5,
+        **where,
+    )
+
+
+def apart(places: Sequence[float], least: float) -> list[float]:
+    """Ascending places, moved up where one would come closer to the one below it than `least`."""
+    moved: list[float] = []
+    for place in places:
+        moved.append(max(place, moved[-1] + least) if moved else place)
+    return moved
 
 
 # Forecasts --------------------------------------------------------------------------------------------------------------

@@ -55,9 +55,9 @@ class WhenTritonIsImported:
 def install() -> None:
     """Have `triton.autotune` be ours; a failure is one warning."""
     try:
-        from forecast_autotune.frontends.triton.install import install_lazily
+        from forecast_autotune.frontends.triton.install import install as replace_autotune
 
-        install_lazily()
+        replace_autotune()
     except Exception as err:
         warn(repr(err))
 

@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from ._commands import COMMANDS
@@ -22,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        parsed = _parser(arguments).parse_args(arguments)
+        named = next((a for a in arguments if not a.startswith("-")), "")
+        parsed = parser_with([named]).parse_args(arguments)
         with _warnings_as_lines():
             code = int(parsed.run(parsed))
         sys.stdout.flush()  # a closed pipe raises at this line, not while Python ends
@@ -60,18 +61,20 @@ def _warnings_as_lines() -> Iterator[None]:
         yield
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The whole parser; of the subcommands only the one that is named is imported."""
+def parser_with(commands: Collection[str]) -> argparse.ArgumentParser:
+    """The parser; of the subcommands only these are imported, the others have a name and a line."""
+    from ._version import Version
+
     parser = argparse.ArgumentParser(
         prog="forecast-autotune",
         description="Inspect and manage what forecast_autotune has learned on this machine.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=Version, nargs=0, help="print this version, Triton's, torch's and Python's")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    named = next((a for a in arguments if not a.startswith("-")), None)
     for command, (module, line) in COMMANDS.items():
-        if command == named:
+        if command in commands:
             importlib.import_module(f"{__name__}.{module}").add_parser(subparsers)
         else:
             subparsers.add_parser(command, help=line)

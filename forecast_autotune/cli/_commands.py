@@ -16,6 +16,7 @@ COMMANDS = {
     "import": ("import_", "take in exported decisions and outcomes"),
     "prune": ("prune", "remove superseded decisions and what nothing uses any more"),
     "clear": ("clear", "remove everything, or one kernel"),
+    "completion": ("completion", "a script that completes this command in your shell"),
     "doctor": ("doctor", "check compilers, devices, the store and the settings"),
 }
 """Name to module and help line. No module is named after a builtin: once imported, a module `list` would hide the builtin

@@ -6,11 +6,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidInputError
-from .output import say
+from .output import print_json, say
 
 if TYPE_CHECKING:
     from ..store.queries import StoreFile
-    from ..store.rows import StoredDecision
 
 
 def store_of(arguments: argparse.Namespace) -> StoreFile:
@@ -21,9 +20,11 @@ def store_of(arguments: argparse.Namespace) -> StoreFile:
     return StoreFile(arguments.dir if arguments.dir is not None else Settings.from_environment().dir)
 
 
-def is_missing(store: StoreFile) -> bool:
+def is_missing(store: StoreFile, empty: object = None) -> bool:
     """Whether there is no store yet; a line on stderr says so.
 
+    Args:
+        empty: what a program that asked for JSON gets then; None where nobody did.
     Raises:
         InvalidInputError: a file stands where its folder is to be.
     """
@@ -33,6 +34,8 @@ def is_missing(store: StoreFile) -> bool:
         raise InvalidInputError(f"{found}: give {folder.parent if folder.name == store.path.name else 'a folder'}")
     if not store.exists():
         say(f"there is no store at {store.path}: nothing has been tuned here yet")
+        if empty is not None:
+            print_json(empty)
         return True
     return False
 
@@ -57,25 +60,3 @@ def warn_unreadable(store: StoreFile) -> None:
         say(
             f"{len(store.unreadable)} rows of {store.path} cannot be read and are left out, first: {store.unreadable[0]}"
         )
-
-
-def summary_of(stored: StoredDecision) -> dict[str, object]:
-    """A decision in a list, for programs."""
-    decision = stored.decision
-    return {
-        "decision": stored.digest,
-        "kernel": stored.place.workload.program.name,
-        "key": dict(stored.place.workload.key),
-        "hardware": stored.place.hardware.name,
-        "power_limit_w": stored.place.hardware.power_limit_w,
-        "config": dict(decision.config.knobs),
-        "basis": decision.basis,
-        "speedup": decision.speedup,
-        "config_us": decision.config_us,
-        "default_us": decision.default_us,
-        "measured": decision.measured,
-        "space_size": decision.space_size,
-        "spent_s": decision.spent_s,
-        "hits": stored.hits,
-        "decided_at": decision.decided_at,
-    }

@@ -11,10 +11,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..core.figures import short
+from ..store.explanation.failures_alike import failures_alike
 from ._exit_codes import NOTHING, OK
-from ._failures import failures_alike
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
-from ._words import short
 from .output import print_json, print_table
 
 if TYPE_CHECKING:

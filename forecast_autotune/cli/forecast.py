@@ -11,11 +11,11 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.figures import as_duration, as_times
 from ..core.text import error_text
 from ..errors import InvalidInputError, MissingExtraError
 from ._exit_codes import OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, count, new_parser
-from ._words import as_duration, as_times
 from .output import print_json, print_table, say
 
 if TYPE_CHECKING:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TextIO
 
+from ..core.layout import Block, Emphasis, Facts, Table, as_is, as_text, bold, terminal_width
 from ..core.text import plain
 
 
@@ -45,22 +47,19 @@ def print_table(
     Args:
         right: the columns that are set flush right.
     """
-    if not title and not sys.stdout.isatty():  # rich takes a millisecond for a row
-        print(table_text(columns, rows, right=right))
+    if not title:
+        print_blocks([Table(columns, rows, right)])
         return
-    from rich.box import HEAVY_HEAD, SIMPLE_HEAD
-    from rich.table import Table
+    from rich.box import HEAVY_HEAD
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    if title:
-        table = Table(box=HEAVY_HEAD, title=title, title_justify="left")
-    else:
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = RichTable(box=HEAVY_HEAD, title=title, title_justify="left")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left")
     for row in rows:
         table.add_row(*(Text(plain(cell)) for cell in row))
-    (_page() if title else _console()).print(table)
+    _page().print(table)
 
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] | None = None) -> str:
@@ -69,17 +68,10 @@ def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
     Args:
         right: the columns that are set flush right; None for those whose cells are numbers, empty or a dash.
     """
-    lines = [[plain(cell) for cell in row] for row in (columns, *rows)]
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     if right is None:
-        right = [column for column, *cells in zip(*lines, strict=True) if cells and all(map(_is_number, cells))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for cell, width, column in zip(line, widths, columns, strict=True)
-        ).rstrip()
-        for line in lines
-    )
+        by_column = zip(columns, *([plain(cell) for cell in row] for row in rows), strict=True)
+        right = [column for column, *cells in by_column if cells and all(map(_is_number, cells))]
+    return as_text([Table(columns, rows, right)])
 
 
 def _is_number(cell: str) -> bool:
@@ -88,15 +80,28 @@ def _is_number(cell: str) -> bool:
 
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     """Print lines of a name and a value."""
-    from rich.table import Table
-    from rich.text import Text
+    print_blocks([Facts(facts)])
 
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts:
-        table.add_row(name, Text(plain(value)))
-    _console().print(table)
+
+def print_blocks(blocks: Sequence[Block]) -> None:
+    """Print facts and tables."""
+    print(text_for(blocks, sys.stdout))
+
+
+def print_text(text: Callable[[int | None, Emphasis], str]) -> None:
+    """Print a text that fits itself to a width, with emphasis where stdout is a terminal."""
+    print(text(*_form(sys.stdout)))
+
+
+def text_for(blocks: Sequence[Block], stream: TextIO) -> str:
+    """Facts and tables as they are to be written to a stream: in a terminal's width, or with a line a row."""
+    width, emphasize = _form(stream)
+    return as_text(blocks, width=width, emphasize=emphasize)
+
+
+def _form(stream: TextIO) -> tuple[int | None, Emphasis]:
+    width = terminal_width(stream)
+    return width, as_is if width is None or os.environ.get("TERM") == "dumb" else bold
 
 
 def print_paragraph(text: str) -> None:
@@ -109,12 +114,3 @@ def _page() -> Any:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 160)
-
-
-def _console() -> Any:
-    """A terminal has its width and colours; a pipe gets one line per row, however long, and no colour."""
-    from rich.console import Console
-
-    if sys.stdout.isatty():
-        return Console(file=sys.stdout, highlight=False)
-    return Console(file=sys.stdout, highlight=False, no_color=True, width=10_000, soft_wrap=False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from ..core.figures import as_date, counted, short
 from ._exit_codes import NOTHING, OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
 from ._store import is_missing, store_of, warn_unreadable
-from ._words import as_date, short
 from .output import print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the pending keys."""
     store = store_of(arguments)
-    if is_missing(store):
+    if is_missing(store, [] if arguments.json else None):
         return NOTHING
     pending = store.pending()
     warn_unreadable(store)
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
                     where(p),
                     str(p.space_size),
                     p.why,
-                    "1 process" if p.met == 1 else f"{p.met} processes",
+                    counted(p.met, "process", "processes"),
                     as_date(p.noted_at),
                     as_date(p.met_at),
                 )

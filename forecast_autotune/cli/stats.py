@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from ..core.figures import as_duration
 from ._exit_codes import NOTHING, OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
 from ._store import is_missing, store_of, warn_unreadable
-from ._words import as_duration
 from .output import print_facts, print_json
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ HOW = """How the figures come about:
           are processes that were killed
   saved   by hits: each is worth the seconds that the decision's tuning took; by forecasts: configs of a space that were
           not tried, at the average cost of those that were, compared with trying all
+  noise   of timings: medians over the configs of the newest outcomes; spread is the standard deviation of a config's
+          samples, error that of their median
   honest  the first forecast ever made for a config against what was then measured, over the eight speed-up bins
   correct by how much the sigmas of the next forecasts are stretched, as the newest pairs teach: of those made ahead of
           the default's time, and after it. Where several surrogates spoke, each one's mean log density (nats) at what was
@@ -42,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..evaluation.scores import member_scores, recalibration, score_pairs, score_trust
 
     store = store_of(arguments)
-    if is_missing(store):
+    if is_missing(store, {} if arguments.json else None):
         return NOTHING
     stats = store.stats()
     by_kind = store.calibration_pairs_by_kind()
@@ -51,9 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
     trust = score_trust([f for f, _ in stats.pairs], [m for _, m in stats.pairs]) if stats.pairs else None
     learned = {kind: Learned(recalibration(pairs), member_scores(pairs)) for kind, pairs in by_kind.items()}
     if arguments.json:
-        shown = {name: getattr(stats, name) for name in stats.__dataclass_fields__ if name not in ("path", "pairs")}
+        shown = {
+            name: getattr(stats, name) for name in stats.__dataclass_fields__ if name not in ("path", "pairs", "noise")
+        }
         honesty = {**asdict(scores), **asdict(trust)} if scores and trust else None
         corrected = {kind: {**_fields(each.sigma_scale), "voices": each.voices} for kind, each in learned.items()}
+        shown["noise"] = {name: asdict(each) for name, each in stats.noise.items()}
         print_json({"path": str(stats.path), **shown, "honesty": honesty, "recalibration": corrected})
     else:
         _print(stats, scores, trust, learned)
@@ -86,6 +91,7 @@ def _print(
         ("spent on tuning", as_duration(stats.spent_s)),
         ("saved", f"{as_duration(stats.saved_by_hits_s)} by hits, {as_duration(stats.saved_by_forecasts_s)} by forecasts"),
     ]  # fmt: skip
+    facts += [("noise", f"{name}: {noise}") for name, noise in stats.noise.items()]
     if scores is None:
         facts.append(("honesty", "no forecast can be compared with a measurement yet"))
     else:

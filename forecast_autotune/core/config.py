@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import InvalidInputError
@@ -45,3 +45,20 @@ class Config:
     def __str__(self) -> str:
         shown = (f"{name}={value}" for name, value in self.knobs.items() if value is not None)
         return " ".join(shown) or "(no knobs)"
+
+
+def split_common(configs: Sequence[Config]) -> tuple[Config, list[Config]]:
+    """The knobs that all configs set alike, as one config, and each config without them.
+
+    Of fewer than two configs nothing is common: one alone is shown whole.
+    """
+    distinct = dict.fromkeys(configs)
+    if len(distinct) < 2:
+        return Config({}), list(configs)
+    first = next(iter(distinct))
+    same = {
+        name: value
+        for name, value in first.knobs.items()
+        if all(name in c.knobs and c.knobs[name] == value and type(c.knobs[name]) is type(value) for c in distinct)
+    }
+    return Config(same), [Config({n: v for n, v in c.knobs.items() if n not in same}) for c in configs]

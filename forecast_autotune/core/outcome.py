@@ -70,8 +70,16 @@ class Measurement:
             return max(
                 0.01, self.disturbance
             )  # one sample says nothing of its spread; it is most often a benchmark's median already
-        deviation = statistics.median(abs(s - self.median_us) for s in self.samples_us)
-        return max(1.4826 * 1.2533 * deviation / self.median_us / math.sqrt(n), self.disturbance)
+        return max(1.2533 * self._deviation_us / self.median_us / math.sqrt(n), self.disturbance)
+
+    @property
+    def relative_spread(self) -> float | None:
+        """Standard deviation of the samples as a share of their median; None for one sample, which tells nothing of it."""
+        return self._deviation_us / self.median_us if len(self.samples_us) > 1 else None
+
+    @property
+    def _deviation_us(self) -> float:
+        return 1.4826 * statistics.median(abs(s - self.median_us) for s in self.samples_us)
 
     @property
     def cost_s(self) -> float:

@@ -11,6 +11,11 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else {"\n": " ", "\t": " "}.get(c, f"\\x{ord(c):02x}") for c in text)
 
 
+def shortened(text: str, most: int | None) -> str:
+    """Text of so many characters at most, with `…` where something was left out; None for all of it."""
+    return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
+
+
 def shown(value: object) -> str:
     """A value as a message quotes it: 60 characters at most, and `missing` for None."""
     try:

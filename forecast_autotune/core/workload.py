@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from .digest import Value, canonical_json, digest
+
+_SHORT = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i", "complex": "c"}
+_DTYPE = re.compile(rf"(?:torch\.)?({'|'.join(_SHORT)})(\d+\w*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +49,45 @@ class Workload:
         return digest(self.program.digest, canonical_json(self.key), self.timing, *checked)
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{k}={_brief(v)}" for k, v in self.key.items())
-        return f"{self.program.name}({shown})"
+        return self.program.name + "(" + ", ".join(f"{n}={v}" for n, v in key_parts(self.key).items()) + ")"
+
+
+def key_parts(key: Mapping[str, object]) -> dict[str, str]:
+    """The parts of a key as they are shown: a tensor as `f32[512x512]`, the dtypes of all arguments once where they agree.
+
+    Strides follow a tensor that is not contiguous: `f32[512x512]:1,512`.
+    """
+    return {name: _dtypes(value) if name == "dtypes" else _brief(value) for name, value in key.items()}
+
+
+def _dtypes(value: object) -> str:
+    if not isinstance(value, Mapping):
+        return _brief(value)
+    short = [_brief(dtype) for dtype in value.values()]
+    return short[0] if len(set(short)) == 1 else ",".join(short)
 
 
 def _brief(value: object) -> str:
-    """Tensor entries read as they do in torch: float32[512, 512]."""
-    if isinstance(value, Mapping) and "dtype" in value and "shape" in value:
-        return f"{value['dtype']}[{'x'.join(str(n) for n in value['shape'])}]"
-    return str(value)
+    if isinstance(value, Mapping) and isinstance(shape := value.get("shape"), list) and "dtype" in value:
+        strides = value.get("stride")
+        spaced = "" if not isinstance(strides, list) or _is_contiguous(shape, strides) else f":{_joined(strides, ',')}"
+        return f"{_brief(value['dtype'])}[{_joined(shape, 'x')}]{spaced}"
+    found = _DTYPE.fullmatch(str(value))
+    return str(value) if found is None else _SHORT[found[1]] + found[2]
+
+
+def _is_contiguous(shape: Sequence[object], strides: Sequence[object]) -> bool:
+    """Whether a tensor's elements lie one behind the other; the strides of sizes of 1 say nothing."""
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=False):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size if isinstance(size, int) else 1
+    return True
+
+
+def _joined(numbers: Sequence[object], between: str) -> str:
+    return between.join(map(str, numbers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

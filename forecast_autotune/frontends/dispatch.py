@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -20,10 +21,14 @@ from ..core.decision import Decision
 from ..core.hardware import Hardware
 from ..core.job import Job
 from ..core.outcome import Failure
+from ..core.text import shown
 from ..core.user_warnings import warn_user
 from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
 from ..protocols import Compiler, Store, Surrogate
 from ..settings import Settings
+from ..store.details import detail_in
+from ..store.explanation.explanation import Explanation
+from ..store.rows import TuningKey
 from ..store.sqlite import SqliteStore
 from .engine import Request, decide, make_store, request, takes_time, untraced
 from .key_table import Entry, KeyTable, Provisional, Recent
@@ -130,7 +135,10 @@ class Dispatcher:
         BudgetLimits.parse(request(**self._options, environment={}).budget)  # does it parse?
         self.table = KeyTable(door.forget_shortcuts)
         self.decisions: dict[Any, Decision] = Recent()
-        self._memory: Store | None = None
+        self._stored: dict[Any, tuple[TuningKey, Config, weakref.ref[SqliteStore]]] = (
+            Recent()
+        )  # where decisions were kept
+        self._memory: SqliteStore | None = None
         self._configs: dict[Config, Config] = {}  # of decisions, each once
 
     def copy(self, door: FrontDoor) -> Dispatcher:
@@ -138,6 +146,7 @@ class Dispatcher:
         made = Dispatcher(door, **self._options, times_mean_nothing=self._times_mean_nothing)
         made.table.update(self.table)
         made.decisions.update(self.decisions)
+        made._stored.update(self._stored)
         return made
 
     def request(self, **changes: Any) -> Request:
@@ -217,6 +226,7 @@ class Dispatcher:
         decision = self._slim(decision)
         if decision.tried or not unmeasured:  # else it is no decision of the key's, but what this call makes do with
             self.decisions[key] = decision
+            self._stored[key] = TuningKey.of(job), job.space.default, weakref.ref(store)
         tuning.decided(decision, store, measured=measured, seconds=time.perf_counter() - began)
         is_measured = not is_unmeasured(decision)
         if resolution.retry_after_s is not None:
@@ -279,7 +289,7 @@ class Dispatcher:
             chosen = "another" if decision is None else decision.config
             why = f"the config chosen does not run: {type(err).__name__}: {err}"
             if decision is not None:
-                self.decisions[key] = _by_default(decision, default, why)
+                self.decisions[key], self._stored[key] = _by_default(decision, default, why), self._stored[key]
             entry.launcher, entry.fallback = instead, None
             self._door.forget_shortcuts()
         self._warn(
@@ -293,9 +303,34 @@ class Dispatcher:
             for key, entry in self.table.items():
                 if not entry.measured:
                     self.decisions.pop(key, None)
+                    self._stored.pop(key, None)
                     self.table.pop(key)
 
-    def store(self, hardware: Hardware, settings: Settings) -> Store:
+    def explain(self, key: Hashable | None = None) -> Explanation:
+        """Why calls of a key run what they run.
+
+        Args:
+            key: one of `decisions`; None for the one decided last.
+        Raises:
+            InvalidInputError: nothing is decided for it.
+        """
+        decided = dict(self.decisions)
+        if not decided:
+            raise InvalidInputError(
+                f"{self._door.name} has decided nothing in this process: call it first, in a mode other than first; "
+                "'forecast-autotune list' and 'show' print what earlier processes decided"
+            )
+        if key is None:
+            key = next(reversed(decided))
+        if key not in decided:
+            raise InvalidInputError(
+                f"{self._door.name} has decided nothing for {shown(key)}: .decisions holds its last {len(decided)} keys"
+            )
+        place, default, kept = self._stored[key]
+        store = kept() or SqliteStore.in_memory()  # one that is gone, of mode forecast, knew no more than the decision
+        return Explanation((detail_in(store, place, decided[key], default),))
+
+    def store(self, hardware: Hardware, settings: Settings) -> SqliteStore:
         """The user's store; one in memory, of this kernel alone, where times mean nothing to a later process."""
         if not self._times_mean_nothing(hardware):
             return make_store(settings)

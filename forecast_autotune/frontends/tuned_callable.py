@@ -10,6 +10,7 @@ from ..core.decision import Decision
 from ..core.user_warnings import warn_user
 from ..core.workload import Program, Work
 from ..errors import InvalidInputError, TuningWarning
+from ..store.explanation.explanation import Explanation
 from .call_state import NO_MODULES, CallState, ReachedModules, make_state_function, state_without_data
 from .call_tensors import hold_no_data, why_unmeasured, why_untuned
 from .dispatch import Dispatcher, FrontDoor
@@ -110,6 +111,16 @@ class TunedCallable:
     def decisions(self) -> dict[Any, Decision]:
         """From key to its decision: the last 64 that this process made or recalled."""
         return self.dispatcher.decisions
+
+    def explain(self, key: Any = None) -> Explanation:
+        """Why a key runs what it runs: what `forecast-autotune show` prints, to print, for a notebook, or `.as_json()`.
+
+        Args:
+            key: one of `decisions`; None for the one decided last.
+        Raises:
+            InvalidInputError: nothing is decided for it in this process.
+        """
+        return self.dispatcher.explain(key)
 
     def reached_modules(self) -> ReachedModules:
         """The modules that its callables reach; asked at the first call, when all that they name exists."""

@@ -228,6 +228,28 @@ class _Newest:
         return scaled
 
 
+def measurement_of(
+    connection: sqlite3.Connection, decision: int, config: Config, complain: Complain
+) -> Measurement | None:
+    """The newest measurement of a config at the place of the decision with this id; None where there is none."""
+    row = connection.execute(
+        "SELECT outcome.id, outcome.value FROM decision JOIN outcome ON outcome.workload = decision.workload"
+        " AND outcome.hardware = decision.hardware AND outcome.toolchain = decision.toolchain"
+        " WHERE decision.id = ? AND outcome.config = (SELECT id FROM text WHERE value = ?)"
+        " ORDER BY recorded_at DESC, outcome.id DESC LIMIT 1",
+        (decision, config.text),
+    ).fetchone()
+    if row is None:
+        return None
+    number, value = row
+    try:
+        outcome = encoding.decode_outcome(from_text(value, f"outcome {number}"), f"outcome {number}")
+    except InvalidInputError as err:
+        complain(str(err))
+        return None
+    return outcome if isinstance(outcome, Measurement) else None
+
+
 def newest_failures(
     connection: sqlite3.Connection, complain: Complain, limit: int
 ) -> list[tuple[Program, Config, Failure, float]]:
@@ -254,6 +276,11 @@ def newest_failures(
     return failures
 
 
-def with_first_forecast(earlier: StoredOutcome | None, outcome: StoredOutcome) -> StoredOutcome:
-    """The outcome, with the forecast made before the config was ever timed there: a later one has seen the answer."""
-    return outcome if earlier is None else replace(outcome, forecast=earlier.forecast)
+def newest_of(connection: sqlite3.Connection, ids: Ids, complain: Complain) -> list[StoredOutcome]:
+    """The newest outcome of each config of one place, with the first forecast it ever had; the newest outcome last."""
+    newest: dict[Config, StoredOutcome] = {}
+    for outcome in stored_outcomes(connection, ids, complain):
+        earlier = newest.pop(outcome.config, None)
+        # A later forecast has seen the answer.
+        newest[outcome.config] = outcome if earlier is None else replace(outcome, forecast=earlier.forecast)
+    return list(newest.values())

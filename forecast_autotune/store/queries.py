@@ -7,14 +7,13 @@ import math
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.config import Config
-from ..core.job import Recording, log2_speedups
-from ..core.outcome import Failure, Outcome
+from ..core.job import Recording
+from ..core.outcome import Failure, Measurement
 from ..core.skill import Skill
 from ..core.workload import Program
 from ..errors import InvalidInputError
@@ -23,16 +22,17 @@ from . import filesystem, removal, rows
 from .calibration_pairs import Pair, kinds_of, newest_pairs
 from .database import damage, transaction
 from .decisions import Parameters, stored_decisions
+from .details import DecisionDetail, detail_of
 from .file_access import is_marked_read_only, reading, writing
 from .jsonl import export_lines, import_entries, stream_entries
-from .outcomes import newest_failures, stored_outcomes, with_first_forecast
+from .outcomes import measurement_of, newest_failures
 from .pending import stored_pending
 from .recordings import newest_recordings
 from .removal import Removed
-from .rows import Complain, Pending, StoredDecision, StoredOutcome, TuningKey
+from .rows import Complain, Pending, StoredDecision, TuningKey
 from .stats import StoreStats, collect_stats
 from .textfile import write_lines
-from .tuning_keys import hardware_of, ids_of
+from .tuning_keys import hardware_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -42,21 +42,6 @@ UNSEEN_DAYS = 90
 MINED_OUTCOMES = 20_000  # the newest, for all skills there are; reading and mining them takes 2 s (two busy cores)
 
 _NAMED = "workload IN (SELECT workload.id FROM workload JOIN program ON program = program.digest WHERE name = :name)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionDetail:
-    """A decision with every config touched at its place, and the decisions it superseded, the newest first."""
-
-    stored: StoredDecision
-    touched: tuple[StoredOutcome, ...]  # the newest outcome of each config, with the first forecast it ever had
-    earlier: tuple[StoredDecision, ...]
-    log2_speedups: dict[Config, float]  # measured, against the default
-
-    @property
-    def default(self) -> Config | None:
-        """The default of the newest run; None where nothing was tried."""
-        return self.touched[-1].default if self.touched else None
 
 
 class StoreFile:
@@ -103,42 +88,48 @@ class StoreFile:
             where, values = _which(connection, kernel, hardware, self.unreadable.append, superseded=superseded)
             return int(connection.execute(f"SELECT count(*) FROM decision {where}", values).fetchone()[0])  # noqa: S608  # ours
 
-    def find(self, key: str) -> list[StoredDecision]:
-        """Decisions whose digest starts with the key; if none does, those of the kernel of that name."""
-        start = key.lower()
-        searches: list[tuple[str, Parameters]] = [(f"WHERE superseded_at IS NULL AND {_NAMED}", {"name": key})]
-        if start and not start.strip("0123456789abcdef"):
-            # What starts with a text comes after it, and before it with a further letter behind every digit.
-            searches.insert(0, ("WHERE superseded_at IS NULL AND digest >= ? AND digest < ?", (start, f"{start}g")))
+    def each_timed_decision(
+        self, *, kernel: str | None = None, hardware: str | None = None, superseded: bool = False
+    ) -> Generator[tuple[StoredDecision, Measurement | None]]:
+        """The same decisions, each with the newest measurement of its config at its place, where there is one."""
         with reading(self.path) as connection:
-            for where, values in searches:
-                if decisions := list(stored_decisions(connection, self.unreadable.append, where, values)):
+            where, values = _which(connection, kernel, hardware, self.unreadable.append, superseded=superseded)
+            for stored in stored_decisions(connection, self.unreadable.append, where, values):
+                yield stored, measurement_of(connection, stored.id, stored.decision.config, self.unreadable.append)
+
+    def kernels(self) -> list[str]:
+        """The names of all kernels that anything is known of."""
+        with reading(self.path) as connection:
+            return [str(name) for (name,) in connection.execute("SELECT DISTINCT name FROM program ORDER BY name")]
+
+    def find(self, key: str) -> list[StoredDecision]:
+        """Decisions that a person means: those whose digest starts with the key; else those of kernels of that name.
+
+        A kernel whose name is the key goes first where it has one decision; else every kernel with the key in its name
+        counts, as in `decisions`.
+        """
+        start = key.lower()
+        if not start:
+            return []
+        with reading(self.path) as connection:
+
+            def matching(where: str, values: Parameters) -> list[StoredDecision]:
+                return list(stored_decisions(connection, self.unreadable.append, where, values))
+
+            if not start.strip("0123456789abcdef"):
+                # What starts with a text comes after it, and before it with a further letter behind every digit.
+                digests = "WHERE superseded_at IS NULL AND digest >= ? AND digest < ?"
+                if decisions := matching(digests, (start, f"{start}g")):
                     return decisions
-        return []
+            of_name = matching(f"WHERE superseded_at IS NULL AND {_NAMED}", {"name": key})
+            if len({stored.digest for stored in of_name}) == 1:
+                return of_name
+            return matching(*_which(connection, key, None, self.unreadable.append, superseded=False))
 
     def detail(self, stored: StoredDecision) -> DecisionDetail:
         """Everything that is known around one decision."""
-        newest: dict[Config, StoredOutcome] = {}
         with reading(self.path) as connection:
-            ids = ids_of(connection, stored.place)
-            for outcome in stored_outcomes(connection, ids, self.unreadable.append):
-                newest[outcome.config] = with_first_forecast(newest.pop(outcome.config, None), outcome)
-            history = stored_decisions(
-                connection,
-                self.unreadable.append,
-                "WHERE workload = ? AND superseded_at IS NOT NULL AND digest = ?",  # the workload has an index
-                (ids[0], stored.digest),
-            )
-            earlier = tuple(history)
-        touched = tuple(newest.values())
-        outcomes: dict[Config, Outcome] = {t.config: t.outcome for t in touched}
-        default = touched[-1].default if touched else None
-        return DecisionDetail(
-            stored=stored,
-            touched=touched,
-            earlier=earlier,
-            log2_speedups=log2_speedups(outcomes, default) if default is not None else {},
-        )
+            return detail_of(connection, stored, self.unreadable.append)
 
     def skills(self, *, kernel: str | None = None, hardware: str | None = None) -> list[Skill]:
         """The effects of single knobs, mined from the newest outcomes, the most telling first; filters as in `decisions`."""

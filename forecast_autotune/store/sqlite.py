@@ -107,7 +107,7 @@ class SqliteStore:
             if own := self.connection.run(read):
                 self._count(own)
                 return own.decision
-            if from_pack := self._run_on_packs(read):
+            if from_pack := self.run_on_packs(read):
                 return from_pack.decision
         return None
 
@@ -120,7 +120,7 @@ class SqliteStore:
                 newest |= newest_outcomes(connection, ids, self.connection.complain).outcomes
             return newest
 
-        packed, own = self._run_on_packs(read) or {}, self.connection.run(read) or {}
+        packed, own = self.run_on_packs(read) or {}, self.connection.run(read) or {}
         return {**_on_scale_of(own, packed, job.space.default), **own}
 
     def related_recordings(self, job: Job) -> Sequence[Recording]:
@@ -131,7 +131,7 @@ class SqliteStore:
 
         own = self.connection.run(read) or []
         known = {_place_digests(r) for r in own}
-        return [*own, *(r for r in self._run_on_packs(read) or [] if _place_digests(r) not in known)]
+        return [*own, *(r for r in self.run_on_packs(read) or [] if _place_digests(r) not in known)]
 
     def record(
         self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
@@ -227,7 +227,7 @@ class SqliteStore:
         def read(connection: sqlite3.Connection) -> list[Recording]:
             return newest_for(connection, job, self.connection.complain)
 
-        recordings = [*(self.connection.run(read) or []), *(self._run_on_packs(read) or [])]
+        recordings = [*(self.connection.run(read) or []), *(self.run_on_packs(read) or [])]
         own = TuningKey.of(job).digests[:2]
         return fitting(skills_of([r for r in recordings if _place_digests(r)[:2] != own]), job, most)
 
@@ -290,7 +290,8 @@ class SqliteStore:
             if counted and not self.connection.in_memory and rows.now() - recall.noted_at > SEEN_EVERY_S:
                 self.connection.write_deferred()
 
-    def _run_on_packs(self, read: Callable[[sqlite3.Connection], _T]) -> _T | None:
+    def run_on_packs(self, read: Callable[[sqlite3.Connection], _T]) -> _T | None:
+        """The result of reading the packs; None without any."""
         if not self.packs:
             return None
         with self.warnings.held(), self.connection.lock:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.config import Config
 from ..core.forecast import Forecast
 from ..core.job import log2_speedups
+from ..core.outcome import Measurement
 from . import schema
 from .calibration_pairs import Pair
 from .decisions import stored_decisions
-from .outcomes import stored_outcomes, with_first_forecast
-from .rows import Complain, Ids, StoredOutcome
+from .noise import Noise, noise_of
+from .outcomes import newest_of
+from .rows import Complain, StoredOutcome
+from .tuning_keys import hardware_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -47,6 +50,7 @@ class StoreStats:
     spent_s: float  # in all tuning runs that came to a decision
     saved_by_hits_s: float
     saved_by_forecasts_s: float
+    noise: dict[str, Noise]  # of timings, by the hardware's name
     pairs: tuple[tuple[Forecast, float], ...] = field(repr=False)  # forecast, log2 speed-up, -inf: failed
     unreadable: int
 
@@ -64,7 +68,8 @@ def collect_stats(connection: sqlite3.Connection, path: Path, size_bytes: int, u
         connection,
         "forecast WHERE CASE WHEN json_valid(value) THEN json_type(value, '$.abstains') END IS NOT NULL",
     )
-    pairs = _newest_pairs(connection, unreadable.append)
+    judged = _newest(connection, unreadable.append)
+    noises = {name: noise_of(some) for name, some in judged.measurements.items()}
     return StoreStats(
         path=path,
         size_bytes=size_bytes,
@@ -86,7 +91,8 @@ def collect_stats(connection: sqlite3.Connection, path: Path, size_bytes: int, u
         spent_s=spending.spent_s,
         saved_by_hits_s=spending.saved_by_hits_s,
         saved_by_forecasts_s=spending.saved_by_forecasts_s,
-        pairs=tuple(pairs),
+        noise={name: noise for name, noise in noises.items() if noise is not None},
+        pairs=tuple(judged.pairs),
         unreadable=len(unreadable),
     )
 
@@ -126,38 +132,48 @@ def _spending(connection: sqlite3.Connection, complain: Complain) -> _Spending:
     return total
 
 
-def _newest_pairs(connection: sqlite3.Connection, complain: Complain) -> list[Pair]:
+@dataclass(slots=True)
+class _Judged:
+    """What the newest outcomes show: pairs for how honest forecasts were, and measurements by hardware's name."""
+
+    pairs: list[Pair] = field(default_factory=list)
+    measurements: dict[str, list[Measurement]] = field(default_factory=dict)
+
+
+def _newest(connection: sqlite3.Connection, complain: Complain) -> _Judged:
     """The first forecast ever made for each config at a place, and the log2 speed-up measured there.
 
     Minus infinity where the config failed. The default is left out, its speed-up being 1 by definition. Read back to the
     newest `JUDGED_OUTCOMES`; rows beyond them are counted only, unreadable ones included.
     """
-    pairs: list[Pair] = []
-    judged = 0
+    judged = _Judged()
+    read = 0
+    known = hardware_of(connection, lambda _: None)  # the decisions have complained of damaged ones
     places = connection.execute(
         "SELECT workload, hardware, toolchain, count(*) FROM outcome GROUP BY 1, 2, 3 ORDER BY max(id) DESC"
     )
     for workload, hardware, toolchain, outcomes in places:
-        if judged >= JUDGED_OUTCOMES:
+        if read >= JUDGED_OUTCOMES:
             break
-        judged += outcomes
-        pairs += _pairs_of(connection, (workload, hardware, toolchain), complain)
-    return pairs
+        read += outcomes
+        newest = newest_of(connection, (workload, hardware, toolchain), complain)
+        judged.pairs += _pairs_of(newest)
+        if hardware in known:
+            measured = (s.outcome for s in newest if isinstance(s.outcome, Measurement))
+            judged.measurements.setdefault(known[hardware].name, []).extend(measured)
+    return judged
 
 
-def _pairs_of(connection: sqlite3.Connection, ids: Ids, complain: Complain) -> list[Pair]:
+def _pairs_of(newest: Sequence[StoredOutcome]) -> list[Pair]:
     """Those of one place."""
-    newest: dict[Config, StoredOutcome] = {}
-    for outcome in stored_outcomes(connection, ids, complain):
-        newest[outcome.config] = with_first_forecast(newest.pop(outcome.config, None), outcome)
     if not newest:
         return []
-    default = next(reversed(newest.values())).default
-    speedups = log2_speedups({c: s.outcome for c, s in newest.items()}, default)
+    default = newest[-1].default
+    speedups = log2_speedups({s.config: s.outcome for s in newest}, default)
     return [
-        (s.forecast, speedups.get(c, -math.inf))
-        for c, s in newest.items()
-        if speedups and c != default and isinstance(s.forecast, Forecast)
+        (s.forecast, speedups.get(s.config, -math.inf))
+        for s in newest
+        if speedups and s.config != default and isinstance(s.forecast, Forecast)
     ]
 
 

@@ -114,7 +114,7 @@ def test_asking_whether_triton_is_there_does_not_lose_the_hook() -> None:
         "type(triton.__spec__.loader).__name__, 'torch' in __import__('sys').modules)"
     )
     told = command("run", sys.executable, "-c", code)
-    assert told.stdout == "triton.runtime.autotuner True SourceFileLoader False\n", told.stderr
+    assert told.stdout == "forecast_autotune.frontends.triton.autotune True SourceFileLoader False\n", told.stderr
 
 
 def test_an_interpreter_without_the_package_says_so_and_goes_on() -> None:

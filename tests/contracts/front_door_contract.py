@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from forecast_autotune.core.outcome import Failure  # noqa: E402
-from forecast_autotune.errors import CacheMissError, TuningWarning  # noqa: E402
+from forecast_autotune.errors import CacheMissError, InvalidInputError, TuningWarning  # noqa: E402
 from forecast_autotune.frontends import dispatch  # noqa: E402
 
 
@@ -98,6 +98,44 @@ class FrontDoorContract(ABC):
         for _ in range(2):
             assert self.call(self.make(), torch.ones(64)) == "best"
         assert decided.timed == [True, False]
+
+    # What was decided, explained
+
+    def test_a_decision_is_explained_whether_made_here_or_recalled(self, decided: Decisions) -> None:
+        for _ in range(2):
+            tuned = self.make()
+            self.call(tuned, torch.ones(64))
+            (decision,) = tuned.decisions.values()
+            explained = tuned.explain().as_json()
+            assert explained["config"] == dict(decision.config.knobs)
+            assert [c["outcome"]["samples_us"] != [] for c in explained["configs"]] == [True, True]
+            assert f"measured: {decision.reason}" in str(tuned.explain())
+        assert decided.timed == [True, False]
+
+    def test_the_key_decided_last_is_explained_and_any_other_on_demand(self) -> None:
+        tuned = self.make()
+        for size in (64, 128):
+            self.call(tuned, torch.ones(size))
+        first, last = tuned.decisions
+        assert tuned.explain().as_json() == tuned.explain(last).as_json()
+        assert tuned.explain(first).as_json()["decided_at"] == tuned.decisions[first].decided_at
+
+    def test_in_mode_forecast_the_decision_alone_is_explained(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "forecast")
+        tuned = self.make()
+        self.call(tuned, torch.ones(64))
+        explained = tuned.explain().as_json()
+        assert explained["basis"] in ("forecast", "default")
+        assert explained["default"] is not None
+        assert explained["configs"] == []
+
+    def test_where_nothing_is_decided_there_is_nothing_to_explain(self) -> None:
+        tuned = self.make()
+        with pytest.raises(InvalidInputError, match=r"has decided nothing in this process: call it first"):
+            tuned.explain()
+        self.call(tuned, torch.ones(64))
+        with pytest.raises(InvalidInputError, match=r"decided nothing for 'another': \.decisions holds"):
+            tuned.explain("another")
 
     # Calls that must not be measured
 

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from forecast_autotune.core.config import Config
+from forecast_autotune.core.config import Config, split_common
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError
 
@@ -32,6 +32,19 @@ def test_a_config_survives_pickling_and_later_changes_of_its_mapping() -> None:
 def test_a_knob_of_no_value_type_is_refused_by_name(knobs: dict[str, object]) -> None:
     with pytest.raises(InvalidInputError, match="knob"):
         Config(knobs)  # type: ignore[arg-type]
+
+
+def test_what_all_configs_set_alike_is_split_off() -> None:
+    configs = [Config({"stages": 2, "tile": 64, "fast": 1}), Config({"fast": True, "stages": 2, "tile": 32, "more": 1})]
+    common, own = split_common(configs)
+    assert common == Config({"stages": 2})
+    assert [str(c) for c in own] == ["tile=64 fast=1", "fast=True tile=32 more=1"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_of_one_config_alone_nothing_is_split_off(count: int) -> None:
+    configs = [Config({"stages": 2})] * count
+    assert split_common(configs) == (Config({}), configs)
 
 
 def test_a_space_keeps_order_and_drops_duplicates() -> None:

@@ -44,12 +44,39 @@ def test_decisions_are_listed_newest_first_and_filtered(tmp_path: Path) -> None:
     assert store.decisions(kernel="nothing") == []
 
 
-def test_a_decision_is_identified_by_its_digests_start_or_its_kernels_name(tmp_path: Path) -> None:
+def test_a_decision_is_found_by_its_digests_start_or_in_its_kernels_name(tmp_path: Path) -> None:
     store = filled(tmp_path)
     (softmax,) = store.find("softmax")
-    assert store.find(softmax.digest[:8].upper()) == [softmax]
-    assert len(store.find("rmsnorm")) == 2
-    assert store.find("soft") == store.find("") == []
+    assert store.find(softmax.digest[:8].upper()) == store.find("SOFT") == [softmax]
+    for part in ("rmsnorm", "NORM", "m"):
+        assert store.find(part) == store.decisions(kernel=part)
+    assert store.find("hardmax") == store.find("") == []
+
+
+def test_a_kernel_whose_name_is_the_key_goes_before_longer_names(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    with SqliteStore(tmp_path) as opened:
+        opened.decide(a_job(name="log_softmax"), a_decision(a_job(name="log_softmax")))
+    (found,) = store.find("softmax")
+    assert found.place.workload.program.name == "softmax"
+    assert len(store.find("oftmax")) == 2
+
+
+def test_a_decision_is_listed_with_the_newest_time_of_its_config(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    timed = {stored.place.workload.program.name: outcome for stored, outcome in store.each_timed_decision()}
+    assert timed["softmax"] == a_measurement(10.0)
+    with SqliteStore(tmp_path) as opened:
+        job = a_job(name="untimed")
+        opened.decide(job, a_decision(job))
+    assert [outcome for _, outcome in store.each_timed_decision(kernel="untimed")] == [None]
+
+
+def test_the_noise_of_timings_is_told_by_hardware(tmp_path: Path) -> None:
+    noise = filled(tmp_path).stats().noise
+    assert set(noise) == {"NVIDIA H200", "A100"}
+    assert noise["A100"].configs == 2
+    assert noise["A100"].spread == pytest.approx(a_measurement(10.0).relative_spread)
 
 
 def test_the_detail_holds_everything_touched_and_what_was_superseded(tmp_path: Path) -> None:

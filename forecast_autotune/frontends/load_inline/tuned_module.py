@@ -38,7 +38,7 @@ def load_inline(
     check: Check | Mapping[str, Any] = "allclose",
     budget: str | int | Mapping[str, Any] | None = None,
     **torch_kwargs: Any,
-) -> Any:
+) -> types.ModuleType:
     """Build a C++ or CUDA extension from text; with a space, choose among its variants at each key's first call.
 
     Takes every argument of `torch.utils.cpp_extension.load_inline`, by position or name, and without `space` is that
@@ -69,14 +69,15 @@ def load_inline(
 
 def _without_space(
     name: str, cpp_sources: Any, torch_args: Any, torch_kwargs: Any, kernel_sources: Any, options: Mapping[str, Any]
-) -> Any:
+) -> types.ModuleType:
     import torch.utils.cpp_extension as cpp_extension
 
     defaults = {"check": "allclose"}
     given = {"kernel_sources": kernel_sources, **options}
     if named := [n for n, value in given.items() if value is not None and value != defaults.get(n)]:
         raise InvalidInputError(f"{', '.join(named)} of {name}: these describe a space of variants; add space=")
-    return cpp_extension.load_inline(name, cpp_sources, *torch_args, **torch_kwargs)
+    module: types.ModuleType = cpp_extension.load_inline(name, cpp_sources, *torch_args, **torch_kwargs)
+    return module
 
 
 def _with_space(

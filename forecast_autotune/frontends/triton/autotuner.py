@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from triton import knobs
 from triton.runtime.autotuner import Autotuner
@@ -13,10 +13,10 @@ from triton.runtime.driver import driver
 from ...core.config import Config
 from ...core.decision import Decision
 from ...core.space import Space
-from ...errors import InvalidInputError
 from ...measure.base import is_of_the_config
 from ...measure.checks import Check, validate
 from ...protocols import Surrogate
+from ...store.explanation.explanation import Explanation
 from ..dispatch import Dispatcher
 from ..inductor.recompilation import recompile
 from ..inductor.torch_patches import patch_torch
@@ -39,7 +39,13 @@ from .tuner_options import (
     timing_of,
 )
 
+if TYPE_CHECKING:
+    import triton
+
 DEFAULT_BUDGET = "16,30s"
+
+Grid: TypeAlias = "Sequence[int] | Callable[[dict[str, Any]], Sequence[int]]"
+"""Numbers of programs, or a function from the call's arguments, by name, to them."""
 
 show_overrides_in_configs()
 
@@ -50,29 +56,23 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
     Under an older Triton it behaves as Triton 3.9 does: None in `reset_to_zero` and `restore_value`, a fractional `top_k`
     of the pruned list, no benchmark for a single config, the listener. What only 3.9 refuses is a warning there.
 
-    Args, beside those of `triton.autotune`:
-        budget: as FORECAST_AUTOTUNE_BUDGET, which overrides it; by default at most 16 configs and 30 s for each key.
-        mode: as FORECAST_AUTOTUNE_MODE, which overrides it.
-        surrogate: a name as in FORECAST_AUTOTUNE_SURROGATE, which overrides it, or a Surrogate.
-        space: a `Space`, such as `Space.grid(...)`, instead of `configs`; `num_warps`, `num_stages`, `num_ctas` and
-            `maxnreg` are knobs like others.
-        check: `"allclose"`, `"bitexact"` or a callable: configs whose outputs differ from the first config's are never
-            chosen.
-        key_buckets: names in `key` to `"pow2"` or a function: calls whose values fall in one bucket share a decision.
-        timing: `"eager"`, or `"graph"` to time replays of a CUDA graph; part of the key.
-        isolate: time configs in a child process, so that an illegal access or a hang ends that process alone.
-            FORECAST_AUTOTUNE_ISOLATE overrides it.
-        shard: processes on different devices of equal hardware that miss one key share its measurements.
+    Args:
+        fn: the kernel, and `arg_names` those of its arguments; the others are those of `fa.autotune`, which explains each.
     Raises:
         InvalidInputError: an argument does not parse or does not fit the kernel; the message names what is accepted.
         ValueError: as Triton does, for names that are no arguments of the kernel.
     """
 
+    if TYPE_CHECKING:  # as the base sets them, which has no types
+        best_config: triton.Config
+
+        def __getitem__(self, grid: Grid) -> Callable[..., Any]: ...
+
     def __init__(
         self,
         fn: Any,
         arg_names: Sequence[str],
-        configs: Sequence[Any] | None,
+        configs: Sequence[triton.Config] | None,
         key: Sequence[str],
         reset_to_zero: Sequence[str] | None = None,
         restore_value: Sequence[str] | None = None,
@@ -129,7 +129,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
     # Attributes that programs read and assign -----------------------------------------------------------------------
 
     @property
-    def configs(self) -> list[Any]:
+    def configs(self) -> list[triton.Config]:
         """The configs to choose among, as `triton.Config`s."""
         return self._configs
 
@@ -155,6 +155,16 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
     def decisions(self) -> dict[Any, Decision]:
         """From tuning key to `Decision`: the last 64 that this process made or recalled."""
         return self.dispatcher.decisions
+
+    def explain(self, key: Any = None) -> Explanation:
+        """Why a key runs what it runs: what `forecast-autotune show` prints, to print, for a notebook, or `.as_json()`.
+
+        Args:
+            key: one of `decisions`; None for the one decided last.
+        Raises:
+            InvalidInputError: nothing is decided for it in this process.
+        """
+        return self.dispatcher.explain(key)
 
     @property
     def do_bench(self) -> Any:
@@ -238,11 +248,6 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             entry = self.dispatcher.entry(key, (args, kwargs))
             config = entry.launcher
         self.best_config = config
-        if entry is None or entry.provisional is None:
-            with table.lock:
-                current = entry is None or (table.get(key) is entry and entry.launcher is config)
-                if version == table.version and current:
-                    self._shortcuts.remember(config, call, args, kwargs)
         try:
             result = self._launch(config, args, kwargs)
         except Exception as err:
@@ -251,6 +256,11 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             return launch_another(self, key, entry, config, err, args, kwargs)
         if entry is not None:
             entry.fallback = None
+        if entry is None or entry.provisional is None:  # not before it has run: a shortcut has nothing to fall back to
+            with table.lock:
+                current = entry is None or (table.get(key) is entry and entry.launcher is config)
+                if version == table.version and current:
+                    self._shortcuts.remember(config, call, args, kwargs)
         return result
 
     def _launch(self, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -296,44 +306,3 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
     def prune_configs(self, kwargs: dict[str, Any]) -> list[Any]:
         """As Triton's: the configs that the user's pruning leaves for the call whose arguments `nargs` holds."""
         return self.spec.prune(self.nargs or {}, kwargs)
-
-
-def autotune(
-    configs: Sequence[Any] | None = None,
-    key: Sequence[str] = (),
-    prune_configs_by: Mapping[str, Any] | None = None,
-    reset_to_zero: Sequence[str] | None = None,
-    restore_value: Sequence[str] | None = None,
-    pre_hook: Callable[..., Any] | None = None,
-    post_hook: Callable[..., Any] | None = None,
-    warmup: int | None = None,
-    rep: int | None = None,
-    use_cuda_graph: bool = False,
-    do_bench: Callable[..., Any] | None = None,
-    cache_results: bool = False,
-    **extras: Any,
-) -> Callable[[Any], ForecastAutotuner]:
-    """Decorate a `triton.jit` function: `triton.autotune` with forecasts.
-
-    Args:
-        configs: and all that follow are the arguments of `triton.autotune`, in its order.
-        extras: the keyword-only arguments of `ForecastAutotuner`.
-    Returns:
-        The decorator; it returns the `ForecastAutotuner` that stands for the kernel.
-    Raises:
-        InvalidInputError: it is given the kernel itself, as in `@autotune` without a call.
-    """
-    if callable(configs) or hasattr(configs, "arg_names"):
-        kernel = getattr(configs, "__name__", configs)
-        raise InvalidInputError(
-            f"autotune was given the kernel {kernel} itself: write @autotune(configs=[…], key=[…]) above it, or space="
-        )
-
-    def decorate(fn: Any) -> ForecastAutotuner:
-        return ForecastAutotuner(
-            fn, fn.arg_names, configs, key, reset_to_zero, restore_value, pre_hook=pre_hook, post_hook=post_hook,
-            prune_configs_by=prune_configs_by, warmup=warmup, rep=rep, use_cuda_graph=use_cuda_graph,
-            do_bench=do_bench, cache_results=cache_results, **extras,
-        )  # fmt: skip
-
-    return decorate

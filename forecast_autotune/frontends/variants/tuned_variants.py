@@ -53,7 +53,7 @@ def variants(
     mode: str | None = None,
     surrogate: str | Surrogate | None = None,
     compile_ahead: bool = False,
-) -> Any:
+) -> TunedVariants:
     """One function out of several that compute the same thing: each key's first call finds out which is the fastest.
 
         softmax = fa.variants([one_pass, (online, fa.Space.grid({"BLOCK": [512, 1024]})), torch.softmax], key="x, dim")

@@ -145,7 +145,7 @@ def test_mode_strict_names_the_key_and_the_nearest_known_one(toy: Toy, monkeypat
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "strict")
     module = load(toy, ["plain", "slow"])
     module.scaled(torch.ones(10), 2.0)
-    with pytest.raises(fa.CacheMissError, match=r"no decision for toy.scaled\(x=float32\[11\].*nearest.*float32\[10\]"):
+    with pytest.raises(fa.CacheMissError, match=r"no decision for toy.scaled\(x=f32\[11\].*nearest.*f32\[10\]"):
         module.scaled(torch.ones(11), 2.0)
 
 

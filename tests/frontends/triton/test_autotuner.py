@@ -1082,6 +1082,29 @@ def refuse(patch: pytest.MonkeyPatch, *blocks: int, launching: Callable[[int], o
     patch.setattr(triton.runtime.jit.JITFunction, "run", refusing)
 
 
+def test_a_call_during_a_first_launch_that_is_refused_runs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[BaseException] = []
+
+    def launch() -> None:
+        try:
+            call(kernel)
+        except BaseException as err:
+            raised.append(err)
+
+    def beside(block: int) -> None:
+        if block == 64 and threading.current_thread() is threading.main_thread():
+            other = threading.Thread(target=launch)
+            other.start()
+            other.join()
+
+    refuse(monkeypatch, 64, launching=beside)
+    kernel = tuned(configs=configs((64, 128)), mode="first")
+    with playing(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", TuningWarning)
+        launch()
+    assert not raised
+
+
 def test_a_forecast_config_that_does_not_fit_gives_way_in_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     def forecast(job: Any, *_: Any, **__: Any) -> Resolution:
         digest, size = job.space.digest, len(job.space)

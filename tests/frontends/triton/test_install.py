@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +23,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from triton.runtime.autotuner import Autotuner  # noqa: E402
 
-from forecast_autotune.frontends.triton.autotuner import autotune  # noqa: E402
-from forecast_autotune.frontends.triton.install import install_lazily  # noqa: E402
+from forecast_autotune.frontends.triton.autotune import autotune  # noqa: E402
 
 
 def configs() -> list[Any]:
@@ -58,17 +60,18 @@ def test_all_three_names_become_ours_and_are_given_back_exactly() -> None:
     assert places() == before
 
 
-def test_installing_lazily_first_changes_neither_the_end_nor_the_way_back() -> None:
-    before = places()
-    install_lazily()
-    install_lazily()
-    assert len({id(place) for place in places()}) == 1
-    kernel = triton.autotune(configs=configs(), key=["n"])(scale)
-    assert type(kernel) is fa.ForecastAutotuner
+def test_installing_leaves_torch_to_the_first_decorated_kernel() -> None:
+    program = (
+        "import sys, forecast_autotune as fa; fa.install(); print('triton' in sys.modules, 'torch' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["True", "False"]
+
+
+def test_what_is_installed_shows_the_arguments_of_triton_s() -> None:
+    theirs = list(inspect.signature(triton.autotune).parameters)
     fa.install()
-    assert places() == [autotune] * 3
-    fa.uninstall()
-    assert places() == before
+    assert list(inspect.signature(triton.autotune).parameters)[: len(theirs)] == theirs
 
 
 def test_a_place_that_somebody_changed_since_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,11 +124,15 @@ def test_why_a_variant_failed_is_kept_and_shown(capsys: pytest.CaptureFixture[st
     fa.variants([lazy, wrong, raises, spoils], name="double")(X)
     main(["show", "double"])
     told = capsys.readouterr().out
-    assert re.search(r"variant=wrong .*failed at check: output 0 \(float32\[64x64\]\): 4096 of 4096 elements", told)
-    assert re.search(r"variant=raises .*failed at launch: RuntimeError: no more than 32 columns", told)
-    assert re.search(r"variant=spoils .*failed at check: wrote to x, which the default leaves as it was", told)
+    assert re.search(r"check .* output 0 \(float32\[64x64\]\): 4096 of 4096 elements", told)
+    assert re.search(r"launch .* RuntimeError: no more than 32 columns", told)
+    assert re.search(r"failed at check .*variant=spoils .*wrote to x, which the default leaves as it was", told)
+    main(["show", "double", "-v"])
+    told = capsys.readouterr().out
+    assert re.search(r"failed at check .*variant=wrong .*output 0 \(float32\[64x64\]\): 4096 of 4096 elements", told)
+    assert re.search(r"failed at launch .*variant=raises .*RuntimeError: no more than 32 columns", told)
     main(["list"])
-    assert "double(x=float32[64x64], factor=2.0" in capsys.readouterr().out
+    assert "double(x=f32[64x64], factor=2.0" in capsys.readouterr().out
 
 
 def test_without_a_check_a_wrong_variant_is_the_users_own_business() -> None:
@@ -292,7 +296,7 @@ def test_a_key_that_cannot_be_looked_up_is_named() -> None:
 
 def test_mode_strict_names_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "strict")
-    with pytest.raises(CacheMissError, match=r"no decision for .*lazy\(x=float32\[64x64\]"):
+    with pytest.raises(CacheMissError, match=r"no decision for .*lazy\(x=f32\[64x64\]"):
         fa.variants([lazy, quick])(X)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..core.outcome import Failure
+from ...core.outcome import Failure
 
 _ADVICE = {
     "compile": "take it out of the space, or mend the source for it: the whole of what the compiler said is in its log",

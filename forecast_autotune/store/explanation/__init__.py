@@ -1,0 +1,1 @@
+"""A stored decision explained to a person: what `forecast-autotune show` prints and `kernel.explain()` returns."""

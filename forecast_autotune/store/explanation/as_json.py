@@ -1,0 +1,72 @@
+"""A decision for programs: the fields of `list --json` and `show --json`, which keep their names."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from .. import encoding
+from ..details import DecisionDetail
+from ..rows import StoredDecision
+from .content import failures_of, noise_at, ranked
+from .statements import statements_of
+
+
+def summary_of(stored: StoredDecision) -> dict[str, object]:
+    """A decision in a list."""
+    decision = stored.decision
+    return {
+        "decision": stored.digest,
+        "kernel": stored.place.workload.program.name,
+        "key": dict(stored.place.workload.key),
+        "hardware": stored.place.hardware.name,
+        "power_limit_w": stored.place.hardware.power_limit_w,
+        "config": dict(decision.config.knobs),
+        "basis": decision.basis,
+        "speedup": decision.speedup,
+        "config_us": decision.config_us,
+        "default_us": decision.default_us,
+        "measured": decision.measured,
+        "space_size": decision.space_size,
+        "spent_s": decision.spent_s,
+        "hits": stored.hits,
+        "decided_at": decision.decided_at,
+    }
+
+
+def json_of(detail: DecisionDetail) -> dict[str, object]:
+    """A decision with all that is known around it."""
+    stored, place = detail.stored, detail.stored.place
+    noise = noise_at(detail)
+    return {
+        **summary_of(stored),
+        "reason": stored.decision.reason,
+        "equivalents": [dict(c.knobs) for c in stored.decision.equivalents],
+        "default": None if detail.default is None else dict(detail.default.knobs),
+        "space": stored.decision.space_digest,
+        "budget": stored.decision.budget,
+        "forecast": stored.decision.forecast,
+        "compiled": stored.decision.compiled,
+        "failed": stored.decision.failed,
+        "run": stored.decision.run,
+        "hit_at": stored.hit_at,
+        "language": place.workload.program.language,
+        "timing": place.workload.timing,
+        "features": dict(place.workload.features),
+        "hardware": encoding.encode_hardware(place.hardware),
+        "toolchain": encoding.encode_toolchain(place.toolchain),
+        "superseded": len(detail.earlier),
+        "noise": None if noise is None else asdict(noise),
+        "failures": [asdict(alike) for alike in failures_of(detail)],
+        "configs": [
+            {
+                "config": dict(t.config.knobs),
+                "forecast": encoding.encode_forecast(t.forecast),
+                "who_said_what": [asdict(each) for each in statements_of(t.forecast)],
+                "outcome": encoding.encode_outcome(t.outcome),
+                "log2_speedup": detail.log2_speedups.get(t.config),
+                "run": t.run,
+                "recorded_at": t.recorded_at,
+            }
+            for t in ranked(detail)
+        ],
+    }
