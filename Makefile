@@ -25,7 +25,7 @@ $(VENV)/.ready: pyproject.toml .ci/constraints-cpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[dev]'
 	@touch $@
 
-demo: setup  ## tune a real kernel for three shapes; the second time it decides from the store
+demo: setup  ## tune a C++ and a Triton kernel, in a minute; the second time it decides from the store
 	@$(BIN)/python -m kernel_suite.demo
 
 LM_DEMO ?=
@@ -111,7 +111,7 @@ test-slow: setup  ## the tests that take minutes: every kernel of the suite thro
 # Where PYTHON is given, that one is used as it is: a machine with a GPU may have torch and no way to fetch packages. It may
 # lack pytest's plugins too, so that what pyproject.toml says of them does not count here.
 GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(BIN)/python,$(PYTHON))
-GPU_TESTS  ?= tests/gpu tests/frontends/load_inline/test_load_inline_cuda.py
+GPU_TESTS  ?= tests/gpu tests/frontends/load_inline/test_load_inline_cuda.py tests/examples
 GPU_JSON   ?= build/gpu_report.json
 # Words for the report. Beside the tests there is time for one size of each kernel; alone, for two.
 GPU_REPORT ?= --sizes 1

@@ -98,7 +98,10 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a tuning run has come; sent after each step."""
+    """How far a tuning run has come; sent before each step, and when it has decided.
+
+    While `timing`, a config is timed until the next one is sent: what runs beside it on the same cores shows in its time.
+    """
 
     job: Job
     doing: str
@@ -109,6 +112,8 @@ class Progress:
     spent_s: float
     best: Config | None
     best_speedup: float | None
+    seconds_left: float = math.inf
+    timing: bool = False
 
 
 def reference_us(outcomes: Mapping[Config, Outcome], default: Config) -> float | None:

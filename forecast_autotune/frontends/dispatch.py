@@ -10,7 +10,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from sys import intern
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ from ..store.details import detail_in
 from ..store.explanation.explanation import Explanation
 from ..store.rows import TuningKey
 from ..store.sqlite import SqliteStore
+from ..tuning.progress import show_progress
 from .engine import Request, decide, make_store, request, takes_time, untraced
 from .key_table import Entry, KeyTable, Provisional, Recent
 from .pending import holds_unmeasured, is_unmeasured
@@ -193,36 +194,40 @@ class Dispatcher:
         if unmeasured:
             how = replace(how, budget="0", unmeasured=unmeasured)
         began = time.perf_counter()
-        tuning = self._door.tuning(call, how)
         provisional = Provisional(why=unmeasured) if unmeasured else None
-        undecided = Entry(launcher=tuning.default, measured=False, provisional=provisional)
-        if how.settings.mode == "first":
-            return undecided
-        try:
-            if (job := tuning.job) is None:
+        with show_progress(self._door.name) if takes_time(how) else nullcontext() as watched:
+            tuning = self._door.tuning(call, how)
+            undecided = Entry(launcher=tuning.default, measured=False, provisional=provisional)
+            if how.settings.mode == "first":
                 return undecided
-            store = self.store(job.hardware, how.settings)
-            with tuning.measurer() as measurer, tuning_lock.slow(takes_time(how)):
-                resolution = decide(
-                    job,
-                    how,
-                    compiler=tuning.compiler,
-                    measurer=measurer,
-                    store=store,
-                    device=tuning.device,
-                    earlier=self.decisions.get(key) if _awaits_another_process(before) else None,
-                )
-                decision, measured = resolution.decision, int(measurer.measured)
-                untried = not (measured or unmeasured) and decision.config != job.space.default
-                if untried and (failure := tuning.refused(decision.config, measurer)) is not None:
-                    decision = self._refuse(job, decision, failure, store)
-            launcher = tuning.launcher(decision.config)
-        except (CacheMissError, InvalidInputError, NoWorkingConfigError):
-            raise
-        except Exception as err:
-            log.debug("tuning failed", exc_info=True)
-            self._warn(f"{self._door.name} is not tuned, its first config is run: {type(err).__name__}: {err}")
-            return undecided
+            try:
+                if (job := tuning.job) is None:
+                    return undecided
+                store = self.store(job.hardware, how.settings)
+                with tuning.measurer() as measurer, tuning_lock.slow(takes_time(how)):
+                    resolution = decide(
+                        job,
+                        how,
+                        compiler=tuning.compiler,
+                        measurer=measurer,
+                        store=store,
+                        listener=watched,
+                        device=tuning.device,
+                        earlier=self.decisions.get(key) if _awaits_another_process(before) else None,
+                    )
+                    decision, measured = resolution.decision, int(measurer.measured)
+                    untried = not (measured or unmeasured) and decision.config != job.space.default
+                    if untried and (failure := tuning.refused(decision.config, measurer)) is not None:
+                        decision = self._refuse(job, decision, failure, store)
+                launcher = tuning.launcher(decision.config)
+            except (CacheMissError, InvalidInputError, NoWorkingConfigError):
+                raise
+            except Exception as err:
+                log.debug("tuning failed", exc_info=True)
+                self._warn(f"{self._door.name} is not tuned, its first config is run: {type(err).__name__}: {err}")
+                return undecided
+            if watched is not None and resolution.retry_after_s is None:
+                watched.tuned(job, decision, measured_here=measured > 0, is_stored=store is not self._memory)
         decision = self._slim(decision)
         if decision.tried or not unmeasured:  # else it is no decision of the key's, but what this call makes do with
             self.decisions[key] = decision

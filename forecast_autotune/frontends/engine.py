@@ -38,7 +38,6 @@ from ..surrogates.recalibrated import Recalibrated
 from ..surrogates.roofline import Roofline
 from ..tuning.loop import stored, tune
 from ..tuning.policies import Exhaustive, First, Selective, StoredOnly
-from ..tuning.progress import show_progress
 from .pending import measuring_is_wanted, note_if_pending
 
 log = logging.getLogger(__name__)
@@ -182,6 +181,7 @@ def decide(
     """The decision for a job: stored, or tuned now; by the ranks of one job alike. It waits for no other process.
 
     Args:
+        listener: told how far the run has come.
         device: identifies the physical device, as `probe.device_identity` tells it; where it is unknown, nothing is shared.
         earlier: the decision that this process was given last time, to be asked for again.
     Raises:
@@ -201,20 +201,19 @@ def decide(
             return Resolution(store.publish_decision(job, recalled))
         note_if_pending(store, job, None, how.settings, budget, how.unmeasured)
         raise CacheMissError(f"{_missed(job, store)}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
-    with show_progress(listener) as shown:
-        resolution = untraced(tune)(
-            job,
-            compiler=compiler,
-            surrogate=surrogate,
-            policy=make_policy(how.settings, budget),
-            measurer=measurer,
-            store=store,
-            budget=budget,
-            listener=shown,
-            shares=shares,
-            meanwhile=meanwhile,
-            earlier=earlier,
-        )
+    resolution = untraced(tune)(
+        job,
+        compiler=compiler,
+        surrogate=surrogate,
+        policy=make_policy(how.settings, budget),
+        measurer=measurer,
+        store=store,
+        budget=budget,
+        listener=listener,
+        shares=shares,
+        meanwhile=meanwhile,
+        earlier=earlier,
+    )
     note_if_pending(store, job, resolution.decision, how.settings, budget, how.unmeasured)
     return resolution
 

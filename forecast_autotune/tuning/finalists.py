@@ -79,12 +79,11 @@ def _time_in_turns(finalists: list[Config], state: RunState, trials: Trials) -> 
         for config in list(finalists):
             if state.budget.seconds_left <= 0:
                 break
-            outcome = trials.measurer.measure(config)
+            outcome = trials.time_as_finalist(config)
             if isinstance(outcome, Failure):
                 finalists.remove(config)
                 again.pop(config, None)
                 state.keep(config, outcome)
             else:
                 again[config] = again[config].with_more(outcome) if config in again else outcome
-            state.report("measuring finalists")
     return again

@@ -23,6 +23,8 @@ def await_helpers(state: RunState) -> bool:
     awaited = sharing.claimed
     state.learn_from_others()
     took_s = (o.cost_s for c, o in state.outcomes.items() if c in state.tried and isinstance(o, Measurement))
+    if awaited:
+        state.report("waiting for other processes")
     most_s = 2 * max(took_s, default=0.0) + GRACE_S
     until = time.monotonic() + min(most_s, state.budget.seconds_left)
     while sharing.claimed and len(state.outcomes) == known and awaited <= sharing.claimed and time.monotonic() < until:

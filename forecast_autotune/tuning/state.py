@@ -71,13 +71,13 @@ class RunState:
 
     def start_forecasts(self, recordings: Sequence[Recording]) -> None:
         """Make the first forecasts, from what is stored of this key and from recordings of related ones."""
+        self.report("forecasting")
         self.forecaster.start(recordings, self.outcomes, self.evidence)
-        self.report("forecast")
 
     def forecast(self) -> None:
         """Forecast every config again from what is known by now."""
+        self.report("forecasting")
         self.forecaster.update(self.outcomes, self.evidence)
-        self.report("forecast")
 
     def keep(self, config: Config, outcome: Outcome) -> None:
         """Remember an outcome, in the store too."""
@@ -144,8 +144,8 @@ class RunState:
             now=time.time(),
         )
 
-    def report(self, doing: str) -> None:
-        """Tell the listener how far the run has come."""
+    def report(self, doing: str, *, timing: bool = False) -> None:
+        """Tell the listener what is done next and how far the run has come; `timing` holds until the next report."""
         if self._listener is None:
             return
         speedups = log2_speedups(self.outcomes, self.space.default)
@@ -161,5 +161,7 @@ class RunState:
                 spent_s=self.budget.spent_s,
                 best=best,
                 best_speedup=None if best is None else 2 ** speedups[best],
+                seconds_left=self.budget.seconds_left,
+                timing=timing,
             )
         )

@@ -37,11 +37,13 @@ class Trials:
         room = state.budget.configs_left - sum(c not in state.outcomes for c in state.evidence)
         chosen = chosen[: int(max(0, min(room, len(chosen))))]
         chosen = state.sharing.claim_batch(chosen, self.compiler.workers)
+        if chosen:
+            state.report("building")
         with contextlib.closing(_closable(self.compiler.compile(chosen))) as building:
             for config, result in building:
                 state.compiled += 1
                 self._note_built(config, result)
-                state.report("compiling")
+                state.report("building")
                 if self.compiler.overlaps_timing:
                     self._time(c for c in state.evidence if c not in state.outcomes)
                 if self._ending.reached():
@@ -60,6 +62,7 @@ class Trials:
         They were compiled and paid for once: neither the count of this run nor its budget grows.
         """
         built = self._state.evidence
+        self._state.report("building")
         for config, result in self.compiler.compile([c for c in configs if c not in built]):
             self._note_built(config, result)
         return [c for c in configs if c in built]
@@ -67,7 +70,19 @@ class Trials:
     def time_once_more(self, config: Config) -> Outcome:
         """Time a built config in full, with nothing being compiled beside it. The outcome is not kept."""
         with self.compiler.paused():
-            return self.measurer.measure(config)
+            return self._measure("timing the default again", config)
+
+    def time_as_finalist(self, config: Config) -> Outcome:
+        """Time a built config in full. The outcome is not kept."""
+        return self._measure("timing the best in turns", config)
+
+    def _measure(self, doing: str, config: Config, early_stop_us: float = math.inf) -> Outcome:
+        """Time a config, and have whoever watches keep still meanwhile."""
+        self._state.report(doing, timing=True)
+        try:
+            return self.measurer.measure(config, early_stop_us=early_stop_us)
+        finally:
+            self._state.report("choosing")
 
     def _note_built(self, config: Config, result: Evidence | Failure) -> None:
         if isinstance(result, Failure):
@@ -94,11 +109,10 @@ class Trials:
                 if config == state.space.default:
                     return  # still being built
                 continue
-            outcome = self.measurer.measure(config, early_stop_us=self._early_stop_us(config))
+            outcome = self._measure("timing", config, self._early_stop_us(config))
             if isinstance(outcome, Measurement):
                 outcome = replace(outcome, compile_s=state.evidence[config].compile_s)
             state.keep(config, outcome)
-            state.report("measuring")
 
     def _early_stop_us(self, config: Config) -> float:
         """The time of a first run beyond which timing the config further is useless; infinite before anything ran."""

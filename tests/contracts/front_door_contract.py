@@ -137,6 +137,17 @@ class FrontDoorContract(ABC):
         with pytest.raises(InvalidInputError, match=r"decided nothing for 'another': \.decisions holds"):
             tuned.explain("another")
 
+    def test_a_tuned_key_has_a_closing_line_and_a_hit_none(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("RANK", raising=False)
+        for tuned in (self.make(), self.make()):
+            for _ in range(2):
+                self.call(tuned, torch.ones(64))
+        shown = capsys.readouterr()
+        assert shown.err.count("2 of 2 tried, ") == 1, shown.err
+        assert "tried" not in shown.out
+
     # Calls that must not be measured
 
     def test_an_unmeasured_call_times_nothing_and_leaves_the_key_open(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import pty
 import re
 import shlex
 import shutil
@@ -29,6 +28,7 @@ from faults.fuzz import in_time
 from faults.ledger import Case, Ledger
 from faults.stores import NOBODY, as_nobody, told_by
 from recorded import job_of, recording
+from terminal import shown_by
 from toy import KERNEL
 
 from forecast_autotune.compilers.cpp_compile import CppCompiler
@@ -103,29 +103,6 @@ def on_a_terminal(command: list[str], case: Case, folder: Path) -> tuple[int, st
     return shown_by([sys.executable, "-m", "forecast_autotune", *command], environment, folder)
 
 
-def shown_by(command: list[str], environment: dict[str, str], folder: Path) -> tuple[int, str]:
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        command,
-        stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=folder,
-    ) as process:  # fmt: skip
-        os.close(theirs)
-        shown = bytearray()
-        deadline = time.monotonic() + 120
-        try:
-            while part := os.read(ours, 65536):
-                shown += part
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"{command} goes on and on")
-        except OSError:
-            pass  # so a terminal tells that nobody writes to it any more
-        finally:
-            os.close(ours)
-            if process.poll() is None and time.monotonic() > deadline:
-                process.kill()
-        return process.wait(timeout=200), shown.decode(errors="replace")
-
-
 def test_names_of_a_pack_run_nothing_and_command_no_terminal(tmp_path: Path, faults: Ledger) -> None:
     with faults.case(
         "an imported pack whose names, knobs, hardware, runs and reasons are commands to a shell, SQL, templates, pickle, a "
@@ -182,26 +159,17 @@ def test_names_of_a_pack_reach_a_prompt_as_text(tmp_path: Path, faults: Ledger) 
 
 
 PROGRESS = """
-import math, sys, time
+import math, sys
 from contracts.store_contract import a_job
-from rich.live import Live
-from forecast_autotune.tuning import progress
+from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.job import Progress
-progress.QUIET_S = 0.0
-draw, drawn = Live.refresh, 0
-def refresh(self):
-    global drawn
-    draw(self)
-    drawn += 1
-Live.refresh = refresh  # called by a thread of rich's, now and then
-with progress.show_progress() as show:
+from forecast_autotune.tuning.progress import show_progress
+with show_progress("a kernel") as show:
     for text in sys.argv[1:]:
         counts = {"forecast": 1, "compiled": 1, "measured": 1}
         best = {"best": None, "best_speedup": 1.5}
-        show(Progress(job=a_job(name=text), doing="measuring", limit=math.inf, spent_s=1.0, **best, **counts))
-        enough, until = drawn + 2, time.monotonic() + 60  # the first may have begun before
-        while drawn < enough and time.monotonic() < until:
-            time.sleep(0.01)
+        job = a_job(name=text, hardware=Hardware(kind="cpu", name="a CPU"))
+        show(Progress(job=job, doing="timing", limit=math.inf, spent_s=1.0, timing=True, **best, **counts))
 """
 
 
@@ -216,8 +184,8 @@ def test_a_kernels_name_commands_no_terminal_while_it_is_tuned(tmp_path: Path, f
         with case.attempt():
             code, shown = shown_by([sys.executable, "-c", PROGRESS, *texts], environment, case.folder)
             assert code == 0, shown
-            assert "[/nope]: measuring" in shown
-            assert "[red]x[/red]: measuring" in shown
+            assert "[/nope]: timing" in shown
+            assert "[red]x[/red]: timing" in shown
             assert "\\x1b]0;owned" in shown
             assert "\x1b]" not in shown
 
