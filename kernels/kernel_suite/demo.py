@@ -165,12 +165,9 @@ def report(
     say_fact("tried", f"{decision.measured} of them; {decision.failed} failed")
     say_fact("default", f"{as_time(decision.default_us)}  {default}")
     say_fact("chosen", f"{as_time(decision.config_us)}  {decision.config}")
-    say_fact("speed", f"{decision.speedup or 1:.1f}x the default's")
     if best_us is not None and decision.config_us is not None:
-        say_fact(
-            "",
-            f"{best_us / decision.config_us:.0%} of the best there is, {as_time(best_us)}: all of them were timed once",
-        )
+        share = best_us / decision.config_us
+        say_fact("of the best", f"{share:.0%}: of all configs, timed once, the best takes {as_time(best_us)}")
     say_fact("why", decision.reason)
     spent = f"{decision.spent_s:.1f} s: {timing_s:.1f} s of timing; the longest build {longest_build_s:.1f} s"
     say_fact("tuning", f"{spent}{', in an earlier run' if recalled else ''}")

@@ -43,10 +43,11 @@ def test_the_matrix_product_is_searched_for_and_then_recalled(
     assert first["default"].startswith("532.8 us")  # the best of the list takes 214.7 us
     assert "BM=32 BN=256" in first["default"]
     assert "BM=32 BN=256" not in first["chosen"]
+    assert re.match(r"\d+%: of all configs, timed once, the best takes 214.7 us", first["of the best"])
     assert "decided now" in first["this call"]
     assert "decided from the store" in again["this call"]
     assert "earlier run" in again["tuning"]
-    same = ("forecast", "tried", "default", "chosen", "speed", "why")
+    same = ("forecast", "tried", "default", "chosen", "of the best", "why")
     assert [again[name] for name in same] == [first[name] for name in same]
 
 
