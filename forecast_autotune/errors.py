@@ -22,6 +22,17 @@ class NoWorkingConfigError(AutotuneError, RuntimeError):
     """No config can be launched for this call, the default included; the message says what each ran into."""
 
 
+class BuildError(NoWorkingConfigError):
+    """A C++ or CUDA extension does not compile; the message holds the compiler's first errors and where its log is.
+
+    A `RuntimeError`, as torch's own `load_inline` raises.
+    """
+
+
+class NoGpuError(AutotuneError, RuntimeError):
+    """A Triton kernel was launched where Triton finds no GPU; Triton itself raises `RuntimeError` there."""
+
+
 class CacheMissError(AutotuneError, LookupError):
     """Mode `strict` met a key that has no decision."""
 

@@ -30,6 +30,9 @@ class Compiler(Protocol):
         """Build each config, yielding each as it is done, in any order.
 
         Never raises for a config that does not build: that is a `Failure`. Closing the iterator abandons the rest.
+
+        Raises:
+            NoWorkingConfigError: no config can build, whatever its knobs.
         """
 
     def paused(self) -> AbstractContextManager[None]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from .core.budget import BudgetLimits
 from .core.model_names import FORMS, is_language_model, is_loopback
-from .errors import InvalidInputError
+from .core.user_warnings import warn_user
+from .errors import InvalidInputError, TuningWarning
 
 PREFIX = "FORECAST_AUTOTUNE_"
 
@@ -24,6 +25,8 @@ _CHOICES = {
     "SYNC": ("store", "rank0", "none"),
     "REMOTE": ("0", "1"),
 }
+
+_WARNED_OF: set[str] = set()  # variables that are no settings
 
 SURROGATES = {
     "auto": "",  # history, learned and roofline, blended
@@ -82,9 +85,13 @@ class Settings:
     ) -> Settings:
         """Read `FORECAST_AUTOTUNE_*`; `mode` and `surrogate` hold where it says nothing of them.
 
+        Of the process's own environment, each variable that is no setting is warned of once.
+
         Raises:
             InvalidInputError: a value does not parse; names the variable, the value and the accepted forms.
         """
+        if environment is None:
+            _warn_of_unknown_variables()
         env = os.environ if environment is None else environment
         values: dict[str, object] = {}
         if mode is not None and mode not in _CHOICES["MODE"]:
@@ -178,9 +185,23 @@ def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str, str | None]:
     """Variables that start like ours and are none of them, each with the name it was perhaps meant to be."""
+    env = os.environ if environment is None else environment
+    known = [name.upper() for name in Settings.__dataclass_fields__]
+    strange = [name for name in env if name.upper().startswith(PREFIX) and name.removeprefix(PREFIX) not in known]
+    if not strange:
+        return {}
     import difflib
 
-    env = os.environ if environment is None else environment
-    known = [PREFIX + name.upper() for name in Settings.__dataclass_fields__]
-    strange = [name for name in env if name.upper().startswith(PREFIX) and name not in known]
-    return {name: next(iter(difflib.get_close_matches(name.upper(), known, 1, 0.6)), None) for name in sorted(strange)}
+    def meant(name: str) -> str | None:
+        close = difflib.get_close_matches(name.upper().removeprefix(PREFIX), known, 1)
+        return PREFIX + close[0] if close else None
+
+    return {name: meant(name) for name in sorted(strange)}
+
+
+def _warn_of_unknown_variables() -> None:
+    for name, meant in unknown_variables().items():
+        if name not in _WARNED_OF:
+            _WARNED_OF.add(name)
+            hint = f"did you mean {meant}?" if meant else "remove it, for nothing reads it"
+            warn_user(f"the environment variable {name} is no setting of forecast_autotune: {hint}", TuningWarning)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -27,6 +28,8 @@ def pytest_configure() -> None:
     """Heed Ctrl-C, and have child processes heed it: a shell has what it starts in the background ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Tests run beside each other on a noisy machine, which is no news to those that look for other reports.
+    logging.getLogger("forecast_autotune.tuner.noise").setLevel(logging.CRITICAL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

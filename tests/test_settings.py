@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.errors import InvalidInputError, TuningWarning
 from forecast_autotune.settings import Answer, Settings, unknown_variables
 
 
@@ -134,6 +134,27 @@ def test_an_answer_that_does_not_parse_is_named_with_what_is_accepted(text: str)
 def test_new_variables_are_known_and_misspelt_ones_named() -> None:
     environment = {f"FORECAST_AUTOTUNE_{name}": "1" for name in ("REMOTE", "ANSWER", "ANSWERS")}
     assert unknown_variables(environment) == {"FORECAST_AUTOTUNE_ANSWERS": "FORECAST_AUTOTUNE_ANSWER"}
+
+
+def test_a_misspelt_variable_is_warned_of_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forecast_autotune.settings._WARNED_OF", set())
+    monkeypatch.setenv("FORECAST_AUTOTUNE_BUGET", "2s")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_XYZZY", "1")
+    with pytest.warns(TuningWarning) as warned:
+        Settings.from_environment()
+    assert [str(w.message).partition(" is no setting of ")[::2] for w in warned] == [
+        (
+            "the environment variable FORECAST_AUTOTUNE_BUGET",
+            "forecast_autotune: did you mean FORECAST_AUTOTUNE_BUDGET?",
+        ),
+        ("the environment variable FORECAST_AUTOTUNE_XYZZY", "forecast_autotune: remove it, for nothing reads it"),
+    ]
+    assert {w.filename for w in warned} == {__file__}
+    Settings.from_environment()  # a second warning would be an error
+
+
+def test_an_environment_that_is_handed_in_is_not_warned_of() -> None:
+    Settings.from_environment({"FORECAST_AUTOTUNE_BUGET": "2s"})
 
 
 def test_a_relative_folder_stays_where_it_was_when_it_was_first_read(

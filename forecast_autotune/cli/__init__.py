@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Collection, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from ._commands import COMMANDS
 from ._exit_codes import BAD_INPUT, EPILOG, OK
@@ -14,14 +17,15 @@ from ._exit_codes import BAD_INPUT, EPILOG, OK
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; the result goes to stdout, everything else to stderr."""
-    from ..core.text import plain
+    from ..core.text import error_text, plain
     from ..errors import AutotuneError
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         named = next((a for a in arguments if not a.startswith("-")), "")
         parsed = parser_with([named]).parse_args(arguments)
-        code = int(parsed.run(parsed))
+        with _warnings_as_lines():
+            code = int(parsed.run(parsed))
         sys.stdout.flush()  # a closed pipe raises at this line, not while Python ends
         return code
     except SystemExit as stop:  # argparse has printed what is wrong, or help
@@ -31,11 +35,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (AutotuneError, OSError) as err:
-        print(f"forecast-autotune: {plain(str(err))}", file=sys.stderr)
+        print(f"forecast-autotune: {plain(error_text(err))}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("forecast-autotune: interrupted", file=sys.stderr)
         return 130
+
+
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Print our warnings as lines of the command: there is no line of the user's that they could point at."""
+    from ..errors import StoreWarning, TuningWarning
+    from .output import say
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, (StoreWarning, TuningWarning)):
+            say(str(message))
+        else:
+            others(message, category, *place, **more)
+
+    with warnings.catch_warnings():
+        others, warnings.showwarning = warnings.showwarning, show
+        for category in (StoreWarning, TuningWarning):
+            warnings.simplefilter("default", category)
+        yield
 
 
 def parser_with(commands: Collection[str]) -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from ..errors import InvalidInputError
 from .output import print_json, say
 
 if TYPE_CHECKING:
@@ -24,13 +25,33 @@ def is_missing(store: StoreFile, empty: object = None) -> bool:
 
     Args:
         empty: what a program that asked for JSON gets then; None where nobody did.
+    Raises:
+        InvalidInputError: a file stands where its folder is to be.
     """
+    folder = store.path.parent
+    if folder.is_file():
+        found = f"{folder} is a file, and a store is a folder"
+        raise InvalidInputError(f"{found}: give {folder.parent if folder.name == store.path.name else 'a folder'}")
     if not store.exists():
         say(f"there is no store at {store.path}: nothing has been tuned here yet")
         if empty is not None:
             print_json(empty)
         return True
     return False
+
+
+def hardware_meant(store: StoreFile, named: str | None) -> str:
+    """Where no hardware here has this in its name, some that there is, the likeliest first, as the end of a sentence."""
+    if named is None:
+        return ""
+    import difflib
+
+    known = sorted({decision.place.hardware.name for decision in store.decisions()})
+    if not known or any(named.lower() in name.lower() for name in known):
+        return ""
+    words = {word.lower(): name for name in known for word in name.split()}  # a person types one word of a name
+    close = [words[word] for word in difflib.get_close_matches(named.lower(), words, 3)]
+    return f": there is no hardware {named!r}, but {', '.join(list(dict.fromkeys([*close, *known]))[:3])}"
 
 
 def warn_unreadable(store: StoreFile) -> None:

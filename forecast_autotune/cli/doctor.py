@@ -112,7 +112,7 @@ def check_settings() -> Iterator[Finding]:
         advice = f"did you mean {meant}?" if meant else "remove it: nothing reads it"
         yield Finding(check="settings", status="problem", found=f"{name} is no setting", advice=advice)
     try:
-        settings = Settings.from_environment()
+        settings = Settings.from_environment(os.environ)  # which warns of none that is listed here
     except InvalidInputError as err:
         yield Finding(check="settings", status="problem", found=str(err), advice="set it to one of these, or unset it")
         return
@@ -173,6 +173,7 @@ def _trouble_asking(model: LanguageModel, *, until: float) -> str:
 
 
 def _check_pack(pack: Path) -> Finding:
+    from ..core.text import error_text
     from ..errors import InvalidInputError
     from ..store.jsonl import read_entries
 
@@ -180,7 +181,7 @@ def _check_pack(pack: Path) -> Finding:
         entries = read_entries(pack)
     except (OSError, InvalidInputError) as err:
         advice = "write it again with 'forecast-autotune export', or take it out of FORECAST_AUTOTUNE_PACKS"
-        return Finding(check="pack", status="problem", found=str(err), advice=advice)
+        return Finding(check="pack", status="problem", found=error_text(err), advice=advice)
     return Finding(check="pack", status="ok", found=f"{pack}: {len(entries)} lines")
 
 

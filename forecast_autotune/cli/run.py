@@ -67,6 +67,8 @@ def command_of(arguments: argparse.Namespace) -> list[str]:
     ):
         return [sys.executable, name, *rest]
     command = shutil.which(name)
+    if command is None and path.is_dir():
+        raise InvalidInputError(f"{name} is a folder without a __main__.py: name a Python file in it")
     if command is None:
         raise InvalidInputError(f"there is no file or command {name!r}: give a Python file, -m MODULE, or a command")
     return [command, *rest]

@@ -21,7 +21,7 @@ from typing import Any
 from ..core.config import Config
 from ..core.hardware import Hardware, Toolchain
 from ..core.outcome import Evidence, Failure
-from ..errors import AutotuneError
+from ..errors import BuildError
 from ..processes.endings import (
     WorkerDiedError,
     WorkerKilledError,
@@ -35,9 +35,10 @@ from ..processes.fork_server import fork_server
 from ..processes.machine import workers_that_fit
 from ..processes.worker import Worker
 from .builds import mark_used
+from .cpp_broken import BrokenSources
 from .cpp_build import build
 from .cpp_builds import CppBuilds
-from .cpp_errors import failure_reason
+from .cpp_errors import complete_log, failure_reason, first_errors
 from .cpp_recipe import Recipe, Variant
 from .cuda_report import kernel_report
 from .private_folders import make_private, write_private
@@ -82,6 +83,8 @@ class CppCompiler:
         # Variants that only link anew share one slot: two would each compile the binding, which takes longer than all else.
         self.workers = workers_that_fit(BUILD_MEMORY_BYTES)
         self.slots = 1 if recipe.kernel_sources and not recipe.is_cuda else self.workers
+        self._broken = BrokenSources(recipe)
+        self._failed: dict[Config, Failure] = {}  # by `compile`, and not told by `extension` yet
 
     @property
     def root(self) -> Path:
@@ -92,12 +95,13 @@ class CppCompiler:
         """The built extension of a config, built now if it is not there.
 
         Raises:
-            AutotuneError: it does not build; the message is the compiler's, and where its log is.
+            BuildError: it does not build.
         """
         variant = self._variant(config)
-        result = self.builds.evidence(variant) or self._build(config, self.builds.slot(0))
+        failed = self._failed.pop(config, None)  # a call that comes of it tells it at once; the next one builds again
+        result = self.builds.evidence(variant) or failed or self._build(config, self.builds.slot(0))
         if isinstance(result, Failure):
-            raise AutotuneError(f"{self.recipe.name} does not build with {config}: {result.message}")
+            raise BuildError(f"{self.recipe.name} does not build with {config}:\n{self._errors(variant, result)}")
         mark_used(self.builds.folder(variant))
         return Extension(path=str(self.builds.library(variant)), name=self.recipe.name, namespace=variant.namespace)
 
@@ -106,7 +110,11 @@ class CppCompiler:
         return self.builds.evidence(self._variant(config)) is not None
 
     def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
-        """Build each config, those that are built already first; closing the iterator ends the builds under way."""
+        """Build each config, those that are built already first; closing the iterator ends the builds under way.
+
+        Raises:
+            BuildError: the sources compile under no variant.
+        """
         waiting: list[Config] = []
         for config in configs:
             ready = self.builds.evidence(self._variant(config))
@@ -114,6 +122,7 @@ class CppCompiler:
                 waiting.append(config)
             else:
                 yield config, ready
+                self._learn(config, ready)
         if not waiting:
             return
         slots: queue.SimpleQueue[Path] = queue.SimpleQueue()
@@ -141,6 +150,7 @@ class CppCompiler:
                     if isinstance(built, BaseException):
                         raise built
                     yield config, built
+                    self._learn(config, built)
             finally:
                 abandoned.set()
 
@@ -149,6 +159,19 @@ class CppCompiler:
         return contextlib.nullcontext()  # every build has ended when `compile` hands back its last config
 
     # One variant ----------------------------------------------------------------------------------------------------
+
+    def _learn(self, config: Config, built: Evidence | Failure) -> None:
+        """Keep a failure for `extension`; raise it where no other variant need be tried."""
+        if not isinstance(built, Failure):
+            self._broken.works()
+            return
+        self._failed[config] = built
+        if self._broken.breaks_all(config, built):
+            errors = self._errors(self._variant(config), built)
+            raise BuildError(f"{self.recipe.name} builds with no config, for no knob touches why:\n{errors}")
+
+    def _errors(self, variant: Variant, failure: Failure) -> str:
+        return first_errors(self.builds.folder(variant) / "build.log", failure.message)
 
     def _variant(self, config: Config) -> Variant:
         return self.recipe.variant(config, self.toolchain, self.hardware)
@@ -194,6 +217,7 @@ class CppCompiler:
             message = f"the build took more than {self.timeout_s:.0f} s; its log is {build_log}"
             return Failure(stage="timeout", message=message)
         if isinstance(err, (WorkerRaisedError, WorkerDiedError)):
+            complete_log(build_log, str(err))
             message, its_own = failure_reason(build_log, str(err))
             transient = isinstance(err, WorkerDiedError) or not its_own
             return Failure(stage="compile", message=message, transient=transient)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 from pathlib import Path
 
@@ -11,6 +13,32 @@ _ERROR = re.compile(r"\b(fatal )?error\b\s*:|undefined reference|ld: ")
 _OF_THE_SOURCE = re.compile(r"[:(]\d+\)?: (?:fatal )?error: ")  # a front end's, with the line that it is about
 _QUOTED_LINE = re.compile(r"^\s*\d*\s*\| ")  # source, as GCC and Clang show it below an error
 _QUOTED_WORDS = re.compile(r"\u2018[^\u2019]*\u2019|'[^']*'|\"[^\"]*\"")
+
+
+MOST_ERRORS = 3  # that are shown of a log
+
+
+def first_errors(build_log: Path, message: str) -> str:
+    """The first errors of a build with the lines of source that its compiler quotes; `message` where there are none."""
+    try:
+        lines = build_log.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    errors = [i for i, line in enumerate(lines) if _OF_THE_SOURCE.search(line)]
+    shown: list[str] = []
+    for first in errors[:MOST_ERRORS]:
+        quoted = itertools.takewhile(_QUOTED_LINE.match, lines[first + 1 : first + 4])
+        shown += [lines[first].rpartition("/")[2] if lines[first].startswith("/") else lines[first], *quoted]
+    more = [f"and {len(errors) - MOST_ERRORS} more errors"] if len(errors) > MOST_ERRORS else []
+    return "\n".join([*shown, *more, f"log: {build_log}"]) if errors else message
+
+
+def complete_log(build_log: Path, message: str) -> None:
+    """Add what a worker raised to its log, if no error of the source stands there: it may be gone before it wrote that."""
+    with contextlib.suppress(OSError), build_log.open("a+", errors="replace") as log:
+        log.seek(0)
+        if not _OF_THE_SOURCE.search(log.read()):
+            log.write(f"\n{message}\n")
 
 
 def failure_reason(build_log: Path, message: str) -> tuple[str, bool]:

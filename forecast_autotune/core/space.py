@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ..errors import InvalidInputError
 from .config import Config
 from .digest import Value, digest
+from .text import shown
 
 ROLES = ("threads", "tile", "unroll", "stages", "vector", "order", "algorithm", "flag")
 """What a knob may stand for: threads that work side by side, elements of one block, copies of a loop body, depth of a
@@ -34,6 +35,12 @@ class Space(Sequence[Config]):
         default: Config | Mapping[str, Value] | None = None,
         roles: Mapping[str, str] | None = None,
     ) -> None:
+        knobs_alone = isinstance(configs, Mapping) and all(isinstance(knob, str) for knob in configs)
+        if knobs_alone or isinstance(configs, (Config, str)) or not isinstance(configs, Iterable):
+            raise InvalidInputError(
+                f"{shown(configs)} is no list of configs: give a list, such as [{{'LANES': 1}}, {{'LANES': 2}}], or all "
+                "combinations of some values, such as Space.grid({'LANES': [1, 2]})"
+            )
         ordered = list(dict.fromkeys(_as_config(c) for c in configs))
         if not ordered:
             raise InvalidInputError("the space is empty: give at least one config, or loosen the constraints")
@@ -151,4 +158,6 @@ def _as_config(value: Config | Mapping[str, Value]) -> Config:
         return value
     if isinstance(value, Mapping):
         return Config(value)
-    raise InvalidInputError(f"{value!r} is no config: give a Config or a mapping of knob names to values")
+    if hasattr(value, "all_kwargs"):
+        raise InvalidInputError(f"triton.Config({value.kwargs}) is no config of a space: write {value.kwargs}")
+    raise InvalidInputError(f"{shown(value)} is no config: give a Config or a mapping of knob names to values")

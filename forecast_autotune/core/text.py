@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 
 def plain(text: str) -> str:
     """Text on one line without control characters: what others wrote may hold terminal commands."""
@@ -20,3 +23,24 @@ def shown(value: object) -> str:
     except RecursionError:
         return "nested too deeply to be shown"
     return "missing" if value is None else text if len(text) <= 60 else text[:57] + "..."
+
+
+def error_text(err: BaseException) -> str:
+    """An error's message; of a file that the system refuses, its path and what to do, in place of `[Errno 2] …`."""
+    if not isinstance(err, OSError) or err.filename is None:
+        return str(getattr(err, "strerror", None) or err)
+    path = os.fsdecode(err.filename) if isinstance(err.filename, (str, bytes)) else str(err.filename)
+    folder = os.path.dirname(path) or os.curdir
+    if isinstance(err, FileNotFoundError) and not os.path.isdir(folder):
+        return f"there is no folder {folder}: make it, or look at its spelling"
+    if isinstance(err, FileNotFoundError):
+        return f"there is no file {path}: look at its spelling, or give its whole path"
+    if isinstance(err, IsADirectoryError):
+        return f"{path} is a folder: name a file"
+    if isinstance(err, NotADirectoryError):
+        return f"{path}: {folder} is a file, not a folder: name a folder that is there"
+    if isinstance(err, PermissionError):
+        return f"{path}: this user may not read or write it: change its permissions, or name another"
+    if err.errno == errno.ENOEXEC:
+        return f"{path} is no program: give a Python file, or one that begins with #!"
+    return f"{path}: {err.strerror}"

@@ -8,7 +8,6 @@ import socket
 import stat
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
+from ..core.user_warnings import warn_user
 from ..errors import InvalidInputError, TuningWarning
 
 CALL_S = 10.0
@@ -221,7 +221,7 @@ def warn_once(text: str) -> None:
     """Give a warning that this process has not given yet."""
     if text not in _WARNED:
         _WARNED.add(text)
-        warnings.warn(text, TuningWarning, stacklevel=2)
+        warn_user(text, TuningWarning)
 
 
 def _of_process_group(env: Mapping[str, str], call_s: float) -> JobChannel | None:

@@ -22,7 +22,7 @@ from ..errors import NoWorkingConfigError
 from ..measure.replay import Replay
 from ..processes.side_by_side import side_by_side
 from ..protocols import Policy, Surrogate
-from ..tuning.failures import failures_unreported
+from ..tuning.failures import recordings_unreported
 from ..tuning.loop import tune
 from ..tuning.policies import Exhaustive, First, Selective, StoredOnly
 from . import traces
@@ -74,7 +74,7 @@ def replay(
     device = Replay(space.recording)
     spent = Budget(budget, clock=device.clock)
     decision: Decision | None = None
-    with contextlib.suppress(NoWorkingConfigError), failures_unreported():
+    with contextlib.suppress(NoWorkingConfigError), recordings_unreported():
         resolution = tune(
             space.job,
             compiler=device,

@@ -6,6 +6,7 @@ boost clock. Where a vendor gives none, the field is 0 and whoever reads it does
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -171,7 +172,7 @@ def sheet_for(target: str) -> Hardware:
     """The sheet of a product (`H100`, `NVIDIA A100-SXM4-80GB`, `rtx 4090`) or of a target's usual one (`cuda:90`).
 
     Raises:
-        InvalidInputError: no sheet bears that name; lists those there are.
+        InvalidInputError: no sheet bears that name; tells the nearest ones.
     """
     text = target.strip().lower()
     if match := re.fullmatch(r"cuda:(?:sm_?)?(\d+)(\d)[af]?", text):
@@ -183,8 +184,10 @@ def sheet_for(target: str) -> Hardware:
             return sheet
     if product := _product(target):
         return product
+    if nearest := _nearest(target):
+        raise InvalidInputError(f"no hardware sheet for {target!r}: did you mean {', '.join(nearest)}?")
     raise InvalidInputError(
-        f"no hardware sheet for {target!r}: there are {', '.join(sheet.name for sheet in SHEETS)}; or a target, one of "
+        f"no hardware sheet for {target!r}: give a product, such as H100, RTX 4090 or MI300X, or one of the targets "
         f"{', '.join(targets(SHEETS))}"
     )
 
@@ -255,6 +258,14 @@ def _product(name: str) -> Hardware | None:
     wanted = _plain(name)
     wanted = _plain(_CALLED.get(wanted, wanted))
     return next((sheet for sheet in SHEETS if wanted and wanted == _plain(sheet.name)), None)
+
+
+def _nearest(name: str) -> list[str]:
+    """The products and targets that a misspelt name may mean, the likeliest first."""
+    by_text = {_plain(sheet.name): sheet.name for sheet in SHEETS} | {target: target for target in targets(SHEETS)}
+    by_text |= {called: by_text[_plain(full)] for called, full in _CALLED.items()}
+    close = difflib.get_close_matches(_plain(name), by_text, 5)
+    return list(dict.fromkeys(by_text[text] for text in close))[:3]
 
 
 def _plain(name: str) -> str:

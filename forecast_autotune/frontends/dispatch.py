@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +22,7 @@ from ..core.hardware import Hardware
 from ..core.job import Job
 from ..core.outcome import Failure
 from ..core.text import shown
+from ..core.user_warnings import warn_user
 from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
 from ..protocols import Compiler, Store, Surrogate
 from ..settings import Settings
@@ -344,7 +344,7 @@ class Dispatcher:
         return self._memory
 
     def _warn(self, text: str) -> None:
-        warnings.warn(text, TuningWarning, stacklevel=6)
+        warn_user(text, TuningWarning)
 
 
 def _source(decision: Decision | None) -> str:

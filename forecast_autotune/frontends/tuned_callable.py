@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ..core.decision import Decision
+from ..core.user_warnings import warn_user
 from ..core.workload import Program, Work
 from ..errors import InvalidInputError, TuningWarning
 from ..store.explanation.explanation import Explanation
@@ -181,10 +181,9 @@ class TunedCallable:
         """Warn, once for this function, that some of its calls cannot be tuned and run the default."""
         if not self._untuned_noted:
             self._untuned_noted = True
-            warnings.warn(
+            warn_user(
                 f"{self.full_name} runs its default where it cannot be tuned: {why.partition(chr(10))[0]}",
                 TuningWarning,
-                stacklevel=5,
             )
 
     def _call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], values: tuple[Any, ...]) -> Call:
@@ -210,5 +209,5 @@ def work_of_call(work: Callable[..., Any] | None, values: Any, name: str) -> Wor
         answer = work(*values)
         return answer if isinstance(answer, Work) else Work(flops=float(answer[0]), bytes=float(answer[1]))
     except Exception as err:
-        warnings.warn(f"work= of {name} failed ({err!r}): forecast without it", TuningWarning, stacklevel=6)
+        warn_user(f"work= of {name} failed ({err!r}): forecast without it", TuningWarning)
         return None

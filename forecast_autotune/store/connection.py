@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from ..core.text import error_text
 from . import database, filesystem, schema
 from .deferred import DeferredWrites
 from .held_warnings import HeldWarnings
@@ -185,7 +186,7 @@ class StoreConnection:
             hint = "use a newer forecast_autotune, or let FORECAST_AUTOTUNE_DIR name another folder"
             self._give_way(f"it has schema {err.version}, this version reads {schema.VERSION}: {hint}", keep=False)
         except (schema.NotAStoreError, sqlite3.Error, OSError) as err:
-            self._give_way(str(err) or "it is not a store of this package")
+            self._give_way(error_text(err) or "it is not a store of this package")
 
     def _set_aside(self, reason: Exception, seen: filesystem.Identity | None) -> bool:
         """Rename the broken store away; False where that cannot be done."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..core.text import plain
+from ..core.user_warnings import warn_user
 from ..errors import StoreWarning
 
 MOST_SHOWN = 2_000  # characters of a warning
@@ -59,4 +59,4 @@ def _waiting() -> list[str]:
 def _release() -> None:
     waiting, _HELD.waiting = _waiting(), []
     for text in waiting:
-        warnings.warn(text, StoreWarning, stacklevel=2)
+        warn_user(text, StoreWarning)

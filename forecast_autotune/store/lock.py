@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from ..core.text import error_text
 from ..processes.file_lock import file_lock
 
 
@@ -73,6 +74,8 @@ class SingleFlight:
         except TimeoutError:
             return None
         except (OSError, RuntimeError) as err:
-            self._complain(f"no lock can be had in {self.folder} ({err}): two processes may tune the same key at once")
+            self._complain(
+                f"no lock can be had in {self.folder} ({error_text(err)}): two processes may tune the same key at once"
+            )
             return lambda: None
         return held.close

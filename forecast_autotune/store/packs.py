@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..core.text import error_text
 from ..errors import InvalidInputError
 from . import database
 from .connection import leave_to_parent
@@ -58,7 +59,7 @@ class Packs:
             try:
                 entries = read_entries(pack)
             except (OSError, InvalidInputError) as err:
-                self._warnings.warn_once(f"pack {pack}", f"pack {pack} is left out: {err}")
+                self._warnings.warn_once(f"pack {pack}", f"pack {pack} is left out: {error_text(err)}")
                 continue
             with database.transaction(connection):
                 import_entries(connection, entries)

@@ -140,7 +140,10 @@ def _unnamed(path: Path) -> tuple[BinaryIO, Path | None]:
     if hasattr(os, "O_TMPFILE") and Path("/proc/self/fd").is_dir():
         with suppress(OSError):  # not every filesystem knows such files
             return os.fdopen(os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o600), "wb"), None
-    number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as err:  # it names the temporary file, of which the user knows nothing
+        raise OSError(err.errno, err.strerror, str(path)) from None
     return os.fdopen(number, "wb"), Path(name)
 
 

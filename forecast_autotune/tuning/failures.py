@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from ..core.outcome import Failure
 from ..core.text import plain
 from .decision_rule import Findings, explain_none_ran
+from .noise import noise_log
 
 log = logging.getLogger(__name__)
 failures_log = logging.getLogger("forecast_autotune.tuner.failures")  # a public name, whatever this module is called
@@ -61,14 +62,17 @@ def report_failures(findings: Findings) -> None:
 
 
 @contextlib.contextmanager
-def failures_unreported() -> Iterator[None]:
-    """Silence `report_failures` while this is held: nobody can mend the failures of a recording."""
-    level = failures_log.level
-    failures_log.setLevel(logging.CRITICAL)
+def recordings_unreported() -> Iterator[None]:
+    """Silence what runs report of failures and of noise while this is held: nobody can mend a recording."""
+    loggers = (failures_log, noise_log)
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        failures_log.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _in_one_line(message: str) -> str:

@@ -39,6 +39,8 @@ def measure_finalists(state: RunState, trials: Trials) -> None:
         return
     anchor = state.space.default if state.space.default in again else next(iter(again))
     scale = ran[anchor].median_us / again[anchor].median_us
+    if anchor == state.space.default and anchor in state.tried:  # else it is an earlier run's time that was another
+        state.drift = 1 / scale - 1
     for config, measurement in again.items():
         first, scaled = ran[config], measurement.scaled(scale)
         state.finals[config] = replace(scaled, compile_s=first.compile_s, run_s=first.run_s + measurement.run_s)

@@ -19,6 +19,7 @@ from .ending import Ending
 from .failures import report_failures, warn_that_none_ran
 from .finalists import measure_finalists
 from .helping import await_helpers, help_leader
+from .noise import report_noise
 from .sharing import Helping, Leading, Sharing
 from .state import Parts, RunState
 from .trials import Trials
@@ -115,6 +116,7 @@ class _Run:
         decision = self.decide(stop)
         self.parts.store.decide(self.job, decision)
         report_failures(self.state.findings())
+        report_noise(self.state)
         theirs = self.parts.store.publish_decision(self.job, decision)
         if theirs != decision:
             log.info("%s: other ranks hold to %s already", self.job.workload, theirs.config)

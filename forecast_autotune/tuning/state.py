@@ -55,6 +55,7 @@ class RunState:
         self.compiled = 0
         self.earlier: dict[Config, Measurement] = {}  # stored times that are not on this run's scale yet
         self.finals: dict[Config, Measurement] = {}  # configs timed in turns
+        self.drift = 0.0  # of the default: by which share it took longer in turns than at first
         self._listener = parts.listener
 
     def recall(self) -> None:

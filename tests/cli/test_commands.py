@@ -232,6 +232,14 @@ def test_export_clear_and_import_bring_everything_back(
     printed(capsys, "clear", "--yes", "--kernel", "nothing", code=1)
 
 
+def test_hardware_that_is_not_there_is_answered_with_the_nearest(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = printed(capsys, "list", "--hardware", "H20O", code=1)[1]
+    assert said.endswith("no decision matches: there is no hardware 'H20O', but NVIDIA H200\n")
+    assert printed(capsys, "list", "--hardware", "h200", "--kernel", "xyz", code=1)[1].endswith("no decision matches\n")
+
+
 @pytest.mark.parametrize(
     "command",
     [

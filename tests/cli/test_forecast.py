@@ -138,6 +138,19 @@ def test_a_pruning_that_needs_the_device_is_skipped_and_reported(
     assert "the kernel's own pruning does not run here (ZeroDivisionError: division by zero)" in err
 
 
+def test_a_script_that_also_calls_its_kernel_is_read_as_far_as_it_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "first_script.py"
+    script.write_text(Path(PROGRAM).read_text() + "\n\nraise RuntimeError('no GPU\\nat all')\n")
+    assert main(["forecast", f"{script}:scale", *CALL]) == 0
+    printed = capsys.readouterr()
+    assert "BLOCK" in printed.out
+    assert f"{script} is read as far as it runs here, where it stops with RuntimeError: no GPU\n" in printed.err
+    assert main(["forecast", f"{script}:later", *CALL]) == 2
+    assert "cannot be imported: RuntimeError: no GPU" in capsys.readouterr().err
+
+
 def test_a_module_is_found_by_its_name_from_the_current_folder(matmul: str) -> None:
     code = "import sys; from forecast_autotune.cli import main; sys.exit(main())"
     arguments = ["forecast", "products:pruned_by_a_device", "--arg", "x=fp32[64]", "--target=cuda:90", "--json"]
@@ -151,7 +164,7 @@ def test_a_module_is_found_by_its_name_from_the_current_folder(matmul: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([f"{PROGRAM}:scale", *CALL, "--target", "H9000"], "no hardware sheet for 'H9000'"),
+        ([f"{PROGRAM}:scale", *CALL, "--target", "H9000"], "no hardware sheet for 'H9000': did you mean "),
         ([f"{PROGRAM}:scale", "--arg", "n=1000"], "missing: x_ptr, factor; give each, such as --arg x_ptr="),
         ([f"{PROGRAM}:scale", *CALL, "--arg", "m=1"], "has no argument m: its arguments are x_ptr, n, factor, BLOCK"),
         ([f"{PROGRAM}:scale", *CALL, "--arg", "BLOCK=64"], "BLOCK of kernel scale is what its configs set"),

@@ -8,6 +8,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -208,8 +209,9 @@ class FrontDoorContract(ABC):
 
         tuned = self.make()
         monkeypatch.setattr(dispatch, "decide", broken)
-        with pytest.warns(TuningWarning, match="no reason"):
+        with pytest.warns(TuningWarning, match="no reason") as warned:
             assert self.call(tuned, torch.ones(64)) == "default"
+        assert {Path(w.filename).is_relative_to(Path(__file__).parents[1]) for w in warned} == {True}, "the user's line"
 
     # What is held, and who waits
 

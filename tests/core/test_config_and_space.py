@@ -74,7 +74,10 @@ def test_order_behind_the_default_is_no_part_of_the_digest() -> None:
         ({"configs": [{"a": 1}], "default": {"a": 2}}, "not in the space"),
         ({"configs": [{"a": 1}], "roles": {"b": "tile"}}, "'b'"),
         ({"configs": [{"a": 1}], "roles": {"a": "magic"}}, "magic"),
-        ({"configs": [3]}, "3"),
+        ({"configs": [3]}, "3 is no config: give a Config or a mapping"),
+        ({"configs": 3}, "3 is no list of configs"),
+        ({"configs": {"LANES": [1, 2]}}, r"{'LANES': \[1, 2\]} is no list of configs: .* Space.grid"),
+        ({"configs": Config({"a": 1})}, "is no list of configs"),
     ],
 )
 def test_a_space_that_makes_no_sense_says_what_to_do(arguments: dict[str, object], said: str) -> None:

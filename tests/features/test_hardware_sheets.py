@@ -45,13 +45,32 @@ def test_a_sheet_is_found_under_the_names_people_use(asked: str, name: str) -> N
     assert sheet_for(asked).name == name
 
 
-def test_an_unknown_target_is_refused_with_those_there_are() -> None:
-    for asked in ("cuda:42", "hip:gfx1", "H1000", "", "cuda"):
-        with pytest.raises(InvalidInputError) as refusal:
-            sheet_for(asked)
-        assert repr(asked) in str(refusal.value)
-        assert "NVIDIA H100 PCIe" in str(refusal.value)
-        assert "hip:gfx942" in str(refusal.value)
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [
+        ("H10", "NVIDIA H100 80GB HBM3"),
+        ("H1000", "NVIDIA H100 80GB HBM3"),
+        ("RTX 4900", "NVIDIA GeForce RTX 4090"),
+        ("mi300", "AMD Instinct MI300X"),
+        ("Tesla T40", "Tesla T4"),
+        ("cuda:91", "cuda:90"),
+        ("gfx943", "hip:gfx942"),
+    ],
+)
+def test_an_unknown_target_is_refused_with_the_nearest_ones(asked: str, nearest: str) -> None:
+    with pytest.raises(InvalidInputError) as refusal:
+        sheet_for(asked)
+    assert str(refusal.value).startswith(f"no hardware sheet for {asked!r}: did you mean {nearest}")
+    assert str(refusal.value).count(",") <= 2
+
+
+@pytest.mark.parametrize("asked", ["", "nonsense", "Apple M1"])
+def test_a_target_like_no_other_is_refused_with_examples(asked: str) -> None:
+    with pytest.raises(
+        InvalidInputError, match=r"such as H100, .* or one of the targets cuda:60, .*hip:gfx942"
+    ) as refusal:
+        sheet_for(asked)
+    assert repr(asked) in str(refusal.value)
 
 
 def test_every_sheet_is_complete_and_found_by_its_own_name() -> None:

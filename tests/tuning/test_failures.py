@@ -10,7 +10,7 @@ from small_runs import Memory, decide, recorded_as
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure
-from forecast_autotune.tuning.failures import failures_unreported
+from forecast_autotune.tuning.failures import recordings_unreported
 
 WRONG = Failure(stage="check", message="out: 3 of 4096 elements differ", cost_s=0.1)
 TOO_LARGE = Failure(stage="launch", message="OutOfResources: shared memory, Required: 300000", cost_s=0.1)
@@ -55,7 +55,7 @@ def test_the_logger_of_failures_keeps_its_public_name(caplog: pytest.LogCaptureF
 
 
 def test_failures_of_a_recording_go_unreported(caplog: pytest.LogCaptureFixture) -> None:
-    with failures_unreported():
+    with recordings_unreported():
         decide(recorded_as([100, WRONG, 80]))
     assert loud(caplog) == []
     decide(recorded_as([100, WRONG, 80]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from ...compilers.triton_source import apply_heuristics, jit_function
 from ...core.config import Config
 from ...core.digest import digest
 from ...core.outcome import Failure, Measurement, Outcome
+from ...core.user_warnings import warn_user
 from ...errors import CacheMissError, TuningWarning
 from ...protocols import Store
 from ...store.rows import TuningKey
@@ -179,7 +179,7 @@ class TracedCall:
         log.debug("%s", text, exc_info=isinstance(why, Exception))
         if text not in _warned:
             _warned.add(text)
-            warnings.warn(text, TuningWarning, stacklevel=4)
+            warn_user(text, TuningWarning)
 
 
 class _NoMeasurer:

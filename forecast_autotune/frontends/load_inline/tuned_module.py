@@ -102,7 +102,7 @@ def _with_space(
                 raise InvalidInputError(
                     f"{option} names the function {function!r}: the functions of {name} are {', '.join(functions)}"
                 )
-    chosen = space if isinstance(space, Space) else Space(space)
+    chosen = _space_of(name, space)
     recipe = Recipe(
         name=arguments.pop("name"),
         cpp_sources=as_sources(arguments.pop("cpp_sources"), "cpp_sources"),
@@ -115,6 +115,13 @@ def _with_space(
     )
     recipe.validate(chosen)
     return TunedModule(recipe, chosen, options)
+
+
+def _space_of(name: str, space: Any) -> Space:
+    try:
+        return space if isinstance(space, Space) else Space(space)
+    except InvalidInputError as err:
+        raise InvalidInputError(f"space of {name}: {err}") from None
 
 
 def _without_paths(value: Any) -> Any:

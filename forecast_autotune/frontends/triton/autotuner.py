@@ -22,11 +22,13 @@ from ..inductor.recompilation import recompile
 from ..inductor.torch_patches import patch_torch
 from ..nested_tuning import ever_nested, of_thread
 from .call import by_knobs
+from .config_checks import checked_configs
 from .decision_cache import DecisionCache, tuning_key
 from .door import TritonDoor, launch_another
 from .kernel_spec import KernelSpec
 from .launch_codegen import Shortcuts
 from .simulated_driver import times_mean_nothing
+from .target import require_driver
 from .tuner_options import (
     bucket_functions,
     check_names,
@@ -100,7 +102,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             times_mean_nothing=times_mean_nothing,
         )  # fmt: skip
         kernel = getattr(getattr(fn, "fn", fn), "__name__", repr(fn))
-        configs = listed_configs(kernel, configs, space)
+        configs = checked_configs(fn, listed_configs(kernel, configs, space), pruned=bool(prune_configs_by))
         check_names(kernel, arg_names, key=key, reset_to_zero=reset_to_zero, restore_value=restore_value)
         super().__init__(
             fn, arg_names, configs, key, reset_to_zero, restore_value, pre_hook, post_hook,
@@ -219,6 +221,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         Raises:
             CacheMissError: mode is `strict` and nothing is stored for this key.
             NoWorkingConfigError: no config runs.
+            NoGpuError: there is no GPU that Triton can use.
             Exception: what the launch raises, such as an error in the call's arguments.
         """
         if ever_nested and (nested := of_thread.nested) is not None and nested.decides_for(self):
@@ -232,6 +235,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call without generated launch code: its key or its form is new, or its decision is provisional."""
+        require_driver(self.base_fn)
         given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
         call = {n: v for n, v in given.items() if n in self.arg_names}
         table = self.dispatcher.table
@@ -282,6 +286,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def run_under(self, chosen: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Nested`."""
+        require_driver(self.base_fn)
         self.best_config = chosen
         return self._launch(chosen, tuple(args), dict(kwargs))
 

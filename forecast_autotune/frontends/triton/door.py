@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -17,6 +16,7 @@ from ...core.config import Config
 from ...core.decision import Decision
 from ...core.job import Job
 from ...core.outcome import Failure
+from ...core.user_warnings import warn_user
 from ...errors import TuningWarning
 from ...measure.probe import device_identity
 from ...protocols import Compiler, Store
@@ -142,10 +142,9 @@ class KernelTuning:
                     cache_hit=not measured,
                 )
             except Exception as err:  # the decision stands: else each call of the key would make it again
-                warnings.warn(
+                warn_user(
                     f"the listener of autotuning failed on kernel {tuner.name}: {type(err).__name__}: {err}",
                     TuningWarning,
-                    stacklevel=7,
                 )
         if knobs.autotuning.print and measured:
             print(
@@ -188,10 +187,9 @@ def launch_another(
             with tuner.dispatcher.table.lock:
                 entry.launcher = config
                 tuner.forget_shortcuts()
-            warnings.warn(
+            warn_user(
                 f"kernel {tuner.name} runs {config}, for its first config does not run: {type(err).__name__}: {err}",
                 TuningWarning,
-                stacklevel=4,
             )
         return result
     raise err

@@ -177,7 +177,7 @@ def make_form(
     )
     table: dict[Hashable, Launch] = {}
     scope: dict[str, Any] = {f"__bucket_{name}": bucket for name, bucket in buckets.items()}
-    scope.update(__tuner=tuner, __get=table.get, __driver=driver)
+    scope.update(__name__=__name__, __tuner=tuner, __get=table.get, __driver=driver)
     # The text above holds nothing but identifiers checked here.
     exec(compile(text, _FILE, "exec"), scope)  # noqa: S102
     return Form(launch=scope["launch"], key=scope["key"], table=table, tensors=tensors, mixed=mixed)

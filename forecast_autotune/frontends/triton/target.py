@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,8 +13,20 @@ from triton import knobs
 from triton.runtime.driver import driver
 
 from ...core.hardware import Hardware, Toolchain
+from ...errors import NoGpuError
 from ...measure.probe import detect_hardware
 from .simulated_driver import current_rehearsal
+
+_NO_GPU = """\
+this machine has no GPU that Triton can use: kernel {name} cannot be launched here.
+What can be done without one:
+  forecast-autotune forecast {place}:{name} --target H100
+      ranks its configs for a GPU that is only named
+  with forecast_autotune.rehearsal("H100", times=…): …
+      compiles it for such a GPU and plays times that are given or were recorded
+  TRITON_INTERPRET=1 in the environment
+      computes it on the CPU, slowly
+If a GPU is here, 'forecast-autotune doctor' says why it is not found"""
 
 
 def current_device() -> Any:
@@ -23,6 +37,26 @@ def current_device() -> Any:
         return driver.active.get_current_device()
     except Exception:  # no driver: Triton says so itself when something is launched
         return None
+
+
+def require_driver(kernel: Callable[..., Any]) -> None:
+    """Say what to do where Triton has nothing to launch a kernel on; Triton says `0 active drivers ([])`.
+
+    Args:
+        kernel: the function that is decorated.
+    Raises:
+        NoGpuError: this machine has no GPU that Triton can use.
+    """
+    if knobs.runtime.interpret:
+        return
+    try:
+        _ = driver.active
+    except RuntimeError as err:
+        if "0 active drivers" not in str(err):
+            raise
+        file = kernel.__code__.co_filename
+        place = os.path.relpath(file) if os.path.isfile(file) else "FILE.py"  # a notebook's cells lie in none
+        raise NoGpuError(_NO_GPU.format(name=kernel.__name__, place=place)) from None
 
 
 def current_hardware() -> Hardware:

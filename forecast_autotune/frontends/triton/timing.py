@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from triton.runtime.driver import driver
 
 from ...compilers.triton_compile import TritonCompiler
 from ...core.config import Config
+from ...core.user_warnings import warn_user
 from ...errors import TuningWarning
 from ...measure.arguments import Snapshot
 from ...measure.base import BaseMeasurer
@@ -218,11 +218,10 @@ class _Timing:
 
     def tell_error(self, config: Config, message: str) -> None:
         """Warn of a config that raised what Triton's own tuner would not have caught."""
-        warnings.warn(
+        warn_user(
             f"kernel {self.spec.name}: {self.call.theirs(config)} raised {message}. Tuning goes on without it; "
             "Triton's own tuner would have raised this",
             TuningWarning,
-            stacklevel=2,
         )
 
     def tell_reads(self, names: Sequence[str]) -> None:
@@ -231,12 +230,11 @@ class _Timing:
         unknown = [group for group in names if not known.intersection(group.split(", "))]  # of one memory
         if not unknown or self.spec.user_defined_pre_hook:
             return
-        warnings.warn(
+        warn_user(
             f"kernel {self.spec.name} reads what it writes to {', '.join(unknown)}: name that in restore_value, or in "
             "reset_to_zero if it is to start from zeros. It was put back before every run of this tuning, which Triton's "
             "own tuner would not do",
             TuningWarning,
-            stacklevel=2,
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,8 @@ from triton.runtime.autotuner import Config as TritonConfig
 from ...compilers.triton_source import OPTIONS
 from ...core.config import Config
 from ...core.space import Space
+from ...core.text import shown
+from ...core.user_warnings import warn_user
 from ...errors import InvalidInputError, TuningWarning
 from ...measure.clocks import TIMINGS
 
@@ -84,17 +85,21 @@ def check_names(kernel: str, arg_names: Sequence[str], **named: Sequence[str] | 
         )
         if "not kernel arguments" in inspect.getsource(Autotuner.__init__):  # since 3.9
             raise ValueError(message)
-        warnings.warn(message, TuningWarning, stacklevel=5)
+        warn_user(message, TuningWarning)
 
 
 def listed_configs(kernel: str, configs: Sequence[Any] | None, space: Space | None) -> Sequence[Any] | None:
     """The configs to choose among as Triton's own: those listed, or those of the space.
 
     Raises:
-        InvalidInputError: there are both.
+        InvalidInputError: there are both, or the space is none.
     """
     if space is None:
         return configs
+    if not isinstance(space, Space):
+        raise InvalidInputError(
+            f"space={shown(space)} of kernel {kernel} is no Space: give one, such as Space.grid({{'BLOCK': [64, 128]}})"
+        )
     if configs:
         raise InvalidInputError(f"{kernel} has both configs= and space=: give one of them")
     return [_triton_config(c) for c in space]

@@ -261,7 +261,7 @@ def test_a_cuda_kernel_has_a_table_of_what_nvcc_says(tmp_path: Path) -> None:
     [
         (["matrix"], "no kernel 'matrix': there are "),
         (["--target", "metal:3"], "target 'metal:3' does not parse: accepted are "),
-        (["--target", "cuda:35"], "no hardware sheet for 'cuda:35': there are "),
+        (["--target", "cuda:35"], "no hardware sheet for 'cuda:35': did you mean "),
         (["cuda_gemm", "--target", "hip:gfx942"], "nothing to look at: "),
         (["--sample", "-1"], "--sample -1: give 0 "),
         (["--jobs", "0"], "--jobs 0: give 1 or more"),

@@ -1,0 +1,112 @@
+"""Mistakes in a list of configs, found where the kernel is decorated."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from triton import knobs
+from triton.backends import backends
+
+from ...compilers.triton_source import OPTIONS, jit_function
+from ...core.config import Config
+from ...core.space import Space
+from ...core.text import shown
+from ...core.user_warnings import warn_user
+from ...errors import InvalidInputError, TuningWarning
+
+
+def checked_configs(fn: Any, configs: Iterable[Any] | None, *, pruned: bool) -> list[Any] | None:
+    """The configs as a list, once nothing is wrong with them. What Triton itself can run is never refused.
+
+    Args:
+        fn: the kernel that they are for.
+        pruned: the user's own pruning may turn the list into another one, so its configs are not looked at.
+    Raises:
+        InvalidInputError: there is no list, one of it is no `triton.Config`, or it sets a misspelt parameter.
+    """
+    if configs is None:
+        return None
+    name = f"kernel {getattr(getattr(fn, 'fn', fn), '__name__', repr(fn))}"
+    if isinstance(configs, Space):
+        raise InvalidInputError(f"configs={configs!r} of {name}: give it as space=")
+    knobs_alone = isinstance(configs, Mapping) and all(isinstance(knob, str) for knob in configs)
+    if (
+        knobs_alone
+        or hasattr(configs, "all_kwargs")
+        or isinstance(configs, (Config, str))
+        or not isinstance(configs, Iterable)
+    ):
+        raise InvalidInputError(f"configs={_text(configs)} of {name} is no list: write configs=[triton.Config(…), …]")
+    listed = list(configs)
+    if not listed:
+        warn_user(
+            f"configs of {name} is an empty list: there is nothing to choose from, and it runs under Triton's own "
+            "default, without any parameter set. List configs, or give space=",
+            TuningWarning,
+        )
+    if not pruned:
+        for config in listed:
+            _check_class(name, config)
+        _check_names(name, fn, listed)
+    return listed
+
+
+def _check_class(name: str, config: Any) -> None:
+    if hasattr(config, "all_kwargs"):
+        return
+    values = dict(config) if isinstance(config, Mapping) else dict(config.knobs) if isinstance(config, Config) else None
+    write = "triton.Config({…})" if values is None else _as_written(values)
+    raise InvalidInputError(f"{_text(config)} in configs of {name} is no triton.Config: write {write}")
+
+
+def _as_written(values: Mapping[str, Any]) -> str:
+    options = "".join(f", {n}={v!r}" for n, v in values.items() if n in OPTIONS)
+    return f"triton.Config({ {n: v for n, v in values.items() if n not in OPTIONS}!r}{options})"
+
+
+def _check_names(name: str, fn: Any, configs: Sequence[Any]) -> None:
+    """Refuse a name that is nearly a parameter's. Triton raises `KeyError` for it, but only at the launch.
+
+    The interpreter drops names that it does not know, and a call may set the parameter itself: there it is a warning.
+    """
+    parameters = list(getattr(fn, "arg_names", ()))
+    for config, knob in ((each, knob) for each in configs for knob in each.kwargs):
+        if knob in parameters or knob in OPTIONS or knob in _backend_options():
+            continue
+        nearest = _nearest(knob, [p for p in parameters if p not in config.kwargs])
+        if nearest is None:
+            continue
+        text = f"{knob!r} in {_text(config)} of {name} is no parameter of the kernel: did you mean {nearest!r}?"
+        if jit_function(fn) is not None and not knobs.runtime.interpret:
+            raise InvalidInputError(f"{text} Its parameters are {', '.join(parameters)}")
+        if knobs.runtime.interpret:
+            warn_user(text, TuningWarning)
+        return
+
+
+def _nearest(knob: str, names: Sequence[str]) -> str | None:
+    by_lower = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(str(knob).lower(), by_lower, 1)
+    return by_lower[close[0]] if close else None
+
+
+@functools.cache
+def _backend_options() -> frozenset[str]:
+    """What a launch may set for a compiler, by the backends that are installed, such as AMD's `waves_per_eu`."""
+
+    def fields() -> Iterator[str]:
+        for backend in backends.values():
+            for value in vars(sys.modules[backend.compiler.__module__]).values():
+                if isinstance(value, type) and dataclasses.is_dataclass(value):
+                    yield from (field.name for field in dataclasses.fields(value))
+
+    return frozenset(fields())
+
+
+def _text(value: Any) -> str:
+    return f"triton.Config({value.kwargs})" if hasattr(value, "all_kwargs") else shown(value)

@@ -1,0 +1,69 @@
+"""Triton on a machine without a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import forecast_autotune as fa
+from forecast_autotune.errors import NoGpuError
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from rehearsed import call, configs, own_triton_cache, playing, scale, tuned  # noqa: E402
+from triton.backends import backends  # noqa: E402
+from triton.runtime.driver import driver  # noqa: E402
+
+from forecast_autotune.frontends.triton.target import require_driver  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
+        yield
+
+
+@pytest.fixture
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton on a machine without a GPU."""
+    monkeypatch.setattr(driver, "_active", None)
+    monkeypatch.setattr(driver, "_default", None)
+    for backend in backends.values():
+        monkeypatch.setattr(backend.driver, "is_active", lambda: False)
+
+
+@pytest.mark.parametrize("listed", [configs(), configs([64])], ids=["two configs", "one config"])
+def test_without_a_gpu_the_launch_says_what_can_be_done(no_driver: None, listed: list[Any]) -> None:
+    with pytest.raises(RuntimeError, match="0 active drivers"):
+        scale[(4,)](torch.empty(4096), 1000, 2.0, BLOCK=64)
+    with pytest.raises(NoGpuError, match="no GPU that Triton can use: kernel scale cannot be launched") as raised:
+        call(tuned(configs=listed))
+    assert isinstance(raised.value, RuntimeError), "as Triton's own"
+    for way in (r"forecast \S*rehearsed.py:scale --target H100", "forecast_autotune.rehearsal", "TRITON_INTERPRET=1"):
+        assert re.search(way, str(raised.value))
+
+
+def test_a_variant_without_a_gpu_gives_way_to_one_that_runs(no_driver: None) -> None:
+    kernel = tuned()
+
+    def by_triton(x: Any) -> str:
+        call(kernel)
+        return "triton"
+
+    either = fa.variants([lambda x: "torch", by_triton], key=["x"], check=None)
+    assert either(torch.ones(8)) == "torch"
+    (decision,) = either.decisions.values()
+    assert decision.failed == len(kernel.configs)
+
+
+def test_in_a_rehearsal_and_in_the_interpreter_no_gpu_is_needed(no_driver: None) -> None:
+    kernel = tuned()
+    with playing():
+        call(kernel)
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.interpret = True
+        require_driver(scale.fn)
