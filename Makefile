@@ -11,7 +11,7 @@ ifeq ($(filter-out 0,$(HAS_GPU)),)
 CONSTRAINTS := --constraint .ci/constraints-cpu.txt
 endif
 
-.PHONY: help setup demo lm-demo test test-all lint test-triton-all test-triton-oldest test-third-party test-lm test-faults test-suite test-slow gpu record evidence fit baselines report chart spaces ranks bench bench-store bench-call bench-keys bench-tuning budgets replay clean
+.PHONY: help setup api demo lm-demo test test-all lint test-triton-all test-triton-oldest test-third-party test-lm test-faults test-suite test-slow gpu record evidence fit baselines report chart spaces ranks bench bench-store bench-call bench-keys bench-tuning budgets replay clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,9 @@ lm-demo: .venv-lm/.ready  ## serve a language model here and tune a real kernel 
 
 # As many processes as cores, up to eight: each takes a gigabyte. Tests that share a group run in one of them.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadgroup
+
+api: setup  ## write forecast_autotune/API.md from the docstrings
+	$(BIN)/python tests/support/api.py
 
 test: lint  ## lint, types, layers, and the tests that protect a change; six minutes on two cores
 	$(BIN)/python -m pytest --benchmark-disable $(PARALLEL)

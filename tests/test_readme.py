@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from api import API, api_text
+from terminal import shown_by
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -19,15 +20,9 @@ READMES = [
 ]
 
 
-@pytest.mark.thorough
-def test_the_example_prints_what_the_readme_says(capsys: pytest.CaptureFixture[str]) -> None:
-    text = README.read_text()
-    example = re.search(r"```python\n(import .*?)```", text, re.DOTALL)
-    printed = re.search(r"^It prints `(.+?)`", text, re.MULTILINE)
-    assert example is not None
-    assert printed is not None
-    exec(example[1], {})  # noqa: S102
-    assert capsys.readouterr().out == f"{printed[1]}\n"
+def test_the_page_of_public_names_is_as_the_docstrings_are() -> None:
+    pytest.importorskip("triton")
+    assert API.read_text() == api_text(), "make api"
 
 
 def test_every_setting_is_in_the_table() -> None:
@@ -44,7 +39,7 @@ def test_the_first_readme_has_at_most_200_lines() -> None:
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_to_a_file_and_a_heading(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+    for target in re.findall(r"(?<!\w)!?\[[^\]]*\]\(([^)\s]+)\)", path.read_text()):
         if "://" in target:
             continue
         name, _, heading = target.partition("#")
@@ -76,27 +71,23 @@ def comparable(output: str) -> list[str]:
     text = output.replace(detect_hardware("cpu").name, "AMD EPYC")
     text = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{10}\b", "#", text)
     text = re.sub(r"\d+(?:[.:]\d+)*", "#", text)
+    text = re.sub(r"abstained|#x \(#-#\)", "forecast", text)  # what is forecast depends on what was timed first
     return [line for line in (" ".join(line.split()) for line in text.splitlines()) if line.strip("- ")]
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_every_command_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "FORECAST_AUTOTUNE_DIR": str(tmp_path),
-        "COLUMNS": "80",
+    paths = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT / "kernels"),
     }
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    assert console_blocks(README)
+    settings = {"FORECAST_AUTOTUNE_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "", "TRITON_DEFAULT_FP_FUSION": "1"}
+    environment = {**os.environ, **paths, **settings, "TERM": "dumb", "NO_COLOR": "1"}
     for command, shown in console_blocks(README):
-        ran = subprocess.run(
-            ["bash", "-c", command],
-            cwd=ROOT,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert comparable(ran.stdout) == comparable(shown), f"{command}\n{ran.stdout}"
+        errors = tmp_path / "stderr"  # where a closing line is; on a terminal it would tick
+        ran, output = shown_by(["bash", "-c", f"({command}) 2>> {errors}"], environment, ROOT, columns=80)
+        closing = [line for line in errors.read_text().splitlines(keepends=True) if "(forecast-autotune show" in line]
+        errors.write_text("")
+        assert ran == 0, (command, output)
+        assert comparable("".join(closing) + output) == comparable(shown), f"{command}\n{output}"

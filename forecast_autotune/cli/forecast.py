@@ -16,7 +16,7 @@ from ..core.text import error_text
 from ..errors import InvalidInputError, MissingExtraError
 from ._exit_codes import OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, count, new_parser
-from .output import print_json, print_table, say
+from .output import print_facts, print_json, print_table, say
 
 if TYPE_CHECKING:
     from ..core.config import Config
@@ -200,19 +200,31 @@ def _print(
     ranked: list[tuple[Config, Forecast | Abstention]],
     built: dict[Config, Evidence | Failure],
 ) -> None:
+    from ..core.config import Config, split_common
     from ..core.forecast import Forecast
+    from ..core.layout import terminal_width
 
-    default = call.job.space.default
-    columns = ["rank", "config", "speed-up", "interval", "fails", "source"] + (["compiled"] if built else [])
+    default, sources = call.job.space.default, {forecast.source for _, forecast in ranked}
+    common, shown = Config({}), [config for config, _ in ranked]
+    if terminal_width(sys.stdout) is not None:  # a pipe gets whole lines
+        common, shown = split_common(shown)
+        facts = [("forecast by", source) for source in sources if len(sources) == 1]
+        print_facts([*facts, *([("all with", _shown(common))] if common.knobs else [])])
+    else:
+        sources.add("")  # so that each line names its own
+    columns = ["rank", "config", "speed-up", "interval", "fails"]
+    columns += [name for name, wanted in (("source", len(sources) > 1), ("compiled", bool(built))) if wanted]
     table = []
-    for rank, (config, forecast) in enumerate(ranked, start=1):
-        row = [str(rank), _shown(config) + (" (default)" if config == default else "")]
+    for rank, ((config, forecast), knobs) in enumerate(zip(ranked, shown, strict=True), start=1):
+        row = [str(rank), _shown(knobs) + (" (default)" if config == default else "")]
         if isinstance(forecast, Forecast):
             low, high = forecast.mean - forecast.sigma, forecast.mean + forecast.sigma
             row += [as_times(forecast.mean), f"{as_times(low)} to {as_times(high)}", f"{forecast.fail_probability:.0%}"]
-            row += [forecast.source]
-        else:
+            row += [forecast.source] if len(sources) > 1 else []
+        elif len(sources) > 1:
             row += ["", "", "", f"{forecast.source} abstains: {forecast.reason}"]
+        else:
+            row += ["", f"abstains: {forecast.reason}", ""]
         table.append([*row, _compiled_words(built.get(config))] if built else row)
     print_table(columns, table, right=("rank", "speed-up", "fails"))
 

@@ -52,6 +52,7 @@ if __name__ == "__main__":
             best = silu_mul.best_config
             decision = list(silu_mul.decisions.values())[-1]
             print(
-                f"n={n}: {best.kwargs}, {best.num_warps} warps: {decision.speedup or 1:.2f}x the default's speed,", end=" "
+                f"n={n}: {best.kwargs}, {best.num_warps} warps: {decision.speedup or 1:.2f}x the default's speed,",
+                end=" ",
             )
             print(f"{decision.measured} of {decision.space_size} tried")

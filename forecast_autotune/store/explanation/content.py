@@ -66,7 +66,8 @@ def _facts(detail: DecisionDetail, *, verbose: bool) -> Iterator[tuple[str, str]
         yield "default", f"{_in_order(detail, detail.default)}" + (f" ({time})" if time else "")
     compared = f"{decision.forecast} forecast, {decision.compiled} compiled, {decision.measured} tried"
     yield "compared with", f"{decision.space_size} configs: {compared}, of which {decision.failed} failed"
-    yield "cannot be told apart", "; ".join(map(str, decision.equivalents)) or "no other config"
+    if verbose or decision.equivalents:
+        yield "cannot be told apart", "; ".join(map(str, decision.equivalents)) or "no other config"
     if noise := noise_at(detail):
         yield "noise", str(noise)
     yield "cost", f"{as_duration(decision.spent_s)}; the budget was {decision.budget}"
@@ -76,9 +77,11 @@ def _facts(detail: DecisionDetail, *, verbose: bool) -> Iterator[tuple[str, str]
     versions = place.toolchain.versions.items()
     most = None if verbose else MOST_OF_VERSION
     yield "toolchain", ", ".join(f"{name} {shortened(version, most)}" for name, version in versions)
-    last = f", last {as_date(stored.hit_at)}" if stored.hit_at else ""
-    yield "recalled", f"by {counted(stored.hits, 'process', 'processes')}{last}"
-    yield "superseded", counted(len(detail.earlier), "earlier decision")
+    if verbose or stored.hits:
+        last = f", last {as_date(stored.hit_at)}" if stored.hit_at else ""
+        yield "recalled", f"by {counted(stored.hits, 'process', 'processes')}{last}"
+    if verbose or detail.earlier:
+        yield "superseded", counted(len(detail.earlier), "earlier decision")
 
 
 def _time_of(detail: DecisionDetail, config: Config, median_us: float | None) -> str:
