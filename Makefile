@@ -35,7 +35,7 @@ lm-demo: .venv-lm/.ready  ## serve a language model here and tune a real kernel 
 # As many processes as cores, up to eight: each takes a gigabyte. Tests that share a group run in one of them.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadgroup
 
-api: setup  ## write forecast_autotune/API.md from the docstrings
+api: setup  ## write forecast_autotune/frontends/API.md from the docstrings
 	$(BIN)/python tests/support/api.py
 
 test: lint  ## lint, types, layers, and the tests that protect a change; six minutes on two cores

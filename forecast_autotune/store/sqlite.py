@@ -242,8 +242,6 @@ class SqliteStore:
         if given:
             self.connection.write(lambda connection: answers.keep_answers(connection, given))
 
-    # Opening, closing, forking --------------------------------------------------------------------------------------
-
     def close(self) -> None:
         """Write recalls and notes that wait for it and close the file; a later call opens it again. Memory is forgotten."""
         with self.connection.lock:
@@ -276,8 +274,6 @@ class SqliteStore:
         self.connection.after_fork_in_child()
         self.packs.after_fork_in_child()
         self.locks.begin()
-
-    # ----------------------------------------------------------------------------------------------------------------
 
     def _count(self, recall: rows.Recall) -> None:
         """Remember a process's first recall of a decision, to be written with the next row or when the process ends.

@@ -1,4 +1,4 @@
-"""Every public name with its signature and docstring, as Markdown: `make api` writes `forecast_autotune/API.md`."""
+"""Every public name with its signature and docstring, as Markdown: `make api` writes `forecast_autotune/frontends/API.md`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import forecast_autotune as fa
 
-API = Path(__file__).parents[2] / "forecast_autotune" / "API.md"
+API = Path(__file__).parents[2] / "forecast_autotune" / "frontends" / "API.md"
 SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
 HEAD = """# Every public name
 

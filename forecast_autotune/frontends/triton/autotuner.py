@@ -126,8 +126,6 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         self._shortcuts = Shortcuts(self)
         self._launches = self._shortcuts.launches
 
-    # Attributes that programs read and assign -----------------------------------------------------------------------
-
     @property
     def configs(self) -> list[triton.Config]:
         """The configs to choose among, as `triton.Config`s."""
@@ -209,8 +207,6 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         """The kernel's function name."""
         return str(self.base_fn.__name__)
 
-    # The call -------------------------------------------------------------------------------------------------------
-
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel under the config decided for this call's key; the first call of a key decides.
 
@@ -277,8 +273,6 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
     def forget_shortcuts(self) -> None:
         """Have every next call look its decision up in the table; called under the table's lock."""
         self._shortcuts.forget()
-
-    # Within a variant -----------------------------------------------------------------------------------------------
 
     def candidates(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Config, Any]:
         """See `Nested`. Of configs that differ in their hooks alone, the first."""
