@@ -1,4 +1,4 @@
-"""Every public name with its signature and docstring, as Markdown: `make api` writes `forecast_autotune/frontends/API.md`."""
+"""Every public name with its signature and docstring, as Markdown, into `forecast_autotune/frontends/API.md`: `make api`."""
 
 from __future__ import annotations
 
