@@ -66,9 +66,6 @@ def new_board(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(progress, "_board", progress._Board())
-    monkeypatch.setattr(
-        Run, "elapsed_s", property(lambda _: 0.0)
-    )  # what is shown does not hang on how busy the machine is
     yield
     progress._board.finish()
 
