@@ -22,6 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        if not arguments:
+            parser_with([]).print_help(sys.stderr)
+            return BAD_INPUT
         named = next((a for a in arguments if not a.startswith("-")), "")
         parsed = parser_with([named]).parse_args(arguments)
         with _warnings_as_lines():

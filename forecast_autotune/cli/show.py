@@ -64,8 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
         return NOTHING
     # One key decided under power limits that do not compare: its decisions have one digest.
     if len({stored.digest for stored in matches}) > 1:
-        _say_ambiguous(arguments.key, matches)
-        return BAD_INPUT
+        _say_others(arguments.key, matches)
+        if len({stored.place.workload.program.name for stored in matches}) > 1:
+            return BAD_INPUT
+        matches = [stored for stored in matches if stored.digest == matches[0].digest]
     explanation = Explanation(tuple(store.detail(stored) for stored in matches))
     warn_unreadable(store)
     if arguments.json:
@@ -83,9 +85,11 @@ def _say_unknown(store: StoreFile, key: str) -> None:
     say(f"no decision starts with {key!r} and no decided kernel has it in its name; {hint}")
 
 
-def _say_ambiguous(key: str, matches: list[StoredDecision]) -> None:
-    """Name what the key may stand for, and how to choose, on stderr."""
-    say(f"{key!r} stands for {len(matches)} decisions; choose one by the start of its digest:")
+def _say_others(key: str, matches: list[StoredDecision]) -> None:
+    """Name what the key may stand for, and how to choose, on stderr. Of one kernel's the newest is shown."""
+    kernels = len({stored.place.workload.program.name for stored in matches})
+    shown = f"of {kernels} kernels" if kernels > 1 else "and the newest is shown"
+    say(f"{key!r} stands for {len(matches)} decisions, {shown}; choose one by the start of its digest:")
     some = table_of([(stored, None) for stored in matches[:MOST_LISTED]], sys.stderr, LISTED)
     print(text_for(some, sys.stderr), file=sys.stderr)
     if len(matches) > MOST_LISTED:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
+import sys
 import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from forecast_autotune.core.config import Config
@@ -63,16 +66,26 @@ def main() -> None:
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where it is unset
     began = time.perf_counter()
     settings = Settings.from_environment()
-    tune_cosine(settings)
-    tune_matmul(settings)
-    print(f"\nAll this took {time.perf_counter() - began:.0f} s, and is kept in {settings.dir}")
-    print("Run it again: nothing is compiled or timed. What to look at next:\n")
-    print(f"   forecast-autotune list\n   forecast-autotune show {COSINE}.cosine\n   forecast-autotune show {MATMUL}")
+    recalled = tune_cosine(settings), tune_matmul(settings)
+    took = f"{time.perf_counter() - began:.0f} s"
+    if all(recalled):
+        print(f"\nAll this took {took}: both were decided from the store, {settings.dir}")
+    else:
+        print(f"\nAll this took {took}, and is kept in {settings.dir}\nRun it again: nothing is compiled or timed.")
+    command = "forecast-autotune" if shutil.which("forecast-autotune") else _beside_python("forecast-autotune")
+    print("What to look at next:\n")
+    print(f"   {command} list\n   {command} show {COSINE}.cosine\n   {command} show {MATMUL}")
     print("   kernels/examples/README.md: programs to copy")
 
 
-def tune_cosine(settings: Settings) -> None:
-    """Tune the C++ kernel, and check its result."""
+def _beside_python(command: str) -> str:
+    """A command of this environment, as it is typed from this folder."""
+    path = Path(sys.executable).with_name(command)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def tune_cosine(settings: Settings) -> bool:
+    """Tune the C++ kernel, and check its result; whether it was decided from the store."""
     import torch
 
     import forecast_autotune as fa
@@ -102,11 +115,14 @@ def tune_cosine(settings: Settings) -> None:
     with first_call() as call:
         similarity = module.cosine(x, y)
     torch.testing.assert_close(similarity, float(torch.cosine_similarity(x, y, dim=0)), rtol=1e-3, atol=0)
-    report(call, list(module.cosine.decisions.values())[-1], settings, f"{COSINE}.cosine", Config({"LANES": LANES[0]}))
+    decision = list(module.cosine.decisions.values())[-1]
+    return report(call, decision, settings, f"{COSINE}.cosine", Config({"LANES": LANES[0]}))
 
 
-def tune_matmul(settings: Settings) -> None:
-    """Tune the Triton kernel: on the GPU here, or without one on the rehearsal driver, which is said."""
+def tune_matmul(settings: Settings) -> bool:
+    """Tune the Triton kernel: on the GPU here, or without one on the rehearsal driver, which is said; whether it was decided
+    from the store.
+    """
     import torch
 
     from forecast_autotune import autotune, rehearsal
@@ -135,7 +151,7 @@ def tune_matmul(settings: Settings) -> None:
         best_us = min(o.median_us for o in recording.outcomes.values() if isinstance(o, Measurement))
     with device, first_call() as call:
         kernel[grid](*args)
-    report(call, list(kernel.decisions.values())[-1], settings, MATMUL, configs[0], best_us=best_us)
+    return report(call, list(kernel.decisions.values())[-1], settings, MATMUL, configs[0], best_us=best_us)
 
 
 @dataclass(slots=True)
@@ -156,8 +172,11 @@ def first_call() -> Iterator[FirstCall]:
 
 def report(
     call: FirstCall, decision: Decision, settings: Settings, name: str, default: Config, *, best_us: float | None = None
-) -> None:
-    """Print what a first call was decided by; `best_us` is the time of the best config there is, where that is known."""
+) -> bool:
+    """Print what a first call was decided by, and return whether it was recalled from the store.
+
+    `best_us` is the time of the best config there is, where that is known.
+    """
     recalled = decision.decided_at < call.began_at
     longest_build_s, timing_s = costs(settings, name, decision)
     print()
@@ -172,6 +191,7 @@ def report(
     spent = f"{decision.spent_s:.1f} s: {timing_s:.1f} s of timing; the longest build {longest_build_s:.1f} s"
     say_fact("tuning", f"{spent}{', in an earlier run' if recalled else ''}")
     say_fact("this call", f"{call.took_s:.1f} s: {'decided from the store' if recalled else 'decided now'}")
+    return recalled
 
 
 def costs(settings: Settings, name: str, decision: Decision) -> tuple[float, float]:

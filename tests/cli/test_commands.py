@@ -130,7 +130,7 @@ def test_show_says_what_was_chosen_why_and_against_what(store: Path, capsys: pyt
     out, _ = printed(capsys, "show", found["decision"][:10])
     for told in (
         "BLOCK=64 num_warps=4 (10 ±0.15 us, 1.50x the default's speed)",
-        "measured: 1.50x the default's speed, measured",
+        "why            1.50x the default's speed, measured",
         "6 configs: 6 forecast, 4 compiled, 3 tried, of which 1 failed",
         "NVIDIA H200 (132 SMs) 9.0",
         "triton 3.9.0, torch 2.13.0",
@@ -200,10 +200,13 @@ def test_a_key_decided_under_several_power_limits_is_shown_under_each(
     assert {d["hardware"]["power_limit_w"] for d in both} == {400, 700}
 
 
-def test_an_ambiguous_key_lists_the_candidates(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = printed(capsys, "show", "rmsnorm", code=2)
-    assert out == ""
-    assert "2 decisions" in err
+def test_of_a_kernel_with_several_keys_the_newest_is_shown_and_all_are_listed(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, err = printed(capsys, "show", "rmsnorm")
+    assert "rmsnorm(n=4096)" in out
+    assert "rmsnorm(n=1)" not in out
+    assert "2 decisions, and the newest is shown" in err
     assert "rmsnorm(n=1)" in err
     assert "rmsnorm(n=4096)" in err
     assert "no decision starts with" in printed(capsys, "show", "softmax", code=1)[1]

@@ -109,7 +109,7 @@ class FrontDoorContract(ABC):
             explained = tuned.explain().as_json()
             assert explained["config"] == dict(decision.config.knobs)
             assert [c["outcome"]["samples_us"] != [] for c in explained["configs"]] == [True, True]
-            assert f"measured: {decision.reason}" in str(tuned.explain())
+            assert decision.reason in str(tuned.explain())
         assert decided.timed == [True, False]
 
     def test_the_key_decided_last_is_explained_and_any_other_on_demand(self) -> None:

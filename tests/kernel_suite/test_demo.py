@@ -66,7 +66,7 @@ def test_the_whole_demo_says_what_comes_next_and_remembers() -> None:
     assert "torch's headers" in first
     assert "torch's headers" not in again
     assert (first.count("decided now"), again.count("decided from the store")) == (2, 2)
-    shown = re.findall(r"^   forecast-autotune (show .*|list)$", again, re.MULTILINE)
+    shown = re.findall(r"^   \S*forecast-autotune (show .*|list)$", again, re.MULTILINE)
     assert len(shown) == 3
     for words in shown:
         asked = [sys.executable, "-m", "forecast_autotune", *words.split()]

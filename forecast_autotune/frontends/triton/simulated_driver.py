@@ -103,7 +103,8 @@ def rehearsal(
 
     Args:
         target: `cuda:90`, `hip:gfx942`, or a product with a sheet, such as `H100`.
-        times: see `Times`. Without it, kernels can be compiled and warmed up but not launched.
+        times: microseconds: one number for every launch, by config, a recording (or one for each key), or any of these by
+            kernel name. Without it, kernels can be compiled and warmed up but not launched.
         hardware: another sheet than the target's usual one.
         realtime: make a launch last for real as long as it was recorded, so that wall times can be compared.
     Yields:

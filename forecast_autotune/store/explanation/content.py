@@ -58,7 +58,7 @@ def _facts(detail: DecisionDetail, *, verbose: bool) -> Iterator[tuple[str, str]
     speed = "" if decision.speedup is None else f", {decision.speedup:.2f}x the default's speed"
     time = _time_of(detail, decision.config, decision.config_us)
     yield "chosen", f"{decision.config}" + (f" ({time}{speed})" if time else "")
-    yield "why", f"{decision.basis}: {decision.reason}"
+    yield "why", decision.reason if decision.basis in decision.reason else f"{decision.basis}: {decision.reason}"
     if detail.default is None:
         yield "default", "unknown"
     else:
