@@ -199,6 +199,48 @@ def test_what_a_stream_answers_reaches_who_writes(terminal: Stream, monkeypatch:
     assert "write" not in vars(terminal)
 
 
+def test_a_write_that_a_program_put_into_a_stream_stays(terminal: Stream) -> None:
+    caught: list[str] = []
+    terminal.write = caught.append  # type: ignore[assignment,method-assign]
+    with show_progress("a kernel") as run:
+        tell(run, timing=True)
+        assert terminal.write != caught.append, "ours, while a line is drawn"
+    terminal.write("their own")
+    assert caught[-1] == "their own"
+
+
+class Shim:
+    """A stream that hands everything on to another, assignments too, and whose `write` takes more than text."""
+
+    def __init__(self, stream: Stream) -> None:
+        vars(self)["stream"] = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.stream, name, value)
+
+
+def test_nothing_of_ours_stays_in_a_stream_that_hands_assignments_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(terminal=True)
+    theirs = stream.write
+    set_stderr(Shim(stream), monkeypatch)
+    with show_progress("a kernel") as run:
+        tell(run, timing=True)
+        assert stream.write != theirs, "ours, while a line is drawn"
+    assert stream.write == theirs
+
+
+def test_a_streams_own_arguments_reach_it(terminal: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    marked = []
+    monkeypatch.setattr(Stream, "write", lambda self, text, *, markup=False: marked.append((text, markup)))
+    with show_progress("a kernel") as run:
+        tell(run, timing=True)
+        terminal.write("bold", markup=True)  # type: ignore[call-arg]
+    assert ("bold", True) in marked
+
+
 @pytest.mark.parametrize(
     ("name", "cut"), [("package.module.kernel", "kernel"), ("package.a_kernel_with_a_long_name", "a_kerne...")]
 )
