@@ -284,7 +284,8 @@ class _Ticker(threading.Thread):
         while not self._stopped.wait(self._board.wait_s()):
             self._context.run(self.action)
             if not self._again:
-                return
+                break
+        self._context = contextvars.Context()  # the board keeps a thread that has ended, but nothing of a caller's
 
     def stop(self) -> None:
         """Have it end; once this returns, it wakes no more."""

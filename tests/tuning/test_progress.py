@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import io
 import logging
 import math
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from collecting import without_collecting
 from contracts.store_contract import a_decision, a_job
 from recorded import job_of
 from small_runs import Fixed, Memory, recorded_as
@@ -421,6 +424,26 @@ def test_many_keys_are_summed_up_once_no_other_follows(pipe: Stream, monkeypatch
     if ticker is not None:
         ticker.join()
     assert pipe.getvalue().splitlines()[-1].startswith("5 keys of matmul tuned")
+
+
+def test_nothing_of_the_callers_is_held_once_many_keys_are_summed_up(
+    pipe: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "PAUSE_S", 0.05)
+    request: contextvars.ContextVar[Fixed] = contextvars.ContextVar("request")
+    held = [Fixed({})]
+
+    def serve() -> None:
+        request.set(held[0])
+        tune_keys(*keys(5))
+
+    with without_collecting():
+        contextvars.copy_context().run(serve)
+        ticker = progress._board._ticker
+        assert ticker is not None
+        ticker.join(10)
+        released = weakref.ref(held.pop())
+        assert released() is None
 
 
 def test_keys_far_apart_have_a_line_each(pipe: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
