@@ -167,15 +167,15 @@ class _Board:
         key, now = tuned_key(job, decision, seconds=seconds, is_stored=is_stored), time.monotonic()
         with self._drawing:
             self._told.add(job.digest)
+            screen = self._current_screen()
+            if screen is None:
+                return
             if not self._is_burst:
                 recent = [i for i, closed in enumerate(self._closed) if now - closed <= BURST_S]
                 self._keys, self._closed = [self._keys[i] for i in recent], [self._closed[i] for i in recent]
             self._keys.append(key)
             self._closed.append(now)
             self._is_burst |= len(self._keys) > MOST_LINES
-            screen = self._current_screen()
-            if screen is None:
-                return
             if not self._is_burst:
                 screen.say(closing_line(key, screen.columns))
             elif screen.replaces:

@@ -447,6 +447,12 @@ def test_nothing_of_the_callers_is_held_once_many_keys_are_summed_up(
         assert released() is None
 
 
+def test_keys_that_nobody_sees_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_stderr(None, monkeypatch)
+    tune_keys(*keys(9))
+    assert progress._board._keys == []
+
+
 def test_keys_far_apart_have_a_line_each(pipe: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "BURST_S", -1.0)
     tune_keys(*keys(6))
