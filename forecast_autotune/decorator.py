@@ -59,8 +59,5 @@ class Decorator(Autotune):
     def __repr__(self) -> str:
         return "<forecast_autotune: decorator, and the package's names>"
 
-    def __reduce__(self) -> str:
-        return "forecast_autotune"  # by its name in this module: there is but one
-
 
 forecast_autotune = autotune = Decorator()

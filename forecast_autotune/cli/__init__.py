@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import os
 import sys
 import warnings
@@ -21,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..errors import AutotuneError
 
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names are anybody's, and a locale may know ASCII alone
     try:
         if not arguments:
             parser_with([]).print_help(sys.stderr)

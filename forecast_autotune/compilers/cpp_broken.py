@@ -14,6 +14,10 @@ _FOLDER = re.compile(r"[^\s'\"]*/(?=[^\s/])")
 _CONDITION = re.compile(r"^\s*#\s*(?:el)?if\b((?:.*\\\n)*.*)", re.MULTILINE)
 _DEFINED = re.compile(r"\bdefined\s*\(?\s*\w+\s*\)?")
 _MACRO = re.compile(r"^\s*#\s*define\s+(\w+)((?:.*\\\n)*.*)", re.MULTILINE)
+_OF_THE_TEXT = re.compile(  # in the words of GCC, Clang and nvcc; what a type lacks, templates may have chosen by a knob
+    r"\berror: (?:expected |stray |missing |unterminated |unknown type name|use of undeclared|identifier .* is undefined"
+    r"|.*(?:was not declared in this scope|has not been declared|does not name a type|No such file or directory))"
+)
 _BINDING = "main.cpp:"  # as torch names the file of cpp_sources
 
 
@@ -21,9 +25,9 @@ class BrokenSources:
     """The builds of one recipe, watched for a failure that every variant would meet.
 
     A failure is every variant's in two cases. It is in the binding, which is compiled without the knobs; or two variants,
-    of two sources where there are several, fail with the same error, which names no knob and no value of one, in sources of
-    which no condition of the preprocessor depends on a knob. Never once a variant was built, and never by an assertion:
-    such a variant rules itself out.
+    of two sources where there are several, fail with the same error, of spelling or of a name that is nowhere declared,
+    which names no knob and no value of one, in sources of which no condition of the preprocessor depends on a knob. Never
+    once a variant was built, and never by an assertion: such a variant rules itself out.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -44,6 +48,8 @@ class BrokenSources:
         error = _FOLDER.sub("", _LOG.sub("", failure.message))
         if error.startswith(_BINDING) and self._binding_is_shared(config):
             return True
+        if not _OF_THE_TEXT.search(error):
+            return False
         other = self._failed.setdefault(error, config)
         if other == config or (self._picks_a_source and config[SOURCE_KNOB] == other[SOURCE_KNOB]):
             return False

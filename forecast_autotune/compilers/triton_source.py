@@ -57,6 +57,16 @@ def jit_function(kernel: object) -> Any:
     return kernel
 
 
+def is_tritons_own(kernel: object) -> bool:
+    """Whether Triton's own code alone stands between a launch and the compiler; other code may take any name."""
+    from triton.runtime.autotuner import Autotuner, Heuristics
+    from triton.runtime.jit import JITFunction
+
+    while isinstance(kernel, Autotuner) or (isinstance(kernel, Heuristics) and type(kernel).run is Heuristics.run):
+        kernel = kernel.fn
+    return isinstance(kernel, JITFunction) and type(kernel).run is JITFunction.run
+
+
 def apply_heuristics(kernel: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword arguments as the JITFunction under `@triton.heuristics` gets them: theirs computed and added."""
     from triton.runtime.autotuner import Heuristics

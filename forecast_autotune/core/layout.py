@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import shutil
 import textwrap
@@ -48,7 +49,10 @@ def as_is(text: str) -> str:
 
 def terminal_width(stream: TextIO | None) -> int | None:
     """How many characters a line has where the stream is a terminal; None elsewhere: a pipe has no width."""
-    return shutil.get_terminal_size().columns if stream is not None and stream.isatty() else None
+    with contextlib.suppress(AttributeError, ValueError):  # a program's own stream, which has none, or a closed one
+        if stream is not None and stream.isatty():
+            return shutil.get_terminal_size().columns
+    return None
 
 
 def as_text(blocks: Sequence[Block], *, width: int | None = None, emphasize: Emphasis = as_is) -> str:

@@ -167,15 +167,15 @@ class _Board:
         key, now = tuned_key(job, decision, seconds=seconds, is_stored=is_stored), time.monotonic()
         with self._drawing:
             self._told.add(job.digest)
+            screen = self._current_screen()
+            if screen is None:
+                return
             if not self._is_burst:
                 recent = [i for i, closed in enumerate(self._closed) if now - closed <= BURST_S]
                 self._keys, self._closed = [self._keys[i] for i in recent], [self._closed[i] for i in recent]
             self._keys.append(key)
             self._closed.append(now)
             self._is_burst |= len(self._keys) > MOST_LINES
-            screen = self._current_screen()
-            if screen is None:
-                return
             if not self._is_burst:
                 screen.say(closing_line(key, screen.columns))
             elif screen.replaces:
@@ -284,7 +284,8 @@ class _Ticker(threading.Thread):
         while not self._stopped.wait(self._board.wait_s()):
             self._context.run(self.action)
             if not self._again:
-                return
+                break
+        self._context = contextvars.Context()  # the board keeps a thread that has ended, but nothing of a caller's
 
     def stop(self) -> None:
         """Have it end; once this returns, it wakes no more."""

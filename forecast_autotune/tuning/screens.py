@@ -57,7 +57,8 @@ class Terminal:
         self._is_drawn = False
         self._in_line = False  # somebody has begun a line and not ended it
         self._write = stream.write
-        self._guarded: dict[int, tuple[Any, Callable[[str], object]]] = {}  # by id: a stream, and our `write` in it
+        self._guarded: dict[int, tuple[Any, Callable[..., object], Callable[..., object]]] = {}  # by id: a stream, its
+        # `write`s: ours and theirs
 
     @property
     def columns(self) -> int:
@@ -92,11 +93,16 @@ class Terminal:
             self._in_line = False
 
     def release(self) -> None:
-        """Give the streams back, and write nothing."""
+        """Give the streams back as they were, and write nothing."""
         guarded, self._guarded = self._guarded, {}
-        for stream, ours in guarded.values():
-            if vars(stream).get("write") is ours:
-                del stream.write
+        for stream, ours, theirs in guarded.values():
+            with contextlib.suppress(Exception):
+                if stream.write is not ours:  # another stands in its place since
+                    continue
+                with contextlib.suppress(AttributeError, TypeError):
+                    del stream.write
+                if getattr(stream, "write", None) != theirs:  # a program's own, in the place of its class's
+                    stream.write = theirs
 
     def _erase(self) -> None:
         if self._is_drawn:
@@ -111,18 +117,19 @@ class Terminal:
             return
         theirs = stream.write
 
-        def guarded(text: str) -> object:
+        def guarded(*args: Any, **kwargs: Any) -> object:
             if id(stream) not in self._guarded:  # kept by somebody since
-                return theirs(text)
+                return theirs(*args, **kwargs)
             with self._lock:
                 with contextlib.suppress(Exception):
                     self._erase()
+                    text = args[0]
                     self._in_line = not text.endswith("\n") if text else self._in_line
-                return theirs(text)
+                return theirs(*args, **kwargs)
 
-        with contextlib.suppress(AttributeError, TypeError):  # a stream of another make
+        with contextlib.suppress(Exception):  # a stream of another make
             stream.write = guarded
-            self._guarded[id(stream)] = stream, guarded
+            self._guarded[id(stream)] = stream, guarded, theirs
 
 
 class Lines:

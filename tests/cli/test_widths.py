@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -66,6 +67,13 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
         return re.sub(r"\x1b\[\d+m", "", told.out if code == 0 else told.err)
 
     return printed
+
+
+def test_a_locale_that_lacks_a_character_gets_its_number(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stdout)
+    assert main(["list"]) == 0
+    assert b"\\xb1" in stdout.buffer.getvalue()  # type: ignore[attr-defined]
 
 
 def words(text: str) -> set[str]:

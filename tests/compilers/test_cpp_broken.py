@@ -42,6 +42,9 @@ def test_two_variants_with_one_error_are_enough() -> None:
         (failed("main.cpp:8:1: error: size '-1' of array"), failed("main.cpp:8:1: error: size '-2' of array")),
         (failed("main.cpp:8:1: error: LANES is no type"),) * 2,
         (failed("main.cpp:8:1: error: static assertion failed: too wide"),) * 2,
+        (failed("main.cpp:9:58: error: \u2018load\u2019 is not a member of \u2018Unit\u2019 {aka \u2018Scalar\u2019}"),)
+        * 2,
+        (failed("main.cpp:9:5: error: no matching function for call to \u2018f()\u2019"),) * 2,
         (failed(transient=True),) * 2,
         (Failure(stage="load", message="undefined symbol"), failed()),
         (Failure(stage="resources", message="too large"),) * 2,
@@ -128,7 +131,7 @@ def test_what_a_worker_had_no_time_to_log_is_added_to_its_log(tmp_path: Path) ->
 COMPILER = """#!/bin/sh
 case "$*" in
 *--version*) echo fake 1.0; exit;;
-*main.cpp*) echo main >> {calls}; echo "$PWD/main.cpp:3:1: error: oops is no type" >&2; echo "    3 | oops" >&2; exit 1;;
+*main.cpp*) echo main >> {calls}; echo "$PWD/main.cpp:3:1: error: expected a type" >&2; echo "    3 | oops" >&2; exit 1;;
 *) echo other >> {calls}; while [ "$1" != -o ]; do shift; done; : > "$2"; : > "${{2%.o}}.d";;
 esac
 """
@@ -149,7 +152,7 @@ def test_a_broken_module_raises_at_its_first_call_after_two_builds(
     with pytest.raises(RuntimeError) as raised:  # as torch's own
         module.f()
     assert isinstance(raised.value, BuildError)
-    said, error = str(raised.value), "main.cpp:3:1: error: oops is no type\n    3 | oops\nlog: "
+    said, error = str(raised.value), "main.cpp:3:1: error: expected a type\n    3 | oops\nlog: "
     assert said.startswith(f"broken builds with no config, for no knob touches why:\n{error}")
     assert calls.read_text().count("main") <= 2
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "first")

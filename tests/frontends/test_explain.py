@@ -7,6 +7,7 @@ import io
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +52,16 @@ def test_a_terminal_gets_it_in_its_width(tuned: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "50")
     assert max(map(len, str(tuned.explain()).splitlines())) <= 50
+
+
+@pytest.mark.parametrize("stdout", [SimpleNamespace(write=lambda text: None), io.StringIO()], ids=["a tee", "closed"])
+def test_a_stream_that_cannot_say_whether_it_is_a_terminal_gets_whole_lines(
+    tuned: Any, monkeypatch: pytest.MonkeyPatch, stdout: Any
+) -> None:
+    explanation = tuned.explain()
+    getattr(stdout, "close", lambda: None)()
+    monkeypatch.setattr("sys.stdout", stdout)
+    assert str(explanation) == explanation.as_text()
 
 
 def test_rich_prints_it_in_the_consoles_width(tuned: Any) -> None:

@@ -21,6 +21,12 @@ class Autotune:
 
     __name__ = "autotune"
 
+    def __init__(self) -> None:
+        self.__qualname__ = self.__name__
+
+    def __reduce__(self) -> str:
+        return self.__name__  # by its name in its module, as a function: there is but one
+
     def __call__(
         self,
         configs: Sequence[triton.Config] | None = None,

@@ -231,7 +231,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call without generated launch code: its key or its form is new, or its decision is provisional."""
-        require_driver(self.base_fn)
+        require_driver(self.fn)
         given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
         call = {n: v for n, v in given.items() if n in self.arg_names}
         table = self.dispatcher.table
@@ -280,7 +280,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def run_under(self, chosen: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Nested`."""
-        require_driver(self.base_fn)
+        require_driver(self.fn)
         self.best_config = chosen
         return self._launch(chosen, tuple(args), dict(kwargs))
 

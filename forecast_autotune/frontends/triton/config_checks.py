@@ -11,8 +11,9 @@ from typing import Any
 
 from triton import knobs
 from triton.backends import backends
+from triton.runtime.autotuner import Config as TritonConfig
 
-from ...compilers.triton_source import OPTIONS, jit_function
+from ...compilers.triton_source import OPTIONS, is_tritons_own
 from ...core.config import Config
 from ...core.space import Space
 from ...core.text import shown
@@ -73,16 +74,18 @@ def _check_names(name: str, fn: Any, configs: Sequence[Any]) -> None:
     """Refuse a name that is nearly a parameter's. Triton raises `KeyError` for it, but only at the launch.
 
     The interpreter drops names that it does not know, and a call may set the parameter itself: there it is a warning.
+    A wrapper around the kernel, or a config of another class, may have names of its own.
     """
     parameters = list(getattr(fn, "arg_names", ()))
-    for config, knob in ((each, knob) for each in configs for knob in each.kwargs):
+    as_given = (each for each in configs if type(each).all_kwargs is TritonConfig.all_kwargs)
+    for config, knob in ((each, knob) for each in as_given for knob in each.kwargs):
         if knob in parameters or knob in OPTIONS or knob in _backend_options():
             continue
         nearest = _nearest(knob, [p for p in parameters if p not in config.kwargs])
         if nearest is None:
             continue
         text = f"{knob!r} in {_text(config)} of {name} is no parameter of the kernel: did you mean {nearest!r}?"
-        if jit_function(fn) is not None and not knobs.runtime.interpret:
+        if is_tritons_own(fn) and not knobs.runtime.interpret:
             raise InvalidInputError(f"{text} Its parameters are {', '.join(parameters)}")
         if knobs.runtime.interpret:
             warn_user(text, TuningWarning)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ import triton
 from triton import knobs
 from triton.runtime.driver import driver
 
+from ...compilers.triton_source import is_tritons_own, jit_function
 from ...core.hardware import Hardware, Toolchain
 from ...errors import NoGpuError
 from ...measure.probe import detect_hardware
@@ -39,24 +39,25 @@ def current_device() -> Any:
         return None
 
 
-def require_driver(kernel: Callable[..., Any]) -> None:
+def require_driver(kernel: Any) -> None:
     """Say what to do where Triton has nothing to launch a kernel on; Triton says `0 active drivers ([])`.
 
     Args:
-        kernel: the function that is decorated.
+        kernel: what is tuned; where that is no code of Triton's own, it may need no driver.
     Raises:
         NoGpuError: this machine has no GPU that Triton can use.
     """
-    if knobs.runtime.interpret:
+    if knobs.runtime.interpret or not is_tritons_own(kernel):
         return
     try:
         _ = driver.active
     except RuntimeError as err:
         if "0 active drivers" not in str(err):
             raise
-        file = kernel.__code__.co_filename
+        function = jit_function(kernel).fn
+        file = function.__code__.co_filename
         place = os.path.relpath(file) if os.path.isfile(file) else "FILE.py"  # a notebook's cells lie in none
-        raise NoGpuError(_NO_GPU.format(name=kernel.__name__, place=place)) from None
+        raise NoGpuError(_NO_GPU.format(name=function.__name__, place=place)) from None
 
 
 def current_hardware() -> Hardware:

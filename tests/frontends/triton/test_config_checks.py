@@ -10,6 +10,7 @@ triton = pytest.importorskip("triton")
 
 from rehearsed import call, own_triton_cache, playing, scale, tuned  # noqa: E402
 from triton import knobs  # noqa: E402
+from triton.runtime.jit import JITFunction, KernelInterface  # noqa: E402
 
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.space import Space  # noqa: E402
@@ -82,6 +83,42 @@ def test_the_interpreter_drops_unknown_names_so_there_it_is_a_warning() -> None:
             tuned(configs=[triton.Config({"BLOK": 128}), triton.Config({"BLOK": 256})])
     assert len(warned) == 1
     assert "rehearsed" in warned[0].filename, "the line of the decorator"
+
+
+class Renaming(KernelInterface):  # type: ignore[misc]
+    """A wrapper with a name of its own for a parameter of the kernel."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn, self.arg_names, self.__name__ = fn, fn.arg_names, fn.__name__
+
+    def run(self, *args: Any, BLOK: int, **kwargs: Any) -> Any:  # noqa: N803
+        return self.fn.run(*args, BLOCK=BLOK, **kwargs)
+
+
+class RenamingJit(JITFunction):  # type: ignore[misc]
+    def run(self, *args: Any, BLOK: int, **kwargs: Any) -> Any:  # noqa: N803
+        return super().run(*args, BLOCK=BLOK, **kwargs)
+
+
+class RenamingConfig(triton.Config):  # type: ignore[misc]
+    def all_kwargs(self) -> dict[str, Any]:
+        given = super().all_kwargs()
+        return {"BLOCK": given.pop("BLOK"), **given}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "config"),
+    [
+        (Renaming(scale), triton.Config({"BLOK": 64})),
+        (RenamingJit(scale.fn), triton.Config({"BLOK": 64})),
+        (scale, RenamingConfig({"BLOK": 64})),
+    ],
+    ids=["a wrapper", "a JITFunction of another class", "a config of another class"],
+)
+def test_names_that_a_programs_own_code_takes_are_not_refused(kernel: Any, config: Any) -> None:
+    with playing() as on:
+        call(tuned(kernel, configs=[config]))
+    assert {launched["BLOCK"] for _, launched in on.launches} == {64}
 
 
 def test_an_empty_list_is_warned_of_and_runs_as_under_triton() -> None:

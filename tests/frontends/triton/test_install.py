@@ -74,6 +74,13 @@ def test_what_is_installed_shows_the_arguments_of_triton_s() -> None:
     assert list(inspect.signature(triton.autotune).parameters)[: len(theirs)] == theirs
 
 
+def test_what_is_installed_is_copied_pickled_and_wrapped_as_the_function_it_replaces() -> None:
+    fa.install()
+    assert copy.deepcopy(triton.autotune) is copy.copy(triton.autotune) is triton.autotune
+    assert pickle.loads(pickle.dumps(triton.autotune)) is triton.autotune  # noqa: S301  # ours
+    assert triton.autotune.__qualname__ == "autotune"
+
+
 def test_a_place_that_somebody_changed_since_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "autotune", triton.autotune)  # what it is to be again in the end
     fa.install()

@@ -17,6 +17,7 @@ triton = pytest.importorskip("triton")
 from rehearsed import call, configs, own_triton_cache, playing, scale, tuned  # noqa: E402
 from triton.backends import backends  # noqa: E402
 from triton.runtime.driver import driver  # noqa: E402
+from triton.runtime.jit import KernelInterface  # noqa: E402
 
 from forecast_autotune.frontends.triton.target import require_driver  # noqa: E402
 
@@ -60,10 +61,23 @@ def test_a_variant_without_a_gpu_gives_way_to_one_that_runs(no_driver: None) -> 
     assert decision.failed == len(kernel.configs)
 
 
+class Elsewhere(KernelInterface):  # type: ignore[misc]
+    """A kernel that a program's own code launches, on no device of Triton's."""
+
+    fn, arg_names = staticmethod(scale.fn), scale.arg_names
+
+    def run(self, *args: Any, BLOCK: int, **kwargs: Any) -> int:  # noqa: N803
+        return BLOCK
+
+
+def test_a_kernel_of_a_programs_own_make_needs_no_gpu(no_driver: None) -> None:
+    assert call(tuned(Elsewhere(), configs=configs([64]))) == 64
+
+
 def test_in_a_rehearsal_and_in_the_interpreter_no_gpu_is_needed(no_driver: None) -> None:
     kernel = tuned()
     with playing():
         call(kernel)
     with triton.knobs.runtime.scope():
         triton.knobs.runtime.interpret = True
-        require_driver(scale.fn)
+        require_driver(scale)
