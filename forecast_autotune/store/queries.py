@@ -105,8 +105,7 @@ class StoreFile:
     def find(self, key: str) -> list[StoredDecision]:
         """Decisions that a person means: those whose digest starts with the key; else those of kernels of that name.
 
-        A kernel whose name is the key goes first where it has one decision; else every kernel with the key in its name
-        counts, as in `decisions`.
+        A kernel whose name is the key goes first; else every kernel with the key in its name counts, as in `decisions`.
         """
         start = key.lower()
         if not start:
@@ -122,9 +121,7 @@ class StoreFile:
                 if decisions := matching(digests, (start, f"{start}g")):
                     return decisions
             of_name = matching(f"WHERE superseded_at IS NULL AND {_NAMED}", {"name": key})
-            if len({stored.digest for stored in of_name}) == 1:
-                return of_name
-            return matching(*_which(connection, key, None, self.unreadable.append, superseded=False))
+            return of_name or matching(*_which(connection, key, None, self.unreadable.append, superseded=False))
 
     def detail(self, stored: StoredDecision) -> DecisionDetail:
         """Everything that is known around one decision."""

@@ -146,14 +146,15 @@ def test_a_long_message_is_cut_with_a_mark_and_whole_on_demand(store: Path, caps
 
 @pytest.mark.parametrize("name", ["GEMM", "kernel_suite", "kernel_suite_gemm.gemm"])
 def test_a_name_of_several_keys_gets_a_short_list_and_the_way_to_choose(
-    store: Path, on_terminal: Callable[..., str], name: str
+    store: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    text = on_terminal(80, "show", name)
-    assert f"'{name}' stands for 3 decisions, and the newest is shown" in " ".join(text.split())
-    assert f"forecast-autotune show {newest()[:10]}" in text
+    assert main(["show", name]) == 0
+    told = capsys.readouterr()
+    assert f"'{name}' stands for 3 decisions, and the newest is shown" in told.err
+    assert f"forecast-autotune show {newest()[:10]}" in told.err
     for m, n in SIZES:
-        assert f"a=bf16[{m}x{n}]" in text
-    assert newest() in text
+        assert f"a=bf16[{m}x{n}]" in told.err
+    assert newest() in told.out
 
 
 def test_a_name_nearly_right_is_answered_with_the_right_one(store: Path, on_terminal: Callable[..., str]) -> None:
