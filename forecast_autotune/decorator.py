@@ -24,6 +24,7 @@ class Decorator(Autotune):
     """
 
     __name__ = "forecast_autotune"
+    _refuses_misspelt = True
 
     if TYPE_CHECKING:
         Config = package.Config

@@ -20,6 +20,7 @@ class Autotune:
     """Decorates kernels as `triton.autotune` does; `install()` puts an instance in its place."""
 
     __name__ = "autotune"
+    _refuses_misspelt = False  # a parameter in a list of somebody else's, who may never launch that config
 
     def __init__(self) -> None:
         self.__qualname__ = self.__name__
@@ -100,13 +101,15 @@ class Autotune:
 
         def decorate(fn: Any) -> ForecastAutotuner:
             from .autotuner import ForecastAutotuner
+            from .config_checks import misspelt_refused
 
-            return ForecastAutotuner(
-                fn, fn.arg_names, configs, key, reset_to_zero, restore_value, pre_hook, post_hook,
-                prune_configs_by, warmup, rep, use_cuda_graph, do_bench, cache_results,
-                budget=budget, mode=mode, surrogate=surrogate, space=space, check=check, key_buckets=key_buckets,
-                timing=timing, isolate=isolate, shard=shard,
-            )  # fmt: skip
+            with misspelt_refused(self._refuses_misspelt):
+                return ForecastAutotuner(
+                    fn, fn.arg_names, configs, key, reset_to_zero, restore_value, pre_hook, post_hook,
+                    prune_configs_by, warmup, rep, use_cuda_graph, do_bench, cache_results,
+                    budget=budget, mode=mode, surrogate=surrogate, space=space, check=check, key_buckets=key_buckets,
+                    timing=timing, isolate=isolate, shard=shard,
+                )  # fmt: skip
 
         return decorate
 

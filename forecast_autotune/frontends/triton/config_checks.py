@@ -7,6 +7,8 @@ import difflib
 import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from triton import knobs
@@ -19,6 +21,21 @@ from ...core.space import Space
 from ...core.text import shown
 from ...core.user_warnings import warn_user
 from ...errors import InvalidInputError, TuningWarning
+
+_refused: ContextVar[bool] = ContextVar("misspelt parameters are refused", default=False)
+
+
+@contextmanager
+def misspelt_refused(refused: bool) -> Iterator[None]:
+    """Whether a misspelt parameter is an error meanwhile, as where somebody decorates by our name; else it is a warning.
+
+    Under `install()` it stands in a package of somebody else's, which may never launch that config.
+    """
+    token = _refused.set(refused)
+    try:
+        yield
+    finally:
+        _refused.reset(token)
 
 
 def checked_configs(fn: Any, configs: Iterable[Any] | None, *, pruned: bool) -> list[Any] | None:
@@ -85,9 +102,9 @@ def _check_names(name: str, fn: Any, configs: Sequence[Any]) -> None:
         if nearest is None:
             continue
         text = f"{knob!r} in {_text(config)} of {name} is no parameter of the kernel: did you mean {nearest!r}?"
-        if is_tritons_own(fn) and not knobs.runtime.interpret:
+        if _refused.get() and is_tritons_own(fn) and not knobs.runtime.interpret:
             raise InvalidInputError(f"{text} Its parameters are {', '.join(parameters)}")
-        if knobs.runtime.interpret:
+        if is_tritons_own(fn) or knobs.runtime.interpret:
             warn_user(text, TuningWarning)
         return
 

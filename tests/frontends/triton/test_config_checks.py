@@ -12,6 +12,7 @@ from rehearsed import call, own_triton_cache, playing, scale, tuned  # noqa: E40
 from triton import knobs  # noqa: E402
 from triton.runtime.jit import JITFunction, KernelInterface  # noqa: E402
 
+import forecast_autotune as fa  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.core.space import Space  # noqa: E402
 from forecast_autotune.errors import InvalidInputError, TuningWarning  # noqa: E402
@@ -36,7 +37,7 @@ from forecast_autotune.errors import InvalidInputError, TuningWarning  # noqa: E
 )
 def test_a_mistake_in_configs_is_named_where_it_is_made(configs: Any, said: str) -> None:
     with pytest.raises(InvalidInputError, match=said):
-        tuned(configs=configs)
+        fa.autotune(configs=configs, key=["n"])(scale)
 
 
 @pytest.mark.parametrize("space", [[Config({"BLOCK": 64})], {"BLOCK": [64]}, [triton.Config({"BLOCK": 64})]])

@@ -180,3 +180,12 @@ def test_the_decorator_decorates_and_carries_every_public_name() -> None:
 def test_a_decorator_without_its_call_says_how_to_write_it(decorator: Any, function: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"write @autotune\(configs=\[…\], key=\[…\]\) above it"):
         decorator(function)
+
+
+def test_a_misspelt_parameter_in_another_packages_list_is_told_of_and_breaks_no_import() -> None:
+    fa.install()
+    with pytest.warns(fa.TuningWarning, match="did you mean 'BLOCK'"):
+        tuned = triton.autotune(configs=[*configs(), triton.Config({"BLOK": 64})], key=["n"])(scale)
+    assert len(tuned.configs) == 4
+    with pytest.raises(InvalidInputError, match="did you mean 'BLOCK'"):
+        fa.autotune(configs=[*configs(), triton.Config({"BLOK": 64})], key=["n"])(scale)
