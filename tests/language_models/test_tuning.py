@@ -168,7 +168,8 @@ def test_sources_are_shown_and_another_process_repeats_no_prompt(
     def tune(budget: str) -> int:
         environment = {**os.environ, "FORECAST_AUTOTUNE_BUDGET": budget}
         ran = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=100)
-        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.returncode == 0, ran.stderr
+        assert all("(forecast-autotune show doubled)" in line for line in ran.stderr.splitlines()), ran.stderr
         return int(ran.stdout)
 
     with before(server) as proxy:
@@ -182,7 +183,7 @@ def test_sources_are_shown_and_another_process_repeats_no_prompt(
         assert server.metric("vllm:request_success_total") == prompts_read + 7
         decision = shown(capsys)
         assert speakers(decision) >= {"language_model"}
-        assert main(["show", "doubled"]) == 0
+        assert main(["show", "doubled", "-v"]) == 0
         assert "language_model" in capsys.readouterr().out
         assert tune("all") == 8 - 5  # the others had been tried
         assert len(proxy.asks_of(ASKED)) == 1
