@@ -65,7 +65,8 @@ def test_the_whole_demo_says_what_comes_next_and_remembers() -> None:
     assert not cosine["chosen"].endswith("LANES=1")
     assert "torch's headers" in first
     assert "torch's headers" not in again
-    assert (first.count("decided now"), again.count("decided from the store")) == (2, 2)
+    assert (first.count("decided now"), again.count("s: decided from the store")) == (2, 2)
+    assert "both were decided from the store" in " ".join(again.split())
     shown = re.findall(r"^   \S*forecast-autotune (show .*|list)$", again, re.MULTILINE)
     assert len(shown) == 3
     for words in shown:
