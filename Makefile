@@ -39,7 +39,7 @@ PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadgroup
 api: setup  ## write forecast_autotune/frontends/API.md from the docstrings
 	$(BIN)/python tests/support/api.py
 
-test: lint  ## lint, types, layers, and the tests that protect a change; six minutes on two cores
+test: lint  ## lint, types, layers, and the tests that protect a change; nine to thirteen minutes on two cores
 	$(BIN)/python -m pytest --benchmark-disable $(PARALLEL)
 
 test-all: test  ## test, then the tests marked `thorough`, which prove the same at length; CI runs both
