@@ -136,9 +136,8 @@ class Dispatcher:
         BudgetLimits.parse(request(**self._options, environment={}).budget)  # does it parse?
         self.table = KeyTable(door.forget_shortcuts)
         self.decisions: dict[Any, Decision] = Recent()
-        self._stored: dict[Any, tuple[TuningKey, Config, weakref.ref[SqliteStore]]] = (
-            Recent()
-        )  # where decisions were kept
+        # Where each of them was kept.
+        self._stored: dict[Any, tuple[TuningKey, Config, weakref.ref[SqliteStore]]] = Recent()
         self._memory: SqliteStore | None = None
         self._configs: dict[Config, Config] = {}  # of decisions, each once
 
@@ -294,7 +293,9 @@ class Dispatcher:
             chosen = "another" if decision is None else decision.config
             why = f"the config chosen does not run: {type(err).__name__}: {err}"
             if decision is not None:
-                self.decisions[key], self._stored[key] = _by_default(decision, default, why), self._stored[key]
+                self.decisions[key] = _by_default(decision, default, why)
+                if key in self._stored:  # a program may put decisions of its own into `decisions`
+                    self._stored[key] = self._stored.pop(key)  # they leave these tables together
             entry.launcher, entry.fallback = instead, None
             self._door.forget_shortcuts()
         self._warn(
@@ -327,7 +328,7 @@ class Dispatcher:
             )
         if key is None:
             key = next(reversed(decided))
-        if key not in decided:
+        if key not in decided or key not in self._stored:
             raise InvalidInputError(
                 f"{self._door.name} has decided nothing for {shown(key)}: .decisions holds its last {len(decided)} keys"
             )
