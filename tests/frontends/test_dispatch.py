@@ -18,7 +18,7 @@ import triton.language as tl  # noqa: E402
 from collecting import without_collecting  # noqa: E402
 from rehearsed import BEST, call, configs, launched, own_triton_cache, playing, tuned  # noqa: E402
 
-from forecast_autotune.errors import TuningWarning  # noqa: E402
+from forecast_autotune.errors import InvalidInputError, TuningWarning  # noqa: E402
 from forecast_autotune.frontends import dispatch  # noqa: E402
 from forecast_autotune.frontends.key_table import Entry, KeyTable, Recent  # noqa: E402
 from forecast_autotune.frontends.pending import tune_pending  # noqa: E402
@@ -330,3 +330,21 @@ def test_a_measured_key_leaves_nothing_to_collect() -> None:
             for n in range(64, 128, 16):
                 call(kernel, n)
             assert gc.collect() == 0
+
+
+def test_decisions_that_a_program_put_there_break_no_fallback() -> None:
+    kernel = tuned()
+    with playing():
+        call(kernel)
+        (key,) = kernel.decisions
+        decision = kernel.decisions[key]
+        kernel.dispatcher.table.clear()
+        kernel.decisions.clear()
+        kernel.dispatcher._stored.clear()
+        entry = Entry(launcher=kernel.configs[1], measured=False, fallback=(kernel.configs[0], decision.config))
+        kernel.decisions[key] = decision
+        with pytest.warns(TuningWarning, match="does not run"):
+            kernel.dispatcher.fall_back(key, entry, RuntimeError("refused"))
+    assert entry.launcher is kernel.configs[0]
+    with pytest.raises(InvalidInputError, match="decided nothing for"):
+        kernel.explain(key)
