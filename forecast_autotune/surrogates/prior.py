@@ -87,8 +87,8 @@ class Prior:
         known = np.array([bool(d) for d in described])
         if not self.feature.size or known.sum() < max(1.0, LEAST_DESCRIBED * len(described)):
             return None
-        of_trees = self.each_tree(launch_features(described, job.hardware))
-        mean, spread = of_trees.mean(axis=1), of_trees.std(axis=1)
+        expected = self.members(launch_features(described, job.hardware))
+        mean, spread = expected.mean(axis=0), expected.std(axis=0)
         asked = np.array(getattr(described, "asked", True)) | known
         share = float(known.sum() / asked.sum())
         refused = REFUSED_FAILS if share >= MOSTLY_DESCRIBED else DESCRIBED_FAILS
@@ -96,6 +96,16 @@ class Prior:
             known, DESCRIBED_FAILS, np.where(asked, refused, share * DESCRIBED_FAILS + (1.0 - share) * refused)
         )
         return -mean, np.hypot(self.spread[0] * spread, self.spread[1]), fail
+
+    def members(self, features: Array) -> Array:
+        """What each member of the model expects: log2 of time, up to a constant; the model's mean is that over members.
+
+        Args:
+            features: shape `(configs, len(LAUNCH_FEATURES))`.
+        Returns:
+            shape `(members, configs)`.
+        """
+        return self.each_tree(features).T
 
     def each_tree(self, features: Array) -> Array:
         """What each tree expects: log2 of time, up to a constant.
