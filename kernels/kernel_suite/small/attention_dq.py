@@ -54,20 +54,19 @@ def attention_dq(  # type: ignore[no-untyped-def]
 def forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each query's log2 of the sum of powers, and its sum of output times gradient: a head at a time."""
-    lse, delta = (q.new_empty(q.shape[:2], dtype=torch.float32) for _ in range(2))
-    for head in range(len(q)):
-        scores = (q[head].float() @ k[head].float().T) * q.shape[2] ** -0.5
-        if causal:
-            scores.masked_fill_(scores.new_ones(scores.shape).triu(1).bool(), -torch.inf)
-        lse[head] = scores.logsumexp(1)
-        delta[head] = ((torch.exp(scores - lse[head][:, None]) @ v[head].float()) * do[head].float()).sum(1)
-    return lse * LOG2_E, delta
+    """Each query's log2 of the sum of powers, and its sum of output times gradient."""
+    scores = (q.float() @ k.float().mT) * q.shape[2] ** -0.5
+    if causal:
+        length = q.shape[1]
+        scores.masked_fill_(torch.ones(length, length, device=q.device).triu(1).bool(), -torch.inf)
+    lse = scores.logsumexp(2)
+    out = torch.softmax(scores, dim=2) @ v.float()
+    return lse * LOG2_E, (out * do.float()).sum(2)
 
 
 def gradients(call: Call) -> tuple[torch.Tensor, ...]:
     """By torch, of queries, keys and values."""
-    _, q, k, v, do, *_, causal = (arg for arg in call.args)
+    _, q, k, v, do, *_, causal = call.args
     given = [t.float().requires_grad_() for t in (q, k, v)]
     out = torch.nn.functional.scaled_dot_product_attention(*(t[None] for t in given), is_causal=causal)
     out.backward(do.float()[None])
