@@ -15,14 +15,16 @@ import math
 import os
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.digest import digest
+from forecast_autotune.core.forecast import BIN_EDGES_LOG2
 from forecast_autotune.core.job import Job
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.recorded_space import RecordedSpace
@@ -35,7 +37,18 @@ from forecast_autotune.processes.side_by_side import side_by_side
 from forecast_autotune.surrogates import prior as prior_module
 from forecast_autotune.surrogates import static_features as traits_module
 from forecast_autotune.surrogates.learned import Learned
-from forecast_autotune.surrogates.prior import RULES, SHIPPED, Factor, Prior, prior_text, read_prior, rules
+from forecast_autotune.surrogates.prior import (
+    RULES,
+    SHIPPED,
+    WIDTHS,
+    Factor,
+    Prior,
+    Width,
+    prior_text,
+    read_prior,
+    rules,
+    width_columns,
+)
 from forecast_autotune.surrogates.static_features import launch_features
 
 from ..command import positive
@@ -52,7 +65,8 @@ TREES, LEAVES, LEAST_IN_A_LEAF = 120, 250, 5
 TRAITS_TRIED = 0.3  # share of them at each split
 KERNELS_SEEN = 0.7  # of all, by each tree: how far trees then disagree says how sure they are of a kernel none has seen
 CLIP = (-3.0, 1.5)  # octaves around a space's median: what is slower is slow, and how slow matters to nobody
-SPREAD = (0.75, 0.4)  # as `fit_spread` finds it, for a model that is fitted without anything left out
+WIDTH = Width(constant=0.6, disagreement=0.3, space=0.6, distance=0.45)  # as `fit_width` finds it on the suite
+JUDGED = 60  # configs of a trace that the width is fitted on, evenly spaced: most are alike
 LEAST_KERNELS = 3  # of fewer, hardly any are left to fit on when one is left out
 MOST_BYTES = 5_000_000
 
@@ -192,52 +206,101 @@ def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
         )
         grown.append(tree.fit(x[rows], y[rows], sample_weight=weight[rows] * len(rows)).tree_)
     most = max((t.node_count for t in grown), default=0)
+    tables = {
+        name: np.zeros((len(grown), most), dtype=kind)
+        for name, kind in (("feature", int), ("threshold", float), ("left", int), ("right", int), ("value", float))
+    }
+    tables["feature"] -= 1  # rows are filled up with leaves
+    for number, tree in enumerate(grown):
+        for name, column in _in_preorder(tree).items():
+            tables[name][number, : tree.node_count] = column
+    return Prior(fitted_on=tuple(kernels), **tables, width=WIDTH, factors={})
 
-    def table(name: str, kind: type, fill: float) -> NDArray[Any]:
-        rows = np.full((len(grown), most), fill, dtype=kind)
-        for row, tree in zip(rows, grown, strict=True):
-            row[: tree.node_count] = np.asarray(getattr(tree, name)).reshape(-1)
-        return rows
 
-    feature = np.maximum(table("feature", int, -1), -1)  # a leaf's is -2 there
-    return Prior(
-        fitted_on=tuple(kernels),
-        feature=feature,
-        threshold=np.round(table("threshold", float, 0.0), 4),
-        left=np.where(feature >= 0, table("children_left", int, 0), 0),
-        right=np.where(feature >= 0, table("children_right", int, 0), 0),
-        value=np.round(table("value", float, 0.0), 4),
-        spread=SPREAD,
-        factors={},
+def _in_preorder(tree: Any) -> dict[str, NDArray[Any]]:
+    """The nodes of one of scikit-learn's trees as `Prior` has them, each left child right behind its parent."""
+    import numpy as np
+
+    order, stack = [], [0]
+    while stack:
+        order.append(node := stack.pop())
+        if tree.children_left[node] >= 0:
+            stack += [int(tree.children_right[node]), int(tree.children_left[node])]
+    place = np.empty(tree.node_count, dtype=int)
+    place[order] = np.arange(tree.node_count)
+    inner = tree.children_left[order] >= 0
+
+    def rounded(values: NDArray[Any]) -> NDArray[Any]:
+        return np.round(values[order].reshape(-1), 4).astype(np.float32).astype(float)  # as the file has them
+
+    return {
+        "feature": np.where(inner, tree.feature[order], -1),
+        "threshold": np.where(inner, rounded(tree.threshold), 0.0),
+        "left": np.where(inner, place[tree.children_left[order]], 0),
+        "right": np.where(inner, place[tree.children_right[order]], 0),
+        "value": np.where(inner, 0.0, rounded(tree.value)),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """How a model that had not seen a space did there: of some configs that ran, evenly spaced.
+
+    Attributes:
+        columns: what the width weights, as `width_columns`.
+        expected, measured: log2 speed-up over the median of what was expected, and of what was measured.
+    """
+
+    columns: Array
+    expected: Array
+    measured: Array
+
+
+def misses(example: Example, prior: Prior) -> Missed:
+    """What the trees expected of a space beside what was measured."""
+    import numpy as np
+
+    described = np.array([bool(d) for d in example.job.static_features])
+    of_trees = prior.members(_traits(example)[described])
+    expected = of_trees.mean(axis=0)
+    ran = np.flatnonzero(~np.isnan(example.log2_time[described]))
+    some = ran[np.linspace(0, ran.size - 1, min(JUDGED, ran.size)).round().astype(int)] if ran.size else ran
+    return Missed(
+        columns=width_columns(expected, of_trees.std(axis=0))[some],
+        expected=(np.median(expected) - expected)[some],
+        measured=-example.log2_time[described][some],
     )
 
 
-def misses(example: Example, prior: Prior) -> tuple[Array, Array]:
-    """For each config that ran: by how much the trees' mean is off, less a common offset, and how far the trees disagree."""
+def fit_width(left_out: Sequence[tuple[str, Missed]]) -> Width:
+    """The width with the least Brier score in the eight bins by what was missed, each kernel counting alike.
+
+    Args:
+        left_out: kernels by name, each with what a model missed that had not seen it.
+    """
     import numpy as np
+    from scipy.optimize import minimize
+    from scipy.special import ndtr
 
-    of_trees = prior.each_tree(_traits(example))
-    known = ~np.isnan(example.log2_time)
-    missed = np.clip(example.log2_time, *CLIP) - of_trees.mean(axis=1)
-    return (missed - np.nanmedian(missed))[known], of_trees.std(axis=1)[known]
+    some = [(kernel, missed) for kernel, missed in left_out if missed.measured.size]
+    if not some:
+        return WIDTH
+    traces = Counter(kernel for kernel, _ in some)
+    columns = np.vstack([m.columns for _, m in some])
+    expected, measured = (np.concatenate([getattr(m, name) for _, m in some]) for name in ("expected", "measured"))
+    weight = np.concatenate([np.full(m.measured.size, 1.0 / m.measured.size / traces[k]) for k, m in some])
+    edges = np.asarray(BIN_EDGES_LOG2)
+    fell = np.eye(edges.size + 1)[np.searchsorted(edges, measured, side="left")]
+    above = edges - expected[:, None]
 
+    def brier(powers: Array) -> float:
+        sigma = np.exp(np.clip(columns @ powers, *WIDTHS))
+        below = np.pad(ndtr(above / sigma[:, None]), ((0, 0), (1, 1)), constant_values=((0, 0), (0, 1)))
+        return float(weight @ ((np.diff(below, axis=1) - fell) ** 2).sum(axis=1) / weight.sum())
 
-def fit_spread(left_out: Sequence[tuple[Array, Array]]) -> tuple[float, float]:
-    """The most likely `Prior.spread` by the `misses` on kernels that no tree had seen, each trace counting alike."""
-    import numpy as np
-
-    if not left_out:
-        return SPREAD
-    missed, spread = (np.concatenate(columns) for columns in zip(*left_out, strict=True))
-    weight = np.concatenate([np.full(m.size, 1.0 / m.size) for m, _ in left_out])
-    best, spread_of_best = math.inf, SPREAD
-    for times in (0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0):
-        for apart in (0.2, 0.3, 0.4, 0.5, 0.6, 0.8):
-            sigma = np.hypot(times * spread, apart)
-            cost = float((weight * (np.log(sigma) + 0.5 * (missed / sigma) ** 2)).sum())
-            if cost < best:
-                best, spread_of_best = cost, (times, apart)
-    return spread_of_best
+    # What few traces say in passing is not to bend it: a power of 1 costs as much as a hundredth of the score.
+    fitted = minimize(lambda p: brier(p) + 0.002 * float((p - list(astuple(WIDTH))) @ (p - list(astuple(WIDTH)))), astuple(WIDTH))
+    return Width(*(round(float(power), 4) for power in fitted.x))
 
 
 def fit_factors(examples: Sequence[Example]) -> dict[str, Factor]:
@@ -447,24 +510,22 @@ def fit_and_score(paths: Sequence[Path], *, trees: int = TREES, jobs: int = 1) -
         for i in sorted(places)
         if examples[i].traits is not None and priors[number].feature.size
     }
-    spread = fit_spread(list(missed.values()))
-    # The two numbers of the spread, too, come from other kernels where a kernel is scored.
-    spread_without = {
-        kernel: fit_spread([m for i, m in missed.items() if examples[i].kernel != kernel]) for kernel in kernels
-    }
+    judged = [(examples[i].kernel, m) for i, m in missed.items()]
+    # The width, too, comes from other kernels where a kernel is scored.
+    width_without = {kernel: fit_width([each for each in judged if each[0] != kernel]) for kernel in kernels}
 
     def scored(first: int, rounds: Sequence[frozenset[int]]) -> dict[int, Scores]:
         return {
-            i: score(examples[i], replace(priors[number], spread=spread_without[examples[i].kernel]))
+            i: score(examples[i], replace(priors[number], width=width_without[examples[i].kernel]))
             for number, places in enumerate(rounds, start=first)
             for i in sorted(places)
         }
 
-    prior = replace(priors[0], spread=spread)
+    prior = replace(priors[0], width=fit_width(judged))
     card = {
         "data": data_card(examples),
         "trees": {"count": len(prior.feature), "nodes": sum(2 * int((f >= 0).sum()) + 1 for f in prior.feature)},
-        "spread": list(spread),
+        "width": asdict(prior.width),
         "kernels_left_out": split_card(examples, scored(1, by_kernel)),
         "sizes_left_out": split_card(examples, scored(1 + len(by_kernel), by_size)),
     }
