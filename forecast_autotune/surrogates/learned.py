@@ -19,7 +19,7 @@ from ..protocols import SurrogateSession
 from . import transfer
 from .base import BaseSurrogate, Forecasts, OutcomeSession, basis_text, default_us, outcomes_in
 from .gp_residual import GPPrior, GPResidual
-from .prior import Prior, rules, shipped_prior
+from .prior import Prior, held_prior, rules, shipped_prior
 from .static_features import role_features
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ class Learned(BaseSurrogate):
     process what is left. Abstains where the job has nothing that the model knows, and nothing was measured.
 
     Args:
-        prior: the model; the shipped one if not given.
+        prior: the model, or what `held_prior` takes; the shipped one if not given.
     """
 
     name = "learned"
 
-    def __init__(self, prior: Prior | None = None) -> None:
+    def __init__(self, prior: Prior | str | None = None) -> None:
         self._given = prior
 
     @property
@@ -56,9 +56,11 @@ class Learned(BaseSurrogate):
         """The model.
 
         Raises:
-            OSError, InvalidInputError: the shipped one cannot be read.
+            OSError, InvalidInputError: it cannot be read.
         """
-        return shipped_prior() if self._given is None else self._given
+        if self._given is None:
+            return shipped_prior()
+        return held_prior(self._given) if isinstance(self._given, str) else self._given
 
     @property
     def fitted_on(self) -> tuple[str, ...]:
@@ -68,11 +70,19 @@ class Learned(BaseSurrogate):
         except (OSError, InvalidInputError):
             return ()
 
+    @property
+    def model_version(self) -> str:
+        """The model's version; empty if it cannot be read."""
+        try:
+            return self.prior.version
+        except (OSError, InvalidInputError):
+            return ""
+
     def start(self, context: ForecastContext) -> SurrogateSession:
         """A session that reads the job and the context's recordings once, when it is first asked.
 
         Raises:
-            OSError, InvalidInputError: the shipped model cannot be read.
+            OSError, InvalidInputError: the model cannot be read.
         """
         return _Session(context, self.prior)
 

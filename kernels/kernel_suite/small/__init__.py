@@ -1,0 +1,55 @@
+"""Small kernels, a page each, as people write them: one function, its sizes, and a short list of configs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..suite import Case
+
+KINDS: Mapping[str, Sequence[str]] = {
+    "elementwise": ("dropout_add",),
+    "normalisation": ("layer_norm_backward",),
+    "optimiser": ("adamw",),
+}
+"""Modules by what they compute; a new kernel is one more name here. Each has its `KERNEL`."""
+
+
+class Inputs:
+    """Random tensors of a call, of the type that its case names, or of `dtype`; equal for equal seeds."""
+
+    def __init__(self, case: Case, seed: int, device: str, dtype: str = "float16") -> None:
+        self.dtype: torch.dtype = getattr(torch, case.dtype or dtype)
+        self._random = torch.Generator(device).manual_seed(seed)
+        self._device = device
+
+    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Normal numbers of mean 0 and deviation 1."""
+        numbers = torch.randn(shape, generator=self._random, device=self._device)
+        return numbers.to(dtype or self.dtype)
+
+    def uniform(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Numbers from 0 to 1."""
+        return torch.rand(shape, generator=self._random, device=self._device).to(dtype or self.dtype)
+
+    def integers(self, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """Integers from 0 to below `high`."""
+        return torch.randint(high, shape, generator=self._random, device=self._device, dtype=dtype)
+
+    def unwritten(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """An output: NaN everywhere, or the least integer there is."""
+        kind = dtype or self.dtype
+        nothing = torch.nan if kind.is_floating_point else torch.iinfo(kind).min
+        return torch.full(shape, nothing, dtype=kind, device=self._device)
+
+
+def moved(*args: Any) -> float:
+    """Bytes of the tensors among some arguments, each of them moved once."""
+    return float(sum(arg.numel() * arg.element_size() for arg in args if isinstance(arg, torch.Tensor)))
+
+
+def multiprocessors(device: str) -> int:
+    """How many multiprocessors the GPU has, for persistent kernels; 4 where there is none."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.startswith("cuda") else 4
