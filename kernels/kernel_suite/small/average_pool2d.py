@@ -75,7 +75,7 @@ KERNEL = TritonKernel(
     ),
     corners=(
         Case(name="one", sizes={"planes": 1, "height": 1, "width": 1, "out": 1}),
-        Case(name="odd", sizes={"planes": 5, "height": 7, "width": 11, "out": 3}),
+        Case(name="below_a_block", sizes={"planes": 5, "height": 7, "width": 11, "out": 3}),
         Case(name="over_blocks", sizes={"planes": 67, "height": 2, "width": 70, "out": 2}, dtype="float32"),
     ),
     make_call=make_call,

@@ -84,7 +84,7 @@ KERNEL = TritonKernel(
     corners=(
         Case(name="one", sizes={"B": 1, "T": 1, "D": 1, "width": 4}),
         Case(name="over_blocks", sizes={"B": 2, "T": 67, "D": 131, "width": 3, "bias": 1, "silu": 1}, dtype="float16"),
-        Case(name="plain", sizes={"B": 1, "T": 20, "D": 40, "width": 5, "silu": 1}, dtype="float32"),
+        Case(name="silu", sizes={"B": 1, "T": 20, "D": 40, "width": 5, "silu": 1}, dtype="float32"),
     ),
     make_call=make_call,
     reference=reference,

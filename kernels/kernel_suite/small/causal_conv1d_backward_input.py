@@ -96,7 +96,7 @@ KERNEL = TritonKernel(
     ),
     corners=(
         Case(name="one", sizes={"B": 1, "D": 1, "T": 1, "width": 4, "silu": 1}),
-        Case(name="odd", sizes={"B": 2, "D": 3, "T": 37, "width": 3}, dtype="float16"),
+        Case(name="below_a_block", sizes={"B": 2, "D": 3, "T": 37, "width": 3}, dtype="float16"),
         Case(name="over_a_block", sizes={"B": 1, "D": 2, "T": 2051, "width": 4, "silu": 1}, dtype="float32"),
     ),
     make_call=make_call,

@@ -26,7 +26,8 @@ def combine_experts(  # type: ignore[no-untyped-def]
         for choice in tl.static_range(TOPK):
             place = tl.load(place_ptr + token * TOPK + choice).to(tl.int64)
             weight = tl.load(weight_ptr + token * TOPK + choice)
-            total += weight * tl.load(found_ptr + place * dim + column, mask=(column < dim) & (place >= 0), other=0.0)
+            end = tl.where(place >= 0, dim, 0)
+            total += weight * tl.load(found_ptr + place * dim + column, mask=column < end, other=0.0)
         tl.store(out_ptr + token * dim + column, total.to(out_ptr.dtype.element_ty), mask=column < dim)
 
 
@@ -76,7 +77,7 @@ KERNEL = TritonKernel(
     ),
     corners=(
         Case(name="one", sizes={"tokens": 1, "topk": 1, "dim": 1}),
-        Case(name="odd", sizes={"tokens": 9, "topk": 3, "dim": 77}, dtype="float16"),
+        Case(name="below_a_block", sizes={"tokens": 9, "topk": 3, "dim": 77}, dtype="float16"),
         Case(name="over_blocks", sizes={"tokens": 3, "topk": 4, "dim": 2051}, dtype="float32"),
     ),
     make_call=make_call,

@@ -69,7 +69,7 @@ KERNEL = TritonKernel(
         Case(name="sequences", sizes={"rows": 8192, "columns": 2048}),
         Case(name="long", sizes={"rows": 512, "columns": 65536}),
         Case(name="short", sizes={"rows": 131072, "columns": 256}),
-        Case(name="few_rows", sizes={"rows": 16, "columns": 100_001}),
+        Case(name="odd", sizes={"rows": 16, "columns": 100_001}),
         Case(name="half", sizes={"rows": 4096, "columns": 4096}, dtype="float16"),
     ),
     corners=(

@@ -73,7 +73,7 @@ KERNEL = TritonKernel(
     ),
     corners=(
         Case(name="one", sizes={"tokens": 1, "rows": 1, "dim": 1}),
-        Case(name="odd", sizes={"tokens": 21, "rows": 7, "dim": 37}),
+        Case(name="below_a_block", sizes={"tokens": 21, "rows": 7, "dim": 37}),
         Case(name="over_a_block", sizes={"tokens": 3, "rows": 40, "dim": 1027}),
     ),
     make_call=make_call,

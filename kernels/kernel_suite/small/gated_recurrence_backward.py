@@ -84,7 +84,7 @@ KERNEL = TritonKernel(
     ),
     corners=(
         Case(name="one", sizes={"B": 1, "T": 1, "D": 1}),
-        Case(name="odd", sizes={"B": 2, "T": 7, "D": 37}),
+        Case(name="below_a_block", sizes={"B": 2, "T": 7, "D": 37}),
         Case(name="over_a_block", sizes={"B": 1, "T": 4, "D": 515}, dtype="bfloat16"),
     ),
     make_call=make_call,

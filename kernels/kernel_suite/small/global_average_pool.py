@@ -72,7 +72,7 @@ KERNEL = TritonKernel(
     ),
     corners=(
         Case(name="one", sizes={"images": 1, "pixels": 1, "channels": 1}),
-        Case(name="odd", sizes={"images": 3, "pixels": 17, "channels": 35}),
+        Case(name="below_a_block", sizes={"images": 3, "pixels": 17, "channels": 35}),
         Case(name="over_blocks", sizes={"images": 1, "pixels": 70, "channels": 131}, dtype="float32"),
     ),
     make_call=make_call,

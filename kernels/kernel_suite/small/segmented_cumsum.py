@@ -82,7 +82,7 @@ KERNEL = TritonKernel(
     ),
     corners=(
         Case(name="one", sizes={"rows": 1, "columns": 1}),
-        Case(name="odd", sizes={"rows": 5, "columns": 77}),
+        Case(name="below_a_block", sizes={"rows": 5, "columns": 77}),
         Case(name="a_row", sizes={"rows": 1, "columns": 256}),
     ),
     make_call=make_call,

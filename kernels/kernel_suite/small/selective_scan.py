@@ -96,7 +96,7 @@ KERNEL = TritonKernel(
     ),
     corners=(
         Case(name="one", sizes={"B": 1, "T": 1, "D": 1, "N": 2}),
-        Case(name="odd", sizes={"B": 2, "T": 7, "D": 21, "N": 4, "skip": 1}, dtype="float16"),
+        Case(name="below_a_block", sizes={"B": 2, "T": 7, "D": 21, "N": 4, "skip": 1}, dtype="float16"),
         Case(name="over_a_block", sizes={"B": 1, "T": 5, "D": 131, "N": 8}),
     ),
     make_call=make_call,

@@ -85,8 +85,8 @@ KERNEL = TritonKernel(
     cases=(
         Case(name="sentences", sizes={"B": 1024, "T": 128, "D": 768, "varied": 1}),
         Case(name="documents", sizes={"B": 64, "T": 4096, "D": 1024}),
-        Case(name="long_documents", sizes={"B": 16, "T": 8192, "D": 4096, "varied": 1}, dtype="float16"),
-        Case(name="few", sizes={"B": 2, "T": 512, "D": 1024}, dtype="float32"),
+        Case(name="long_documents", sizes={"B": 8, "T": 8192, "D": 4096, "varied": 1}, dtype="float16"),
+        Case(name="odd", sizes={"B": 33, "T": 511, "D": 1000}, dtype="float32"),
     ),
     corners=(
         Case(name="one", sizes={"B": 1, "T": 1, "D": 1}),
