@@ -20,7 +20,8 @@ from forecast_autotune.store.encoding import from_text, to_text
 from forecast_autotune.store.textfile import read_text, write_lines
 
 from .evidence import fake_inputs
-from .worker import SEED, has_code_of, recordable, variant_place
+from .single_kernel import SingleKernel
+from .worker import SEED, beginning, front_door, groups, has_code_of, recordable, variant_place
 
 FIELD = "described"
 
@@ -60,11 +61,12 @@ def describe_trace(path: Path) -> Described:
     what = f"{path}, line 1"
     header = encoding.fields(from_text(first, what), what)
     recorded = encoding.fields(header.get("recorded", {}), f"{what}: recorded")
-    kernel = recordable("cuda").get(str(recorded.get("kernel")))
-    if not isinstance(kernel, SuiteKernel):
+    kernel = recordable("cuda", str(recorded.get("corpus", "suite"))).get(str(recorded.get("kernel")))
+    if not isinstance(kernel, SuiteKernel | SingleKernel):
         return Described(trace=path.name, left="it is of no Triton kernel of the suite")
     program = encoding.decode_program(header.get("program"), f"{what}: program")
-    if not has_code_of(program, kernel.tuned().tuned.program):
+    now = front_door(kernel, beginning(groups(kernel), 2), "0").tuned.program  # type: ignore[attr-defined]
+    if not has_code_of(program, now):
         return Described(trace=path.name, left="its kernels are no longer the suite's")
     hardware = encoding.decode_hardware(header.get("hardware"), f"{what}: hardware")
     values = [
@@ -87,9 +89,9 @@ def describe_trace(path: Path) -> Described:
 
 
 def descriptions(
-    kernel: SuiteKernel, case: str, configs: Sequence[Config], hardware: Hardware
+    kernel: SuiteKernel | SingleKernel, case: str, configs: Sequence[Config], hardware: Hardware
 ) -> Iterator[Mapping[str, float]]:
-    """Static features of each joint config at a case; none of one that its variant refuses.
+    """Static features of each config at a case; none of one that its variant refuses, or that is no longer in the space.
 
     Raises:
         InvalidInputError: the kernel has no such case.
@@ -97,8 +99,13 @@ def descriptions(
     from forecast_autotune.compilers.triton_launches import launches, static_features
     from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
-    args = fake_inputs(kernel, kernel.case(case), SEED)
-    with rehearsal(hardware=hardware):  # some variants ask their device how large it is
+    with rehearsal(hardware=hardware):  # some kernels ask their device how large it is
+        args = fake_inputs(kernel, kernel.case(case), SEED)
+        if isinstance(kernel, SingleKernel):
+            job = kernel.tuner(list(kernel.space), budget="0").job(args, hardware=hardware)
+            told = dict(zip(job.space, job.static_features, strict=True))
+            yield from (told.get(config, {}) for config in configs)
+            return
         for config in configs:
             variant = kernel.variants[variant_place(kernel, config)]
             try:

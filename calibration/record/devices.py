@@ -9,6 +9,9 @@ without one, the C++ kernels are recorded on the CPU.
 Each outcome is kept at once, so that a recording that was stopped goes on from there when it is run again on the same
 device. What another device has begun is begun anew: a trace never mixes two.
 
+`--corpus small` records the kernels of a page each instead, into the folder `small` beside the suite's traces: called as
+users call them, all configs of their short lists, a few samples of each.
+
 `--describe` records nothing: it writes into existing traces what can be told of their configs without a device.
 """
 
@@ -34,7 +37,7 @@ from kernel_suite import Kernel
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.processes.machine import usable_cores
 
-from ..paths import TRACES
+from ..paths import CORPORA
 from .describe import Described, describe_traces
 from .worker import Status, Task, recordable
 
@@ -156,13 +159,15 @@ class Plan:
             return workload
 
 
-def workloads(asked: Sequence[str], kind: str) -> list[tuple[str, str]]:
+def workloads(asked: Sequence[str], kind: str, corpus: str = "suite") -> list[tuple[str, str]]:
     """Kernels and cases by name, the first case of every kernel before the second of any.
 
     Raises:
         InvalidInputError: no kernel or case of that name can be recorded on this kind of device.
     """
-    known = recordable(kind)
+    known = recordable(kind, corpus)
+    if not known:
+        raise InvalidInputError(f"no kernel of the corpus {corpus} can be recorded on {kind}: it needs a GPU")
     wanted: dict[str, list[str]] = {}
     for word in asked or known:
         name, _, case = word.partition("/")
@@ -195,7 +200,8 @@ def devices(asked: str) -> list[str]:
 def record(given: argparse.Namespace) -> list[Status]:
     """Record everything asked for, or as much as there is time for; what became of each workload."""
     names = devices(given.devices)
-    todo = workloads(given.workloads, names[0].partition(":")[0])
+    kind = names[0].partition(":")[0]
+    todo = workloads(given.workloads, kind, given.corpus)
     until = time.time() + 60 * given.minutes
     plan, results = Plan(todo), list[Status]()
     cores = sorted(os.sched_getaffinity(0))[: usable_cores()]
@@ -209,7 +215,7 @@ def record(given: argparse.Namespace) -> list[Status]:
                 kernel=workload[0], case=workload[1], configs=given.configs,
                 # One workload takes no more than a few times its share, however slow it is to compile.
                 until=min(until, time.time() + max(60.0, 4 * share_s)),
-                traces=str(given.to), stores=str(given.work),
+                traces=str(given.to), stores=str(given.work), corpus=given.corpus,
             )  # fmt: skip
             try:
                 ended = device.record(task, show)
@@ -217,7 +223,7 @@ def record(given: argparse.Namespace) -> list[Status]:
                 device.stop()
                 problem = f"{type(err).__name__}: {err}"
                 ended = Status(kernel=task.kernel, case=task.case, done=True, problem=problem)
-            if isinstance(recordable(names[0].partition(":")[0])[task.kernel], Kernel):
+            if isinstance(recordable(kind, given.corpus)[task.kernel], Kernel):
                 device.stop()  # of extension modules, a process can load about a thousand
             results.append(ended)
             show(device.name, ended)
@@ -277,7 +283,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("workloads", nargs="*", metavar="KERNEL[/CASE]", help="default: all of the suite")
     parser.add_argument("--minutes", type=float, default=8.0, help="when to stop; default 8")
     parser.add_argument("--configs", type=int, default=256, help="at most so many for each workload; default 256")
-    parser.add_argument("--to", type=Path, default=TRACES, help="folder of the traces")
+    parser.add_argument(
+        "--corpus", choices=("suite", "small"), default="suite",
+        help="which kernels: of the suite (the default), or the small ones, whose lists are always measured in whole",
+    )  # fmt: skip
+    parser.add_argument("--to", type=Path, help="folder of the traces; default that of the corpus")
     parser.add_argument("--work", type=Path, default=Path("build/recording"), help="folder of what is not finished")
     parser.add_argument("--devices", default="", metavar="cuda:0,cuda:1", help="default: every GPU, else the CPU")
     parser.add_argument(
@@ -288,7 +298,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     try:
         given.work = given.work.absolute()
-        given.to = given.to.absolute()
+        given.to = (given.to or CORPORA[given.corpus]).absolute()
         if given.describe:
             return describe(given)
         for folder in (given.work, given.to):
