@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def average_pool2d(  # type: ignore[no-untyped-def]
     x_ptr, out_ptr, planes, height, width, OUT: tl.constexpr, PLANES: tl.constexpr, BLOCK: tl.constexpr

@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def bincount(  # type: ignore[no-untyped-def]
     x_ptr, counts_ptr, n, bins, programs, BINS: tl.constexpr, BLOCK: tl.constexpr
@@ -24,8 +25,8 @@ def bincount(  # type: ignore[no-untyped-def]
     for start in range(tl.program_id(0) * BLOCK, n, programs * BLOCK):
         value = tl.load(x_ptr + start + lane, mask=start + lane < n, other=BINS - 1).to(tl.int32)
         counts += tl.histogram(value, BINS)
-    bin = tl.arange(0, BINS)
-    tl.atomic_add(counts_ptr + bin, counts, mask=(bin < bins) & (counts > 0))
+    number = tl.arange(0, BINS)
+    tl.atomic_add(counts_ptr + number, counts, mask=(number < bins) & (counts > 0))
 
 
 SPACE = Space.grid(

@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def causal_conv1d(  # type: ignore[no-untyped-def]
     x_ptr, weight_ptr, bias_ptr, y_ptr, T, D,

@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def convolved(x_ptr, weight_ptr, time, T, inside, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """The convolution at these steps of one channel."""

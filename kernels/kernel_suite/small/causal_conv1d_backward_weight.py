@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def causal_conv1d_backward_weight(  # type: ignore[no-untyped-def]
     dy_ptr, x_ptr, dweight_ptr, T, D, stretch, WIDTH: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr

@@ -1,4 +1,4 @@
-"""Cumulative sum within chunks of time in Triton, as gates of linear attention need it: forwards or from each chunk's end."""
+"""Cumulative sum within chunks of time in Triton, as linear attention's gates need it: forwards or from the end."""
 
 # ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def chunk_cumsum(  # type: ignore[no-untyped-def]
     g_ptr, out_ptr, T, H, CHUNK: tl.constexpr, REVERSE: tl.constexpr, HEADS: tl.constexpr
@@ -24,11 +25,7 @@ def chunk_cumsum(  # type: ignore[no-untyped-def]
     at = (tl.program_id(2).to(tl.int64) * T + time) * H + head
     inside = (time < T) & (head < H)
     gate = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    if REVERSE:
-        total = tl.cumsum(gate, 0, reverse=True)
-    else:
-        total = tl.cumsum(gate, 0)
-    tl.store(out_ptr + at, total, mask=inside)
+    tl.store(out_ptr + at, tl.cumsum(gate, 0, reverse=REVERSE), mask=inside)
 
 
 SPACE = Space.grid(

@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def combine_experts(  # type: ignore[no-untyped-def]
     found_ptr, place_ptr, weight_ptr, out_ptr, dim, TOPK: tl.constexpr, BLOCK: tl.constexpr
@@ -47,7 +48,7 @@ def make_call(case: Case, seed: int, device: str) -> Call:
     place[place % 9 == 5] = -1
     weight = inputs.uniform(tokens, topk, dtype=torch.float32)
     found, out = inputs.normal(tokens * topk, dim), inputs.unwritten(tokens, dim)
-    return Call(args=(found, place, weight, out, dim, topk), grid=lambda knobs: (tokens,), outs=(out,))
+    return Call(args=(found, place, weight, out, dim, topk), grid=lambda _: (tokens,), outs=(out,))
 
 
 def reference(call: Call) -> tuple[torch.Tensor, ...]:

@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def embedding(  # type: ignore[no-untyped-def]
     ids_ptr, table_ptr, out_ptr, tokens, dim, padding, TOKENS: tl.constexpr, BLOCK: tl.constexpr
@@ -24,7 +25,9 @@ def embedding(  # type: ignore[no-untyped-def]
     row = tl.load(ids_ptr + token, mask=token < tokens, other=padding)[:, None]
     kept = (row != padding) & (column < dim)
     value = tl.load(table_ptr + row * dim + column, mask=kept, other=0.0)
-    tl.store(out_ptr + token.to(tl.int64)[:, None] * dim + column, value, mask=(token < tokens)[:, None] & (column < dim))
+    tl.store(
+        out_ptr + token.to(tl.int64)[:, None] * dim + column, value, mask=(token < tokens)[:, None] & (column < dim)
+    )
 
 
 SPACE = Space.grid(

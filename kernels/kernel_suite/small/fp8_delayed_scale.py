@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def fp8_delayed_scale(  # type: ignore[no-untyped-def]
     x_ptr, scale_ptr, q_ptr, largest_ptr, n, LIMIT: tl.constexpr, BLOCK: tl.constexpr

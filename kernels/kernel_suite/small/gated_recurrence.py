@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def gated_recurrence(  # type: ignore[no-untyped-def]
     x_ptr, gate_ptr, h_ptr, T, D, stride_b, stride_t, BLOCK_D: tl.constexpr, UNROLL: tl.constexpr

@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def gated_recurrence_backward(  # type: ignore[no-untyped-def]
     dh_ptr, h_ptr, x_ptr, gate_ptr, dx_ptr, dgate_ptr, T, D, BLOCK_D: tl.constexpr
@@ -37,7 +38,7 @@ def gated_recurrence_backward(  # type: ignore[no-untyped-def]
 
 SPACE = Space.grid(
     {"BLOCK_D": [32, 64, 128, 256, 512], "num_warps": [1, 2, 4]},
-    constraints=[lambda BLOCK_D, num_warps: BLOCK_D >= 32 * num_warps],
+    constraints=[lambda BLOCK_D, num_warps: BLOCK_D // num_warps >= 32],
     default={"BLOCK_D": 128, "num_warps": 4},
     roles={"BLOCK_D": "tile", "num_warps": "threads"},
 )

@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def global_average_pool(  # type: ignore[no-untyped-def]
     x_ptr, out_ptr, pixels, channels, PIXELS: tl.constexpr, CHANNELS: tl.constexpr

@@ -14,9 +14,19 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def int4_matvec(  # type: ignore[no-untyped-def]
-    packed_ptr, scale_ptr, least_ptr, x_ptr, y_ptr, N, K, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+    packed_ptr,
+    scale_ptr,
+    least_ptr,
+    x_ptr,
+    y_ptr,
+    N,
+    K,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
     """BLOCK_N rows of the matrix, BLOCK_K of their columns at a time."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

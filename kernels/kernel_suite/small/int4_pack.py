@@ -14,7 +14,8 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
-@triton.jit  # type: ignore[untyped-decorator]
+
+@triton.jit
 def nibble(value, least, scale):  # type: ignore[no-untyped-def]
     """The step nearest to a value, from 0 to 15."""
     return tl.minimum(tl.maximum((value - least) / scale + 0.5, 0.0), 15.0).to(tl.uint8)

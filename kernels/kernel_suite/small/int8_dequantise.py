@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def int8_dequantise(  # type: ignore[no-untyped-def]
     q_ptr, row_scale_ptr, column_scale_ptr, bias_ptr, out_ptr, M, N, stride_q, stride_out,

@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def int8_per_token(x_ptr, q_ptr, scale_ptr, columns, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """One token to a program, in registers. Halves are rounded away from zero."""
@@ -45,7 +46,7 @@ def make_call(case: Case, seed: int, device: str) -> Call:
     q, scale = inputs.unwritten(rows, columns, dtype=torch.int8), inputs.unwritten(rows, dtype=torch.float32)
     return Call(
         args=(x, q, scale, columns, triton.next_power_of_2(columns)),
-        grid=lambda knobs: (rows,),
+        grid=lambda _: (rows,),
         outs=(q, scale),
     )
 

@@ -17,6 +17,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def linear_attention_state(  # type: ignore[no-untyped-def]
     k_ptr, v_ptr, g_ptr, h_ptr, T, H, K, V, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr
@@ -35,7 +36,9 @@ def linear_attention_state(  # type: ignore[no-untyped-def]
         keys = (time < T)[:, None] & (key < K)[None, :]
         k = tl.load(k_ptr + row[:, None] * K + key[None, :], mask=keys, other=0.0).to(tl.float32)
         g = tl.load(g_ptr + row[:, None] * K + key[None, :], mask=keys, other=0.0)
-        v = tl.load(v_ptr + row[:, None] * V + value[None, :], mask=(time < T)[:, None] & (value < V)[None, :], other=0.0)
+        v = tl.load(
+            v_ptr + row[:, None] * V + value[None, :], mask=(time < T)[:, None] & (value < V)[None, :], other=0.0
+        )
         last = (batch.to(tl.int64) * T + tl.minimum(chunk * CHUNK + CHUNK, T) - 1) * H + head
         end = tl.load(g_ptr + last * K + key, mask=key < K, other=0.0)
         decayed = (k * tl.exp(end[None, :] - g)).to(v.dtype)
@@ -44,7 +47,7 @@ def linear_attention_state(  # type: ignore[no-untyped-def]
 
 SPACE = Space.grid(
     {"BK": [32, 64], "BV": [32, 64], "num_warps": [2, 4, 8], "num_stages": [2, 3]},
-    constraints=[lambda BK, BV, num_warps: BK * BV >= 256 * num_warps],
+    constraints=[lambda BK, BV, num_warps: BK * BV // num_warps >= 256],
     default={"BK": 64, "BV": 64, "num_warps": 4, "num_stages": 2},
     roles={"BK": "tile", "BV": "tile", "num_warps": "threads", "num_stages": "stages"},
 )

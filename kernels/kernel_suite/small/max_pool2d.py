@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def max_pool2d(  # type: ignore[no-untyped-def]
     x_ptr, out_ptr, place_ptr, height, width, out_height, out_width, total,
@@ -99,7 +100,9 @@ KERNEL = TritonKernel(
     corners=(
         Case(name="one", sizes={"planes": 1, "height": 1, "width": 1, "kernel": 1, "stride": 1, "padding": 0}),
         Case(name="odd", sizes={"planes": 3, "height": 9, "width": 13, "kernel": 3, "stride": 2, "padding": 1}),
-        Case(name="over_a_block", sizes={"planes": 2, "height": 24, "width": 31, "kernel": 2, "stride": 1, "padding": 0}),
+        Case(
+            name="over_a_block", sizes={"planes": 2, "height": 24, "width": 31, "kernel": 2, "stride": 1, "padding": 0}
+        ),
     ),
     make_call=make_call,
     reference=reference,

@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def paged_cache_write(  # type: ignore[no-untyped-def]
     k_ptr, v_ptr, slot_ptr, k_cache_ptr, v_cache_ptr, k_stride, v_stride, page_stride,
@@ -81,7 +82,9 @@ KERNEL = TritonKernel(
     cases=(
         Case(name="prefill", sizes={"tokens": 16384, "heads": 8, "D": 128, "page": 16, "pages": 4096}),
         Case(name="decode", sizes={"tokens": 256, "heads": 8, "D": 128, "page": 16, "pages": 8192}),
-        Case(name="all_heads", sizes={"tokens": 8192, "heads": 32, "D": 128, "page": 64, "pages": 256}, dtype="float16"),
+        Case(
+            name="all_heads", sizes={"tokens": 8192, "heads": 32, "D": 128, "page": 64, "pages": 256}, dtype="float16"
+        ),
         Case(name="narrow", sizes={"tokens": 65536, "heads": 4, "D": 64, "page": 32, "pages": 4096}),
     ),
     corners=(

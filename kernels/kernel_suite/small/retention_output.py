@@ -17,6 +17,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def retention_output(  # type: ignore[no-untyped-def]
     q_ptr, k_ptr, v_ptr, h_ptr, o_ptr, T, H, K, V, scale, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr
@@ -60,7 +61,7 @@ def make_call(case: Case, seed: int, device: str) -> Call:
     """The states are about as large as values."""
     batch, length, heads, keys, values, chunk = (case.sizes[name] for name in ("B", "T", "H", "K", "V", "chunk"))
     inputs = Inputs(case, seed, device, "float16")
-    shapes = [(batch, length, heads, width) for width in (keys, keys, values)]
+    shapes: list[tuple[int, ...]] = [(batch, length, heads, width) for width in (keys, keys, values)]
     shapes.append((batch, triton.cdiv(length, chunk), heads, keys, values))
     q, k, v, h = (inputs.normal(*shape) for shape in shapes)
     out = inputs.unwritten(*v.shape)

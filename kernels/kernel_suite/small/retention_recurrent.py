@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def retention_recurrent(  # type: ignore[no-untyped-def]
     q_ptr, k_ptr, v_ptr, state_ptr, o_ptr, T, H, V, scale, K: tl.constexpr, BV: tl.constexpr

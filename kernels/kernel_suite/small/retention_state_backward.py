@@ -1,6 +1,6 @@
 """Backward pass of retention's states in Triton: from the last chunk to the first, the gradient of each chunk's state.
 
-Each head decays at a rate of its own, 1 - 2**(-5 - head). The gradient of the values comes along, as far as the states give it.
+Each head decays at a rate of its own, 1 - 2**(-5 - head). What the states give of the values' gradient comes along.
 """
 
 # ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals
@@ -16,6 +16,7 @@ from forecast_autotune.core.workload import Work
 from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def retention_state_backward(  # type: ignore[no-untyped-def]
@@ -83,7 +84,7 @@ def reference(call: Call) -> tuple[torch.Tensor, ...]:
 
 
 def work(call: Call) -> Work:
-    q, _, do, *_, keys, _ = call.args
+    do, keys = call.args[2], call.args[-2]
     return Work(flops=4.0 * do.numel() * keys, bytes=moved(*call.args))
 
 

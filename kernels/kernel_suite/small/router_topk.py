@@ -1,4 +1,4 @@
-"""A router's choice of experts in Triton: softmax of the logits, and the largest few by taking the maximum again and again."""
+"""A router's choice of experts in Triton: softmax of the logits, and the largest few, one maximum after the other."""
 
 # ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals
 from __future__ import annotations
@@ -13,6 +13,7 @@ from forecast_autotune.core.workload import Work
 from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def router_topk(  # type: ignore[no-untyped-def]

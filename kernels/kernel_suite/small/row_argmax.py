@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def row_argmax(x_ptr, value_ptr, index_ptr, columns, stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """One row to a program; each lane keeps its own best until the end."""
@@ -45,7 +46,7 @@ def make_call(case: Case, seed: int, device: str) -> Call:
     inputs = Inputs(case, seed, device, "bfloat16")
     x = inputs.normal(rows, columns + case.sizes.get("gap", 0))[:, :columns]
     value, index = inputs.unwritten(rows), inputs.unwritten(rows, dtype=torch.int64)
-    return Call(args=(x, value, index, columns, x.stride(0)), grid=lambda knobs: (rows,), outs=(value, index))
+    return Call(args=(x, value, index, columns, x.stride(0)), grid=lambda _: (rows,), outs=(value, index))
 
 
 def reference(call: Call) -> tuple[torch.Tensor, ...]:

@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def row_cumsum(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """One row to a program."""
@@ -38,7 +39,7 @@ def make_call(case: Case, seed: int, device: str) -> Call:
     rows, columns = case.sizes["rows"], case.sizes["columns"]
     inputs = Inputs(case, seed, device, "float32")
     x, out = inputs.uniform(rows, columns), inputs.unwritten(rows, columns, dtype=torch.float32)
-    return Call(args=(x, out, columns), grid=lambda knobs: (rows,), outs=(out,))
+    return Call(args=(x, out, columns), grid=lambda _: (rows,), outs=(out,))
 
 
 def reference(call: Call) -> tuple[torch.Tensor, ...]:

@@ -14,7 +14,8 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
-@triton.jit  # type: ignore[untyped-decorator]
+
+@triton.jit
 def continued(started, total, starts, value):  # type: ignore[no-untyped-def]
     """Two neighbouring stretches as one: the first counts unless a segment starts in the second."""
     return started | starts, tl.where(starts > 0, value, total + value)

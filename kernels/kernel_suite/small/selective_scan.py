@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def selective_scan(  # type: ignore[no-untyped-def]
     x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, skip_ptr, y_ptr, T, D, SKIP: tl.constexpr, N: tl.constexpr, BD: tl.constexpr

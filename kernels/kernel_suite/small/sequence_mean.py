@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def sequence_mean(  # type: ignore[no-untyped-def]
     x_ptr, offsets_ptr, out_ptr, T, D, VARLEN: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
@@ -31,7 +32,9 @@ def sequence_mean(  # type: ignore[no-untyped-def]
     for start in range(begin, end, BT):
         token = start + tl.arange(0, BT)
         mask = (token < end)[:, None] & (channel < D)[None, :]
-        total += tl.load(x_ptr + token.to(tl.int64)[:, None] * D + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(x_ptr + token.to(tl.int64)[:, None] * D + channel[None, :], mask=mask, other=0.0).to(
+            tl.float32
+        )
     mean = tl.sum(total, 0) / tl.maximum(end - begin, 1)
     tl.store(out_ptr + sequence * D + channel, mean.to(out_ptr.dtype.element_ty), mask=channel < D)
 
@@ -52,7 +55,10 @@ def make_call(case: Case, seed: int, device: str) -> Call:
         lengths[-1] = 0
         lengths[-1] = (batch * length - lengths.sum()).clamp_min(0)
     offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-    x, out = inputs.normal(2 * batch * length if varied else batch * length, channels), inputs.unwritten(batch, channels)
+    x, out = (
+        inputs.normal(2 * batch * length if varied else batch * length, channels),
+        inputs.unwritten(batch, channels),
+    )
     return Call(
         args=(x, offsets if varied else None, out, length, channels, bool(varied)),
         grid=lambda knobs: (triton.cdiv(channels, knobs["BD"]), batch),

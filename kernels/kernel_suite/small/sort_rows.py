@@ -14,6 +14,7 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
+
 @triton.jit  # type: ignore[untyped-decorator]
 def sort_rows(  # type: ignore[no-untyped-def]
     x_ptr, out_ptr, place_ptr, rows, columns, WIDTH: tl.constexpr, DESCENDING: tl.constexpr, ROWS: tl.constexpr
