@@ -10,9 +10,37 @@ import torch
 from ..suite import Case
 
 KINDS: Mapping[str, Sequence[str]] = {
-    "elementwise": ("dropout_add",),
-    "normalisation": ("layer_norm_backward",),
-    "optimiser": ("adamw",),
+    "elementwise": (
+        "add_bias",
+        "masked_fill",
+        "cast",
+        "complex_multiply",
+        "ema_update",
+        "dropout_add",
+    ),
+    "activation": (
+        "gelu",
+        "gelu_backward",
+        "silu_and_mul",
+        "silu_and_mul_backward",
+        "relu_squared",
+        "softcap",
+    ),
+    "normalisation": (
+        "softmax_backward",
+        "log_softmax",
+        "layer_norm_backward",
+        "rms_norm_backward",
+        "group_norm",
+        "batch_norm_stats",
+    ),
+    "position": ("rotary", "rotary_interleaved"),
+    "attention": ("attention_delta", "attention_dq", "attention_dkdv"),
+    "loss": ("cross_entropy_backward",),
+    "random": ("dropout",),
+    "optimiser": ("adamw", "sgd_momentum", "lion"),
+    "product": ("linear_gelu", "batched_matmul", "matvec"),
+    "layout": ("outer_sum", "transpose_copy"),
     "scan": ("row_cumsum", "chunk_cumsum", "cumulative_logsumexp", "segmented_cumsum"),
     "recurrence": (
         "linear_attention_state",
