@@ -10,9 +10,52 @@ import torch
 from ..suite import Case
 
 KINDS: Mapping[str, Sequence[str]] = {
-    "elementwise": ("dropout_add",),
-    "normalisation": ("layer_norm_backward",),
-    "optimiser": ("adamw",),
+    "elementwise": (
+        "add_bias",
+        "masked_fill",
+        "cast",
+        "complex_multiply",
+        "ema_update",
+        "dropout_add",
+    ),
+    "activation": (
+        "gelu",
+        "gelu_backward",
+        "silu_and_mul",
+        "silu_and_mul_backward",
+        "relu_squared",
+        "softcap",
+    ),
+    "normalisation": (
+        "softmax_backward",
+        "log_softmax",
+        "layer_norm_backward",
+        "rms_norm_backward",
+        "group_norm",
+        "batch_norm_stats",
+    ),
+    "position": ("rotary", "rotary_interleaved"),
+    "attention": ("attention_delta", "attention_dq", "attention_dkdv"),
+    "loss": ("cross_entropy_backward",),
+    "random": ("dropout",),
+    "optimiser": ("adamw", "sgd_momentum", "lion"),
+    "product": ("linear_gelu", "batched_matmul", "matvec"),
+    "layout": ("outer_sum", "transpose_copy"),
+    "scan": ("row_cumsum", "chunk_cumsum", "cumulative_logsumexp", "segmented_cumsum"),
+    "recurrence": (
+        "linear_attention_state",
+        "retention_output",
+        "retention_state_backward",
+        "retention_recurrent",
+        "selective_scan",
+        "gated_recurrence",
+        "gated_recurrence_backward",
+    ),
+    "convolution": ("causal_conv1d", "causal_conv1d_backward_input", "causal_conv1d_backward_weight"),
+    "pooling": ("max_pool2d", "average_pool2d", "global_average_pool", "sequence_mean"),
+    "gather": ("embedding", "embedding_backward", "combine_experts", "paged_cache_write"),
+    "selection": ("router_topk", "row_argmax", "sort_rows", "bincount"),
+    "quantisation": ("int8_per_token", "int8_dequantise", "int4_pack", "int4_matvec", "fp8_delayed_scale"),
 }
 """Modules by what they compute; a new kernel is one more name here. Each has its `KERNEL`."""
 
