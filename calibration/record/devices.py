@@ -6,12 +6,13 @@ sources. The first case of every kernel comes first, then the second of every ke
 limit is spent on what is worth most. Each GPU records by itself, with its part of the cores to compile on; on a machine
 without one, the C++ kernels are recorded on the CPU.
 
-`record PROGRAM.py … [-- ARGUMENTS]` records other people's kernels: it runs programs that call them, each as `python PROGRAM.py
-ARGUMENTS` would, several at once where there are several GPUs. Whatever class its tuner is of, the first launch of each key
-measures the whole list, a minute at most, and writes `packages/<package>/<kernel>.<key>.<hardware>.jsonl.gz`: where the kernel comes
-from, how it was called and what each config took, without a line of its source. `--untuned` does the same for kernels
-without a tuner, over warps and stages. Processes that a program starts are not reached. A GPU that is named twice in
-`--devices` has two programs at a time: while one compiles, the other is timed.
+`record PROGRAM.py … [-- ARGUMENTS]` records other people's kernels: it runs programs that call them, each as
+`python PROGRAM.py ARGUMENTS` would, several at once where there are several GPUs. Whatever class a kernel's tuner is of, the
+first launch of each key measures the whole list, a minute at most, and writes
+`packages/<package>/<kernel>.<key>.<hardware>.jsonl.gz`: where the kernel comes from, how it was called and what each config
+took, without a line of its source. `--untuned` does the same for kernels without a tuner, over warps and stages. Processes
+that a program starts are not reached. A GPU that is named twice in `--devices` has two programs at a time: while one
+compiles, the other is timed.
 
 Each outcome is kept at once, so that a recording that was stopped goes on from there when it is run again on the same
 device. What another device has begun is begun anew: a trace never mixes two.
