@@ -97,6 +97,26 @@ def width_columns(expected: Array, disagreement: Array) -> Array:
     return np.stack(columns, axis=1)
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchForecast:
+    """What a model expects of a space's configs, from what their launches do.
+
+    Attributes:
+        mean, sigma: of log2 speed-up, up to a constant; shape `(configs,)`.
+        fail: chance of failing, shape `(configs,)`.
+        members: what each member of the model expects: log2 of time, up to a constant; shape `(members, configs)`.
+        features: what it was told; shape `(configs, len(LAUNCH_FEATURES))`.
+        known: which configs are described; shape `(configs,)`.
+    """
+
+    mean: Array
+    sigma: Array
+    fail: Array
+    members: Array
+    features: Array
+    known: NDArray[np.bool_]
+
+
 @dataclass(frozen=True, eq=False)
 class Prior:
     """A fitted model: trees over what launches do, factors for the rules of thumb over knobs' roles.
@@ -112,6 +132,7 @@ class Prior:
         factors: by the name of a rule.
         version: what tells it from every other model that was written: how many kernels it was fitted on, and the digest of
             its file; empty for one that was not read from a file.
+        card: what its file says for people: data, splits, scores.
     """
 
     fitted_on: tuple[str, ...]
@@ -123,8 +144,9 @@ class Prior:
     width: Width
     factors: Mapping[str, Factor]
     version: str = ""
+    card: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    def of_launches(self, described: Sequence[Mapping[str, float]], job: Job) -> tuple[Array, Array, Array] | None:
+    def of_launches(self, described: Sequence[Mapping[str, float]], job: Job) -> LaunchForecast | None:
         """What the trees expect of each config, from what its launch does.
 
         Args:
@@ -132,15 +154,15 @@ class Prior:
                 taken to fail as often as the others do.
             job: whose hardware counts.
         Returns:
-            mean and sigma of log2 speed-up, up to a constant, and chance of failing, each of shape `(configs,)`; None where
-            too few launches are described.
+            None where too few launches are described.
         """
         import numpy as np
 
         known = np.array([bool(d) for d in described])
         if not self.feature.size or known.sum() < max(1.0, LEAST_DESCRIBED * len(described)):
             return None
-        expected = self.members(launch_features(described, job.hardware))
+        features = launch_features(described, job.hardware)
+        expected = self.members(features)
         mean, disagreement = expected.mean(axis=0), expected.std(axis=0)
         asked = np.array(getattr(described, "asked", True)) | known
         share = float(known.sum() / asked.sum())
@@ -151,7 +173,7 @@ class Prior:
         sigma = np.empty(len(described))
         sigma[known] = self.width.sigma(mean[known], disagreement[known])
         sigma[~known] = sigma[known].max()
-        return -mean, sigma, fail
+        return LaunchForecast(-mean, sigma, fail, expected, features, known)
 
     def members(self, features: Array) -> Array:
         """What each member of the model expects: log2 of time, up to a constant; the model's mean is that over members.
@@ -266,7 +288,7 @@ def _packed_trees(prior: Prior) -> dict[str, object]:
 
     feature = row(prior.feature)
     inner = feature >= 0
-    places = np.concatenate([np.arange(size) for size in sizes] or [np.zeros(0)])
+    places = np.concatenate([np.arange(size) for size in sizes] or [np.arange(0)])
     if (row(prior.left)[inner] != places[inner] + 1).any():
         raise ValueError("of each inner node the left child stands right behind it")
     return {
@@ -324,7 +346,10 @@ def read_prior(path: Path) -> Prior:
             width=Width(**{name: float(value) for name, value in document["width"].items()}),
             factors={str(name): Factor(float(mean), float(sigma)) for name, (mean, sigma) in factors.items()},
             version=model_version(len(kernels), text),
+            card=document["card"],
         )
+        if not isinstance(prior.card, dict):
+            raise ValueError("the card is no object")
         if not all(math.isfinite(value) for value in astuple(prior.width)):
             raise ValueError(f"the width is {prior.width}")
         if not all(math.isfinite(f.mean) and 0 <= f.sigma < math.inf for f in prior.factors.values()):

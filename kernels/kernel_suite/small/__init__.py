@@ -41,6 +41,21 @@ KINDS: Mapping[str, Sequence[str]] = {
     "optimiser": ("adamw", "sgd_momentum", "lion"),
     "product": ("linear_gelu", "batched_matmul", "matvec"),
     "layout": ("outer_sum", "transpose_copy"),
+    "scan": ("row_cumsum", "chunk_cumsum", "cumulative_logsumexp", "segmented_cumsum"),
+    "recurrence": (
+        "linear_attention_state",
+        "retention_output",
+        "retention_state_backward",
+        "retention_recurrent",
+        "selective_scan",
+        "gated_recurrence",
+        "gated_recurrence_backward",
+    ),
+    "convolution": ("causal_conv1d", "causal_conv1d_backward_input", "causal_conv1d_backward_weight"),
+    "pooling": ("max_pool2d", "average_pool2d", "global_average_pool", "sequence_mean"),
+    "gather": ("embedding", "embedding_backward", "combine_experts", "paged_cache_write"),
+    "selection": ("router_topk", "row_argmax", "sort_rows", "bincount"),
+    "quantisation": ("int8_per_token", "int8_dequantise", "int4_pack", "int4_matvec", "fp8_delayed_scale"),
 }
 """Modules by what they compute; a new kernel is one more name here. Each has its `KERNEL`."""
 
