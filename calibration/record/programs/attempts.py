@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,35 @@ import torch
 DEVICE = "cuda"
 
 
-def attempt(label: str, call: Callable[[], Any]) -> bool:
-    """Make a call. One that fails prints a line and is left behind; a device that no longer answers ends the program."""
+_seen: Counter[str] = Counter()  # attempts of this round, by their labels without numbers
+_round = 0
+
+
+def in_rounds(program: Callable[[], None]) -> None:
+    """Run a program's attempts: first one of every kind, then the second of every kind, and so on.
+
+    So a recording that ends early has something of every kernel. Attempts are of one kind if their labels differ in numbers
+    only. The program is called once for each round.
+    """
+    global _round
+    _round = 0
+    while True:
+        _seen.clear()
+        program()
+        _round += 1
+        if _round >= max(_seen.values(), default=0):
+            return
+
+
+def attempt(label: str, call: Callable[[], Any]) -> None:
+    """Make a call, if it is its kind's turn. One that fails prints a line; a device that no longer answers ends the program.
+
+    Attempts within attempts are not made in every round.
+    """
+    kind = re.sub(r"\d+", "", label)
+    _seen[kind] += 1
+    if _seen[kind] != _round + 1:
+        return
     try:
         call()
         torch.cuda.synchronize()
@@ -24,8 +53,6 @@ def attempt(label: str, call: Callable[[], Any]) -> bool:
         print(f"{label}: {type(err).__name__}: {reason[0][:200]}", file=sys.stderr, flush=True)
         if "CUDA error" in str(err):
             sys.exit(f"{label}: the device is lost: {reason[0][:200]}")
-        return False
-    return True
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = False) -> torch.Tensor:
@@ -58,6 +85,12 @@ def without_init(package: str) -> None:
             sys.modules[package] = module
             return
     raise ModuleNotFoundError(package)
+
+
+def stand_in(name: str, **members: Any) -> None:
+    """A module of this name with nothing but these members, for what a kernel's module imports and does not need."""
+    module = sys.modules[name] = types.ModuleType(name)
+    vars(module).update(members)
 
 
 def on_path(*folders: str) -> None:

@@ -199,6 +199,7 @@ def pretended_gpu(*, compiled: bool = False) -> Iterator[Launches]:
         stack.enter_context(mock.patch.object(torch.cuda, "current_stream", lambda *a: stream))
         stack.enter_context(mock.patch.object(torch.cuda, "device", lambda *a: contextlib.nullcontext()))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "12.9"))
+        stack.enter_context(mock.patch.object(torch, "get_device_module", lambda *a: torch.cuda))
         stack.enter_context(mock.patch.object(torch.Tensor, "backward", _backward))
         # An operator of a library would answer with its own shapes, and launch nothing.
         stack.enter_context(mock.patch.object(CustomOpDef, "__call__", lambda op, *a, **n: op._init_fn(*a, **n)))

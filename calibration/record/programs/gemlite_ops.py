@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from calibration.record.programs.attempts import DEVICE, attempt, indices, normal, on_path, scaled
+from calibration.record.programs.attempts import DEVICE, attempt, in_rounds, indices, normal, on_path, scaled
 
 on_path("gemlite")
 
-from gemlite import helper, quant_utils  # noqa: E402  # found on the path set above
+from gemlite import helper, quant_utils  # found on the path set above
 
 F16, F8 = torch.float16, torch.float8_e4m3fn
 
@@ -45,11 +45,16 @@ def products(n: int, k: int) -> None:
         ):
             for method in methods:
                 x = normal(rows, k, dtype=F16)
-                attempt(f"{name} {method} {rows}x{n}x{k}", lambda: layer.forward_manual(x, method))  # noqa: B023
+                attempt(f"{name} {method} {rows}x{n}x{k}", lambda: layer.forward_manual(x, method))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Every attempt."""
     for m, n in ((4096, 4096), (16, 8192), (512, 2048), (16384, 1024)):
         activations(m, n)
     for n, k in ((4096, 4096), (14336, 4096), (2048, 7168)):
-        attempt(f"layers {n}x{k}", lambda: products(n, k))  # noqa: B023
+        products(n, k)
+
+
+if __name__ == "__main__":
+    in_rounds(main)

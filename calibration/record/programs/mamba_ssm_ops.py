@@ -7,19 +7,28 @@ from __future__ import annotations
 
 import torch
 
-from calibration.record.programs.attempts import DEVICE, attempt, backward, normal, on_path, scaled, without_init
+from calibration.record.programs.attempts import (
+    DEVICE,
+    attempt,
+    backward,
+    in_rounds,
+    normal,
+    on_path,
+    scaled,
+    without_init,
+)
 
 on_path("mamba_ssm")
 without_init("mamba_ssm")
 
-from mamba_ssm.ops.triton import ssd_chunk_scan, ssd_chunk_state  # noqa: E402  # found on the path set above
-from mamba_ssm.ops.triton.k_activations import swiglu  # noqa: E402
-from mamba_ssm.ops.triton.layer_norm import layer_norm_fn, rms_norm_fn  # noqa: E402
-from mamba_ssm.ops.triton.mamba3 import mamba3_mimo_utils as mimo  # noqa: E402
-from mamba_ssm.ops.triton.mamba3.mamba3_siso_combined import mamba3_siso_combined  # noqa: E402
-from mamba_ssm.ops.triton.mamba3.mamba3_siso_step import mamba3_siso_step  # noqa: E402
-from mamba_ssm.ops.triton.ssd_chunk_state import chunk_state_varlen  # noqa: E402
-from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined  # noqa: E402
+from mamba_ssm.ops.triton import ssd_chunk_scan, ssd_chunk_state  # found on the path set above
+from mamba_ssm.ops.triton.k_activations import swiglu
+from mamba_ssm.ops.triton.layer_norm import layer_norm_fn, rms_norm_fn
+from mamba_ssm.ops.triton.mamba3 import mamba3_mimo_utils as mimo
+from mamba_ssm.ops.triton.mamba3.mamba3_siso_combined import mamba3_siso_combined
+from mamba_ssm.ops.triton.mamba3.mamba3_siso_step import mamba3_siso_step
+from mamba_ssm.ops.triton.ssd_chunk_state import chunk_state_varlen
+from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
 F32 = torch.float32
 
@@ -116,7 +125,8 @@ def norms_and_activations(m: int, n: int) -> None:
     attempt(f"SwiGLU {m}x{n}", lambda: backward(swiglu(normal(m, 2 * n, grad=True))))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Every attempt."""
     for m, n in ((4096, 4096), (16384, 1024), (1024, 8192), (512, 2048), (32768, 768)):
         norms_and_activations(m, n)
     for sizes in (
@@ -125,11 +135,15 @@ if __name__ == "__main__":
         (8, 1024, 32, 64, 64, 128),
         (2, 4096, 16, 128, 64, 256),
     ):
-        attempt(f"scan {sizes}", lambda: chunked_scan(*sizes))  # noqa: B023
+        attempt(f"scan {sizes}", lambda: chunked_scan(*sizes))
         parts_of_scans(*sizes)
     for sizes in ((2, 2048, 16, 128, 64, 64), (1, 8192, 32, 128, 64, 64), (8, 1024, 8, 64, 64, 64)):
-        attempt(f"Mamba 3 {sizes}", lambda: mamba3(*sizes))  # noqa: B023
+        attempt(f"Mamba 3 {sizes}", lambda: mamba3(*sizes))
     for sizes in ((64, 16, 128, 64), (256, 32, 128, 64), (1, 32, 128, 64)):
-        attempt(f"Mamba 3, a token {sizes}", lambda: mamba3_step(*sizes))  # noqa: B023
+        attempt(f"Mamba 3, a token {sizes}", lambda: mamba3_step(*sizes))
     for sizes in ((2, 16, 4096, 64), (1, 32, 16384, 64), (8, 8, 1024, 16)):
         multiple_inputs(*sizes)
+
+
+if __name__ == "__main__":
+    in_rounds(main)
