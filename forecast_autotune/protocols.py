@@ -82,6 +82,10 @@ class Surrogate(Protocol):
     def fitted_on(self) -> tuple[str, ...]:
         """Names of the kernels whose measurements it was fitted on beforehand."""
 
+    @property
+    def model_version(self) -> str:
+        """The version of the fitted model that it forecasts by; empty where it has none."""
+
     def start(self, context: ForecastContext) -> SurrogateSession:
         """A session that forecasts for the context's job."""
 

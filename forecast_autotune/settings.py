@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from .core.budget import BudgetLimits
-from .core.model_names import FORMS, is_language_model, is_loopback
+from .core.model_names import FORMS, is_language_model, is_loopback, is_model_version
 from .core.user_warnings import warn_user
 from .errors import InvalidInputError, TuningWarning
 
@@ -78,6 +78,7 @@ class Settings:
     sync: str = "store"
     remote: str = "0"
     answer: Answer = field(default_factory=Answer)
+    model: str | None = None  # of the fitted one: a version, or an absolute path
 
     @classmethod
     def from_environment(
@@ -122,6 +123,8 @@ class Settings:
             except InvalidInputError as err:
                 raise InvalidInputError(f"{PREFIX}BUDGET: {err}") from None
             values["budget"] = text
+        if text := env.get(PREFIX + "MODEL", "").strip():
+            values["model"] = text if is_model_version(text) else str(_path(text, "MODEL"))
         if text := env.get(PREFIX + "DIR", "").strip():
             values["dir"] = _path(text, "DIR")
         if text := env.get(PREFIX + "PACKS", "").strip():

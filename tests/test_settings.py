@@ -36,6 +36,7 @@ def test_each_variable_is_read() -> None:
             "FORECAST_AUTOTUNE_SYNC": "rank0",
             "FORECAST_AUTOTUNE_REMOTE": "1",
             "FORECAST_AUTOTUNE_ANSWER": "reasoned,60s",
+            "FORECAST_AUTOTUNE_MODEL": "15-kernels-0c4f1a2b",
         }
     )
     assert settings == Settings(
@@ -49,7 +50,13 @@ def test_each_variable_is_read() -> None:
         sync="rank0",
         remote="1",
         answer=Answer(form="reasoned", seconds=60.0),
+        model="15-kernels-0c4f1a2b",
     )
+
+
+@pytest.mark.parametrize("text", ["fitted/old.json", "./15-kernels-0c4f1a2b", "15-kernels-0C4F1A2B"])
+def test_what_is_no_version_of_a_model_is_the_path_of_one(text: str) -> None:
+    assert Settings.from_environment({"FORECAST_AUTOTUNE_MODEL": text}).model == str(Path(text).absolute())
 
 
 @pytest.mark.parametrize("name", ["MODE", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC", "REMOTE", "ANSWER"])

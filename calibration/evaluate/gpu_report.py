@@ -1,10 +1,14 @@
 """Triton's own tuner beside ours on the GPU that is present: `python -m calibration gpu-report`.
 
-Kernels are called by position, as people call them, and each seed gives ours the list of configs in another order, so that
-the default, which is the first, is any of them. Stock tunes each key once, from an empty cache: it compiles and times every
-config, and by those times every choice is judged. Ours tunes each key with an empty store at each budget. The first seed
-compiles from nothing too, and its seconds are reported; later seeds find what stock has compiled and show choices alone. Of
-both tuners, a kernel's second size finds what its first compiled.
+Kernels are called by position, as people call them. The first seed gives ours the configs as they are listed, each other one
+in another order, so that the default, which is the first, is any of them. Stock tunes each key once, from an empty cache: it
+compiles and times every config, and by those times every choice is judged. Ours tunes each key with an empty store at each
+budget. The first seed compiles from nothing too, and its seconds are reported; later seeds find what stock has compiled and
+show choices alone. Of both tuners, a kernel's second size finds what its first compiled.
+
+`--kernels small` stands for the suite's small kernels. The shipped model was fitted on recordings of the suite's kernels:
+`--models FOLDER` forecasts each kernel with FOLDER/KERNEL.json, a model that has not seen it (`fit --left-out FOLDER`
+writes them).
 
 `--recorded` needs no GPU: it plays the demo's matrix product, 434 configs, at the times recorded for each on an H200.
 
@@ -32,7 +36,7 @@ from typing import Any
 
 import torch
 import triton
-from kernel_suite import Case, TritonKernel, matmul, triton_kernels
+from kernel_suite import Case, TritonKernel, matmul, small_kernels, triton_kernels
 
 from forecast_autotune.cli.output import table_text
 from forecast_autotune.core.decision import Decision
@@ -52,6 +56,7 @@ from .side_by_side import (
     surroundings,
 )
 
+SMALL = "small"
 KERNELS = ("matmul", "softmax", "layer_norm", "attention", "swiglu")
 BUDGETS = ("0", "4", "8", "16")
 SEEDS = 5
@@ -118,13 +123,14 @@ def tune_stock(kernel: TritonKernel, case: Case) -> Key:
     return Key(kernel=kernel, case=case, times_us=times_us, stock_s=stock_s)
 
 
-def tune_ours(key: Key, seed: int, budget: str) -> dict[str, Any]:
-    """Call ours for the first time, the configs in the order of a seed: what that took and chose."""
-    order = random.Random(seed).sample(range(len(key.times_us)), len(key.times_us))
+def tune_ours(key: Key, seed: int, budget: str, models: Path | None = None) -> dict[str, Any]:
+    """Call ours for the first time, the configs as listed or in the order of a seed: what that took and chose."""
+    listing = range(len(key.times_us))
+    order = random.Random(seed).sample(listing, len(listing)) if seed else list(listing)
     listed = key.kernel.configs()
     configs = [listed[i] for i in order]
     tuner = key.kernel.tuned(configs=configs, budget=budget)
-    with own_store(), warnings.catch_warnings(record=True) as warned:
+    with own_store(), forecasting_with(models, key.kernel), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", TuningWarning)
         seconds = first_call_s(key.kernel, key.case, tuner)
     if not tuner.decisions:
@@ -146,6 +152,17 @@ def tune_ours(key: Key, seed: int, budget: str) -> dict[str, Any]:
         "basis": decision.basis,
         "reason": decision.reason,
     }
+
+
+@contextlib.contextmanager
+def forecasting_with(models: Path | None, kernel: TritonKernel) -> Iterator[None]:
+    """Forecasts within are those of the kernel's own model, where a folder of models is given."""
+    if models is not None:
+        os.environ["FORECAST_AUTOTUNE_MODEL"] = str(models / f"{kernel.name}.json")
+    try:
+        yield
+    finally:
+        os.environ.pop("FORECAST_AUTOTUNE_MODEL", None)
 
 
 def first_call_s(kernel: TritonKernel, case: Case, tuner: Any) -> float:
@@ -192,7 +209,12 @@ def stock_keys(
 
 
 def tune_all(
-    keys: Sequence[Key], seeds: Sequence[int], budgets: Sequence[str], clock: Clock, folder: Path
+    keys: Sequence[Key],
+    seeds: Sequence[int],
+    budgets: Sequence[str],
+    clock: Clock,
+    folder: Path,
+    models: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Ours at every key and budget, one seed after the other, until time is up; a tuning that fails is noted."""
     kernels = list({key.kernel.name: key.kernel for key in keys}.values())
@@ -211,7 +233,7 @@ def tune_all(
                             )
                             return
                         try:
-                            run = {**tune_ours(key, seed, budget), "cold": cold, "stock_s": key.stock_s}
+                            run = {**tune_ours(key, seed, budget, models), "cold": cold, "stock_s": key.stock_s}
                         except Exception as err:
                             clock.note(f"failed: {key.name}, seed {seed}, budget {budget}: {type(err).__name__}: {err}")
                             continue
@@ -246,6 +268,57 @@ def summary(runs: Sequence[dict[str, Any]], keys: Sequence[Key]) -> list[dict[st
     return rows
 
 
+def overall(runs: Sequence[dict[str, Any]], keys: Sequence[Key]) -> list[dict[str, Any]]:
+    """For each budget, over all kernels' sizes and seeds: choices over the best, and over the default of their list."""
+    rows = []
+    for budget in dict.fromkeys(run["budget"] for run in runs):
+        mine = [run for run in runs if run["budget"] == budget]
+        cold = [run for run in mine if run["cold"]]
+        rows.append(
+            {
+                "budget": budget,
+                "tunings": len(mine),
+                "of_best": spread([run["of_best"] for run in mine]),
+                "default_of_best": spread([run["default_of_best"] for run in mine]),
+                "of_default": spread(
+                    [
+                        run["of_best"] / run["default_of_best"]
+                        for run in mine
+                        if run["of_best"] is not None and run["default_of_best"] is not None
+                    ]
+                ),
+                "seconds": sum(run["first_call_s"] for run in cold) if cold else None,
+                "stock_seconds": sum(key.stock_s for key in keys if key.stock_s is not None) or None,
+            }
+        )
+    return rows
+
+
+def seconds_to_near_best(runs: Sequence[dict[str, Any]]) -> dict[str, float | int] | None:
+    """What a first call took at the smallest budget whose choice is within 2 % of the best, beside stock's first call.
+
+    Medians over the keys of the cold seed that got there at some budget, and how many did not.
+    """
+    cold: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in runs:
+        if run["cold"] and run["stock_s"] is not None:
+            cold.setdefault((run["kernel"], run["case"]), []).append(run)
+    first = [
+        next((run for run in tried if run["of_best"] is not None and run["of_best"] <= NEAR), None)
+        for tried in cold.values()
+    ]
+    there = [run for run in first if run is not None]
+    if not there:
+        return None
+    return {
+        "keys": len(there),
+        "never": len(first) - len(there),
+        "seconds": statistics.median(run["first_call_s"] for run in there),
+        "stock_seconds": statistics.median(run["stock_s"] for run in there),
+        "times_quicker": statistics.geometric_mean(run["stock_s"] / run["first_call_s"] for run in there),
+    }
+
+
 def spread(ratios: Sequence[float | None]) -> dict[str, float] | None:
     """Geometric mean, median and worst of those that are known."""
     known = [ratio for ratio in ratios if ratio is not None]
@@ -254,6 +327,7 @@ def spread(ratios: Sequence[float | None]) -> dict[str, float] | None:
     return {"geomean": statistics.geometric_mean(known), "median": statistics.median(known), "worst": max(known)}
 
 
+NEAR = 1.02  # times the best
 HEAD = (
     "kernel", "configs", "budget", "of best: geomean", "median", "worst", "default's geomean", "worst", "measured", "failed",
     "seconds", "stock's",
@@ -279,15 +353,44 @@ def lines(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         before = row["kernel"]
 
 
+OVERALL = (
+    "all kernels: budget", "tunings", "of best: geomean", "median", "worst", "default's geomean", "of default: geomean",
+    "worst", "seconds", "stock's",
+)  # fmt: skip
+
+
+def overall_lines(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """The table over all kernels, a line for each budget."""
+    for row in rows:
+        of, default, gained = (row[name] or {} for name in ("of_best", "default_of_best", "of_default"))
+        yield (
+            row["budget"],
+            str(row["tunings"]),
+            *(number(of.get(which), 3) for which in ("geomean", "median", "worst")),
+            number(default.get("geomean"), 3),
+            *(number(gained.get(which), 3) for which in ("geomean", "worst")),
+            number(row["seconds"]),
+            number(row["stock_seconds"]),
+        )
+
+
 def report(about: dict[str, Any], keys: Sequence[Key], given: argparse.Namespace, clock: Clock, folder: Path) -> int:
     """Tune every key with ours, print the table, write the JSON."""
-    runs = list(tune_all(keys, range(given.seeds), given.budgets, clock, folder))
-    rows = summary(runs, keys)
+    runs = list(tune_all(keys, range(given.seeds), given.budgets, clock, folder, given.models))
+    rows, everything = summary(runs, keys), overall(runs, keys)
     print(table_text(HEAD, list(lines(rows))))
+    print(table_text(OVERALL, list(overall_lines(everything))))
+    near = seconds_to_near_best(runs)
+    if near:
+        print(
+            f"within {NEAR - 1:.0%} of the best: first calls of {near['seconds']:.1f} s in the median at the smallest "
+            f"budget that got there, stock's of {near['stock_seconds']:.1f} s, {near['times_quicker']:.1f} times as long; "
+            f"{near['keys']} keys, {near['never']} at no budget"
+        )
     print(
         f"{clock.spent_s:.0f} s in all; {given.seeds} seeds. 'of best' is the chosen config's time over the best one's, by "
-        "stock's clock; the default is the first of a shuffled list; failed: configs that did not run, over all tunings; "
-        "seconds: first calls of all sizes with nothing compiled"
+        "stock's clock; the default is the first of the list, which each seed but the first shuffles; failed: configs that "
+        "did not run, over all tunings; seconds: first calls of all sizes with nothing compiled"
     )
     for note in clock.notes:
         print(f"missing: {note}")
@@ -304,7 +407,14 @@ def report(about: dict[str, Any], keys: Sequence[Key], given: argparse.Namespace
             }
             for key in keys
         ]
-        results = {"spent_s": clock.spent_s, "missing": clock.notes, "summary": rows, "keys": described, "runs": runs}
+        results = {
+            "spent_s": clock.spent_s,
+            "missing": clock.notes,
+            "summary": rows,
+            "overall": everything,
+            "near": near,
+        }
+        results |= {"keys": described, "runs": runs}
         given.json.write_text(json.dumps({**about, **results}, indent=1))
     unusable = sum(row["unusable"] for row in rows)
     if unusable:
@@ -323,9 +433,11 @@ def recorded_key() -> Key:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Tune with both, print the table, and write the JSON that is asked for."""
-    known = {k.name: k for k in triton_kernels()}
-    given = _parser(known).parse_args(words)
-    chosen = [known[name] for name in given.kernels]
+    small = {k.name: k for k in small_kernels()}
+    known = {k.name: k for k in triton_kernels()} | small
+    given = _parser([*known, SMALL]).parse_args(words)
+    names = [name for asked in given.kernels for name in (small if asked == SMALL else [asked])]
+    chosen = [known[name] for name in names]
     kernels = [replace(k, space=Space(k.space[: given.configs], roles=k.space.roles)) for k in chosen]
     clock = Clock(limit_s=given.limit_s)
     with contextlib.ExitStack() as stack:
@@ -369,6 +481,12 @@ def _parser(known: Collection[str]) -> argparse.ArgumentParser:
         "--sizes", type=int, default=SIZES, metavar="N", help=f"how many of each kernel's sizes ({SIZES})"
     )
     parser.add_argument("--configs", type=int, metavar="N", help="the first N of each space alone")
+    parser.add_argument(
+        "--models",
+        type=Path,
+        metavar="FOLDER",
+        help="a model for each kernel, that has not seen it: FOLDER/KERNEL.json",
+    )
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help=f"seconds to spend ({LIMIT_S:.0f})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there too")
     parser.add_argument(

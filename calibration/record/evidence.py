@@ -60,6 +60,7 @@ from forecast_autotune.store.textfile import read_text, write_lines
 
 from ..command import number
 from ..paths import EVIDENCE
+from .single_kernel import SingleKernel
 
 if TYPE_CHECKING:
     from forecast_autotune.compilers.triton_launches import Launched
@@ -171,7 +172,7 @@ def fake_arguments(name: str) -> tuple[Any, ...]:
     return fake_inputs(subject, subject.cases[0], 0)
 
 
-def fake_inputs(subject: SuiteKernel, case: Case, seed: int) -> tuple[Any, ...]:
+def fake_inputs(subject: SuiteKernel | SingleKernel, case: Case, seed: int) -> tuple[Any, ...]:
     """The arguments of a Triton kernel's call, without their data.
 
     They take no memory, unless sizes among them depend on drawn numbers: then they are made for real first.

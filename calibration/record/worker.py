@@ -27,23 +27,22 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from kernel_suite import Kernel, Output, SuiteKernel, cuda_kernels, kernels, suite_kernels
+from kernel_suite import Kernel, SuiteKernel, cuda_kernels, kernels, small_kernels, suite_kernels
 
 from forecast_autotune.core.config import Config
-from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.digest import digest
-from forecast_autotune.core.forecast import Abstention
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.job import Recording
-from forecast_autotune.core.outcome import Failure, Measurement, Outcome
+from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Work
 from forecast_autotune.errors import InvalidInputError, TuningWarning
 from forecast_autotune.evaluation.traces import read_recorded, read_trace, write_trace
 from forecast_autotune.language.sources import sections_of
-from forecast_autotune.measure.base import BaseMeasurer
 from forecast_autotune.measure.probe import detect_hardware, device_identity
-from forecast_autotune.surrogates.base import StatelessSurrogate
+
+from .measuring import LETHAL, Silent, lethal_in, noting_in, rounded, shortened
+from .single_kernel import SingleKernel
 
 KNOB = "variant"
 SEED = 11
@@ -56,9 +55,7 @@ LEAST_S = 2.0  # with less time left than this, no round is begun
 _CODE = re.compile(r"def |@|\w+ = [-\d]")  # sections that every version wrote alike
 _REMARKS = re.compile(r"\A(?:#.*\n)+")  # above them
 
-LETHAL = Failure(stage="launch", message="it ended the process that measured it, more than once", crashed=True)
-
-Recordable = Kernel | SuiteKernel
+Recordable = Kernel | SuiteKernel | SingleKernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +68,7 @@ class Task:
     until: float
     traces: str  # the folder
     stores: str  # the folder of what was measured and not yet written, by device
+    corpus: str = "suite"
 
     @property
     def name(self) -> str:
@@ -96,18 +94,13 @@ class Status:
     lost: bool = False  # the device's context is gone: this process ends and another goes on
 
 
-class Silent(StatelessSurrogate):
-    """A surrogate that forecasts nothing: every config is measured anyway."""
-
-    name = "silent"
-
-    def forecast(self, context: ForecastContext, *_: object) -> Sequence[Abstention]:
-        return [Abstention(self.name, "everything is measured")] * len(context.job.space)
-
-
-def recordable(kind: str) -> dict[str, Recordable]:
-    """What can be recorded on a kind of device, `cuda` or `cpu`, by name."""
-    listed: list[Recordable] = [*suite_kernels(), *cuda_kernels()] if kind == "cuda" else list(kernels())
+def recordable(kind: str, corpus: str = "suite") -> dict[str, Recordable]:
+    """What can be recorded on a kind of device, `cuda` or `cpu`, by name: the `suite`, or the `small` kernels."""
+    listed: list[Recordable]
+    if corpus == "small":
+        listed = [SingleKernel(kernel) for kernel in small_kernels()] if kind == "cuda" else []
+    else:
+        listed = [*suite_kernels(), *cuda_kernels()] if kind == "cuda" else list(kernels())
     return {kernel.name: kernel for kernel in listed}
 
 
@@ -126,7 +119,12 @@ def has_code_of(recorded: Program, now: Program) -> bool:
 
 
 def groups(kernel: Recordable) -> list[list[Config]]:
-    """A kernel's configs by variant, each variant's default first, the rest in a seeded order of their own."""
+    """A kernel's configs by variant, each variant's default first, the rest in a seeded order of their own.
+
+    A short list, which is always recorded in whole, stays as it was written.
+    """
+    if isinstance(kernel, SingleKernel):
+        return [list(kernel.space)]
     if isinstance(kernel, SuiteKernel):
         spaces = [list(variant.space) for variant in kernel.variants]
     else:
@@ -149,6 +147,8 @@ def beginning(whole: Sequence[Sequence[Config]], count: int) -> list[list[Config
 
 def front_door(kernel: Recordable, chosen: Sequence[Sequence[Config]], budget: str) -> Callable[..., Any]:
     """The kernel behind its front door, to choose among these configs alone."""
+    if isinstance(kernel, SingleKernel):
+        return kernel.front_door(*chosen, budget=budget)
     if isinstance(kernel, SuiteKernel):
         variants = tuple(
             replace(variant, space=Space(configs, roles=variant.space.roles))
@@ -187,7 +187,7 @@ def wrong(kernel: Recordable, got: Sequence[Any], expected: Sequence[Any]) -> st
     """Which output of what was decided is not what the reference says; empty if all are."""
     import torch
 
-    named: Sequence[Output | Kernel] = kernel.outputs if isinstance(kernel, SuiteKernel) else [kernel]
+    named = kernel.outputs if isinstance(kernel, SuiteKernel) else [kernel] * len(expected)
     for output, a, b in zip(named, got, expected, strict=True):
         a, b = (t.float() if t.element_size() == 1 else t for t in (a, b))
         if not torch.allclose(a, b, rtol=output.rtol, atol=output.atol, equal_nan=True):
@@ -204,7 +204,7 @@ class Recorder:
     def __init__(self, task: Task, device: str) -> None:
         self.task = task
         self.device = device
-        self.kernel = recordable(device.partition(":")[0])[task.kernel]
+        self.kernel = recordable(device.partition(":")[0], task.corpus)[task.kernel]
         self.case = next(case for case in self.kernel.cases if case.name == task.case)
         self.groups = groups(self.kernel)
         self.whole = sum(map(len, self.groups))
@@ -244,7 +244,7 @@ class Recorder:
                 yield status
                 count = min(2 * count, self.task.configs)
                 continue
-            if not status.problem and self.left_s > LEAST_S:
+            if not status.problem and self.left_s > LEAST_S and not isinstance(self.kernel, SingleKernel):
                 yield status
                 self.measure_again(recording, args)
                 status = self.written(recording, done=True)
@@ -270,6 +270,8 @@ class Recorder:
 
     def outs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The outputs among the arguments."""
+        if isinstance(self.kernel, SingleKernel):
+            return self.kernel.outs(*args)
         return args[-len(self.kernel.outputs) if isinstance(self.kernel, SuiteKernel) else -1 :]
 
     def expected(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -309,26 +311,20 @@ class Recorder:
     def recording_of(self, tuned: Any, args: tuple[Any, ...]) -> Recording:
         """What is known of every config of the sample, in its order."""
         job, outcomes = tuned.job(args), tuned.outcomes(args)
+        kept = shortened if isinstance(self.kernel, SingleKernel) else rounded
         described = dict(zip(job.space, job.static_features, strict=True)) if job.static_features else {}
         return Recording(
             workload=job.workload,
             hardware=job.hardware,
             toolchain=job.toolchain,
             default=job.space.default,
-            outcomes={c: _rounded(outcomes[c]) for c in job.space if c in outcomes}
-            | dict.fromkeys(self.lethal, LETHAL),
+            outcomes={c: kept(outcomes[c]) for c in job.space if c in outcomes} | dict.fromkeys(self.lethal, LETHAL),
             static_features={c: d for c, d in described.items() if d},
         )
 
     def leave_out_lethal(self) -> None:
-        """Leave out the configs that were being measured when a process ended, if that was so more than once.
-
-        Once may be for another reason: the recording was stopped, or memory was short.
-        """
-        if not self.trying.exists():
-            return
-        lines = self.trying.read_text().splitlines()
-        self.lethal = frozenset(Config(json.loads(line)) for line in lines if lines.count(line) > 1)
+        """Leave out the configs that end the process which measures them."""
+        self.lethal = lethal_in(self.trying)
         own = {(self._place(c), self._own(c)) for c in self.lethal}
         left = [[c for c in group if (i, c) not in own] for i, group in enumerate(self.groups)]
         self.groups = [some or group for some, group in zip(left, self.groups, strict=True)]
@@ -346,7 +342,9 @@ class Recorder:
 
     def _own(self, joint: Config) -> Config:
         """A variant's own config in a joint one."""
-        if not isinstance(self.kernel, SuiteKernel):
+        if isinstance(self.kernel, SingleKernel):
+            return Config({name: joint[name] for name in self.kernel.space.knobs})
+        if isinstance(self.kernel, Kernel):
             return joint
         variant = self.kernel.variants[self._place(joint)]
         return Config({name: joint[name] for name in variant.space.knobs})
@@ -355,6 +353,8 @@ class Recorder:
         """Which variant a joint config is of."""
         if isinstance(self.kernel, SuiteKernel):
             return variant_place(self.kernel, joint)
+        if isinstance(self.kernel, SingleKernel):
+            return 0
         return next(i for i, configs in enumerate(self.kernel.variants.values()) if joint in configs)
 
     def written(self, recording: Recording, *, done: bool, problem: str = "") -> Status:
@@ -388,6 +388,7 @@ class Recorder:
         return {
             "kernel": self.task.kernel,
             "case": self.task.case,
+            **({"corpus": self.task.corpus} if self.task.corpus != "suite" else {}),
             "device": self.machine,
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "space": self.whole,
@@ -451,50 +452,16 @@ def machine_of(device: str) -> str:
     return digest(device_identity(device) or f"{device} of {which} of {platform.node()}")[:12]
 
 
-@contextlib.contextmanager
-def noting_in(path: Path) -> Iterator[None]:
-    """Write into a file which config is being measured, so that it is known if the process dies of it."""
-    measure = BaseMeasurer.measure
-    left = path.read_text().splitlines() if path.exists() else []
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def noted(measurer: BaseMeasurer, config: Config, **given: Any) -> Outcome:
-        line = json.dumps(dict(config.knobs))
-        path.write_text("\n".join([*left, line]))
-        try:
-            return measure(measurer, config, **given)
-        finally:
-            left[:] = [other for other in left if other != line]
-            path.write_text("\n".join(left))
-
-    BaseMeasurer.measure = noted  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        BaseMeasurer.measure = measure  # type: ignore[method-assign]
-
-
-def _rounded(outcome: Outcome) -> Outcome:
-    """Times to a nanosecond, costs to a millisecond: what lies below is noise, and most of a file's size."""
-    if not isinstance(outcome, Measurement):
-        return replace(outcome, cost_s=round(outcome.cost_s, 3))
-    return replace(
-        outcome,
-        samples_us=tuple(max(round(s, 3), 0.001) for s in outcome.samples_us),
-        compile_s=round(outcome.compile_s, 3),
-        run_s=round(outcome.run_s, 3),
-    )
-
-
 def serve(device: str) -> None:
     """Record what is asked for on stdin, one workload after the other."""
     import torch
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what kernels and compilers print must not mix with answers
-    warnings.simplefilter("error", TuningWarning)  # the caller is not spared here: what was not tuned was not recorded
     for line in sys.stdin:
         task = Task(**json.loads(line))
+        # The caller is not spared here: what was not tuned was not recorded. Of a single kernel the outcomes tell.
+        warnings.simplefilter("default" if task.corpus == "small" else "error", TuningWarning)
         last = Status(kernel=task.kernel, case=task.case, done=True)
         try:
             with alone(Path(task.stores), device):
@@ -503,7 +470,7 @@ def serve(device: str) -> None:
         except Exception as err:
             short = "memory is short: " if isinstance(err, torch.OutOfMemoryError) else ""
             problem = f"{short}{type(err).__name__}: {err}".partition("\n")[0]
-            lost = _is_lost(device)
+            lost = is_lost(device)
             print(json.dumps(asdict(replace(last, done=True, problem=problem, lost=lost))), file=answers)
             if lost:
                 return
@@ -526,7 +493,7 @@ def alone(stores: Path, device: str) -> Iterator[None]:
         raise InvalidInputError(f"another process is recording on {device} into {stores}: wait for it") from None
 
 
-def _is_lost(device: str) -> bool:
+def is_lost(device: str) -> bool:
     """Whether nothing can be launched in this process any more."""
     import torch
 

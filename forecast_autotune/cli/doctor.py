@@ -82,6 +82,7 @@ def _examine(directory: Path | None) -> list[Finding]:
 def _checks(directory: Path | None) -> list[tuple[str, Callable[[], Iterable[Finding]]]]:
     return [
         ("settings", check_settings),
+        ("model", check_model),
         ("language model", check_language_model),
         ("compiler", check_compilers),
         ("torch", check_torch),
@@ -121,6 +122,23 @@ def check_settings() -> Iterator[Finding]:
     yield Finding(check="settings", status="ok", found=f"budget={settings.budget or 'default'}, {values}")
     for pack in settings.packs:
         yield _check_pack(pack)
+
+
+def check_model() -> Iterator[Finding]:
+    """Whether the fitted model can be read, the shipped one or the one that the settings hold, and which it is."""
+    from ..errors import AutotuneError
+    from ..settings import Settings
+    from ..surrogates.prior import SHIPPED, held_prior, shipped_prior
+
+    try:
+        held = Settings.from_environment(os.environ).model
+        model = shipped_prior() if held is None else held_prior(held)
+    except (AutotuneError, OSError) as err:
+        advice = "until then keys that are not measured run their first config, where FORECAST_AUTOTUNE_MODEL names it"
+        yield Finding(check="model", status="problem", found=str(err), advice=advice)
+        return
+    path = SHIPPED if held is None or held == model.version else held
+    yield Finding(check="model", status="ok", found=f"{model.version}: {path}")
 
 
 def check_language_model() -> Iterator[Finding]:

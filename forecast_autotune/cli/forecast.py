@@ -191,7 +191,7 @@ def _ranked(call: OfflineCall, folder: Path | None, named: str | None) -> list[t
     settings = replace(settings, dir=folder or settings.dir, surrogate=named or settings.surrogate)
     known = StoreFile(settings.dir).exists() or bool(settings.packs)
     store = make_store(settings) if known else SqliteStore.in_memory()
-    surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer)
+    surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer, model=settings.model)
     return call.ranked(surrogate if settings.mode == "forecast" else remembering(surrogate, store), store)
 
 

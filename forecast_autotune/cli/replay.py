@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         traces=tuple(args.traces),
         histories=tuple(_history(trace, args.history) for trace in args.traces),
         policy=args.policy,
-        surrogate=partial(make_surrogate, args.surrogate, answer=settings.answer),
+        surrogate=partial(make_surrogate, args.surrogate, answer=settings.answer, model=settings.model),
     )
     tasks = _tasks(args, budgets)
     priors = list(plan.surrogate().fitted_on)  # a broken model is reported before hours pass

@@ -37,6 +37,7 @@ class Decision:
     default_us: float | None = None
     run: str = ""
     decided_at: float = 0.0  # seconds since the epoch
+    model: str = ""  # the version of the fitted model that forecast; empty where none did
 
     def __post_init__(self) -> None:
         if self.basis not in BASES:

@@ -1,4 +1,4 @@
-"""How a language model is named in a setting, and which names stay on this machine."""
+"""How a language model is named in a setting, and which names stay on this machine; what a fitted model is called."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from ..errors import InvalidInputError
+from .digest import digest
 
 FORMS = (
     "http://HOST:PORT, http://HOST:PORT/#MODEL, https:// likewise, vllm:MODEL, hf:MODEL, hf:MODEL@cpu, hf:MODEL@cuda:1"
@@ -104,3 +105,16 @@ def _served(text: str) -> ModelName:
 
 def _refused(text: str, why: str) -> InvalidInputError:
     return InvalidInputError(f"{text!r} names no language model: {why}; accepted are {FORMS}")
+
+
+_MODEL_VERSION = re.compile(r"[0-9]+-kernels-[0-9a-f]{8}")
+
+
+def model_version(kernels: int, text: str) -> str:
+    """What a fitted model is called: how many kernels taught it, and the digest of its file's text."""
+    return f"{kernels}-kernels-{digest(text)[:8]}"
+
+
+def is_model_version(text: str) -> bool:
+    """Whether a text is what a fitted model is called; else it may be the path of one."""
+    return _MODEL_VERSION.fullmatch(text) is not None

@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 
 from ..core.hardware import REGISTERS_PER_BLOCK, WARP_SIZE, Hardware
 from ..errors import InvalidInputError
@@ -214,6 +215,26 @@ def hardware_named(name: str) -> Hardware:
     return Hardware(kind="cpu" if _CPU.search(name) else "hip" if _AMD.search(name) else "cuda", name=name)
 
 
+def tensor_peak_gflops(hardware: Hardware, element_bytes: float = 2) -> float:
+    """The dense matrix peak in GFLOP/s, which drivers do not tell; 0 where it is unknown or there are no matrix units.
+
+    The product's sheet, else its architecture's usual one at this hardware's float32 peak, or its number of units.
+
+    Args:
+        element_bytes: of the operands. Four are multiplied as tf32 at half the rate of two; one at twice the rate.
+    """
+    peak = hardware.peak_tensor_gflops
+    if peak <= 0:
+        if product := _product(hardware.name):
+            peak = product.peak_tensor_gflops
+        elif usual := next((sheet for sheet in SHEETS if sheet.capability == hardware.capability), None):
+            own, of_usual = hardware.peak_gflops, usual.peak_gflops
+            if own <= 0:
+                own, of_usual = hardware.units, usual.units
+            peak = usual.peak_tensor_gflops * own / of_usual
+    return peak * min(2.0, 2 / element_bytes) if element_bytes > 0 else peak
+
+
 def same_product(a: str, b: str) -> bool:
     """Whether two names may be those of one product: the words of the shorter, without its maker's, are all in the other.
 
@@ -254,6 +275,7 @@ def device_properties(hardware: Hardware) -> dict[str, int]:
     }
 
 
+@cache
 def _product(name: str) -> Hardware | None:
     wanted = _plain(name)
     wanted = _plain(_CALLED.get(wanted, wanted))

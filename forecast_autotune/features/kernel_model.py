@@ -1,44 +1,47 @@
 """A Triton kernel's source as a model of what it does: what it loads, stores and multiplies, as code to evaluate.
 
 The syntax tree is walked once (`kernel_walk`); shapes, sizes and trip counts are Python expressions, into which a config
-only puts numbers. What the walk does not understand it leaves out.
+only puts numbers (`kernel_counts`). What the walk does not understand it leaves out.
 """
 
 from __future__ import annotations
 
 import ast
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from .kernel_walk.notes import Access, Notes
+from .kernel_walk.notes import Access, Dot, Notes
 from .kernel_walk.source import definition_of, parameters_of, scope_of, source_of
-from .kernel_walk.symbols import MAX_TEXT, Symbol, argument, last_name
+from .kernel_walk.symbols import Symbol, argument, last_name
 from .kernel_walk.walker import Walker
 
 log = logging.getLogger(__name__)
 
 _OF_NUMBERS = ("range", "static_range", "cdiv", "arange", "min", "max")  # functions whose arguments are no pointers
+_OURS = re.compile(r"\b_(?:for|if)?\d+\b")  # names of lines
 
 
 @dataclass(frozen=True, slots=True)
 class KernelModel:
-    """What one kernel does: what `features` puts numbers into. Empty where the source does not tell."""
+    """What one kernel does: what `kernel_counts` puts numbers into. Empty where the source does not tell."""
 
     roles: Mapping[str, str]  # constexpr parameter to role, as far as its use shows it
     covers: Mapping[str, str]  # block size to the argument it divides
-    constants: Mapping[str, int | float | bool | str] = field(repr=False)
-    accesses: tuple[tuple[Access, CodeType | None, CodeType | None], ...] = field(
-        repr=False
-    )  # elements x trips, elements
-    dots: tuple[tuple[CodeType, CodeType, CodeType, CodeType], ...] = field(repr=False)  # m, n, k, trips
-    arithmetic: tuple[CodeType, ...] = field(repr=False)
-    costly: tuple[CodeType, ...] = field(repr=False)
+    code: CodeType | None = field(repr=False)  # sets the numbers that all below names
+    repeats: tuple[str, ...] = field(repr=False)  # of loops and branches, the outer before the inner
+    by_program: bool = field(repr=False)  # whether numbers depend on which program it is
+    accesses: tuple[Access, ...] = field(repr=False)
+    dots: tuple[Dot, ...] = field(repr=False)
+    arithmetic: Counter[tuple[str, tuple[str, ...]]] = field(repr=False)  # operations by elements and repeats
 
 
-_EMPTY = KernelModel({}, {}, {}, (), (), (), ())
+_EMPTY = KernelModel({}, {}, None, (), False, (), (), Counter())
+_COSTLY = 4  # operations that an exponential or the like counts as
 
 
 def kernel_model(kernel: Any) -> KernelModel:
@@ -66,28 +69,44 @@ def _describe(kernel: Any) -> KernelModel:
     walker.names = {name: Symbol(value=name) if name in numbers else argument(name) for name in parameters}
     walker.body(definition.body)
     notes = walker.notes
+    arithmetic = notes.arithmetic.copy()
+    for place, count in notes.costly.items():
+        arithmetic[place] += _COSTLY * count
+    lines = _needed(notes, [place for elements, repeats in arithmetic for place in (elements, *repeats)])
     return KernelModel(
         roles={name: role for name, role in notes.roles.items() if name in parameters},
-        covers=dict(notes.covers),
-        constants=dict(notes.constants),
-        accesses=tuple((a, _code(f"({a.elements})*({a.trips})"), _code(a.elements)) for a in notes.accesses),
-        dots=tuple(
-            (m, n, k, repeats)
-            for d in notes.dots
-            if (m := _code(d.m)) and (n := _code(d.n)) and (k := _code(d.k)) and (repeats := _code(d.trips))
-        ),
-        arithmetic=_arithmetic(notes),
-        costly=tuple(code for e, t in notes.costly if (code := _code(f"({e})*({t})"))),
+        covers={knob: length for knob, length in notes.covers.items() if {knob, length} <= set(parameters)},
+        code=compile(_text(lines), "<kernel model>", "exec"),
+        repeats=tuple(name for name, _ in lines if name.startswith(("_for", "_if"))),
+        by_program=any(re.search(r"\bpid\d", expression) for _, expression in lines),
+        accesses=tuple(notes.accesses),
+        dots=tuple(notes.dots),
+        arithmetic=arithmetic,
     )
 
 
-def _arithmetic(notes: Notes) -> tuple[CodeType, ...]:
-    """The operations by elements, equal ones counted once with how many they are."""
-    merged: dict[tuple[str, str], int] = {}
-    for elements, trips in notes.arithmetic:
-        merged[elements, trips] = merged.get((elements, trips), 0) + 1
-    codes = (_code(f"{count}*({elements})*({trips})") for (elements, trips), count in merged.items())
-    return tuple(code for code in codes if code)
+def _needed(notes: Notes, places: Iterable[str]) -> list[tuple[str, str]]:
+    """The lines that the model's numbers are computed from, in their order."""
+    wanted = set(places)
+    for access in notes.accesses:
+        wanted.update((access.elements, *access.repeats))
+    for dot in notes.dots:
+        wanted.update((dot.m, dot.n, dot.k, dot.element or "", *dot.repeats))
+    lines = []
+    for name, expression in reversed(notes.lines):
+        if name in wanted:
+            wanted.update(_OURS.findall(expression))
+            lines.append((name, expression))
+    return lines[::-1]
+
+
+def _text(lines: Iterable[tuple[str, str]]) -> str:
+    """The lines as a program. What cannot be computed stays unset; of a loop or a branch, `unsure` tells its repeats."""
+    parts = []
+    for name, expression in lines:
+        rescue = f"{name} = unsure({name!r})" if name.startswith(("_for", "_if")) else "pass"
+        parts.append(f"try: {name} = {expression}\nexcept Exception: {rescue}\n")
+    return "".join(parts)
 
 
 def _numbers_among(definition: ast.FunctionDef) -> set[str]:
@@ -107,13 +126,3 @@ def _operands(node: ast.AST) -> Sequence[ast.expr]:
     if isinstance(node, ast.Call) and last_name(node.func) in _OF_NUMBERS:
         return node.args
     return []
-
-
-def _code(text: str) -> CodeType | None:
-    """An expression of our own making, ready to be evaluated; None if it grew beyond reason."""
-    if len(text) > 2 * MAX_TEXT:
-        return None
-    try:
-        return compile(text, "<kernel features>", "eval")
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return None

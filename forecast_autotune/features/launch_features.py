@@ -10,7 +10,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType
 from typing import Any
 
 from ..core.hardware import (
@@ -22,6 +21,8 @@ from ..core.hardware import (
     Hardware,
 )
 from ..core.workload import Work
+from .hardware_sheets import tensor_peak_gflops
+from .kernel_counts import Counts, count
 from .kernel_model import KernelModel, kernel_model
 from .knob_roles import roles_by_name
 
@@ -29,21 +30,13 @@ log = logging.getLogger(__name__)
 
 RESIDENT_SHARED_BYTES = 1024  # what the driver takes of each block's shared memory (CUDA programming guide, since 8.0)
 BASE_REGISTERS = 40  # addresses, loop counters: what a matmul's threads hold beside its tiles (16 configs, sm_90)
-L2_FACTOR = 2.5  # L2 gives about so many times the memory's bandwidth (A100: 5.1 against 2.0 TB/s)
-
-
-def _cdiv(a: float, b: float) -> float:
-    return -(-a // b)
-
-
-def _trips(start: float, stop: float, step: float) -> float:
-    return max(0.0, math.ceil((stop - start) / step))
+L2_FACTOR = (
+    3.5  # 64 bytes a cycle from L2 to each unit are so many times the memory's bandwidth (H200: 16.7 of 4.8 TB/s)
+)
 
 
 Grid = Callable[[Mapping[str, Any]], Sequence[int]] | Sequence[int] | None
 """As at a launch: numbers, or a function of the arguments and the config's knobs."""
-
-_FUNCTIONS: dict[str, Any] = {"__builtins__": {}, "cdiv": _cdiv, "trips": _trips, "min": min, "max": max}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +108,10 @@ def launch_features(
     return [_features_of(model, call, knobs, grid, hardware) for knobs in configs]
 
 
-_SUMMED = ("us_bound", "us_flops", "us_memory", "flops", "elementwise", "traffic_bytes", "atomic_bytes")
+_SUMMED = (
+    "us_bound", "us_flops", "us_memory", "flops", "elementwise", "traffic_bytes", "unique_bytes", "atomic_bytes",
+    "least_flops", "least_bytes",
+)  # fmt: skip
 
 
 def combine_launches(launches: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -126,7 +122,7 @@ def combine_launches(launches: Sequence[Mapping[str, float]]) -> dict[str, float
     """
     if not launches:
         return {}
-    longest = max(launches, key=lambda d: (d.get("us_bound", 0.0), d.get("traffic_bytes", 0.0)))
+    longest = max(launches, key=_longest)
     combined = dict(longest)
     for name in _SUMMED:
         if any(name in d for d in launches):
@@ -137,13 +133,18 @@ def combine_launches(launches: Sequence[Mapping[str, float]]) -> dict[str, float
     return combined
 
 
+def _longest(features: Mapping[str, float]) -> tuple[float, float]:
+    """What tells which of several kernels takes longest."""
+    return max(features.get("us_memory", 0.0), features.get("us_flops", 0.0)), features.get("traffic_bytes", 0.0)
+
+
 def work_of(configs: Sequence[Mapping[str, float]]) -> Work | None:
     """What a call has to do whatever the config, by the features of its configs: the least of what they do, tensors once.
 
     None if that is unknown.
     """
-    moved = [features["unique_bytes"] for features in configs if features.get("unique_bytes")]
-    flops = [features.get("flops") or features.get("elementwise", 0.0) for features in configs]
+    moved = [features["least_bytes"] for features in configs if features.get("least_bytes")]
+    flops = [features.get("least_flops", 0.0) for features in configs]
     least = min((f for f in flops if f > 0), default=0.0)
     return Work(flops=least, bytes=min(moved)) if moved else None
 
@@ -196,68 +197,72 @@ def _fill(
     hardware: Hardware | None,
 ) -> None:
     """Fill in all that can be said of a config, in the order in which one thing follows from another."""
-    numbers: dict[str, Any] = {**model.constants, **call.numbers, **knobs}
+    numbers: dict[str, Any] = {**call.numbers, **knobs}
     stages = float(knobs.get("num_stages") or 3)
     warps = float(knobs.get("num_warps") or 4)
     warp_size = hardware.warp_size if hardware is not None and hardware.warp_size > 1 else WARP_SIZE
     threads = features["threads"] = warps * warp_size
     features["num_stages"] = stages
-    programs = _programs(grid, call, knobs, numbers)
+    extents = _extents(grid, call, knobs)
+    programs = math.prod(extents) if extents is not None else None
     if programs is not None:
         features["programs"] = programs
-    memory = _memory(model, call, numbers)
+    counts, least = count(model, numbers, extents, call.sizes)
+    memory = _memory(counts, call, numbers)
     features["loaded_bytes"], features["stored_bytes"] = memory.loaded, memory.stored
     if memory.atomic:
         features["atomic_bytes"] = memory.atomic * (programs or 1.0)
     if memory.touched:
         features["unique_bytes"] = memory.touched
-    work = _work(features, model, numbers)
-    if work.tile:
-        features["tile_elements"], features["per_thread"] = work.tile, work.tile / threads
+    tile, held = _tiles(features, counts)
+    if tile:
+        features["tile_elements"], features["per_thread"] = tile, tile / threads
     if memory.moved:
-        features["flops_per_byte"] = (work.flops or work.elementwise) / memory.moved
+        features["flops_per_byte"] = (counts.flops or counts.operations) / memory.moved
     if model.covers:
         features["waste"] = _waste(model, numbers)
     shared = _shared_bytes(model, memory, stages, hardware)
     if model.dots or model.accesses:
         features["shared_bytes"] = shared
-    features["registers"] = BASE_REGISTERS + work.held / threads
+    features["registers"] = BASE_REGISTERS + held / threads
     if programs is None:
         return
-    features["flops"], features["elementwise"] = work.flops * programs, work.elementwise * programs
+    features["flops"], features["elementwise"] = counts.flops * programs, counts.operations * programs
     features["traffic_bytes"] = memory.moved * programs
+    features["least_flops"] = (least.flops or least.operations) * programs
+    at_least = memory if least is counts else _memory(least, call, numbers)
+    features["least_bytes"] = at_least.touched_surely
     stored = memory.stored_elements.items()
     over = [elements * programs / call.sizes[base] for base, elements in stored if call.sizes.get(base)]
     if over:
         features["overshoot"] = max(over)
     if hardware is not None and hardware.units > 0:
         _occupancy(features, hardware, shared)
-        _times(features, hardware, memory.touched)
+        _times(features, hardware, counts, least, memory, at_least)
 
 
-def _programs(grid: Grid, call: Call, knobs: Mapping[str, Any], numbers: dict[str, Any]) -> float | None:
-    """How many programs a launch starts; sets `gridN` and `pidN` (that of the program in the middle) among the numbers."""
+def _extents(grid: Grid, call: Call, knobs: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """How many programs a launch starts along each axis."""
     if grid is None:
         return None
     try:
         sizes = grid({**call.arguments, **knobs}) if callable(grid) else grid
-        extents = [float(n) for n in (*sizes, 1, 1)[:3]]
+        return tuple(float(n) for n in (*sizes, 1, 1)[:3])
     except Exception:  # the user's own function, asked with less than it may want
         return None
-    for axis, extent in enumerate(extents):
-        numbers[f"grid{axis}"], numbers[f"pid{axis}"] = extent, (extent - 1) / 2
-    return extents[0] * extents[1] * extents[2]
 
 
 @dataclass(slots=True)
 class _Memory:
-    """What one program moves, in bytes."""
+    """What one program moves, in bytes; what is touched, all programs do together."""
 
     loaded: float = 0.0
     stored: float = 0.0
     atomic: float = 0.0
-    touched: float = 0.0  # the tensors that are accessed, each once and as a whole
-    pipelined: float = 0.0  # operands of dots that are loaded in a loop
+    touched: float = 0.0  # each tensor once, as far as it is reached
+    touched_surely: float = 0.0  # the same of what is accessed at places that no data tells
+    fetched: float = 0.0  # of those, what was not written before
+    pipelined: float = 0.0  # operands of dots that are loaded in a loop, of the loop with most
     largest_store: float = 0.0  # of those outside of loops
     stored_elements: dict[str, float] = field(default_factory=dict)  # by argument
 
@@ -266,11 +271,15 @@ class _Memory:
         return self.loaded + self.stored + self.atomic
 
 
-def _memory(model: KernelModel, call: Call, numbers: Mapping[str, Any]) -> _Memory:
-    memory, seen = _Memory(), set()
-    for access, code, each in model.accesses:
-        elements = _number(code, numbers)
-        if elements is None:
+def _memory(counts: Counts, call: Call, numbers: Mapping[str, Any]) -> _Memory:
+    memory = _Memory()
+    reached: dict[str, float] = {}
+    surely: dict[str, float] = {}
+    written: set[str] = set()
+    pipelined: dict[str, float] = {}
+    for counted in counts.accesses:
+        access, elements = counted.access, counted.each * counted.times
+        if not elements:
             continue
         base = access.base or ""
         size = float(numbers.get(f"{base}__bytes", 4))
@@ -281,46 +290,37 @@ def _memory(model: KernelModel, call: Call, numbers: Mapping[str, Any]) -> _Memo
             memory.stored_elements[base] = memory.stored_elements.get(base, 0.0) + elements
         else:
             memory.atomic += elements * size
-        if elements and base in call.sizes and base not in seen:
-            seen.add(base)
-            memory.touched += call.sizes[base] * size
+        if base in call.sizes:
+            if access.kind != "load" and base not in surely:
+                written.add(base)
+            reached[base] = reached.get(base, 0.0) + (math.inf if access.indirect else counted.reach)
+            if not access.indirect:
+                surely[base] = surely.get(base, 0.0) + counted.reach
         if access.feeds_dot and access.looped:
-            memory.pipelined += (_number(each, numbers) or 0.0) * size
+            loop = next((r for r in reversed(access.repeats) if r.startswith("_for")), "")
+            pipelined[loop] = pipelined.get(loop, 0.0) + counted.each * size
         if access.kind == "store" and not access.looped:
             memory.largest_store = max(memory.largest_store, elements * size)
+    for base, elements in reached.items():
+        memory.touched += min(call.sizes[base], elements) * float(numbers.get(f"{base}__bytes", 4))
+    for base, elements in surely.items():
+        once = min(call.sizes[base], elements) * float(numbers.get(f"{base}__bytes", 4))
+        memory.touched_surely += once
+        memory.fetched += once if base not in written else 0.0
+    memory.pipelined = max(pipelined.values(), default=0.0)
     return memory
 
 
-@dataclass(slots=True)
-class _Work:
-    """What one program computes."""
-
-    flops: float = 0.0  # of dots
-    elementwise: float = 0.0
-    tile: float = 0.0  # elements of the largest tile
-    held: float = 0.0  # elements that lie in registers
-
-
-def _work(features: dict[str, float], model: KernelModel, numbers: Mapping[str, Any]) -> _Work:
-    """Count operations; fills in the sides of the largest product."""
-    work = _Work()
-    for codes in model.dots:
-        m, n, k, trips = (_number(code, numbers) for code in codes)
-        if m is None or n is None or k is None:
-            continue
-        work.flops += 2 * m * n * k * (1.0 if trips is None else trips)
-        work.held += m * n
-        if m * n >= work.tile:
-            work.tile = m * n
-            features["tile_m"], features["tile_n"], features["tile_k"] = m, n, k
-            if trips is not None:
-                features["trips"] = trips
-    if not work.tile:
-        work.tile = max((_number(each, numbers) or 0.0 for _, _, each in model.accesses), default=0.0)
-        work.held = work.tile
-    work.elementwise = sum(_number(code, numbers) or 0.0 for code in model.arithmetic)
-    work.elementwise += 4 * sum(_number(code, numbers) or 0.0 for code in model.costly)
-    return work
+def _tiles(features: dict[str, float], counts: Counts) -> tuple[float, float]:
+    """Elements of the largest tile and of all that lie in registers; fills in the sides of the product with most work."""
+    dots = [dot for dot in counts.dots if dot.times > 0]
+    if dots:
+        main = max(dots, key=lambda d: d.m * d.n * d.k * d.times)
+        features["tile_m"], features["tile_n"], features["tile_k"] = main.m, main.n, main.k
+        features["trips"] = main.times
+        return max(d.m * d.n for d in dots), sum(d.m * d.n for d in dots)
+    tile = max((a.each for a in counts.accesses if a.times > 0), default=0.0)
+    return tile, tile
 
 
 def _waste(model: KernelModel, numbers: Mapping[str, Any]) -> float:
@@ -329,7 +329,7 @@ def _waste(model: KernelModel, numbers: Mapping[str, Any]) -> float:
     for knob, length in model.covers.items():
         step, whole = numbers.get(knob), numbers.get(length)
         if isinstance(step, int) and isinstance(whole, int) and step > 0 and whole > 0:
-            waste *= _cdiv(whole, step) * step / whole
+            waste *= -(-whole // step) * step / whole
     return waste
 
 
@@ -354,25 +354,32 @@ def _occupancy(features: dict[str, float], hardware: Hardware, shared: float) ->
     features["wave_tail"] = 1.0 - waves / math.ceil(waves) if waves > 0 else 0.0
 
 
-def _times(features: dict[str, float], hardware: Hardware, touched: float) -> None:
-    """Lower bounds in microseconds by the hardware's sheet."""
-    flops, programs = features["flops"], features["programs"]
+def _times(
+    features: dict[str, float], hardware: Hardware, counts: Counts, least: Counts, memory: _Memory, at_least: _Memory
+) -> None:
+    """Times in microseconds by the hardware's sheet: estimates of computing and of moving, and a bound from below."""
+    programs = features["programs"]
+    rounds = programs / hardware.units
+    if rounds <= 0:
+        return
+    idle = math.ceil(rounds) / rounds
     if hardware.peak_gflops:
-        peak = (hardware.peak_tensor_gflops or hardware.peak_gflops) if flops else hardware.peak_gflops
-        features["us_flops"] = (flops or features["elementwise"]) / peak * 1e-3
+        by_elements = counts.operations * programs / hardware.peak_gflops * 1e-3
+        features["us_flops"] = max(_us_of_dots(counts, hardware) * programs * idle, by_elements)
     if hardware.bandwidth_gb_per_s:
         bandwidth = hardware.bandwidth_gb_per_s * 1e3  # bytes per microsecond
-        features["us_memory"] = max(touched / bandwidth, features["traffic_bytes"] / (bandwidth * L2_FACTOR))
-    if "us_flops" in features and "us_memory" in features:
-        rounds = programs / hardware.units
-        idle = math.ceil(rounds) / rounds if rounds > 0 else 1.0
-        features["us_bound"] = max(features["us_flops"] * idle, features["us_memory"])
+        through_l2 = features["traffic_bytes"] / (bandwidth * L2_FACTOR * min(1.0, rounds))
+        features["us_memory"] = max(memory.touched / bandwidth, through_l2)
+        # What is written may stay in L2.
+        fetched = at_least.fetched + max(0.0, at_least.touched_surely - at_least.fetched - hardware.l2_bytes)
+        computing = _us_of_dots(least, hardware) * programs * (idle if least.even else 1.0)
+        features["us_bound"] = max(fetched / bandwidth, computing)
 
 
-def _number(code: CodeType | None, numbers: Mapping[str, Any]) -> float | None:
-    if code is None:
-        return None
-    try:
-        return float(eval(code, _FUNCTIONS, numbers))  # noqa: S307  # our own expressions
-    except Exception:  # an argument that is not there, or no number: unknown
-        return None
+def _us_of_dots(counts: Counts, hardware: Hardware) -> float:
+    """What the products of one program take when all units share them, at their operands' peak rate."""
+    time_us = 0.0
+    for dot in counts.dots:
+        if peak := tensor_peak_gflops(hardware, dot.element_bytes or 2):
+            time_us += 2 * dot.m * dot.n * dot.k * dot.times / peak * 1e-3
+    return time_us

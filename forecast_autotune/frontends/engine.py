@@ -15,25 +15,27 @@ from weakref import WeakKeyDictionary
 from ..core.budget import PROCESS_TOTAL, Budget, BudgetLimits
 from ..core.context import ForecastContext
 from ..core.decision import Decision, Resolution
+from ..core.forecast import Abstention
 from ..core.job import Job
 from ..core.model_names import is_language_model
 from ..core.sigma_scale import SigmaScale
+from ..core.user_warnings import warn_user
 from ..distributed.job_channel import JobChannel, job_channel
 from ..distributed.job_store import JobStore, Patience
 from ..distributed.work_sharing import SqliteWorkSharing
-from ..errors import CacheMissError, InvalidInputError
+from ..errors import CacheMissError, InvalidInputError, TuningWarning
 from ..evaluation.scores import member_scores, recalibration
 from ..language.model import LanguageModel
 from ..language.named import named
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
-from ..settings import SURROGATES, Answer, Settings
+from ..settings import PREFIX, SURROGATES, Answer, Settings
 from ..store.sqlite import SqliteStore, open_store
-from ..surrogates.base import WithContext
+from ..surrogates.base import Forecasts, StatelessSurrogate, WithContext
 from ..surrogates.blend import Blend
 from ..surrogates.history import History
 from ..surrogates.language_model import LanguageModelSurrogate
 from ..surrogates.learned import Learned
-from ..surrogates.prior import Prior
+from ..surrogates.prior import Prior, held_prior
 from ..surrogates.recalibrated import Recalibrated
 from ..surrogates.roofline import Roofline
 from ..tuning.loop import stored, tune
@@ -54,10 +56,12 @@ class Lessons:
 MODEL_SHARE = 0.5  # of a budget in seconds: what a language model may take, so that something is left to measure in
 RECALIBRATE_EVERY = 32  # decisions between two looks at the store's pairs, 6 ms each
 
+_WARNED_OF: set[str] = set()  # held models that are not here
+
 _lessons: WeakKeyDictionary[SqliteStore, dict[str, tuple[Lessons, int]]] = WeakKeyDictionary()
 
 _SURROGATES = "forecast_autotune.surrogates"
-_SURROGATE_HAS = ("name", "recalibrate", "asks_model", "fitted_on", "start")  # what tuning asks of one
+_SURROGATE_HAS = ("name", "recalibrate", "asks_model", "fitted_on", "model_version", "start")  # what tuning asks of one
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -112,7 +116,7 @@ def request(
         chosen_budget, total_spent = "0", True
         unmeasured = f"the total of {limits.total_seconds:g} s for this process is spent"
     if surrogate is None or isinstance(surrogate, str) or settings.surrogate is not None:
-        surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer)
+        surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer, model=settings.model)
     elif lacking := [name for name in _SURROGATE_HAS if not hasattr(surrogate, name)]:
         raise InvalidInputError(
             f"surrogate={surrogate!r} has no {', '.join(lacking)}: derive it from "
@@ -128,15 +132,23 @@ def request(
     )
 
 
-def make_surrogate(name: str, *, prior: Prior | None = None, answer: Answer | None = None) -> Surrogate:
-    """The surrogate a setting names, a language model beside all the others; `prior` stands in for the shipped model."""
+def make_surrogate(
+    name: str, *, prior: Prior | None = None, answer: Answer | None = None, model: str | None = None
+) -> Surrogate:
+    """The surrogate a setting names, a language model beside all the others.
+
+    Args:
+        prior: stands in for the shipped model.
+        model: as setting `MODEL` has it; `prior` goes first.
+    """
+    fitted = model if prior is None else prior
     if name == "learned":
-        return Learned(prior)
+        return Learned(fitted)
     if place := SURROGATES.get(name):
         module, _, class_name = place.partition(".")
         made: Surrogate = getattr(import_module(f"{_SURROGATES}.{module}"), class_name)()
         return made
-    members: list[Surrogate] = [History(), Learned(prior), Roofline()]
+    members: list[Surrogate] = [History(), Learned(fitted), Roofline()]
     if is_language_model(name):
         members.append(_language_model(name, Answer() if answer is None else answer))
     return Blend(members)
@@ -189,6 +201,8 @@ def decide(
         NoWorkingConfigError: nothing can be run.
     """
     budget = Budget(how.budget, total=PROCESS_TOTAL)
+    if not budget.measures:
+        how = _by_held_model(how)
     shares = None
     if how.shard and device and how.settings.sync == "store" and isinstance(store, SqliteStore):
         shares = SqliteWorkSharing(store, job, device=device)
@@ -234,6 +248,38 @@ def remembering(surrogate: Surrogate, store: SqliteStore, *, busy: Callable[[], 
         )
 
     return WithContext(surrogate, remember)
+
+
+def _by_held_model(how: Request) -> Request:
+    """The request of a decision that rests on forecasts alone: none are made where the model that is held is not here.
+
+    Whoever holds a model wants its answers or the default, not those of another one. Where configs are measured, the other
+    surrogates forecast without it, with a warning.
+    """
+    uses = (how.surrogate, *getattr(how.surrogate, "members", ()))
+    if how.settings.model is None or not any(isinstance(surrogate, Learned) for surrogate in uses):
+        return how
+    try:
+        held_prior(how.settings.model)
+    except (OSError, InvalidInputError) as err:
+        why = f"{PREFIX}MODEL={how.settings.model}: {err}"
+        if why not in _WARNED_OF:
+            _WARNED_OF.add(why)
+            warn_user(f"{why}. Until then keys that are not measured run their first config", TuningWarning)
+        return replace(how, surrogate=_Silent(why))
+    return how
+
+
+class _Silent(StatelessSurrogate):
+    """Forecasts nothing, and says why."""
+
+    name = Learned.name
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def forecast(self, context: ForecastContext, *_: object) -> Forecasts:
+        return [Abstention(self.name, self.why)] * len(context.job.space)
 
 
 def _informed(

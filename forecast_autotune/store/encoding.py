@@ -421,6 +421,7 @@ def encode_decision(decision: Decision) -> Json:
         "default_us": decision.default_us,
         "run": decision.run,
         "decided_at": decision.decided_at,
+        **({"model": decision.model} if decision.model else {}),
     }
 
 
@@ -434,7 +435,7 @@ def decode_decision(value: object, what: str = "decision") -> Decision:
             raise InvalidInputError(f"{what} has {name} {time_us}: times are positive finite microseconds")
         values[name] = time_us
     values |= {name: text_field(data, name, what) for name in ("basis", "reason", "space_digest", "budget")}
-    values["run"] = text_field(data, "run", what, "")
+    values |= {name: text_field(data, name, what, "") for name in ("run", "model")}
     values |= {
         "spent_s": cost_field(data, "spent_s", what),
         "decided_at": number_field(data, "decided_at", what, 0.0),

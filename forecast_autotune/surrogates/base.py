@@ -36,6 +36,11 @@ class BaseSurrogate(ABC):
         """Names of the kernels whose measurements it was fitted on beforehand."""
         return ()
 
+    @property
+    def model_version(self) -> str:
+        """The version of the fitted model that it forecasts by; empty where it has none."""
+        return ""
+
     @abstractmethod
     def start(self, context: ForecastContext) -> SurrogateSession:
         """A session that forecasts for the context's job."""
@@ -132,6 +137,11 @@ class WrappedSurrogate(BaseSurrogate):
     def fitted_on(self) -> tuple[str, ...]:
         """The kernels that the inner surrogate was fitted on."""
         return self.inner.fitted_on
+
+    @property
+    def model_version(self) -> str:
+        """The version of the inner surrogate's fitted model."""
+        return self.inner.model_version
 
     def start(self, context: ForecastContext) -> SurrogateSession:
         """The inner surrogate's own session."""

@@ -64,6 +64,11 @@ class Blend(BaseSurrogate):
         """The kernels whose measurements any member was fitted on."""
         return tuple(dict.fromkeys(name for member in self.members for name in member.fitted_on))
 
+    @property
+    def model_version(self) -> str:
+        """The version of the fitted model that a member forecasts by."""
+        return next((member.model_version for member in self.members if member.model_version), "")
+
     def start(self, context: ForecastContext) -> SurrogateSession:
         """A session with one of each member's in it, each started when it is first asked."""
         return _Session(context, self.members, self._warned)

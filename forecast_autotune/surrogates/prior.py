@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.file_format import FileFormat
 from ..core.hardware import WARP_SIZE
 from ..core.job import Job
+from ..core.model_names import is_model_version, model_version
 from ..errors import InvalidInputError
 from .static_features import LAUNCH_FEATURES, launch_features, role_features
 
@@ -47,6 +48,26 @@ class Factor:
     sigma: float
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchForecast:
+    """What a model expects of a space's configs, from what their launches do.
+
+    Attributes:
+        mean, sigma: of log2 speed-up, up to a constant; shape `(configs,)`.
+        fail: chance of failing, shape `(configs,)`.
+        members: what each member of the model expects: log2 of time, up to a constant; shape `(members, configs)`.
+        features: what it was told; shape `(configs, len(LAUNCH_FEATURES))`.
+        known: which configs are described; shape `(configs,)`.
+    """
+
+    mean: Array
+    sigma: Array
+    fail: Array
+    members: Array
+    features: Array
+    known: NDArray[np.bool_]
+
+
 @dataclass(frozen=True, eq=False)
 class Prior:
     """A fitted model: trees over what launches do, factors for the rules of thumb over knobs' roles.
@@ -60,6 +81,8 @@ class Prior:
             `feature` is at most the threshold, go to `left`, else to `right`; a leaf has a feature of -1.
         spread: sigma is `spread[0]` x the trees' standard deviation, and `spread[1]` apart from that.
         factors: by the name of a rule.
+        version: what tells it from every other model that was written: how many kernels it was fitted on, and the digest of
+            its file; empty for one that was not read from a file.
     """
 
     fitted_on: tuple[str, ...]
@@ -70,8 +93,9 @@ class Prior:
     value: Array = field(repr=False)
     spread: tuple[float, float]
     factors: Mapping[str, Factor]
+    version: str = ""
 
-    def of_launches(self, described: Sequence[Mapping[str, float]], job: Job) -> tuple[Array, Array, Array] | None:
+    def of_launches(self, described: Sequence[Mapping[str, float]], job: Job) -> LaunchForecast | None:
         """What the trees expect of each config, from what its launch does.
 
         Args:
@@ -79,23 +103,35 @@ class Prior:
                 taken to fail as often as the others do.
             job: whose hardware counts.
         Returns:
-            mean and sigma of log2 speed-up, up to a constant, and chance of failing, each of shape `(configs,)`; None where
-            too few launches are described.
+            None where too few launches are described.
         """
         import numpy as np
 
         known = np.array([bool(d) for d in described])
         if not self.feature.size or known.sum() < max(1.0, LEAST_DESCRIBED * len(described)):
             return None
-        of_trees = self.each_tree(launch_features(described, job.hardware))
-        mean, spread = of_trees.mean(axis=1), of_trees.std(axis=1)
+        features = launch_features(described, job.hardware)
+        expected = self.members(features)
+        mean, spread = expected.mean(axis=0), expected.std(axis=0)
         asked = np.array(getattr(described, "asked", True)) | known
         share = float(known.sum() / asked.sum())
         refused = REFUSED_FAILS if share >= MOSTLY_DESCRIBED else DESCRIBED_FAILS
         fail = np.where(
             known, DESCRIBED_FAILS, np.where(asked, refused, share * DESCRIBED_FAILS + (1.0 - share) * refused)
         )
-        return -mean, np.hypot(self.spread[0] * spread, self.spread[1]), fail
+        sigma = np.hypot(self.spread[0] * spread, self.spread[1])
+        return LaunchForecast(-mean, sigma, fail, expected, features, known)
+
+    def members(self, features: Array) -> Array:
+        """What each member of the model expects: log2 of time, up to a constant; the model's mean is that over members.
+
+        Args:
+            features: shape `(configs, len(LAUNCH_FEATURES))`.
+        Returns:
+            shape `(members, configs)`.
+        """
+        expected: Array = self.each_tree(features).T
+        return expected
 
     def each_tree(self, features: Array) -> Array:
         """What each tree expects: log2 of time, up to a constant.
@@ -205,7 +241,8 @@ def read_prior(path: Path) -> Prior:
         InvalidInputError: it is no model, of another version, or damaged.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        document = json.loads(text)
     except (ValueError, RecursionError) as err:
         raise InvalidInputError(f"{path} is no model ({err}): {REMEDY}") from None
     if not isinstance(document, dict):
@@ -224,6 +261,7 @@ def read_prior(path: Path) -> Prior:
             **_read_trees(document["trees"]),
             spread=(float(spread[0]), float(spread[1])),
             factors={str(name): Factor(float(mean), float(sigma)) for name, (mean, sigma) in factors.items()},
+            version=model_version(len(kernels), text),
         )
         if not (0 <= prior.spread[0] < math.inf and 0 < prior.spread[1] < math.inf):
             raise ValueError(f"spread is {spread}")
@@ -285,6 +323,35 @@ def shipped_prior() -> Prior:
     if isinstance(result, Exception):
         raise result.with_traceback(None)
     return result
+
+
+def held_prior(held: str) -> Prior:
+    """The model that setting `MODEL` holds, read once.
+
+    Args:
+        held: a version, which must be that of the shipped model, or the path of a model's file.
+    Raises:
+        OSError, InvalidInputError: as `read_prior`; or the version is not the shipped one's.
+    """
+    result = _held(held)
+    if isinstance(result, Exception):
+        raise result.with_traceback(None)
+    return result
+
+
+@cache
+def _held(held: str) -> Prior | OSError | InvalidInputError:
+    try:
+        if not is_model_version(held):
+            return read_prior(Path(held))
+        if (shipped := shipped_prior()).version == held:
+            return shipped
+    except (OSError, InvalidInputError) as err:
+        return err
+    return InvalidInputError(
+        f"the model {held} is not here, this forecast_autotune has {shipped.version}: give the path of a file that holds "
+        f"{held} (the {SHIPPED.name} of the version that had it), or name {shipped.version}"
+    )
 
 
 @cache

@@ -15,9 +15,11 @@ from ..core.hardware import REGISTERS_PER_THREAD, WARP_SIZE, Hardware
 from ..core.job import Job, log2_speedups
 from ..core.outcome import Outcome
 from ..features.forecast_columns import ForecastTable, normal_cdf
+from ..features.hardware_sheets import tensor_peak_gflops
 from ..protocols import SurrogateSession
 from .base import BaseSurrogate, Forecasts, OutcomeSession, default_us
 from .gaussian_process import most_telling
+from .static_features import estimated_us
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,8 +138,8 @@ def least_us(job: Job) -> float | None:
     if job.work is None:
         return None
     times_us = []
-    # Which units a program computes on is not known: a bound takes the faster.
-    peak_gflops = max(job.hardware.peak_gflops, job.hardware.peak_tensor_gflops)
+    # Which units a program computes on, and on what, is not known: a bound takes the fastest.
+    peak_gflops = max(job.hardware.peak_gflops, tensor_peak_gflops(job.hardware, element_bytes=1))
     if peak_gflops > 0:
         times_us.append(job.work.flops / peak_gflops * 1e-3)
     if job.hardware.bandwidth_gb_per_s > 0:
@@ -200,7 +202,7 @@ def rules_of_thumb(configs: Sequence[Config], roles: dict[str, str], hardware: H
 def read_from_source(described: Sequence[Mapping[str, float]], hardware: Hardware) -> tuple[Array, Array] | None:
     """What a Triton kernel's source says each config costs, and its chance of not fitting the device.
 
-    The bound by traffic and arithmetic (each as the config's tiles make it), and what keeps a launch from reaching it: too
+    The time of its traffic or arithmetic (as the config's tiles make them), and what keeps a launch from reaching it: too
     few threads in flight, threads without work, products too narrow for tensor cores, registers that spill.
 
     Args:
@@ -208,17 +210,17 @@ def read_from_source(described: Sequence[Mapping[str, float]], hardware: Hardwar
         hardware: whose limits count.
     Returns:
         cost in log2 of time, and chance of failing, two arrays of shape `(configs,)`; None where the source does not give
-        a bound for every config.
+        a time for every config.
     """
     import numpy as np
 
     def column(name: str, missing: float) -> Array:
         return np.array([d.get(name, missing) for d in described], dtype=float)
 
-    bound_us = column("us_bound", np.nan)
-    if not np.all(bound_us > 0):
+    expected_us = estimated_us(described)
+    if not np.all(expected_us > 0):
         return None
-    cost = np.log2(bound_us)
+    cost = np.log2(expected_us)
     pipelined = np.where(column("tile_k", 0) > 0, np.maximum(1.0, column("num_stages", 1) - 1), 1.0)
     in_flight = column("threads", 128) * np.maximum(1.0, column("blocks_per_unit", 4)) * pipelined
     cost += 0.3 * np.log2(np.maximum(1.0, RESIDENT_THREADS / in_flight))

@@ -55,7 +55,11 @@ def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware
     units = max(1, hardware.units)
     threads, programs, blocks = column("threads"), column("programs"), column("blocks_per_unit")
     tile_m, tile_n = log2(column("tile_m")), log2(column("tile_n"))
-    bound, memory, flops = (log2(column(n), 0.5) for n in ("us_bound", "us_memory", "us_flops"))
+    bound, memory, flops = (
+        log2(estimated_us(described), 0.5),
+        log2(column("us_memory"), 0.5),
+        log2(column("us_flops"), 0.5),
+    )
     traffic, in_flight = log2(column("traffic_bytes"), 1.0), log2(threads * programs / (units * THREADS_PER_UNIT))
     over_units = log2(programs / units)
     least_programs = column("least_programs")
@@ -75,6 +79,17 @@ def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware
     features = np.nan_to_num(np.stack(columns, axis=1), nan=UNKNOWN, posinf=UNKNOWN, neginf=UNKNOWN)
     default = next((i for i, d in enumerate(described) if d), 0)
     return np.hstack([features, features - features[default]])
+
+
+def estimated_us(described: Sequence[Mapping[str, float]]) -> Array:
+    """The longer of moving and computing, of each config in microseconds; where neither is told, the bound; else nan."""
+    import numpy as np
+
+    def column(name: str) -> Array:
+        return np.array([d.get(name, math.nan) for d in described], dtype=float)
+
+    estimate = np.fmax(column("us_memory"), column("us_flops"))
+    return np.where(np.isnan(estimate), column("us_bound"), estimate)
 
 
 def _or_nan(reduce: Callable[[Array], float], values: Array) -> float:

@@ -38,6 +38,7 @@ class Findings:
     spent_s: float
     run: str
     now: float  # seconds since the epoch
+    model: str = ""  # the version of the fitted model that forecast
 
     @property
     def ran(self) -> dict[Config, Measurement]:
@@ -87,6 +88,7 @@ def decide(findings: Findings, stop: Stop, *, by_forecast: bool = False) -> Deci
         default_us=times_us.get(space.default),
         run=findings.run,
         decided_at=findings.now,
+        model=findings.model,
     )
 
 

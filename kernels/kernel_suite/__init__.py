@@ -18,6 +18,7 @@ __all__ = [
     "Variant",
     "cuda_kernels",
     "kernels",
+    "small_kernels",
     "suite_kernels",
     "triton_kernels",
 ]
@@ -67,6 +68,15 @@ def triton_kernels() -> Iterator[TritonKernel]:
 
     for folder in (matmul, softmax, layer_norm, attention, add_inplace, swiglu):
         yield folder.KERNEL
+
+
+def small_kernels() -> Iterator[TritonKernel]:
+    """Every kernel of `small`, a page each with a space such as people write, always in this order."""
+    from .small import KINDS
+
+    for names in KINDS.values():
+        for name in names:
+            yield importlib.import_module(f".small.{name}", __name__).KERNEL
 
 
 def suite_kernels() -> Iterator[SuiteKernel]:

@@ -9,7 +9,17 @@ from typing import Any
 
 from forecast_autotune.core.config import Config
 
-from . import Kernel, SuiteKernel, TritonKernel, cuda_kernels, kernels, suite_kernels, triton_kernels
+from . import (
+    Case,
+    Kernel,
+    SuiteKernel,
+    TritonKernel,
+    cuda_kernels,
+    kernels,
+    small_kernels,
+    suite_kernels,
+    triton_kernels,
+)
 
 CHECKS = {
     "triton": ("interpreter", "sm_80", "sm_90", "sm_100", "gfx942"),
@@ -41,10 +51,15 @@ def described(kernel: Kernel | TritonKernel | SuiteKernel) -> dict[str, Any]:
             for name, configs in spaces.items()
         ],
         "configs": sum(map(len, spaces.values())),
-        "cases": {case.name: dict(case.sizes) for case in kernel.cases},
-        "corners": {case.name: dict(case.sizes) for case in kernel.corners},
+        "cases": {case.name: _sizes(case) for case in kernel.cases},
+        "corners": {case.name: _sizes(case) for case in kernel.corners},
         "checks": ["reference", "corners", *(c for c in CHECKS[language] if c not in UNKNOWN_TO.get(kernel.name, ()))],
     }
+
+
+def _sizes(case: Case) -> dict[str, int | str]:
+    """The sizes of a case, and its type if it names one."""
+    return {**case.sizes, **({} if case.dtype is None else {"dtype": case.dtype})}
 
 
 def _varied(configs: Sequence[Config]) -> list[str]:
@@ -57,17 +72,17 @@ def listed() -> list[Kernel | TritonKernel | SuiteKernel]:
     several = list(suite_kernels())
     names = {kernel.name for kernel in several}
     single = [kernel for kernel in triton_kernels() if kernel.name not in names]
-    return [*several, *single, *cuda_kernels(), *kernels()]
+    return [*several, *single, *small_kernels(), *cuda_kernels(), *kernels()]
 
 
 def lines(descriptions: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A line for each kernel, and one for each variant where there are several."""
     for kernel in descriptions:
         cases = ", ".join(kernel["cases"])
-        yield f"{kernel['name']:<16} {kernel['configs']:>5} configs   {cases}   [{', '.join(kernel['checks'])}]"
+        yield f"{kernel['name']:<24} {kernel['configs']:>5} configs   {cases}   [{', '.join(kernel['checks'])}]"
         if len(kernel["variants"]) > 1:
             for variant in kernel["variants"]:
-                yield f"  {variant['name']:<14} {variant['configs']:>5}   {', '.join(variant['knobs'])}"
+                yield f"  {variant['name']:<22} {variant['configs']:>5}   {', '.join(variant['knobs'])}"
 
 
 def main(words: Sequence[str] | None = None) -> None:

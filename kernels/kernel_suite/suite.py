@@ -18,6 +18,7 @@ class Case:
 
     name: str
     sizes: Mapping[str, int]
+    dtype: str | None = None  # of the inputs, by its name in torch, where a kernel takes several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,11 +25,11 @@ OPTIONS = ("num_warps", "num_stages")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of a kernel: its arguments in their order, its grid under a config, and the argument that gets the result."""
+    """One call of a kernel: its arguments in their order, its grid under a config, and its outputs among the arguments."""
 
     args: tuple[Any, ...]
     grid: Callable[[Mapping[str, int]], tuple[int, ...]]
-    out: Tensor
+    outs: tuple[Tensor, ...]
 
     def launch(self, kernel: Any, **knobs: Any) -> None:
         """Launch the bare kernel under the knobs given, or a tuned one without any."""
@@ -40,9 +40,9 @@ class Call:
 class TritonKernel:
     """A Triton kernel with its reference.
 
-    `make_call(case, seed, device)` gives a call whose output is filled with NaN, so that an element which nobody wrote is
-    found; a kernel that works in place finds its input there. `reference`, asked before the launch, returns what the output
-    should hold afterwards, to within `rtol` and `atol`.
+    `make_call(case, seed, device)` gives a call whose outputs are filled with NaN (integers with their least value), so that
+    an element which nobody wrote is found; a kernel that works in place finds its input there. `reference`, asked before the
+    launch, returns what each output should hold afterwards, to within `rtol` and `atol`.
     """
 
     name: str
@@ -52,7 +52,7 @@ class TritonKernel:
     cases: tuple[Case, ...]  # sizes people use; the first is the one reports are about
     corners: tuple[Case, ...]  # sizes that catch a wrong edge, small enough for Triton's interpreter
     make_call: Callable[[Case, int, str], Call]
-    reference: Callable[[Call], Tensor]
+    reference: Callable[[Call], tuple[Tensor, ...]]
     work: Callable[[Call], Work]
     rtol: float
     atol: float

@@ -54,10 +54,11 @@ def truth_us(kernel: TritonKernel, configs: Sequence[Any], call: Call) -> list[f
     if device() == "cpu":
         samples = cold_times_us(launches, rounds=2)
         return [statistics.median(s) if s else float("nan") for s in samples]
-    saved = call.out.clone()
+    (out,) = call.outs
+    saved = out.clone()
     return [
         statistics.median(taken)
-        for taken in kernel_times_us(kernel.name, launches, lambda: call.out.copy_(saved), rounds=ROUNDS)
+        for taken in kernel_times_us(kernel.name, launches, lambda: out.copy_(saved), rounds=ROUNDS)
     ]
 
 
@@ -110,7 +111,7 @@ def measure(kernel: TritonKernel) -> dict[str, Any]:
         "truth": truth_us(kernel, configs, make()),
     }
     report = summary([dict(c.knobs) for c in kernel.space], times_us, {"stock": stock_chose, "ours": ours_chose})
-    size = make().out
+    size = make().outs[0]
     return {"kernel": kernel.name, "bytes": size.numel() * size.element_size(), **report}
 
 

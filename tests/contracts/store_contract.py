@@ -64,6 +64,7 @@ def a_decision(job: Job, config: Config | None = None, **changes: Any) -> Decisi
         "default_us": 15.0,
         "run": "run-1",
         "decided_at": 1_800_000_000.0,
+        "model": "15-kernels-0c4f1a2b",
     }
     return Decision(**{**values, **changes})
 

@@ -17,6 +17,7 @@ from asking import Question, ask
 from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
 from recorded import job_of, recording
 from talking import Talking, knob, named_by_settings, sure_of
+from toy_prior import following
 
 from forecast_autotune.core.budget import TotalSpent
 from forecast_autotune.core.config import Config
@@ -27,7 +28,7 @@ from forecast_autotune.core.job import Recording
 from forecast_autotune.core.skill import Skill
 from forecast_autotune.distributed.job_channel import JobChannel
 from forecast_autotune.distributed.work_sharing import SqliteWorkSharing
-from forecast_autotune.errors import CacheMissError
+from forecast_autotune.errors import CacheMissError, TuningWarning
 from forecast_autotune.frontends import engine
 from forecast_autotune.frontends.engine import Request, request
 from forecast_autotune.language.model import ModelError
@@ -84,6 +85,43 @@ def test_a_broken_shipped_model_is_reported_once_and_tuning_continues(
     (warning,) = [text for text in warnings(caplog) if "surrogate learned" in text]
     assert str(broken) in warning
     assert "make fit" in warning
+
+
+# A model that is held ---------------------------------------------------------------------------------------------------
+
+
+def forecasting(held: str, tmp_path: Path) -> tuple[Decision, Decision]:
+    """What a held model's forecasts come to where nothing is measured, and where 4 configs are."""
+    recorded = recording()
+    replay = Replay(recorded)
+    acting: Any = {"compiler": replay, "measurer": replay, "store": SqliteStore.in_memory()}
+    environment = {"FORECAST_AUTOTUNE_MODEL": held}
+    unmeasured = request(None, default_budget="4", mode="forecast", environment=environment)
+    return (
+        decide(job_of(recorded), unmeasured, **acting),
+        decide(job_of(recorded), request("4", default_budget="4", environment=environment), **acting),
+    )
+
+
+def test_a_decision_names_the_version_of_the_model_that_forecast(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(prior.prior_text(following(), card={}))
+    expected = prior.read_prior(path).version
+    assert [d.model for d in forecasting(str(path), tmp_path)] == [expected] * 2
+    assert expected != prior.shipped_prior().version
+    assert [d.model for d in forecasting(prior.shipped_prior().version, tmp_path)] == [
+        prior.shipped_prior().version
+    ] * 2
+
+
+@pytest.mark.parametrize("held", ["3-kernels-00000000", "no/such/model.json", __file__])
+def test_no_other_model_answers_for_one_that_is_held_and_not_here(
+    tmp_path: Path, held: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.warns(TuningWarning, match="FORECAST_AUTOTUNE_MODEL=.*run their first config"):
+        unmeasured, tuned = forecasting(held, tmp_path)
+    assert (unmeasured.config, unmeasured.basis) == (recording().default, "default")
+    assert (tuned.measured, tuned.model) == (4, "")
 
 
 @pytest.mark.parametrize(("value", "expected"), [("auto", "blend"), ("history", "history"), ("", "roofline")])

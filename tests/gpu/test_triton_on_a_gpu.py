@@ -61,7 +61,7 @@ def odd(kernel: TritonKernel) -> Any:
 
 
 def agree(kernel: TritonKernel, call: Any, expected: Any) -> None:
-    torch.testing.assert_close(call.out, expected, rtol=kernel.rtol, atol=kernel.atol)
+    torch.testing.assert_close(call.outs, expected, rtol=kernel.rtol, atol=kernel.atol)
 
 
 @every_kernel

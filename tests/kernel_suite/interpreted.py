@@ -19,7 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernel_suite import Call, Case, Output, SuiteKernel, TritonKernel, Variant, suite_kernels, triton_kernels
+from kernel_suite import (
+    Call,
+    Case,
+    Output,
+    SuiteKernel,
+    TritonKernel,
+    Variant,
+    small_kernels,
+    suite_kernels,
+    triton_kernels,
+)
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.errors import InvalidInputError
@@ -31,7 +41,9 @@ GUARD = 64
 def kernel_of(name: str) -> TritonKernel | SuiteKernel:
     """A kernel of the suite by its name, or the one in the file given."""
     if name.endswith(".KERNEL"):
-        return next(kernel for kernel in triton_kernels() if kernel.name == name.removesuffix(".KERNEL"))
+        return next(
+            kernel for kernel in (*triton_kernels(), *small_kernels()) if kernel.name == name.removesuffix(".KERNEL")
+        )
     if not name.endswith(".py"):
         several = (kernel for kernel in suite_kernels() if kernel.name == name)
         return next(several, None) or kernel_of(f"{name}.KERNEL")
@@ -47,20 +59,20 @@ def kernel_of(name: str) -> TritonKernel | SuiteKernel:
 
 
 def complaint(kernel: TritonKernel, case: Case, launched: Any, knobs: Mapping[str, Any]) -> str | None:
-    """What a launch gets wrong: the result, a write beside it, or a write to an input."""
+    """What a launch gets wrong: a result, a write beside it, or a write to an input."""
     call = kernel.make_call(case, SEED, "cpu")
     expected = kernel.reference(call)
-    guarded = torch.full((call.out.numel() + 2 * GUARD,), 7.0, dtype=call.out.dtype)
-    inside = guarded[GUARD:-GUARD].view_as(call.out).copy_(call.out)
-    args = tuple(inside if arg is call.out else arg for arg in call.args)
-    before = [arg.clone() if torch.is_tensor(arg) and arg is not inside else None for arg in args]
+    inside, around = zip(*map(guarded, call.outs), strict=True)
+    copies = {id(out): copy for out, copy in zip(call.outs, inside, strict=True)}
+    args = tuple(copies.get(id(arg), arg) for arg in call.args)
+    before = [arg.clone() if torch.is_tensor(arg) and id(arg) in map(id, call.args) else None for arg in args]
     try:
-        Call(args=args, grid=call.grid, out=inside).launch(launched, **knobs)
+        Call(args=args, grid=call.grid, outs=inside).launch(launched, **knobs)
     except Exception as err:
         return f"{type(err).__name__}: {err}"
-    if not bool((guarded[:GUARD] == 7.0).all() and (guarded[-GUARD:] == 7.0).all()):
-        return "wrote beside its output"
-    if any(old is not None and not torch.equal(arg, old) for arg, old in zip(args, before, strict=True)):
+    if not all(bool((whole[:GUARD] == 7).all() and (whole[-GUARD:] == 7).all()) for whole in around):
+        return "wrote beside an output"
+    if any(old is not None and not same(arg, old) for arg, old in zip(args, before, strict=True)):
         return "wrote to an input"
     try:
         torch.testing.assert_close(inside, expected, rtol=kernel.rtol, atol=kernel.atol)

@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from kernel_suite import SuiteKernel, suite_kernels, triton_kernels  # noqa: E402
+from kernel_suite import SuiteKernel, small_kernels, suite_kernels, triton_kernels  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import calibration  # noqa: E402
@@ -107,7 +107,7 @@ def test_variants_are_described_as_in_the_recorded_traces(suite: SuiteKernel) ->
     assert found == [pytest.approx(recording.static_features[config], rel=1e-5) for config in configs]
 
 
-@pytest.mark.parametrize("kernel", tuple(triton_kernels()), ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [*triton_kernels(), *small_kernels()], ids=lambda kernel: kernel.name)
 def test_a_kernel_of_one_function_is_described_alike_however_it_is_called(kernel: Any) -> None:
     tuner = kernel.tuned()
     for case in kernel.cases:

@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 from collections import ChainMap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,12 @@ from kernel_suite import (  # noqa: E402
     cuda_kernels,
     kernels,
     matmul,
+    small_kernels,
     suite_kernels,
     triton_kernels,
 )
 from kernel_suite.__main__ import listed  # noqa: E402
+from kernel_suite.small import KINDS  # noqa: E402
 from plain_calls import plain_call  # noqa: E402
 from rehearsed import own_triton_cache  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
@@ -51,18 +53,21 @@ REPOSITORY = Path(__file__).parents[2]
 SUITE = Path(kernel_suite.__file__).parent
 SEED = 5
 
-QUICK = "softmax"  # stands for all kernels in `make test` where each takes seconds
+QUICK = ("softmax", "adamw")  # stand for all in `make test` where each kernel takes seconds
 
 
 def thorough_but_quick(name: str) -> tuple[pytest.MarkDecorator, ...]:
-    return () if name == QUICK else (pytest.mark.thorough,)
+    return () if name in QUICK else (pytest.mark.thorough,)
 
 
-every_kernel = pytest.mark.parametrize("kernel", tuple(triton_kernels()), ids=lambda kernel: kernel.name)
-every_kernel_at_length = pytest.mark.parametrize(
-    "kernel",
-    [pytest.param(kernel, id=kernel.name, marks=thorough_but_quick(kernel.name)) for kernel in triton_kernels()],
-)
+def at_length(kernels: Iterable[TritonKernel]) -> pytest.MarkDecorator:
+    some = [pytest.param(kernel, id=kernel.name, marks=thorough_but_quick(kernel.name)) for kernel in kernels]
+    return pytest.mark.parametrize("kernel", some)
+
+
+SINGLE = (*triton_kernels(), *small_kernels())
+every_kernel = pytest.mark.parametrize("kernel", SINGLE, ids=lambda kernel: kernel.name)
+every_kernel_at_length = at_length(SINGLE)
 every_suite_kernel = pytest.mark.parametrize("suite", tuple(suite_kernels()), ids=lambda suite: suite.name)
 every_variant_at_length = pytest.mark.parametrize(
     ("suite", "variant"),
@@ -115,8 +120,24 @@ def in_the_interpreter(request: pytest.FixtureRequest) -> dict[str, dict[str, An
     return interpreted(4, [f"{kernel.name}.KERNEL" for kernel in selected(request, "kernel")])
 
 
+@pytest.fixture(scope="module")
+def small_ones_in_the_interpreter(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    return interpreted(2, [f"{kernel.name}.KERNEL" for kernel in selected(request, "kernel")])
+
+
 @interpreted_once
-@every_kernel_at_length
+@pytest.mark.timeout(900)  # all of them within the first
+@at_length(small_kernels())
+def test_small_kernels_match_the_reference(
+    kernel: TritonKernel, small_ones_in_the_interpreter: dict[str, dict[str, Any]]
+) -> None:
+    found = small_ones_in_the_interpreter[f"{kernel.name}.KERNEL"]
+    assert len(found["checked"]) == 4 * len(kernel.corners)
+    assert found["wrong"] == {}
+
+
+@interpreted_once
+@at_length(triton_kernels())
 def test_the_default_samples_and_the_tuned_kernel_match_the_reference(
     kernel: TritonKernel, in_the_interpreter: dict[str, dict[str, Any]]
 ) -> None:
@@ -218,6 +239,24 @@ MISTAKES = {
         "fused_moe", "expert = tl.sum((until <= block)", "expert = tl.sum((until < block)", "unused_experts",
     ),
     "a_token_is_another": ("fused_moe", "x_ptr + routed // TOPK * K", "x_ptr + routed % TOPK * K", "below_a_block"),
+    "a_program_sums_its_last_row": ("small/layer_norm_backward", "dw += dy * xhat", "dw = dy * xhat", "over_the_groups"),
+    "a_moment_keeps_its_bias": ("small/adamw", "(mean / correction1)", "mean", "over_a_block"),
+    "a_key_misses_its_own_query": (
+        "small/attention_dkdv", "rows[None, :] >= keys[:, None]", "rows[None, :] > keys[:, None]", "below_a_block",
+    ),
+    "it_turns_one_way_only": ("small/rotary", "sin = -sin", "sin = sin", "back_over_a_block"),
+    "all_blocks_draw_the_same": (
+        "small/dropout", "tl.rand(seed, offsets)", "tl.rand(seed, tl.arange(0, BLOCK_SIZE))", "over_a_block",
+    ),
+    "an_ignored_label_has_a_gradient": (
+        "small/cross_entropy_backward", "label != ignored", "label >= ignored", "below_a_block",
+    ),
+    "gate_and_up_have_each_others_gradient": (
+        "small/silu_and_mul_backward", "tl.interleave(dgate, dup)", "tl.interleave(dup, dgate)", "below_a_block",
+    ),
+    "each_program_does_one_block": (
+        "small/lion", "tl.range(start, n_elements, step)", "tl.range(start, start + 1, step)", "over_every_program",
+    ),
     "w_has_no_gate": ("gdn_recompute_w_u", "gated = beta * tl.exp", "gated = beta + 0 * tl.exp", "below_a_chunk"),
 }  # fmt: skip
 
@@ -282,13 +321,12 @@ def test_the_default_and_sampled_configs_compile_for_hopper(kernel: TritonKernel
 
 
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:100", "hip:gfx942"])
-def test_a_kernel_without_variants_compiles_for_other_gpus(target: str) -> None:
+@at_length(kernel for kernel in listed() if isinstance(kernel, TritonKernel))
+def test_a_kernel_without_variants_compiles_for_other_gpus(kernel: TritonKernel, target: str) -> None:
     """Of those with variants other tests compile these."""
-    single = [kernel for kernel in listed() if isinstance(kernel, TritonKernel)]
-    assert single
-    for kernel in single:
-        told = compiled(kernel, random.Random(SEED).sample(kernel.space[:], 2), target)
-        assert all(isinstance(result, Evidence) for result in told.values()), told
+    told = compiled(kernel, random.Random(SEED).sample(kernel.space[:], 2), target)
+    assert len(told) == 2
+    assert all(isinstance(result, Evidence) for result in told.values()), told
 
 
 @pytest.mark.slow
@@ -301,13 +339,20 @@ def test_every_config_compiles_for_hopper_and_nearly_all_fit_it(kernel: TritonKe
 
 @every_kernel
 def test_spaces_have_realistic_sizes_and_every_knob_a_role_and_a_choice(kernel: TritonKernel) -> None:
-    assert (12 if kernel.name == "add_inplace" else 24) <= len(kernel.space) <= 64
+    small = kernel in tuple(small_kernels())
+    least, most = (6, 24) if small else (24, 64)
+    assert (12 if kernel.name == "add_inplace" else least) <= len(kernel.space) <= most
     assert set(kernel.space.roles) == set(kernel.space.knobs)
     for knob in kernel.space.knobs:
-        assert len({config[knob] for config in kernel.space}) > 1, knob
+        assert small or len({config[knob] for config in kernel.space}) > 1, knob  # in short lists people fix some
     assert [c.all_kwargs() for c in kernel.configs()] == [
-        {**config.knobs, "num_ctas": 1, "num_stages": config.knobs.get("num_stages", 3)} for config in kernel.space
+        {"num_warps": 4, "num_ctas": 1, "num_stages": 3, **config.knobs} for config in kernel.space
     ]
+
+
+def unwritten(out: Any) -> bool:
+    """Whether an output holds what `Call` says of one that nobody wrote."""
+    return bool((out.isnan() if out.is_floating_point() else out == torch.iinfo(out.dtype).min).all())
 
 
 @every_kernel
@@ -317,12 +362,16 @@ def test_cases_are_named_once_and_make_the_same_call_each_time(kernel: TritonKer
     assert "odd" in names
     for case in kernel.corners:
         call, again = (kernel.make_call(case, SEED, "cpu") for _ in range(2))
-        assert any(call.out is arg for arg in call.args)
-        assert bool(call.out.isnan().all()) is not bool(kernel.restore_value)
-        pairs = [(a, b) for a, b in zip(call.args, again.args, strict=True) if torch.is_tensor(a) and a is not call.out]
-        assert all(torch.equal(a, b) for a, b in pairs)
-        assert kernel.reference(call).shape == call.out.shape
-        assert kernel.work(call).bytes >= call.out.numel() * call.out.element_size()
+        named = dict(zip(kernel.function.arg_names, call.args, strict=False))
+        outs = {name: arg for name, arg in named.items() if any(arg is out for out in call.outs)}
+        assert len(outs) == len(call.outs) >= 1
+        assert {name for name, out in outs.items() if not unwritten(out)} == set(kernel.restore_value)
+        pairs = [(a, b) for a, b in zip(call.args, again.args, strict=True) if torch.is_tensor(a)]
+        assert all(torch.equal(a, b) for a, b in pairs if not unwritten(a))
+        expected = kernel.reference(call)
+        assert [(e.shape, e.dtype) for e in expected] == [(out.shape, out.dtype) for out in call.outs]
+        assert not any(bool(e.isnan().any()) for e in expected)
+        assert kernel.work(call).bytes >= sum(out.nbytes for out in call.outs)
 
 
 @pytest.fixture(scope="module")
@@ -516,7 +565,7 @@ def test_the_list_names_each_kernels_variants_spaces_workloads_and_checks() -> N
     assert done.returncode == 0, done.stderr
     told = {kernel["name"]: kernel for kernel in json.loads(done.stdout)}
     assert list(told) == [kernel.name for kernel in listed()]
-    assert set(told) == {k.name for k in (*suite_kernels(), *triton_kernels(), *cuda_kernels(), *kernels())}
+    assert set(told) == {k.name for k in (*suite_kernels(), *SINGLE, *cuda_kernels(), *kernels())}
     for suite in suite_kernels():
         assert {v["name"]: v["configs"] for v in told[suite.name]["variants"]} == {
             v.name: len(v.space) for v in suite.variants
@@ -541,3 +590,13 @@ def test_a_product_counts_every_multiply_add_and_every_matrix_once() -> None:
     work = matmul.KERNEL.work(matmul.KERNEL.make_call(case, 0, "cpu"))
     m, n, k = (case.sizes[name] for name in "mnk")
     assert (work.flops, work.bytes) == (2 * m * n * k, 2 * (m * k + k * n + m * n))
+
+
+def test_the_readme_has_a_row_for_each_small_kernel() -> None:
+    table = (SUITE.parent / "README.md").read_text().partition("| kernel | kind |")[2].partition("\n\n")[0]
+    kinds = {name: kind for kind, names in KINDS.items() for name in names}
+    rows = [
+        f"| {kernel.name} | {kinds[kernel.name]} | {len(kernel.space)} | {', '.join(c.name for c in kernel.cases)} |"
+        for kernel in small_kernels()
+    ]
+    assert table.splitlines()[2:] == rows

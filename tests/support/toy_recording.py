@@ -77,5 +77,5 @@ def _inputs(n: int, seed: int, device: str) -> tuple[Any, ...]:
 
 
 if __name__ == "__main__":
-    worker.recordable = lambda kind: {"toy": TOY}
+    worker.recordable = lambda kind, corpus: {"toy": TOY}
     worker.serve(sys.argv[1])

@@ -78,7 +78,8 @@ def test_an_incomplete_surrogate_is_refused_when_the_kernel_is_made() -> None:
             return []
 
     with pytest.raises(
-        InvalidInputError, match=r"has no recalibrate, asks_model, fitted_on, start: derive it from .*BaseSurrogate"
+        InvalidInputError,
+        match=r"has no recalibrate, asks_model, fitted_on, model_version, start: derive it from .*BaseSurrogate",
     ):
         request(None, default_budget="16", surrogate=Old(), environment={})  # type: ignore[arg-type]
 

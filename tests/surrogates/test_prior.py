@@ -17,9 +17,19 @@ import calibration
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.job import Job
+from forecast_autotune.core.model_names import is_model_version
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.surrogates.prior import RULES, SHIPPED, Factor, prior_text, read_prior, rules, shipped_prior
+from forecast_autotune.surrogates.prior import (
+    RULES,
+    SHIPPED,
+    Factor,
+    held_prior,
+    prior_text,
+    read_prior,
+    rules,
+    shipped_prior,
+)
 from forecast_autotune.surrogates.static_features import LAUNCH_FEATURES
 
 RECORDED_ELSEWHERE = Path(__file__).parents[3] / "shared" / "traces"
@@ -154,6 +164,29 @@ def test_what_is_not_damaged_is_read(tmp_path: Path) -> None:
     assert read_prior(written(tmp_path / "model.json", document())).fitted_on == ("toy",)
 
 
+# Versions ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_version_counts_kernels_and_changes_with_the_file(tmp_path: Path) -> None:
+    one = read_prior(written(tmp_path / "one.json", prior_text(following(), card={})))
+    same = read_prior(written(tmp_path / "same.json", prior_text(following(), card={})))
+    other = read_prior(written(tmp_path / "other.json", prior_text(following(step=0.5), card={})))
+    assert one.version == same.version != other.version
+    assert is_model_version(one.version)
+    assert one.version.startswith("1-kernels-")
+
+
+def test_a_held_model_is_the_file_named_or_the_shipped_one_by_its_version(tmp_path: Path) -> None:
+    path = written(tmp_path / "one.json", prior_text(following(), card={}))
+    assert held_prior(str(path)).fitted_on == ("toy",)
+    assert held_prior(shipped_prior().version) is shipped_prior()
+
+
+def test_a_version_that_is_not_here_is_refused_with_the_one_that_is() -> None:
+    with pytest.raises(InvalidInputError, match=f"3-kernels-00000000 is not here.* has {shipped_prior().version}"):
+        held_prior("3-kernels-00000000")
+
+
 # The shipped one --------------------------------------------------------------------------------------------------------
 
 
@@ -277,7 +310,7 @@ def test_a_config_that_nobody_asked_about_is_not_feared_to_be_refused() -> None:
     def fail(described: list[dict[str, float]]) -> list[float]:
         found = following().of_launches(described, job)
         assert found is not None
-        return sorted({round(chance, 4) for chance in found[2].tolist()})
+        return sorted({round(chance, 4) for chance in found.fail.tolist()})
 
     assert fail(told + [{}] * 28) == [0.005, 0.97]
     assert fail(InPart(told + [{}] * 28, 72)) == [0.005]

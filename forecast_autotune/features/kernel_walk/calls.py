@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .symbols import UNKNOWN, Symbol, broadcast, last_name, product, reduced, transposed
+from .symbols import UNKNOWN, Symbol, broadcast, is_true, last_name, reduced, transposed
 
 if TYPE_CHECKING:
     from .walker import Walker
@@ -47,11 +47,12 @@ def read_call(walker: Walker, node: ast.Call) -> Symbol:
 def _unlisted(walker: Walker, name: str, args: Args, named: Named) -> Symbol:
     """A call of which no more is known than its name: a reduction, arithmetic by elements, or neither."""
     seen = [walker.see(a) for a in args] + [walker.see(v) for v in named.values()]
-    whole = broadcast(seen)
+    whole = replace(broadcast([part for s in seen for part in s.items or (s,)]), base=None)
     if name in _REDUCTIONS and seen:
-        return reduced(seen[0], named.get("axis", args[1] if len(args) > 1 else None))
+        axis = named.get("axis", args[1] if len(args) > 1 else None)
+        return reduced(seen[0], axis, keep_dims=is_true(named.get("keep_dims")))
     if name in _COSTLY and whole.shape:
-        walker.notes.costly.append((product(whole.shape), walker.notes.trip_text()))
+        walker.notes.costly[walker.notes.size(whole.shape), walker.notes.repeats()] += 1
     if name in _SAME_SHAPE and seen:
         return replace(seen[0], value=None if seen[0].shape else seen[0].value)
     return replace(whole, value=None)
@@ -67,6 +68,8 @@ def _method(walker: Walker, name: str, owner: Symbol, args: Args, named: Named) 
         if not owner.shape and owner.base and values and values[0].items:  # a descriptor made by the caller
             blocks = tuple(f"{owner.base}__block{i}" for i in range(len(values[0].items)))
             owner = replace(owner, shape=blocks, value=None)
+        where = broadcast([owner, *values[:1], *(values[0].items or () if values else ())])
+        owner = replace(owner, varies=where.varies, from_memory=where.from_memory)
         return walker.notes.access(name, owner, values[1:2])
     if name in _ATOMICS:
         return walker.notes.access("atomic", owner, values[1:2])
@@ -76,7 +79,8 @@ def _method(walker: Walker, name: str, owner: Symbol, args: Args, named: Named) 
         shape = ast.Tuple(list(args), ast.Load()) if len(args) != 1 else args[0]
         return replace(owner, shape=walker.dims(shape) or owner.shape)
     if name in _REDUCTIONS:
-        return reduced(owner, named.get("axis", args[0] if args else None))
+        axis = named.get("axis", args[0] if args else None)
+        return reduced(owner, axis, keep_dims=is_true(named.get("keep_dims")))
     return replace(owner, value=None)
 
 
@@ -86,7 +90,7 @@ def _arange(walker: Walker, args: Args, _: Named) -> Symbol:
         walker.take_for_tiles(argument)
     if start is None or stop is None:
         return UNKNOWN
-    return Symbol(shape=(stop if start == "0" else f"({stop}-{start})",), element="4")
+    return Symbol(shape=(stop if start == "0" else walker.notes.number(f"({stop}-{start})"),), element="4")
 
 
 def _zeros(walker: Walker, args: Args, named: Named) -> Symbol:
@@ -100,15 +104,20 @@ def _zeros(walker: Walker, args: Args, named: Named) -> Symbol:
 def _of_the_grid(prefix: str, _: Walker, args: Args, named: Named) -> Symbol:
     """`program_id` and `num_programs`: numbers that `launch_features` sets as `pidN` and `gridN`."""
     axis = args[0] if args else named.get("axis")
-    return Symbol(value=f"{prefix}{axis.value!r}" if isinstance(axis, ast.Constant) else None)
+    if not isinstance(axis, ast.Constant):
+        return UNKNOWN
+    varies = frozenset([f"grid{axis.value!r}"]) if prefix == "pid" else frozenset[str]()
+    return Symbol(value=f"{prefix}{axis.value!r}", varies=varies)
 
 
 def _cdiv(walker: Walker, args: Args, _: Named) -> Symbol:
     if len(args) != 2:
         return UNKNOWN
     walker.cover(args[1], args[0])
-    one, other = walker.see(args[0]).value, walker.see(args[1]).value
-    return Symbol(value=f"cdiv({one}, {other})" if one and other else None)
+    whole = broadcast(seen := [walker.see(a) for a in args])
+    known = seen[0].value and seen[1].value and not whole.shape
+    value = walker.notes.number(f"cdiv({seen[0].value}, {seen[1].value})") if known else None
+    return replace(whole, base=None, value=value, loaded=())
 
 
 def _extreme(name: str, walker: Walker, args: Args, named: Named) -> Symbol:
@@ -116,9 +125,11 @@ def _extreme(name: str, walker: Walker, args: Args, named: Named) -> Symbol:
     seen = [walker.see(a) for a in args]
     if len(seen) >= 2 and not any(s.shape for s in seen):
         texts = [s.value for s in seen]
-        return Symbol(value=f"{name}({', '.join(t for t in texts if t)})" if all(texts) else None)
+        value = walker.notes.number(f"{name}({', '.join(t for t in texts if t)})") if all(texts) else None
+        return replace(broadcast(seen), base=None, value=value)
     if seen and (len(seen) == 1 or "axis" in named or isinstance(args[1], ast.Constant)):
-        return reduced(seen[0], named.get("axis", args[1] if len(args) > 1 else None))
+        axis = named.get("axis", args[1] if len(args) > 1 else None)
+        return reduced(seen[0], axis, keep_dims=is_true(named.get("keep_dims")))
     return broadcast(seen)
 
 
@@ -157,7 +168,10 @@ def _blocked(place: int, walker: Walker, args: Args, named: Named) -> Symbol:
     """`make_block_ptr` and `make_tensor_descriptor`, whose block shape stands at a place of its own."""
     base = args[0] if args else named.get("base")
     block = named.get("block_shape", args[place] if len(args) > place else None)
-    return replace(walker.see(base) if base is not None else UNKNOWN, shape=walker.dims(block), value=None)
+    where = [walker.see(value) for value in [*args, *named.values()] if value is not block]
+    whole = broadcast([part for s in where for part in s.items or (s,)])
+    owner = walker.see(base) if base is not None else UNKNOWN
+    return replace(owner, shape=walker.dims(block), value=None, varies=whole.varies, from_memory=whole.from_memory)
 
 
 def _advance(walker: Walker, args: Args, _: Named) -> Symbol:

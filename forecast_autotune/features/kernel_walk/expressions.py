@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .calls import read_call
@@ -27,11 +28,14 @@ def _constant(_: Walker, node: ast.Constant) -> Symbol:
 def _name(walker: Walker, node: ast.Name) -> Symbol:
     if node.id in walker.names:
         return walker.names[node.id]
-    value = walker.scope.get(node.id)
+    return _outside(walker.scope.get(node.id))
+
+
+def _outside(value: object) -> Symbol:
+    """A constant of the kernel's module, or of one that it imports."""
     value = getattr(value, "value", value)  # a constexpr's
-    if isinstance(value, (bool, int, float, str)):
-        walker.notes.constants[node.id] = value
-        return Symbol(value=node.id, integer=not isinstance(value, float))
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return Symbol(value=repr(value), integer=not isinstance(value, float))
     return UNKNOWN
 
 
@@ -46,30 +50,30 @@ def _binop(walker: Walker, node: ast.BinOp) -> Symbol:
 def _unaryop(walker: Walker, node: ast.UnaryOp) -> Symbol:
     inner = walker.see(node.operand)
     sign = _UNARY.get(type(node.op))
-    return replace(inner, value=f"({sign}{inner.value})" if sign and inner.value else None)
+    return replace(inner, value=walker.notes.number(f"({sign}{inner.value})") if sign and inner.value else None)
 
 
 def _boolop(walker: Walker, node: ast.BoolOp) -> Symbol:
     parts = [walker.see(v) for v in node.values]
     texts = [p.value for p in parts]
     word = " and " if isinstance(node.op, ast.And) else " or "
-    return replace(broadcast(parts), value=f"({word.join(t for t in texts if t)})" if all(texts) else None)
+    text = f"({word.join(t or 'unknown' for t in texts)})"
+    return replace(broadcast(parts), base=None, value=walker.notes.number(text) if any(texts) else None)
 
 
 def _compare(walker: Walker, node: ast.Compare) -> Symbol:
     parts = [walker.see(node.left), *(walker.see(c) for c in node.comparators)]
     sign = _COMPARISONS.get(type(node.ops[0]))
     one, other = parts[0].value, parts[-1].value
-    text = f"({one} {sign} {other})" if len(parts) == 2 and sign and one and other else None
-    return Symbol(shape=broadcast(parts).shape, value=text, element="1")
+    whole = broadcast(parts)
+    known = len(parts) == 2 and sign and one and other and not whole.shape
+    text = walker.notes.number(f"({one} {sign} {other})") if known else None
+    return replace(whole, base=None, value=text, element="1", integer=True, loaded=())
 
 
 def _ifexp(walker: Walker, node: ast.IfExp) -> Symbol:
     condition, one, other = walker.see(node.test), walker.see(node.body), walker.see(node.orelse)
-    text = None
-    if condition.value and one.value and other.value:
-        text = f"({one.value} if {condition.value} else {other.value})"
-    return replace(one if one.shape or one.base else other, value=text)
+    return walker.either(condition.value, one, other)
 
 
 def _subscript(walker: Walker, node: ast.Subscript) -> Symbol:
@@ -95,7 +99,14 @@ def _attribute(walker: Walker, node: ast.Attribute) -> Symbol:
         inner = walker.see(node.value)
         return replace(inner, shape=transposed(inner.shape))
     size = ELEMENT_BYTES.get(node.attr)
-    return UNKNOWN if size is None else Symbol(element=str(size), integer="float" not in node.attr)
+    if size is not None:
+        return Symbol(element=str(size), integer="float" not in node.attr)
+    if node.attr in ("dtype", "element_ty", "type", "scalar"):
+        inner = walker.see(node.value)
+        return Symbol(element=inner.element, integer=inner.integer and not inner.base)
+    if isinstance(node.value, ast.Name) and isinstance(module := walker.scope.get(node.value.id), ModuleType):
+        return _outside(vars(module).get(node.attr, UNKNOWN))
+    return UNKNOWN
 
 
 EXPRESSIONS: dict[type[ast.expr], Callable[[Walker, Any], Symbol]] = {

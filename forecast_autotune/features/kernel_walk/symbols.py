@@ -6,8 +6,6 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-MAX_TEXT = 4000  # characters of an expression; longer ones come from runaway recursion, and are given up
-
 ELEMENT_BYTES = {
     "int1": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
     "float8e5": 1, "float8e4nv": 1, "float8e4b15": 1, "float8e4b8": 1, "float8e5b16": 1,
@@ -20,12 +18,14 @@ class Symbol:
     """A value within the kernel: shape and numbers as expressions, bytes of an element, whose memory it points into."""
 
     shape: tuple[str, ...] = ()
-    value: str | None = None  # of a scalar
+    value: str | None = None  # of a scalar; a name of `Notes.lines`, an argument's, or a literal
     element: str | None = None  # bytes of an element: an expression
     base: str | None = None  # the argument a pointer or descriptor points into
     items: tuple[Symbol, ...] | None = None  # of a tuple
     integer: bool = True
-    loaded: tuple[int, ...] = ()  # the accesses its data came from
+    loaded: tuple[int, ...] = ()  # the accesses its data came from, by elements
+    varies: frozenset[str] = frozenset()  # the axes of the grid and the loops with which it changes
+    from_memory: bool = False  # whether it depends on what was loaded
 
 
 UNKNOWN = Symbol()
@@ -52,10 +52,12 @@ def broadcast(parts: Sequence[Symbol]) -> Symbol:
         base=pointer.base if pointer else None,
         integer=all(p.integer for p in parts),
         loaded=tuple(n for p in parts for n in p.loaded)[:8],
+        varies=frozenset().union(*(p.varies for p in parts)),
+        from_memory=any(p.from_memory for p in parts),
     )
 
 
-def reduced(value: Symbol, axis: ast.expr | None) -> Symbol:
+def reduced(value: Symbol, axis: ast.expr | None, *, keep_dims: bool = False) -> Symbol:
     """What a reduction along an axis leaves; of everything where the axis is unknown."""
     if isinstance(axis, ast.UnaryOp) and isinstance(axis.operand, ast.Constant):
         axis = ast.Constant(-axis.operand.value)  # type: ignore[operator]
@@ -64,7 +66,7 @@ def reduced(value: Symbol, axis: ast.expr | None) -> Symbol:
         return replace(value, shape=(), value=None, loaded=())
     shape = list(value.shape)
     if -len(shape) <= at < len(shape):
-        shape.pop(at)
+        shape[at : at + 1 or None] = ["1"] if keep_dims else []
     return replace(value, shape=tuple(shape), value=None, loaded=())
 
 
@@ -82,6 +84,11 @@ def product(dims: Sequence[str]) -> str:
 def last_name(node: ast.expr) -> str:
     """The name at the end of a dotted one; empty for any other expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def is_true(node: ast.expr | None) -> bool:
+    """Whether an expression is the constant True."""
+    return isinstance(node, ast.Constant) and node.value is True
 
 
 def names_in(node: ast.AST) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,9 +10,10 @@ from typing import Any
 from .expressions import EXPRESSIONS
 from .notes import Notes
 from .source import definition_of, parameters_of, scope_of
-from .symbols import MAX_TEXT, UNKNOWN, Symbol, last_name, names_in
+from .symbols import UNKNOWN, Symbol, last_name, names_in
 
 MAX_DEPTH = 8  # of helpers that call helpers
+MAX_CALLS = 500  # of helpers in all: beyond, the source is not one that anybody compiles
 
 
 class Walker:
@@ -27,23 +27,27 @@ class Walker:
         self.scope = scope
         self.names: dict[str, Symbol] = {}
         self.notes = Notes()
-        self._depth = 0
-        self._returned: Symbol = UNKNOWN
+        self._callers: list[Any] = []  # helpers whose bodies are being walked
+        self._calls = 0
+        self._returned: Symbol | None = None
 
     def body(self, statements: Iterable[ast.stmt]) -> None:
         """Walk statements in their order. Kinds that are not listed in `_STATEMENTS` are passed over."""
-        for statement in statements:
-            handler = _STATEMENTS.get(type(statement))
-            if handler is not None:
+        left = list(statements)
+        while left:
+            statement, *left = left
+            if isinstance(statement, ast.If):
+                if _ends(statement.body) or _ends(statement.orelse):  # what follows belongs to the other branch
+                    self._if(statement, left)
+                    return
+                self._if(statement, [])
+            elif handler := _STATEMENTS.get(type(statement)):
                 handler(self, statement)
 
     def see(self, node: ast.expr) -> Symbol:
         """What is known of an expression's value."""
         handler = EXPRESSIONS.get(type(node))
-        seen = handler(self, node) if handler is not None else UNKNOWN
-        if seen.value is not None and len(seen.value) > MAX_TEXT:
-            return replace(seen, value=None)
-        return seen
+        return handler(self, node) if handler is not None else UNKNOWN
 
     def dims(self, node: ast.expr | None) -> tuple[str, ...]:
         """A shape argument: a tuple, a list, or a single number."""
@@ -58,15 +62,15 @@ class Walker:
         """Note that a length is walked in steps of a knob: `cdiv(M, BLOCK_M)`, `range(0, K, BLOCK_K)`."""
         if isinstance(knob, ast.Name) and isinstance(length, ast.Name):
             one, other = self.names.get(knob.id), self.names.get(length.id)
-            if one and other and one.value == knob.id and other.value == length.id:
-                self.notes.covers.setdefault(knob.id, length.id)
+            if one and other and one.value and other.value:
+                self.notes.covers.setdefault(one.value, other.value)
 
     def take_for_tiles(self, node: ast.expr) -> None:
         """Note that the names in an expression are sizes of tiles."""
         for name in names_in(node):
             symbol = self.names.get(name)
             if symbol is not None and symbol.value is not None:
-                for word in re.findall(r"[A-Za-z_]\w*", symbol.value):
+                for word in self.notes.words(symbol.value):
                     self.notes.roles.setdefault(word, "tile")
 
     # Statements
@@ -90,62 +94,99 @@ class Walker:
             self.names[node.target.id] = replace(new, shape=new.shape or old.shape, element=old.element or new.element)
 
     def _return(self, node: ast.Return) -> None:
-        if node.value is not None:
-            self._returned = self.see(node.value)
+        self._returned = self.see(node.value) if node.value is not None else UNKNOWN
 
-    def _if(self, node: ast.If) -> None:
+    def _if(self, node: ast.If, rest: Sequence[ast.stmt]) -> None:
+        """Walk both branches, each as often as the condition holds; `rest` follows a branch that does not end its block."""
         condition = self.see(node.test).value
-        before = self.names
-        outcomes = []
-        for branch, holds in ((node.body, "1 if ({}) else 0"), (node.orelse, "0 if ({}) else 1")):
-            self.names = dict(before)
-            with self.notes.repeated(f"({holds.format(condition)})" if condition else "1", loop=False):
-                self.body(branch)
-            outcomes.append(self.names)
-        self.names = dict(before)
-        for name in {**outcomes[0], **outcomes[1]}:
-            self.names[name] = _either(condition, outcomes[0].get(name), outcomes[1].get(name))
+        before, returned = self.names, self._returned
+        holds = self.notes.repeat("if", f"(1 if {condition or 'unknown'} else 0)")
+        names: list[dict[str, Symbol]] = []
+        returns: list[Symbol | None] = []
+        for branch, repeat in ((node.body, holds), (node.orelse, self.notes.number(f"(1-{holds})"))):
+            self.names, self._returned = dict(before), None
+            with self.notes.repeated(repeat, loop=False):
+                self.body(branch if _ends(branch) else [*branch, *rest])
+            names.append(self.names)
+            returns.append(self._returned)
+        self.names, self._returned = dict(before), returned
+        for name in {**names[0], **names[1]}:
+            self.names[name] = self.either(condition, names[0].get(name), names[1].get(name))
+        if returns != [None, None]:
+            self._returned = self.either(condition, *returns)
+
+    def either(self, condition: str | None, one: Symbol | None, other: Symbol | None) -> Symbol:
+        """What a name stands for after a branch. Where only one of two values is known, that one is, if it is picked."""
+        if one is None or other is None or one == other:
+            return one or other or UNKNOWN
+        kept = one if one.shape or one.base or one.items else other
+        value = None
+        if condition and (one.value or other.value) and one.value != other.value:
+            value = self.notes.number(f"({one.value or 'unknown'} if {condition} else {other.value or 'unknown'})")
+        elif one.value == other.value:
+            value = one.value
+        items = kept.items
+        if one.items and other.items and len(one.items) == len(other.items):
+            items = tuple(self.either(condition, *pair) for pair in zip(one.items, other.items, strict=True))
+        return replace(
+            kept,
+            value=value,
+            items=items,
+            loaded=(*one.loaded, *other.loaded)[:8],
+            varies=one.varies | other.varies,
+            from_memory=one.from_memory or other.from_memory,
+        )
 
     def _for(self, node: ast.For) -> None:
-        call = node.iter
-        trips = "1"
-        if isinstance(call, ast.Call):
-            trips = self._range(call)
-        self._loop(node.body, trips, [node.target])
+        bounds = self._range(node.iter) if isinstance(node.iter, ast.Call) else None
+        self._loop(node.body, bounds, [node.target])
 
-    def _range(self, call: ast.Call) -> str:
-        """How often a loop over `range`, `tl.range` or `tl.static_range` runs; notes what its knobs are for."""
-        trips, roles = "1", self.notes.roles
-        texts = [self.see(a).value for a in call.args]
+    def _range(self, call: ast.Call) -> list[Symbol] | None:
+        """Start, stop and step of `range`, `tl.range` or `tl.static_range`; notes what its knobs are for."""
+        roles = self.notes.roles
+        seen = [self.see(a) for a in call.args]
         for keyword in call.keywords:
             if keyword.arg in ("num_stages", "loop_unroll_factor") and isinstance(keyword.value, ast.Name):
                 roles[keyword.value.id] = "stages" if keyword.arg == "num_stages" else "unroll"
-        start, stop, step = {1: ["0", *texts, "1"], 2: [*texts, "1"]}.get(len(texts), (texts + ["1"] * 3)[:3])
-        if start and stop and step:
-            trips = f"trips({start}, {stop}, {step})"
         if len(call.args) == 3:
             self.cover(call.args[2], call.args[1])
         if last_name(call.func) == "static_range":
             for argument in call.args:
                 for name in names_in(argument):
                     roles.setdefault(name, "unroll")
-        return trips
+        zero, one = Symbol(value="0"), Symbol(value="1")
+        return {1: [zero, *seen, one], 2: [*seen, one], 3: seen}.get(len(seen))
 
     def _while(self, node: ast.While) -> None:
+        """A loop that counts a number up, as `while i < n`, is one over a range."""
         self.see(node.test)
-        self._loop(node.body, "1", [])
+        test, bounds, targets = node.test, None, []
+        if isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Lt, ast.LtE)):
+            step = _step(node.body, test.left)
+            if step is not None:
+                bounds = [self.see(test.left), self.see(test.comparators[0]), self.see(step)]
+                targets = [test.left]
+        self._loop(node.body, bounds, targets)
 
     def _with(self, node: ast.With) -> None:
         self.body(node.body)
 
-    def _loop(self, statements: Sequence[ast.stmt], trips: str, targets: Sequence[ast.expr]) -> None:
+    def _loop(self, statements: Sequence[ast.stmt], bounds: list[Symbol] | None, targets: Sequence[ast.expr]) -> None:
+        """Walk a loop's body once, in the middle of its way; of what changes from trip to trip no number is known."""
+        texts = [b.value or "unknown" for b in bounds or ()]
+        repeat = self.notes.repeat("for", f"trips({', '.join(texts)})" if bounds else "unknown")
+        changes = frozenset([repeat]).union(*(b.varies for b in bounds or ()))
+        for name in _assigned(statements):
+            if name in self.names:
+                self.names[name] = replace(self.names[name], value=None, varies=self.names[name].varies | changes)
+        middle = self.notes.number(f"middle({texts[0]}, {repeat}, {texts[2]}, late)") if bounds else None
         for target in targets:
-            self._bind(target, UNKNOWN)
-        for name in _assigned(statements):  # a number that changes from trip to trip is no number
-            if name in self.names and self.names[name].value is not None:
-                self.names[name] = replace(self.names[name], value=None)
-        with self.notes.repeated(trips, loop=True):
+            self._bind(target, Symbol(value=middle, varies=changes))
+        with self.notes.repeated(repeat, loop=True):
             self.body(statements)
+        for name, symbol in self.names.items():
+            if symbol.value is not None and repeat in symbol.varies:
+                self.names[name] = replace(symbol, value=None)
 
     def _bind(self, target: ast.expr, value: Symbol) -> None:
         if isinstance(target, ast.Name):
@@ -168,7 +209,7 @@ class Walker:
 
     def inline(self, helper: Any, args: Sequence[ast.expr], named: Mapping[str, ast.expr]) -> Symbol:
         """Walk a helper's body with these arguments; returns what it returns."""
-        if self._depth >= MAX_DEPTH:
+        if helper in self._callers or len(self._callers) >= MAX_DEPTH or self._calls >= MAX_CALLS:
             return UNKNOWN
         definition = definition_of(helper)
         if definition is None:
@@ -181,13 +222,14 @@ class Walker:
             if name not in given:
                 given[name] = self.see(default)
         outer = self.names, self.scope, self._returned
-        self.names, self.scope, self._returned = given, scope_of(helper), UNKNOWN
-        self._depth += 1
+        self.names, self.scope, self._returned = given, scope_of(helper), None
+        self._callers.append(helper)
+        self._calls += 1
         try:
             self.body(definition.body)
-            return self._returned
+            return self._returned or UNKNOWN
         finally:
-            self._depth -= 1
+            self._callers.pop()
             self.names, self.scope, self._returned = outer
 
 
@@ -197,20 +239,28 @@ _STATEMENTS: dict[type[ast.stmt], Callable[[Walker, Any], None]] = {
     ast.AnnAssign: Walker._annassign,
     ast.AugAssign: Walker._augassign,
     ast.Return: Walker._return,
-    ast.If: Walker._if,
     ast.For: Walker._for,
     ast.While: Walker._while,
     ast.With: Walker._with,
 }
 
 
-def _either(condition: str | None, one: Symbol | None, other: Symbol | None) -> Symbol:
-    """What a name stands for after a branch: an expression of both where a condition picks between two numbers."""
-    if one is None or other is None or one == other:
-        return one or other or UNKNOWN
-    kept = one if one.shape or one.base else other
-    both = condition and one.value and other.value
-    return replace(kept, value=f"({one.value} if {condition} else {other.value})" if both else None)
+def _ends(statements: Sequence[ast.stmt]) -> bool:
+    """Whether nothing that follows these statements in their block is reached."""
+    last = statements[-1] if statements else None
+    if isinstance(last, ast.If):
+        return _ends(last.body) and _ends(last.orelse)
+    return isinstance(last, (ast.Return, ast.Continue, ast.Break))
+
+
+def _step(statements: Iterable[ast.stmt], counter: ast.expr) -> ast.expr | None:
+    """What is added to a counter by one of these statements, `counter += …`."""
+    for statement in statements:
+        if not isinstance(statement, ast.AugAssign) or not isinstance(statement.op, ast.Add):
+            continue
+        if ast.unparse(statement.target) == ast.unparse(counter):
+            return statement.value
+    return None
 
 
 def _assigned(statements: Iterable[ast.stmt]) -> set[str]:

@@ -64,7 +64,13 @@ def _state(tuner: ForecastAutotuner) -> str:
     if len(tuner.configs) > 1 and ranks_decide(how):
         raise sys.modules[CACHE_KEY].BypassAOTAutogradCache(f"the ranks of the job decide on kernel {tuner.name}")
     settings = how.settings
-    parts = [settings.mode, how.surrogate.name, settings.toolchain, *(str(c) for c in tuner.configs)]
+    parts = [
+        settings.mode,
+        how.surrogate.name,
+        how.surrogate.model_version,
+        settings.toolchain,
+        *(str(c) for c in tuner.configs),
+    ]
     try:
         if settings.mode not in ("first", "forecast"):
             program = program_of(tuner.spec)

@@ -19,7 +19,7 @@ from typing import Any
 from ...core.config import Config
 from ...core.hardware import Hardware
 from ...core.outcome import Failure
-from ...features.hardware_sheets import device_properties, sheet_for, target_of
+from ...features.hardware_sheets import device_properties, sheet_for, target_of, tensor_peak_gflops
 from .recorded_times import RecordedTimes, Times, is_scalar
 
 _EVENT_MS = 1e-3  # about the time between two events around nothing; a benchmark divides by it
@@ -46,7 +46,12 @@ class Rehearsal:
 
     def __init__(self, hardware: Hardware, target: Any, times: Times | None, *, realtime: bool) -> None:
         self.sheet = hardware
-        self.hardware = replace(hardware, kind="stub", name=f"rehearsed {hardware.name}")
+        self.hardware = replace(
+            hardware,
+            kind="stub",
+            name=f"rehearsed {hardware.name}",
+            peak_tensor_gflops=tensor_peak_gflops(hardware),  # which the name would no longer tell
+        )
         self.target = target
         self.properties = device_properties(hardware)
         self.realtime = realtime

@@ -48,6 +48,7 @@ def json_of(detail: DecisionDetail) -> dict[str, object]:
         "compiled": stored.decision.compiled,
         "failed": stored.decision.failed,
         "run": stored.decision.run,
+        "model": stored.decision.model or None,
         "hit_at": stored.hit_at,
         "language": place.workload.program.language,
         "timing": place.workload.timing,

@@ -73,6 +73,11 @@ def _facts(detail: DecisionDetail, *, verbose: bool) -> Iterator[tuple[str, str]
     yield "cost", f"{as_duration(decision.spent_s)}; the budget was {decision.budget}"
     yield "decided", f"{as_date(decision.decided_at)}, run {short(decision.run) or 'unknown'}"
     limit = f", power limit {place.hardware.power_limit_w} W" if place.hardware.power_limit_w else ""
+    if verbose or decision.model:
+        yield (
+            "forecast by",
+            f"model {decision.model}" if decision.model else "no fitted model, or one without a version",
+        )
     yield "hardware", f"{place.hardware} {place.hardware.capability}".strip() + limit
     versions = place.toolchain.versions.items()
     most = None if verbose else MOST_OF_VERSION

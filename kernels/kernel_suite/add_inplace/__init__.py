@@ -41,16 +41,16 @@ def make_call(case: Case, seed: int, device: str) -> Call:
     def grid(knobs: Mapping[str, int]) -> tuple[int, ...]:
         return (triton.cdiv(len(x), knobs["BLOCK"]),)
 
-    return Call(args=(x, y, len(x), DECAY), grid=grid, out=x)
+    return Call(args=(x, y, len(x), DECAY), grid=grid, outs=(x,))
 
 
-def reference(call: Call) -> torch.Tensor:
+def reference(call: Call) -> tuple[torch.Tensor, ...]:
     x, y, _, decay = call.args
-    return torch.as_tensor(x * decay + y)
+    return (x * decay + y,)
 
 
 def work(call: Call) -> Work:
-    return Work(flops=2.0 * call.out.numel(), bytes=12.0 * call.out.numel())
+    return Work(flops=2.0 * call.outs[0].numel(), bytes=12.0 * call.outs[0].numel())
 
 
 KERNEL = TritonKernel(

@@ -94,14 +94,14 @@ def make_call(case: Case, seed: int, device: str) -> Call:
         return (triton.cdiv(queries, knobs["BM"]), heads)
 
     args = (out, q, k, v, queries, keys, LOG2_E / width**0.5, width, bool(sizes.get("causal")))
-    return Call(args=args, grid=grid, out=out)
+    return Call(args=args, grid=grid, outs=(out,))
 
 
-def reference(call: Call) -> torch.Tensor:
+def reference(call: Call) -> tuple[torch.Tensor, ...]:
     """As torch defines it: under `causal`, query i sees the keys up to i."""
     out, q, k, v, *_, causal = call.args
     attended = torch.nn.functional.scaled_dot_product_attention(*(t.float()[None] for t in (q, k, v)), is_causal=causal)
-    return attended[0].to(out.dtype)
+    return (attended[0].to(out.dtype),)
 
 
 def work(call: Call) -> Work:

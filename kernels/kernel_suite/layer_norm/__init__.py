@@ -81,18 +81,18 @@ def make_call(case: Case, seed: int, device: str) -> Call:
         return (triton.cdiv(rows, knobs["ROWS"]),)
 
     args = (out, x, weight.add_(1).half(), bias.half(), rows, columns, EPSILON)
-    return Call(args=args, grid=grid, out=out)
+    return Call(args=args, grid=grid, outs=(out,))
 
 
-def reference(call: Call) -> torch.Tensor:
+def reference(call: Call) -> tuple[torch.Tensor, ...]:
     _, x, weight, bias, _, columns, epsilon = call.args
     normal = torch.nn.functional.layer_norm(x.double(), (columns,), weight.double(), bias.double(), epsilon)
-    return normal.to(call.out.dtype)
+    return (normal.to(call.outs[0].dtype),)
 
 
 def work(call: Call) -> Work:
     """Seven operations for each element, which is moved twice; weight and bias are moved once."""
-    rows, columns = call.out.shape
+    rows, columns = call.outs[0].shape
     return Work(flops=7.0 * rows * columns, bytes=4.0 * rows * columns + 4.0 * columns)
 
 

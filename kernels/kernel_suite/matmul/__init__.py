@@ -116,13 +116,13 @@ def make_call(case: Case, seed: int, device: str) -> Call:
     def grid(knobs: Mapping[str, int]) -> tuple[int, ...]:
         return (triton.cdiv(m, knobs["BM"]) * triton.cdiv(n, knobs["BN"]),)
 
-    return Call(args=(a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride()), grid=grid, out=c)
+    return Call(args=(a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride()), grid=grid, outs=(c,))
 
 
-def reference(call: Call) -> torch.Tensor:
+def reference(call: Call) -> tuple[torch.Tensor, ...]:
     """The product, summed in float64."""
     a, b = call.args[:2]
-    return torch.as_tensor(a.double() @ b.double()).to(call.out.dtype)
+    return ((a.double() @ b.double()).to(call.outs[0].dtype),)
 
 
 def work(call: Call) -> Work:

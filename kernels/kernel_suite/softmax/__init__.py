@@ -64,17 +64,17 @@ def make_call(case: Case, seed: int, device: str) -> Call:
     def grid(knobs: Mapping[str, int]) -> tuple[int, ...]:
         return (triton.cdiv(rows, knobs["ROWS"]),)
 
-    return Call(args=(out, x, rows, columns), grid=grid, out=out)
+    return Call(args=(out, x, rows, columns), grid=grid, outs=(out,))
 
 
-def reference(call: Call) -> torch.Tensor:
+def reference(call: Call) -> tuple[torch.Tensor, ...]:
     x = call.args[1]
-    return torch.softmax(x.float(), dim=1).to(call.out.dtype)
+    return (torch.softmax(x.float(), dim=1).to(call.outs[0].dtype),)
 
 
 def work(call: Call) -> Work:
     """An exponential, a subtraction, a comparison, a sum and a division for each element, which is moved twice."""
-    return Work(flops=5.0 * call.out.numel(), bytes=4.0 * call.out.numel())
+    return Work(flops=5.0 * call.outs[0].numel(), bytes=4.0 * call.outs[0].numel())
 
 
 KERNEL = TritonKernel(

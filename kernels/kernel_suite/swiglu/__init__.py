@@ -224,7 +224,7 @@ def make_call(case: Case, seed: int, device: str) -> Call:
     def grid(knobs: Mapping[str, int]) -> tuple[int, ...]:
         return (triton.cdiv(M, knobs["BM"]) * triton.cdiv(N, knobs["BN"]),)
 
-    return Call(args=(out, x, w, M, N, K, w.stride(0)), grid=grid, out=out)
+    return Call(args=(out, x, w, M, N, K, w.stride(0)), grid=grid, outs=(out,))
 
 
 KERNEL = TritonKernel(
@@ -235,8 +235,8 @@ KERNEL = TritonKernel(
     cases=VARIANTS.cases,
     corners=VARIANTS.corners,
     make_call=make_call,
-    reference=lambda call: reference(call.args[1], call.args[2], call.out)[0],
-    work=lambda call: work(call.args[1], call.args[2], call.out),
+    reference=lambda call: reference(call.args[1], call.args[2], call.outs[0]),
+    work=lambda call: work(call.args[1], call.args[2], call.outs[0]),
     rtol=VARIANTS.outputs[0].rtol,
     atol=VARIANTS.outputs[0].atol,
 )

@@ -33,7 +33,7 @@ TOY = Path(toy_recording.__file__)
 
 @pytest.fixture(autouse=True)
 def toy_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "recordable", lambda kind: {"toy": toy_recording.TOY})
+    monkeypatch.setattr(worker, "recordable", lambda kind, corpus: {"toy": toy_recording.TOY})
 
 
 @pytest.fixture
@@ -249,7 +249,13 @@ def test_what_cannot_be_started_is_a_problem_at_once(tmp_path: Path, monkeypatch
     monkeypatch.undo()
     monkeypatch.setattr(Device, "_started", lambda device: subprocess.Popen(["/nothing/there"]).stdin)
     given = argparse.Namespace(
-        workloads=["gemm/odd"], devices="cpu", minutes=1.0, configs=2, to=tmp_path, work=tmp_path / "work"
+        workloads=["gemm/odd"],
+        devices="cpu",
+        minutes=1.0,
+        configs=2,
+        to=tmp_path,
+        work=tmp_path / "work",
+        corpus="suite",
     )
     (told,) = devices.record(given)
     assert told.problem.startswith("FileNotFoundError: ")
