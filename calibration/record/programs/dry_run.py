@@ -1,6 +1,6 @@
 """Run a program without a GPU: `python -m calibration.record.programs.dry_run PROGRAM` tells which kernels it launches.
 
-Tensors have shapes and no data, kernels are noted instead of launched. What a program decides by data (`.item()`) fails here.
+Tensors have shapes and no data; kernels are noted, not launched. What a program decides by data (`.item()`) fails here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Compiled:
     n_regs, n_spills, metadata = 32, 0, SimpleNamespace(shared=0, num_warps=4)
 
     def __getitem__(self, grid: Any) -> Any:
-        return lambda *args, **named: None
+        return lambda *_, **__: None
 
 
 def _name(kernel: Any) -> str:
@@ -57,8 +57,9 @@ def _name(kernel: Any) -> str:
     return f"{getattr(function, '__module__', '?')}.{kernel.__name__}"
 
 
-def _launch(launches: Launches, kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> _Compiled:
+def _launch(launches: Launches, kernel: Any, *args: Any, grid: Any, **named: Any) -> _Compiled:
     """In place of `JITFunction.run`: check the grid, note the call."""
+    named.pop("warmup", None)
     values = {**dict(zip(kernel.arg_names, args, strict=False)), **named}
     shape = grid(values) if callable(grid) else grid
     if not all(int(extent) >= 0 for extent in shape):
@@ -182,7 +183,7 @@ def pretended_gpu(*, compiled: bool = False) -> Iterator[Launches]:
         # Tritons before 3.9 pass over a key that is no argument.
         begin(tuner, fn, names, configs, [k for k in key if k in names], *args, **named)
 
-    def derived(tuner: type) -> None:
+    def derived(tuner: Any) -> None:
         if "run" in vars(tuner):
             tuner.run = tune
 
@@ -192,14 +193,14 @@ def pretended_gpu(*, compiled: bool = False) -> Iterator[Launches]:
         "is_bf16_supported": True, "is_current_stream_capturing": False, "empty_cache": None, "_lazy_init": None,
         "mem_get_info": (140 << 30, 150 << 30),
     }  # fmt: skip
-    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None, wait_stream=lambda s: None)
+    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None, wait_stream=lambda _: None)
     with contextlib.ExitStack() as stack:
         for name, answer in answers.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, lambda *a, answer=answer, **k: answer))
-        stack.enter_context(mock.patch.object(torch.cuda, "current_stream", lambda *a: stream))
-        stack.enter_context(mock.patch.object(torch.cuda, "device", lambda *a: contextlib.nullcontext()))
+            stack.enter_context(mock.patch.object(torch.cuda, name, return_value=answer))
+        stack.enter_context(mock.patch.object(torch.cuda, "current_stream", return_value=stream))
+        stack.enter_context(mock.patch.object(torch.cuda, "device", return_value=contextlib.nullcontext()))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "12.9"))
-        stack.enter_context(mock.patch.object(torch, "get_device_module", lambda *a: torch.cuda))
+        stack.enter_context(mock.patch.object(torch, "get_device_module", return_value=torch.cuda))
         stack.enter_context(mock.patch.object(torch.Tensor, "backward", _backward))
         # An operator of a library would answer with its own shapes, and launch nothing.
         stack.enter_context(mock.patch.object(CustomOpDef, "__call__", lambda op, *a, **n: op._init_fn(*a, **n)))
@@ -228,14 +229,12 @@ def main(words: list[str] | None = None) -> int:
         sys.argv = [str(chosen.program), *chosen.words]
         runpy.run_path(str(chosen.program), run_name="__main__")
     for name in sorted(launches.keys):
-        print(
-            f"{len(launches.keys[name]):4} keys {launches.configs[name]:4} configs  {name}  {launches.failures.get(name, '')}"
-        )
-    tuned = [n for n in launches.keys if launches.configs[n] > 1]
-    print(
-        f"{len(tuned)} tuned kernels, {sum(len(launches.keys[n]) for n in tuned)} keys, "
-        f"{sum(len(launches.keys[n]) * launches.configs[n] for n in tuned)} configs; {len(launches.keys) - len(tuned)} others"
-    )
+        keys, configs, failure = len(launches.keys[name]), launches.configs[name], launches.failures.get(name, "")
+        print(f"{keys:4} keys {configs:4} configs  {name}  {failure}")
+    tuned = {name: len(keys) for name, keys in launches.keys.items() if launches.configs[name] > 1}
+    configs = sum(keys * launches.configs[name] for name, keys in tuned.items())
+    others = len(launches.keys) - len(tuned)
+    print(f"{len(tuned)} tuned kernels, {sum(tuned.values())} keys, {configs} configs; {others} others")
     return 0
 
 

@@ -32,10 +32,9 @@ def activations(m: int, n: int) -> None:
 def products(n: int, k: int) -> None:
     """Products with weights of 4 bits in groups, and of 8 bits, by every method that fits the rows."""
     groups = n * k // 64
-    four = helper.A16Wn(device=DEVICE, dtype=F16).from_weights(
-        indices(16, n, k, dtype=torch.uint8), scaled(groups, 1, dtype=F16).abs(), torch.full((groups, 1), 8.0, device=DEVICE, dtype=F16),
-        4, 64,
-    )  # fmt: skip
+    scales, zeros = scaled(groups, 1, dtype=F16).abs(), torch.full((groups, 1), 8.0, device=DEVICE, dtype=F16)
+    four = helper.A16Wn(device=DEVICE, dtype=F16)
+    four = four.from_weights(indices(16, n, k, dtype=torch.uint8), scales, zeros, 4, 64)
     eight = helper.A8W8_fp8_dynamic(device=DEVICE, dtype=F16).from_weights(scaled(n, k, dtype=F16))
     for name, layer in (("4 bits", four), ("8 bits", eight)):
         for rows, methods in (

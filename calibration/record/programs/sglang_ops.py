@@ -1,4 +1,4 @@
-"""SGLang (Apache-2.0): scans of state-space models, sparse attention of MiniMax, rotary embeddings and norms of diffusion models.
+"""SGLang (Apache-2.0): scans of state-space models, sparse attention, rotary embeddings and norms of diffusion models.
 
 Of the package only these files are needed; stand-ins answer what they ask of the rest. Its copies of
 flash-linear-attention's kernels are left out.

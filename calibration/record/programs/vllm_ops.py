@@ -1,4 +1,4 @@
-"""vLLM (Apache-2.0): scans of state-space models over several sequences, scores of documents, blocks of keys chosen by score.
+"""vLLM (Apache-2.0): scans of state-space models over several sequences, scores of documents, blocks of keys by score.
 
 Of the package only these files are needed; stand-ins answer what they ask of the rest. Its copies of
 flash-linear-attention's kernels are left out.
@@ -44,8 +44,8 @@ stand_in(
     "vllm.platforms",
     current_platform=SimpleNamespace(
         is_cuda=lambda: True, is_cpu=lambda: False, is_xpu=lambda: False, is_rocm=lambda: False, is_cuda_alike=lambda: True,
-        is_device_capability=lambda asked: False, is_arch_support_pdl=lambda: False,
-        has_device_capability=lambda asked: True, is_device_capability_family=lambda asked: False,
+        is_device_capability=lambda _: False, is_arch_support_pdl=lambda: False,
+        has_device_capability=lambda _: True, is_device_capability_family=lambda _: False,
     ),
 )  # fmt: skip
 
