@@ -271,7 +271,7 @@ def show(device: str, status: Status) -> None:
 
 def describe(given: argparse.Namespace) -> int:
     """Describe what is in the traces, and print how much that is."""
-    results = describe_traces(given.to, show_described)
+    results = describe_traces(given.to, show_described, packages=given.corpus == "packages")
     if given.json:
         print(json.dumps([asdict(t) for t in results], indent=1))
     else:
@@ -300,8 +300,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=8.0, help="when to stop; default 8")
     parser.add_argument("--configs", type=int, default=256, help="at most so many for each workload; default 256")
     parser.add_argument(
-        "--corpus", choices=("suite", "small"), default="suite",
-        help="which kernels: of the suite (the default), or the small ones, whose lists are always measured in whole",
+        "--corpus", choices=tuple(CORPORA), default="suite",
+        help="which kernels: of the suite (the default), the small ones, whose lists are always measured in whole, or, to "
+        "describe again, those of packages",
     )  # fmt: skip
     parser.add_argument("--to", type=Path, help="folder of the traces; default that of the corpus")
     parser.add_argument("--work", type=Path, default=Path("build/recording"), help="folder of what is not finished")
@@ -325,6 +326,8 @@ def main(words: Sequence[str] | None = None) -> int:
             raise InvalidInputError("what comes after -- is given to a program: name one")
         if scripts:
             given.corpus = "packages"
+        elif given.corpus == "packages" and not given.describe:
+            raise InvalidInputError("kernels of packages are recorded by programs that call them: name one")
         given.work = given.work.absolute()
         given.to = (given.to or CORPORA[given.corpus]).absolute()
         if given.describe:

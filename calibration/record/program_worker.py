@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from forecast_autotune.core.config import Config
 from forecast_autotune.core.digest import digest
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
@@ -158,6 +159,9 @@ class ProgramRecorder:
         before = len(store.outcomes(job))
         with noting_in(trying, lethal):
             result = tuner.run(*args, **kwargs)
+        decision = next(reversed(tuner.decisions.values()), None)
+        if decision is not None and not decision.run:
+            return result  # another process measures it meanwhile, and writes its trace
         outcomes = {c: o for c, o in store.outcomes(job).items() if c in job.space}
         self.keys += 1
         recording = Recording(
@@ -191,9 +195,11 @@ class ProgramRecorder:
                 if len(read_trace(path).outcomes) >= len(recording.outcomes):
                     return
         folder.mkdir(parents=True, exist_ok=True)
-        write_trace(recording, path, recorded=self._recorded(call, origin, program) | {"tuned": tuned})
+        write_trace(
+            recording, path, recorded=self._recorded(call, origin, program, list(recording.outcomes)) | {"tuned": tuned}
+        )
 
-    def _recorded(self, call: Any, origin: Origin, program: Program) -> dict[str, object]:
+    def _recorded(self, call: Any, origin: Origin, program: Program, configs: Sequence[Config]) -> dict[str, object]:
         """The trace's field `recorded`: how it was made, and what describing it again needs."""
         recorded: dict[str, object] = {
             "corpus": "packages",
@@ -206,7 +212,7 @@ class ProgramRecorder:
         with contextlib.suppress(
             Exception
         ):  # a grid of the user's that does not run by itself, an argument of a new kind
-            recorded["call"] = encode_call(call.args, call.kwargs, grids_of(call))
+            recorded["call"] = encode_call(call.args, call.kwargs, grids_of(call, configs))
         return recorded
 
 
@@ -230,15 +236,15 @@ def status_of(recording: Recording, *, of: int, case: str) -> Status:
     )
 
 
-def grids_of(call: Any) -> list[tuple[int, ...]]:
-    """The grid of a call under each of its configs."""
+def grids_of(call: Any, configs: Sequence[Config]) -> list[tuple[int, ...]]:
+    """The grid of a call under each of these configs; one where it is the same whatever the config."""
     from forecast_autotune.compilers.triton_binding import bind_call, defaults_of
 
     grid = call.kwargs["grid"]
     if not callable(grid):
         return [tuple(grid) if isinstance(grid, Sequence) else (int(grid),)]
     grids = []
-    for config in call.job.space:
+    for config in configs:
         args, kwargs = call.arguments_of(config)
         bound = bind_call(call.kernel.arg_names, defaults_of(call.kernel), args, kwargs)
         shape = grid({**bound.arguments, **bound.options})

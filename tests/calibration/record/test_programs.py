@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -272,3 +273,36 @@ def test_a_trace_that_was_cut_off_is_an_error_that_names_it(program: Path, recor
         read_trace(path)
     header = json.loads(lines.partition(b"\n")[0])
     assert header["program"]["source"] == ""
+
+
+@pytest.mark.thorough
+def test_a_trace_is_described_again_by_the_installed_package_and_left_alone_without_it(
+    program: Path, record: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert record(program, "--untuned") == 0
+    for path in (path for paths in traces_in(tmp_path / "traces").values() for path in paths):
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        bare = [line.partition(',"described":{')[0].removesuffix("}") + "}" for line in lines[1:]]
+        path.write_bytes(gzip.compress("\n".join([lines[0], *bare, ""]).encode()))
+
+        def described(path: Path = path) -> str:
+            script = (
+                "import sys; from pathlib import Path; from calibration.record.describe import describe_trace as d; "
+            )
+            done = subprocess.run(
+                [sys.executable, "-c", f"{script}t = d(Path(sys.argv[1])); print(t.described, t.left)", path],
+                check=True, capture_output=True, text=True,
+            )  # fmt: skip
+            return done.stdout.strip()
+
+        assert described() == str(len(bare)), path.name
+        assert gzip.decompress(path.read_bytes()).decode().splitlines() == lines
+    about = tmp_path / "site" / "toykernels-1.2.dist-info"
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toykernels\nVersion: 1.3\n")
+    assert described() == "0 toykernels is installed in version 1.3, and 1.2 was recorded"
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toykernels\nVersion: 1.2\n")
+    module = tmp_path / "site" / "toykernels" / "__init__.py"
+    module.write_text(PACKAGE.replace("tl.load(x_ptr + at", "tl.load(x_ptr + at + 0"))
+    assert described() == "0 scale of toykernels is another kernel than was recorded"
+    module.rename(module.with_name("other.py"))
+    assert "0 toykernels 1.2 is not there: toykernels.scale cannot be reached" in described()
