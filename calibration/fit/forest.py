@@ -68,7 +68,8 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 LEFT_OUT = REPOSITORY / "build" / "priors"
-TREES, LEAVES, LEAST_IN_A_LEAF = 120, 250, 5
+TREES, LEAVES, LEAST_IN_A_LEAF = 120, 600, 5
+MOST_ROWS = 8_000  # configs that a tree is grown on, drawn at random: more cost time and gain nothing
 TRAITS_TRIED = 0.3  # share of them at each split
 KERNELS_SEEN = 0.7  # of all, by each tree: how far trees then disagree says how sure they are of a kernel none has seen
 CLIP = (-3.0, 1.5)  # octaves around a space's median: what is slower is slow, and how slow matters to nobody
@@ -213,6 +214,7 @@ def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
     kernels = sorted({e.kernel for e in examples})
     known = [~np.isnan(e.log2_time) for e in examples]
     x = np.vstack([_traits(e)[k] for e, k in zip(examples, known, strict=True)]) if examples else np.zeros((0, 1))
+    x = x.astype(np.float32)  # as scikit-learn has it
     y = np.concatenate([np.clip(e.log2_time[k], *CLIP) for e, k in zip(examples, known, strict=True)] or [np.zeros(0)])
     of_kernel = np.concatenate(
         [np.full(k.sum(), kernels.index(e.kernel)) for e, k in zip(examples, known, strict=True)] or [np.zeros(0)]
@@ -222,6 +224,7 @@ def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
     for number in range(trees if kernels else 0):
         seen = random.permutation(len(kernels))[: max(1, round(KERNELS_SEEN * len(kernels)))]
         rows = np.flatnonzero(np.isin(of_kernel, seen))
+        rows = np.sort(random.permutation(rows)[:MOST_ROWS])
         tree = ExtraTreeRegressor(
             max_features=TRAITS_TRIED, min_samples_leaf=LEAST_IN_A_LEAF, max_leaf_nodes=LEAVES, random_state=number
         )
