@@ -2,8 +2,8 @@
 
 Two things are fitted, both explained in `forecast_autotune/surrogates/prior.py`: a forest over features of launches, of
 randomised trees that each see a part of the kernels; and the factors of the rules of thumb over knobs' roles. The file's
-card says on which traces, and how well the model does on kernels and on sizes that were left out: in 15 rounds each kernel
-once with all its sizes; then, in at most 5, each size once. Only forecasts are scored: no outcome of the space and no
+card says on which traces, and how well the model does on kernels and on sizes that were left out: in 10 rounds each kernel
+once with all its sizes; then, in at most 3, each size once. Only forecasts are scored: no outcome of the space and no
 recording of the kernel is known to the model.
 """
 
@@ -74,8 +74,8 @@ TRAITS_TRIED = 0.3  # share of them at each split
 KERNELS_SEEN = 0.7  # of all, by each tree: how far trees then disagree says how sure they are of a kernel none has seen
 CLIP = (-3.0, 1.5)  # octaves around a space's median: what is slower is slow, and how slow matters to nobody
 WIDTH = Width(constant=0.6, disagreement=0.3, space=0.6, distance=0.45)  # as `fit_width` finds it on the suite
-JUDGED = 60  # configs of a trace that the width is fitted on, evenly spaced: most are alike
-KERNEL_ROUNDS, SIZE_ROUNDS = 15, 5  # fits in which all kernels are left out once, and all sizes
+JUDGED = 30  # configs of a trace that the width is fitted on, evenly spaced: most are alike
+KERNEL_ROUNDS, SIZE_ROUNDS = 10, 3  # fits in which all kernels are left out once, and all sizes
 LEAST_KERNELS = 3  # of fewer, hardly any are left to fit on when one is left out
 MOST_BYTES = 2_000_000
 
@@ -577,23 +577,28 @@ def fit_and_score(paths: Sequence[Path], *, trees: int = TREES, jobs: int = 1) -
         for i in sorted(places)
         if examples[i].traits is not None and priors[number].feature.size
     }
-    judged = [(examples[i].kernel, m) for i, m in missed.items()]
+    judged = {i: (examples[i].kernel, m) for i, m in missed.items()}
     # The width, too, comes from other kernels where a kernel is scored.
-    width_without = {kernel: fit_width([each for each in judged if each[0] != kernel]) for kernel in kernels}
+    width_without = {
+        i: width
+        for places in by_kernel
+        for width in [fit_width([each for other, each in judged.items() if other not in places])]
+        for i in places
+    }
 
     def scored(first: int, rounds: Sequence[frozenset[int]]) -> dict[int, Scores]:
         return {
-            i: score(examples[i], replace(priors[number], width=width_without[examples[i].kernel]))
+            i: score(examples[i], replace(priors[number], width=width_without[i]))
             for number, places in enumerate(rounds, start=first)
             for i in sorted(places)
         }
 
     bins = {
-        i: probabilities_and_speedups(examples[i], replace(priors[number], width=width_without[examples[i].kernel]))
+        i: probabilities_and_speedups(examples[i], replace(priors[number], width=width_without[i]))
         for number, places in enumerate(by_kernel, start=1)
         for i in sorted(places)
     }
-    prior = replace(priors[0], width=fit_width(judged))
+    prior = replace(priors[0], width=fit_width(list(judged.values())))
     card = {
         "data": data_card(examples),
         "trees": {"count": len(prior.feature), "nodes": sum(2 * int((f >= 0).sum()) + 1 for f in prior.feature)},

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 GROUP_ROWS, GROUP_COLUMNS, GROUP_WARPS = 64, 256, 4  # of a product by a warp group, at most so many columns (PTX ISA)
+MOST = 1e30  # of bytes, operations, microseconds: products of several are numbers still
 UNKNOWN = -5.0  # stands for what is not known, below anything that is: trees then keep it apart
 
 _OF_A_LAUNCH = (
@@ -49,7 +50,7 @@ def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware
     import numpy as np
 
     def column(name: str) -> Array:
-        return np.array([d.get(name, math.nan) for d in described], dtype=float)
+        return _column(described, name)
 
     def log2(values: Array, least: float = 0.0) -> Array:
         return np.log2(np.where(values + least > 0, values + least, np.nan))
@@ -110,6 +111,15 @@ def _of_a_unit(column: Callable[[str], Array]) -> list[Array]:
         ]
 
 
+def _column(described: Sequence[Mapping[str, float]], name: str) -> Array:
+    """A number of each config; nan where it is not told, or is none that a launch can have: negative, or beyond `MOST`."""
+    import numpy as np
+
+    values = np.array([d.get(name, math.nan) for d in described], dtype=float)
+    with np.errstate(invalid="ignore"):
+        return np.where((values >= 0) & (values <= MOST), values, np.nan)
+
+
 def _log2_or_nan(values: Array) -> Array:
     import numpy as np
 
@@ -121,7 +131,7 @@ def estimated_us(described: Sequence[Mapping[str, float]]) -> Array:
     import numpy as np
 
     def column(name: str) -> Array:
-        return np.array([d.get(name, math.nan) for d in described], dtype=float)
+        return _column(described, name)
 
     estimate = np.fmax(column("us_memory"), column("us_flops"))
     return np.where(np.isnan(estimate), column("us_bound"), estimate)
