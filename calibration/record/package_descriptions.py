@@ -12,7 +12,7 @@ from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.store import encoding
 
 from .kernel_calls import decode_argument, named_object, origin_of
-from .program_worker import as_ours, over_warps_and_stages
+from .program_worker import LAUNCH_OPTIONS, as_ours, over_warps_and_stages
 
 
 class NotThereError(Exception):
@@ -54,7 +54,7 @@ def package_descriptions(
             raise NotThereError(f"{module} has no tuner of {qualname}")
         tuner = as_ours(theirs)
     else:
-        options = {name: default[name] for name in ("num_warps", "num_stages")}
+        options = {name: default[name] for name in LAUNCH_OPTIONS if default[name] is not None}
         tuner = over_warps_and_stages(kernel, {**dict(zip(kernel.arg_names, args, strict=False)), **named}, options)
     if program_of(tuner.spec).digest != recorded.get("digest"):
         raise NotThereError(f"{qualname} of {package} is another kernel than was recorded")

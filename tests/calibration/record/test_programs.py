@@ -81,7 +81,7 @@ def run(n):
     own[grid](x, y, n, 2.0)
     assert own.best_config in CONFIGS
     add_in_place[grid](x, y, n)
-    double[(1,)](x, y, n, BLOCK=512, num_warps=8)
+    double[(1,)](x, y, n, BLOCK=512, num_warps=8, num_ctas=1)
 '''
 
 PROGRAM = """
