@@ -167,6 +167,8 @@ def named_object(module: str, qualname: str) -> Any:
     Raises:
         InvalidInputError: the module cannot be imported, or has no such name.
     """
+    if not all(name.isidentifier() for name in module.split(".")):
+        raise InvalidInputError(f"{module[:100]!r} is no module's name")
     try:
         found = importlib.import_module(module)
         for name in qualname.split("."):

@@ -37,6 +37,7 @@ from .worker import Status, is_lost, machine_of
 KEY_S = 60.0  # what one key may take; a list of 100 configs is through in less
 LEAST_S = 2.0  # with less time left than this, no key is begun
 UNTUNED_KEYS = 8  # of one kernel without a tuner: the launches of a model's layers are alike
+TIME_IS_UP = "the time was up before its end"
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # what a config sets, and a call may
 UNTUNED_WARPS, UNTUNED_STAGES = (1, 2, 4, 8, 16), (1, 2, 3, 4)
 
@@ -343,7 +344,7 @@ def run_program(task: ProgramTask, device: str, tell: Callable[[Status], None]) 
         try:
             runpy.run_path(task.script, run_name="__main__")
         except TimeIsUp:
-            problem = "the time was up before its end"
+            problem = TIME_IS_UP
         except SystemExit as err:
             problem = "" if err.code in (None, 0) else f"it ended with {err.code}"
         except BaseException as err:
