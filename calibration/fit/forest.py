@@ -547,8 +547,10 @@ def data_card(examples: Sequence[Example]) -> dict[str, object]:
     }
 
 
-def fit_and_score(paths: Sequence[Path], *, trees: int = TREES, jobs: int = 1) -> tuple[Prior, dict[str, object]]:
-    """The model of these traces, and its card.
+def fit_and_score(
+    paths: Sequence[Path], *, trees: int = TREES, jobs: int = 1
+) -> tuple[Prior, dict[str, object], dict[str, Prior]]:
+    """The model of these traces, its card, and for each kernel a model that has not seen it.
 
     Raises:
         OSError: a trace cannot be read.
@@ -585,10 +587,15 @@ def fit_and_score(paths: Sequence[Path], *, trees: int = TREES, jobs: int = 1) -
             for i in sorted(places)
         }
 
-    bins = {
-        i: probabilities_and_speedups(examples[i], replace(priors[number], width=width_without[examples[i].kernel]))
+    without = {
+        examples[i].kernel: replace(priors[number], width=width_without[examples[i].kernel])
         for number, places in enumerate(by_kernel, start=1)
         for i in sorted(places)
+    }
+    bins = {
+        i: probabilities_and_speedups(example, without[example.kernel])
+        for i, example in enumerate(examples)
+        if example.kernel in without
     }
     prior = replace(priors[0], width=fit_width(judged))
     card = {
@@ -599,7 +606,7 @@ def fit_and_score(paths: Sequence[Path], *, trees: int = TREES, jobs: int = 1) -
         "kernels_left_out": split_card(examples, scored(1, by_kernel)),
         "sizes_left_out": split_card(examples, scored(1 + len(by_kernel), by_size)),
     }
-    return prior, card
+    return prior, card, without
 
 
 # The command ------------------------------------------------------------------------------------------------------------
@@ -617,6 +624,12 @@ def main(words: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="default: the shipped model, which is fitted on all traces of this repository",
     )
+    parser.add_argument(
+        "--left-out",
+        type=Path,
+        metavar="FOLDER",
+        help="write a model that has not seen it for each kernel too: KERNEL.json",
+    )
     parser.add_argument("--trees", type=positive, default=TREES, metavar="N", help="default: %(default)s")
     parser.add_argument(
         "--jobs", type=positive, default=usable_cores(), metavar="N", help="processes to use; default: %(default)s"
@@ -628,13 +641,17 @@ def main(words: Sequence[str] | None = None) -> int:
     target = given.to or SHIPPED
     try:
         target.parent.mkdir(parents=True, exist_ok=True)  # before minutes are spent
-        prior, card = fit_and_score(given.traces or corpus_paths(), trees=given.trees, jobs=given.jobs)
+        prior, card, without = fit_and_score(given.traces or corpus_paths(), trees=given.trees, jobs=given.jobs)
         text = prior_text(prior, card=card)
         if len(text) > MOST_BYTES:
             raise InvalidInputError(
                 f"the model would take {len(text)} bytes, of {MOST_BYTES} it may: fit fewer than {given.trees} trees"
             )
         _write(target, text)
+        if given.left_out:
+            given.left_out.mkdir(parents=True, exist_ok=True)
+            for kernel, unseen in without.items():
+                _write(given.left_out / f"{kernel}.json", prior_text(unseen, card={"left_out": kernel}))
     except (OSError, InvalidInputError) as err:
         print(f"fit: {err}", file=sys.stderr)
         return 2

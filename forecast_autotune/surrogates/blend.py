@@ -197,7 +197,7 @@ def _mixture(speaking: Sequence[_Answer], member_weights: Array) -> ForecastTabl
     return ForecastTable(
         components,
         fail,
-        grounded=(grounded & known).any(axis=0),
+        grounded=(by_config * grounded).sum(axis=0) >= 0.5,  # most of what counts
         source=" and ".join(f.source for f in first),
         default_us=next((f.default_us for f in first if f.default_us is not None), None),
         silent="nobody speaks of it",

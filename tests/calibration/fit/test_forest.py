@@ -220,7 +220,7 @@ def test_slowdowns_are_averaged_as_factors() -> None:
 
 
 def test_the_card_scores_what_was_left_out(traces: list[Path]) -> None:
-    prior, card = fit_and_score(traces, trees=4)
+    prior, card, unseen = fit_and_score(traces, trees=4)
     assert card["data"] == {
         "traces": {
             "one": ["one.0.jsonl.gz", "one.1.jsonl.gz"],
@@ -243,6 +243,9 @@ def test_the_card_scores_what_was_left_out(traces: list[Path]) -> None:
     without = fit(examples([traces[i] for i in (0, 1, 2, 4)]), trees=4)
     by_hand = score(read_example(traces[3]), replace(without, width=prior.width))
     assert by_kernel["by_kernel"]["third"]["rank_correlation"] == pytest.approx(by_hand.rank_correlation, abs=1e-4)
+    assert {kernel: kernel in prior.fitted_on for kernel, prior in unseen.items()} == dict.fromkeys(
+        ("one", "other", "plain", "third"), False
+    )
 
 
 def test_where_every_kernel_has_one_size_no_size_is_left_out(traces: list[Path]) -> None:
@@ -264,9 +267,10 @@ def test_the_command_writes_a_model_that_is_read_and_prints_its_card(
     assert f"wrote {target}" in told.err
     assert read_prior(target).fitted_on == ("one", "other", "plain", "third")
     before = target.read_bytes()
-    assert main(words) == 0
+    assert main([*words, "--left-out", str(tmp_path / "unseen")]) == 0
     out = capsys.readouterr().out
     assert target.read_bytes() == before
+    assert read_prior(tmp_path / "unseen" / "third.json").fitted_on == ("one", "other", "plain")
     assert [line.split("  ")[0].strip() or line.split()[0] for line in out.splitlines()][:2] == [
         "left out",
         "kernels left out",
