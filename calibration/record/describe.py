@@ -1,7 +1,8 @@
 """Add static features to the configs of existing traces, without a GPU: `python -m calibration record --describe`.
 
-New recordings hold them from the start. The kernels of a trace must be those of the suite as it is today: each variant is
-called with arguments that hold no data, and its launches are described on the hardware that the trace's header names.
+New recordings hold them from the start. The kernels of a trace must be those of the suite as it is today, or those of an
+installed package of the version that was recorded: each is called with arguments that hold no data, and its launches are
+described on the hardware that the trace's header names.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from kernel_suite import SuiteKernel
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Hardware
+from forecast_autotune.core.workload import Program
 from forecast_autotune.store import encoding
 from forecast_autotune.store.encoding import from_text, to_text
 from forecast_autotune.store.textfile import read_text, write_lines
 
 from .evidence import fake_inputs
+from .package_descriptions import NotThereError, package_descriptions
 from .single_kernel import SingleKernel
 from .worker import SEED, beginning, front_door, groups, has_code_of, recordable, variant_place
 
@@ -36,15 +39,20 @@ class Described:
     left: str = ""  # why it was left as it is
 
 
-def describe_traces(folder: Path, say: Callable[[Described], None] = lambda _: None) -> list[Described]:
+def describe_traces(
+    folder: Path, say: Callable[[Described], None] = lambda _: None, *, packages: bool = False
+) -> list[Described]:
     """Describe the configs of every trace in a folder, in place; all else in the files stays as it is.
 
+    Args:
+        folder: of traces; with `packages`, of folders of them too.
+        say: called with what became of each.
     Raises:
         OSError: a file cannot be read or written.
         InvalidInputError: one is no trace.
     """
     results = []
-    for path in sorted(folder.glob("*.jsonl.gz")):
+    for path in sorted([*folder.glob("*.jsonl.gz"), *(folder.glob("*/*.jsonl.gz") if packages else ())]):
         results.append(describe_trace(path))
         say(results[-1])
     return results
@@ -61,20 +69,23 @@ def describe_trace(path: Path) -> Described:
     what = f"{path}, line 1"
     header = encoding.fields(from_text(first, what), what)
     recorded = encoding.fields(header.get("recorded", {}), f"{what}: recorded")
-    kernel = recordable("cuda", str(recorded.get("corpus", "suite"))).get(str(recorded.get("kernel")))
-    if not isinstance(kernel, SuiteKernel | SingleKernel):
-        return Described(trace=path.name, left="it is of no Triton kernel of the suite")
-    program = encoding.decode_program(header.get("program"), f"{what}: program")
-    now = front_door(kernel, beginning(groups(kernel), 2), "0").tuned.program  # type: ignore[attr-defined]
-    if not has_code_of(program, now):
-        return Described(trace=path.name, left="its kernels are no longer the suite's")
     hardware = encoding.decode_hardware(header.get("hardware"), f"{what}: hardware")
     values = [
         dict(encoding.fields(from_text(line, f"{path}, line {n}"), f"{path}, line {n}"))
         for n, line in enumerate(lines, start=2)
     ]
     configs = [encoding.decode_config(value.get("config"), f"{path}: config") for value in values]
-    descriptions_of = list(descriptions(kernel, str(recorded.get("case")), configs, hardware))
+    try:
+        if recorded.get("corpus") == "packages":
+            default = encoding.decode_config(header.get("default"), f"{what}: default")
+            descriptions_of = package_descriptions(recorded, configs, default, hardware)
+        else:
+            program = encoding.decode_program(header.get("program"), f"{what}: program")
+            descriptions_of = list(
+                descriptions(_kernel_of(recorded, program), str(recorded["case"]), configs, hardware)
+            )
+    except NotThereError as err:
+        return Described(trace=path.name, left=str(err))
     written = [first]
     for line, value, described in zip(lines, values, descriptions_of, strict=True):
         bare = line if value.pop(FIELD, None) is None else to_text(value)
@@ -86,6 +97,21 @@ def describe_trace(path: Path) -> Described:
         write_lines(path, written)
         os.chmod(path, mode)
     return Described(trace=path.name, configs=len(configs), described=sum(map(bool, descriptions_of)))
+
+
+def _kernel_of(recorded: Mapping[str, object], program: Program) -> SuiteKernel | SingleKernel:
+    """The kernel that a trace is of, as it is today.
+
+    Raises:
+        NotThereError: it is no Triton kernel of the suite, or has changed since.
+    """
+    kernel = recordable("cuda", str(recorded.get("corpus", "suite"))).get(str(recorded.get("kernel")))
+    if not isinstance(kernel, SuiteKernel | SingleKernel):
+        raise NotThereError("it is of no Triton kernel of the suite")
+    now = front_door(kernel, beginning(groups(kernel), 2), "0").tuned.program  # type: ignore[attr-defined]
+    if not has_code_of(program, now):
+        raise NotThereError("its kernels are no longer the suite's")
+    return kernel
 
 
 def descriptions(

@@ -6,6 +6,14 @@ sources. The first case of every kernel comes first, then the second of every ke
 limit is spent on what is worth most. Each GPU records by itself, with its part of the cores to compile on; on a machine
 without one, the C++ kernels are recorded on the CPU.
 
+`record PROGRAM.py … [-- ARGUMENTS]` records other people's kernels: it runs programs that call them, each as
+`python PROGRAM.py ARGUMENTS` would, several at once where there are several GPUs. Whatever class a kernel's tuner is of, the
+first launch of each key measures the whole list, a minute at most, and writes
+`packages/<package>/<kernel>.<key>.<hardware>.jsonl.gz`: where the kernel comes from, how it was called and what each config
+took, without a line of its source. `--untuned` does the same for kernels without a tuner, over warps and stages. Processes
+that a program starts are not reached. A GPU that is named twice in `--devices` has two programs at a time: while one
+compiles, the other is timed.
+
 Each outcome is kept at once, so that a recording that was stopped goes on from there when it is run again on the same
 device. What another device has begun is begun anew: a trace never mixes two.
 
@@ -30,7 +38,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from kernel_suite import Kernel
 
@@ -40,6 +48,9 @@ from forecast_autotune.processes.machine import usable_cores
 from ..paths import CORPORA
 from .describe import Described, describe_traces
 from .worker import Status, Task, recordable
+
+if TYPE_CHECKING:
+    from .program_worker import ProgramTask
 
 GRACE_S = 90.0  # after its time, a process may end what it has begun, a compile of a minute included
 ATTEMPTS = 6  # of one workload, each in a new process that goes on behind the config which ended the one before
@@ -57,8 +68,11 @@ class Device:
         name: str,
         cores: Sequence[int],
         command: Sequence[str] = (sys.executable, "-m", "calibration.record.worker"),
+        *,
+        patience_s: float = math.inf,
     ) -> None:
         self.name = name
+        self._patience_s = patience_s  # between two lines of the process; by default until its time is up
         self._cores = cores
         self._command = command
         self._process: subprocess.Popen[str] | None = None
@@ -66,7 +80,7 @@ class Device:
         self._lock = threading.Lock()
         self._closed = False
 
-    def record(self, task: Task, tell: Any) -> Status:
+    def record(self, task: Task | ProgramTask, tell: Any) -> Status:
         """Record one workload; `tell` is called with the status after each round."""
         last = Status(kernel=task.kernel, case=task.case, done=True)
         for _ in range(ATTEMPTS):
@@ -126,11 +140,11 @@ class Device:
             os.sched_setaffinity(process.pid, self._cores)
         return cast("IO[str]", process.stdin)
 
-    def _next_line(self, task: Task) -> str | None:
+    def _next_line(self, task: Task | ProgramTask) -> str | None:
         """The next line of the process; None where it has ended or hangs."""
-        patience_s = max(0.0, task.until - time.time()) + GRACE_S
+        left_s = max(0.0, task.until - time.time()) + GRACE_S
         try:
-            return self._lines.get(timeout=patience_s)
+            return self._lines.get(timeout=min(left_s, self._patience_s))
         except queue.Empty:
             return None
 
@@ -257,7 +271,7 @@ def show(device: str, status: Status) -> None:
 
 def describe(given: argparse.Namespace) -> int:
     """Describe what is in the traces, and print how much that is."""
-    results = describe_traces(given.to, show_described)
+    results = describe_traces(given.to, show_described, packages=given.corpus == "packages")
     if given.json:
         print(json.dumps([asdict(t) for t in results], indent=1))
     else:
@@ -280,12 +294,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m calibration record", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("workloads", nargs="*", metavar="KERNEL[/CASE]", help="default: all of the suite")
+    parser.add_argument(
+        "workloads", nargs="*", metavar="KERNEL[/CASE] | PROGRAM.py", help="default: all kernels of the corpus"
+    )
     parser.add_argument("--minutes", type=float, default=8.0, help="when to stop; default 8")
     parser.add_argument("--configs", type=int, default=256, help="at most so many for each workload; default 256")
     parser.add_argument(
-        "--corpus", choices=("suite", "small"), default="suite",
-        help="which kernels: of the suite (the default), or the small ones, whose lists are always measured in whole",
+        "--corpus", choices=tuple(CORPORA), default="suite",
+        help="which kernels: of the suite (the default), the small ones, whose lists are always measured in whole, or, to "
+        "describe again, those of packages",
     )  # fmt: skip
     parser.add_argument("--to", type=Path, help="folder of the traces; default that of the corpus")
     parser.add_argument("--work", type=Path, default=Path("build/recording"), help="folder of what is not finished")
@@ -294,15 +311,33 @@ def main(words: Sequence[str] | None = None) -> int:
         "--describe", action="store_true",
         help="record nothing: write into the folder's traces what can be told of their configs without a device",
     )  # fmt: skip
+    parser.add_argument(
+        "--untuned", action="store_true", help="of programs: kernels without a tuner too, over warps and stages"
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
-    given = parser.parse_args(words)
+    words = list(sys.argv[1:] if words is None else words)
+    given = parser.parse_args(words[: words.index("--")] if "--" in words else words)
+    arguments = words[words.index("--") + 1 :] if "--" in words else []
+    scripts = [word for word in given.workloads if word.endswith(".py")]
     try:
+        if scripts and scripts != given.workloads:
+            raise InvalidInputError("give either programs or kernels; what a program is to be given comes after --")
+        if arguments and not scripts:
+            raise InvalidInputError("what comes after -- is given to a program: name one")
+        if scripts:
+            given.corpus = "packages"
+        elif given.corpus == "packages" and not given.describe:
+            raise InvalidInputError("kernels of packages are recorded by programs that call them: name one")
         given.work = given.work.absolute()
         given.to = (given.to or CORPORA[given.corpus]).absolute()
         if given.describe:
             return describe(given)
         for folder in (given.work, given.to):
             folder.mkdir(parents=True, exist_ok=True)
+        if scripts:
+            from .program_devices import record_programs
+
+            return record_programs(given, scripts, arguments)
         results = record(given)
     except (InvalidInputError, OSError) as err:
         print(f"record: {err}", file=sys.stderr)

@@ -35,13 +35,18 @@ class Silent(StatelessSurrogate):
 
 
 @contextlib.contextmanager
-def noting_in(path: Path) -> Iterator[None]:
-    """Write into a file which config is being measured, so that it is known if the process dies of it."""
+def noting_in(path: Path, lethal: frozenset[Config] = frozenset()) -> Iterator[None]:
+    """Write into a file which config is being measured, so that it is known if the process dies of it.
+
+    Those that are `lethal` are not measured any more.
+    """
     measure = BaseMeasurer.measure
     left = path.read_text().splitlines() if path.exists() else []
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def noted(measurer: BaseMeasurer, config: Config, **given: Any) -> Outcome:
+        if config in lethal:
+            return LETHAL
         line = json.dumps(dict(config.knobs))
         path.write_text("\n".join([*left, line]))
         try:

@@ -470,7 +470,7 @@ def serve(device: str) -> None:
         except Exception as err:
             short = "memory is short: " if isinstance(err, torch.OutOfMemoryError) else ""
             problem = f"{short}{type(err).__name__}: {err}".partition("\n")[0]
-            lost = _is_lost(device)
+            lost = is_lost(device)
             print(json.dumps(asdict(replace(last, done=True, problem=problem, lost=lost))), file=answers)
             if lost:
                 return
@@ -493,7 +493,7 @@ def alone(stores: Path, device: str) -> Iterator[None]:
         raise InvalidInputError(f"another process is recording on {device} into {stores}: wait for it") from None
 
 
-def _is_lost(device: str) -> bool:
+def is_lost(device: str) -> bool:
     """Whether nothing can be launched in this process any more."""
     import torch
 

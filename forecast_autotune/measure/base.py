@@ -73,7 +73,7 @@ class Attempt(Protocol):
         """
 
     def time(self, early_stop_us: float) -> Measurement:
-        """Time it; one sample only where that shows more than `early_stop_us`."""
+        """Time it; not to the end where the first samples show more than `early_stop_us`."""
 
 
 class BaseMeasurer(ABC):
@@ -142,7 +142,7 @@ class BaseMeasurer(ABC):
         self._default_tried = True
 
     def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
-        """Time one built config, one sample only where that shows more than `early_stop_us`.
+        """Time one built config, not to the end where its first samples show more than `early_stop_us`.
 
         Raises:
             AutotuneError: nothing can be measured here: an argument that cannot be copied, no child process to be had, a

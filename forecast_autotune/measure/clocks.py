@@ -27,6 +27,9 @@ BATCH = 16  # launches handed to a device at once
 LEAST_SPIN_S, MOST_SPIN_S = 2e-4, 0.02  # the first launch after a wait takes Python about 0.1 ms
 EARLY_STOP_SAMPLES = 3  # before an early stop, where samples are so short that one may show a stumble of the host
 SHORT_US = 1000.0
+FIRST_TIMES = (
+    2.0  # the first sample may be so many times the others: a warm-up (a recorded space on one GPU, each config)
+)
 GRAPH_LAUNCHES = 20
 
 # When samples count as disturbed by a neighbour's work: the quickest fifth of them ends a share of `DISTURBED` below the
@@ -67,7 +70,10 @@ class Clock(Protocol):
     """Times a candidate."""
 
     def measure(self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf) -> Measurement:
-        """Time it, one sample only where that shows more than `early_stop_us`; `first_us` is what an earlier run took."""
+        """Time it, not to the end where the first samples show more than `early_stop_us`.
+
+        The first sample alone ends it only beyond twice that: it may be a warm-up. `first_us` is what an earlier run took.
+        """
 
     def synchronize(self) -> None:
         """Wait until what has been launched is done; raises what went wrong with it."""
@@ -249,7 +255,9 @@ class GraphClock(EventClock):
             self._warm_up(launch)
             (once_us,) = self._batch(launch, 1)
             if once_us > max(early_stop_us, SHORT_US):
-                return self._measurement([once_us])
+                first_us, (once_us,) = once_us, self._batch(launch, 1)
+                if min(first_us, once_us) > early_stop_us:
+                    return self._measurement([first_us, once_us])
             count = max(1, min(GRAPH_LAUNCHES, int(2e6 * self._timed_s / MIN_SAMPLES / max(once_us, 1.0))))
             nothing = Launch(call=lambda: None, before=launch.before)
             graphs = [self._captured(which, count) for which in (nothing, launch)]
@@ -474,7 +482,8 @@ def _burst(sample: Callable[[int], list[float]], early_stop_us: float, timed_s: 
         began = time.perf_counter()
         samples = sample(1)
         while min(samples) > early_stop_us:
-            if samples[0] > SHORT_US or len(samples) == EARLY_STOP_SAMPLES:
+            enough = EARLY_STOP_SAMPLES if samples[0] <= SHORT_US else 2
+            if len(samples) >= enough or samples[0] > max(FIRST_TIMES * early_stop_us, SHORT_US):
                 return _rounded(samples)
             samples += sample(1)
         each_s = max(time.perf_counter() - began, 1e-6)

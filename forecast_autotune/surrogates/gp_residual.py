@@ -48,6 +48,8 @@ class GPPrior:
             of sigma, shape `(configs, columns)`.
         x: what configs have in common: configs near each other are expected to do alike. Shape `(configs, columns)`, each
             column of deviation 1.
+        shape: how far configs may be apart to do alike; None: the outcomes choose.
+        offset: variance of the unknown mean over a space, as a multiple of that around it.
     """
 
     mean: Array
@@ -55,6 +57,8 @@ class GPPrior:
     fail: Array | None
     basis: Array
     x: Array
+    shape: Shape | None = None
+    offset: float = OFFSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +99,10 @@ class GPResidual:
         )
         # Nothing measured: forecasts say how configs compare, and how the default's time compares with what is expected of
         # it is not known to be off.
-        offset = math.sqrt(OFFSET) if speedups else 0.0
+        offset = math.sqrt(prior.offset) if speedups else 0.0
         basis = np.hstack([np.full((len(space), 1), offset), prior.basis])
         known = Known(prior.x[at], basis[at], (y - prior.mean[at]) / prior.sigma[at])
-        shape = self._choose_shape(known, at, y)
+        shape = prior.shape or self._choose_shape(known, at, y)
         used = most_telling(y)
         shift, sigma = predict(known.at(used), prior.x, basis, shape, 1.0)
         mean, sigma = prior.mean + shift * prior.sigma, sigma * prior.sigma

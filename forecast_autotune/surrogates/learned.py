@@ -18,9 +18,10 @@ from ..features.knob_matrix import knob_matrix
 from ..protocols import SurrogateSession
 from . import transfer
 from .base import BaseSurrogate, Forecasts, OutcomeSession, basis_text, default_us, outcomes_in
+from .gaussian_process import LENGTH, Shape
 from .gp_residual import GPPrior, GPResidual
-from .prior import Prior, held_prior, rules, shipped_prior
-from .static_features import role_features
+from .prior import LaunchForecast, Prior, held_prior, rules, shipped_prior
+from .static_features import LAUNCH_FEATURES, role_features
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +32,17 @@ if TYPE_CHECKING:
 RULES_SIGMA = 0.8  # deviation of log2 speed-ups that rules of thumb leave unexplained
 UNSEEN = 2.0  # as much wider are rules of thumb alone: of a large space, the best by them is where they are most wrong
 TREES_DOUBT = 0.4  # what trees expect holds by a factor of 1, give or take this
+# How outcomes correct the trees, chosen on the suite with kernels left out. Each may be half as large again, or half as
+# large, at a loss of at most 0.6 % of the time found (mean over 3 to 16 outcomes, 69 spaces, 3 forests).
+MISSED_SIGMA = 0.6  # octaves that configs alike in launch and knobs miss together
+MEMBERS_COUNT = 0.7  # of how far the trees' own forecasts are apart, the share by which outcomes may follow one of them
+TREND_DOUBT = 0.7  # what trees expect holds by a factor of 1, give or take this
+LEVEL = 28.0  # variance of the default's own surprise, as a multiple of `MISSED_SIGMA` squared: it need not be usual
+LAUNCH_LENGTH = (
+    0.7  # length per square root of the number of launch features, which have deviation 1; of knobs `LENGTH`
+)
+MISSED_NUGGET = 0.03  # share of `MISSED_SIGMA` squared that each config has for itself
+MEMBERS_KEPT = 0.99  # of the variance between members: some 20 columns instead of 120
 OWN_WEIGHT = 0.03  # of the model among recordings: like one of another size, 10 octaves away
 
 
@@ -98,6 +110,12 @@ class _Session(OutcomeSession):
         return _model_prior(self.context.job, self._prior)
 
     @cached_property
+    def _missed(self) -> GPPrior | None:
+        """What outcomes may miss of the trees' forecasts; None where these say nothing."""
+        launches = self._model.launches
+        return None if launches is None else _missed(launches, self.context.job)
+
+    @cached_property
     def _x(self) -> Array:
         return _columns(self.context.job)
 
@@ -112,14 +130,14 @@ class _Session(OutcomeSession):
             for weight, recording in transfer.most_alike(job, recordings)
         )
         sources = [source for source in read if source is not None]
-        if sources and model.by_launches:
+        if sources and model.launches is not None:
             fail = np.mean([s.fail for s in sources], axis=0) if model.fail is None else model.fail
             sources.append(transfer.SourcePrediction(model.mean, model.sigma, fail, OWN_WEIGHT))
         return sources
 
     def _at(self, recording: Recording) -> Array | None:
         """What the trees expect of the same configs where a recording was made; None where they cannot, of either job."""
-        if not self._model.by_launches:
+        if self._model.launches is None:
             return None
         space = self.context.job.space
         launches = [recording.static_features.get(c, {}) for c in space]
@@ -131,7 +149,7 @@ class _Session(OutcomeSession):
             static_features=launches,
         )
         expected = _model_prior(job, self._prior)
-        if not expected.by_launches:
+        if expected.launches is None:
             return None
         missing = [i for i, launch in enumerate(launches) if not launch]
         # Of a config that is not described in the recording, what is expected for this job says more than nothing.
@@ -146,16 +164,18 @@ class _Session(OutcomeSession):
             reason = "no knob's role is known, no launch is described, and nothing was measured"
             return [Abstention(Learned.name, reason)] * len(job.space), None
         prior = GPPrior(model.mean, model.sigma, model.fail, model.basis, self._x)
+        if own and self._missed is not None:
+            prior = self._missed
         if self._sources:
             combined = transfer.combine(self._sources, job, outcomes)
             prior = GPPrior(combined.mean, combined.sigma, combined.fail, combined.basis, self._x)
         posterior = self._residual.apply(prior, outcomes)
-        recordings = len(self._sources) - bool(self._sources and model.by_launches)
+        recordings = len(self._sources) - bool(self._sources and model.launches is not None)
         basis = ", ".join([*model.says, *basis_text(outcomes=own, recordings=recordings)])
         table = ForecastTable.of_one(
             Learned.name,
             posterior.mean,
-            posterior.sigma * (1.0 if own or self._sources or model.by_launches else UNSEEN),
+            posterior.sigma * (1.0 if own or self._sources or model.launches is not None else UNSEEN),
             posterior.fail,
             source=f"{Learned.name} ({basis})",
             default_us=default_us(self.context, outcomes),
@@ -169,40 +189,78 @@ class _ModelPrior:
 
     Attributes:
         says: what it goes by, for people; nothing where it knows nothing of them.
-        by_launches: whether that is what launches do, read by the trees.
         mean, sigma: of log2 speed-up against the default; shape `(configs,)`.
         fail: chance of failing, shape `(configs,)`; None where nothing is known of that.
         basis: columns that outcomes may follow beyond the mean, each by an unknown factor; in units of sigma, shape
             `(configs, columns)`.
+        launches: what the trees say of the launches that it goes by; None where it does not.
     """
 
     says: tuple[str, ...]
-    by_launches: bool
     mean: Array
     sigma: Array
     fail: Array | None
     basis: Array
+    launches: LaunchForecast | None = None
 
 
 def _model_prior(job: Job, prior: Prior) -> _ModelPrior:
     """By trees where the job's launches are described, else by rules of thumb where they bear on its knobs."""
     import numpy as np
 
+    launches = prior.of_launches(job.static_features, job)
+    if launches is not None:
+        mean, sigma = launches.mean - launches.mean[0], launches.sigma
+        basis = (TREES_DOUBT * (mean - np.median(mean)) / sigma)[:, None]
+        says = (f"launches described, {len(prior.fitted_on)} kernels known",)
+        return _ModelPrior(says, mean, sigma, launches.fail, basis, launches)
     n = len(job.space)
     mean, sigma, basis = np.zeros(n), np.full(n, RULES_SIGMA), np.zeros((n, 0))
-    fail: Array | None = None
-    says: tuple[str, ...] = ()
-    from_launches = prior.of_launches(job.static_features, job)
-    if from_launches is not None:
-        mean, sigma, fail = from_launches
-        basis = (TREES_DOUBT * (mean - np.median(mean)))[:, None]
-        says = (f"launches described, {len(prior.fitted_on)} kernels known",)
-    elif broken := {name: column for name, column in rules(job).items() if name in prior.factors}:
-        for name, column in broken.items():
-            mean = mean - prior.factors[name].mean * column
-        basis = np.stack([prior.factors[name].sigma * c for name, c in broken.items()], axis=1)
-        says = ("knob roles",)
-    return _ModelPrior(says, from_launches is not None, mean - mean[0], sigma, fail, basis / sigma[:, None])
+    broken = {name: column for name, column in rules(job).items() if name in prior.factors}
+    if not broken:
+        return _ModelPrior((), mean, sigma, None, basis)
+    for name, column in broken.items():
+        mean = mean - prior.factors[name].mean * column
+    basis = np.stack([prior.factors[name].sigma * c for name, c in broken.items()], axis=1) / RULES_SIGMA
+    return _ModelPrior(("knob roles",), mean - mean[0], sigma, None, basis)
+
+
+def _missed(of: LaunchForecast, job: Job) -> GPPrior:
+    """What outcomes may miss of what the trees expect: one of fixed scale and lengths, for two to ten outcomes choose none.
+
+    They may follow the forecast itself, more or less than it says; any of the trees, which saw other kernels each; and, all
+    configs alike in launch and knobs together, what none of them knows.
+    """
+    import numpy as np
+
+    mean = of.mean - of.mean[0]
+    apart = of.members - of.members.mean(axis=0)
+    apart = apart - apart.mean(axis=1, keepdims=True)
+    variances, directions = np.linalg.eigh(apart @ apart.T / len(apart))
+    kept = max(1, int((np.cumsum(variances[::-1]) < MEMBERS_KEPT * variances.sum()).sum()) + 1)
+    members = (directions[:, ::-1][:, :kept].T @ apart).T / np.sqrt(len(apart))
+    basis = np.hstack([MEMBERS_COUNT * members, TREND_DOUBT * (mean - np.median(mean))[:, None]]) / MISSED_SIGMA
+    launches = _standardised(of)
+    knobs = knob_matrix(job.space).values
+    lengths = np.concatenate(
+        [
+            np.full(columns.shape[1], length * np.sqrt(max(1, columns.shape[1])))
+            for columns, length in ((launches, LAUNCH_LENGTH), (knobs, LENGTH))
+        ]
+    )
+    sigma = np.full(mean.size, MISSED_SIGMA)
+    shape = Shape(lengths, MISSED_NUGGET)
+    return GPPrior(mean, sigma, of.fail, basis, np.hstack([launches, knobs]), shape, LEVEL)
+
+
+def _standardised(of: LaunchForecast) -> Array:
+    """The launch features that tell configs apart, with deviation 1 over those that are described."""
+    own = [i for i, name in enumerate(LAUNCH_FEATURES) if not name.endswith("_over_default")]
+    features = of.features[:, own]
+    mean, deviation = features[of.known].mean(axis=0), features[of.known].std(axis=0)
+    telling = deviation > 1e-9
+    standardised: Array = (features[:, telling] - mean[telling]) / deviation[telling]
+    return standardised
 
 
 def _columns(job: Job) -> Array:

@@ -48,6 +48,26 @@ class Factor:
     sigma: float
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchForecast:
+    """What a model expects of a space's configs, from what their launches do.
+
+    Attributes:
+        mean, sigma: of log2 speed-up, up to a constant; shape `(configs,)`.
+        fail: chance of failing, shape `(configs,)`.
+        members: what each member of the model expects: log2 of time, up to a constant; shape `(members, configs)`.
+        features: what it was told; shape `(configs, len(LAUNCH_FEATURES))`.
+        known: which configs are described; shape `(configs,)`.
+    """
+
+    mean: Array
+    sigma: Array
+    fail: Array
+    members: Array
+    features: Array
+    known: NDArray[np.bool_]
+
+
 @dataclass(frozen=True, eq=False)
 class Prior:
     """A fitted model: trees over what launches do, factors for the rules of thumb over knobs' roles.
@@ -75,7 +95,7 @@ class Prior:
     factors: Mapping[str, Factor]
     version: str = ""
 
-    def of_launches(self, described: Sequence[Mapping[str, float]], job: Job) -> tuple[Array, Array, Array] | None:
+    def of_launches(self, described: Sequence[Mapping[str, float]], job: Job) -> LaunchForecast | None:
         """What the trees expect of each config, from what its launch does.
 
         Args:
@@ -83,15 +103,15 @@ class Prior:
                 taken to fail as often as the others do.
             job: whose hardware counts.
         Returns:
-            mean and sigma of log2 speed-up, up to a constant, and chance of failing, each of shape `(configs,)`; None where
-            too few launches are described.
+            None where too few launches are described.
         """
         import numpy as np
 
         known = np.array([bool(d) for d in described])
         if not self.feature.size or known.sum() < max(1.0, LEAST_DESCRIBED * len(described)):
             return None
-        expected = self.members(launch_features(described, job.hardware))
+        features = launch_features(described, job.hardware)
+        expected = self.members(features)
         mean, spread = expected.mean(axis=0), expected.std(axis=0)
         asked = np.array(getattr(described, "asked", True)) | known
         share = float(known.sum() / asked.sum())
@@ -99,7 +119,8 @@ class Prior:
         fail = np.where(
             known, DESCRIBED_FAILS, np.where(asked, refused, share * DESCRIBED_FAILS + (1.0 - share) * refused)
         )
-        return -mean, np.hypot(self.spread[0] * spread, self.spread[1]), fail
+        sigma = np.hypot(self.spread[0] * spread, self.spread[1])
+        return LaunchForecast(-mean, sigma, fail, expected, features, known)
 
     def members(self, features: Array) -> Array:
         """What each member of the model expects: log2 of time, up to a constant; the model's mean is that over members.

@@ -111,7 +111,9 @@ class Selective:
             return Stop("every config was tried")
         if reason := picking.nothing_left():
             return Stop(reason)
-        return Compile(tuple(view.space[i] for i in picking.batch(_batch_size(view))))
+        # Cut off at the end, not picked for so many: a larger budget goes on where a smaller one ended.
+        room = int(max(1, min(view.configs_left, len(view.space))))
+        return Compile(tuple(view.space[i] for i in picking.batch(_batch_size(view))[:room]))
 
 
 def _ready(view: View) -> tuple[Config, ...]:
@@ -138,10 +140,10 @@ def _failing_alike(view: View) -> str:
 
 
 def _batch_size(view: View) -> int:
-    """How many to compile next: one while each outcome teaches much, more later."""
+    """How many to compile next, if the budget allows: one while each outcome teaches much, more later."""
     n = len(view.outcomes)
     size = 1 if n < 20 else 2 if n < 50 else 4 if n < 100 else round((0.2 if n < 250 else 0.4) * n)
-    return int(max(1, min(max(size, view.workers), view.configs_left)))
+    return max(size, view.workers)
 
 
 class _Picking:

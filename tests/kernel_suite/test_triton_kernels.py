@@ -239,6 +239,24 @@ MISTAKES = {
         "fused_moe", "expert = tl.sum((until <= block)", "expert = tl.sum((until < block)", "unused_experts",
     ),
     "a_token_is_another": ("fused_moe", "x_ptr + routed // TOPK * K", "x_ptr + routed % TOPK * K", "below_a_block"),
+    "a_program_sums_its_last_row": ("small/layer_norm_backward", "dw += dy * xhat", "dw = dy * xhat", "over_the_groups"),
+    "a_moment_keeps_its_bias": ("small/adamw", "(mean / correction1)", "mean", "over_a_block"),
+    "a_key_misses_its_own_query": (
+        "small/attention_dkdv", "rows[None, :] >= keys[:, None]", "rows[None, :] > keys[:, None]", "below_a_block",
+    ),
+    "it_turns_one_way_only": ("small/rotary", "sin = -sin", "sin = sin", "back_over_a_block"),
+    "all_blocks_draw_the_same": (
+        "small/dropout", "tl.rand(seed, offsets)", "tl.rand(seed, tl.arange(0, BLOCK_SIZE))", "over_a_block",
+    ),
+    "an_ignored_label_has_a_gradient": (
+        "small/cross_entropy_backward", "label != ignored", "label >= ignored", "below_a_block",
+    ),
+    "gate_and_up_have_each_others_gradient": (
+        "small/silu_and_mul_backward", "tl.interleave(dgate, dup)", "tl.interleave(dup, dgate)", "below_a_block",
+    ),
+    "each_program_does_one_block": (
+        "small/lion", "tl.range(start, n_elements, step)", "tl.range(start, start + 1, step)", "over_every_program",
+    ),
     "w_has_no_gate": ("gdn_recompute_w_u", "gated = beta * tl.exp", "gated = beta + 0 * tl.exp", "below_a_chunk"),
 }  # fmt: skip
 

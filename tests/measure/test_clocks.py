@@ -184,3 +184,19 @@ def test_of_a_disturbed_and_a_quiet_measurement_the_quiet_samples_count() -> Non
 @pytest.mark.parametrize("factor", [1e-200, 1e200, math.nan, math.inf])
 def test_a_scale_that_no_device_drifts_to_changes_nothing(factor: float) -> None:
     assert Measurement(samples_us=(1e-99, 1e99)).scaled(factor) == Measurement(samples_us=(1e-99, 1e99))
+
+
+@pytest.mark.parametrize(
+    ("samples_us", "kept"),
+    [
+        ((3000.0, 1500.0), 5),  # a warm-up, and what it hid
+        ((3000.0, 2900.0), 2),  # slow it is
+        ((4100.0, 1500.0), 1),  # no warm-up takes that long
+        ((30.0, 29.0, 28.0), 5),
+        ((3.0e5, 1900.0), 1),
+    ],
+)
+def test_a_first_sample_that_may_be_a_warm_up_ends_no_timing(samples_us: tuple[float, ...], kept: int) -> None:
+    times = itertools.chain(samples_us, itertools.repeat(samples_us[-1]))
+    timed, _ = clocks.collect(lambda count: [next(times) for _ in range(count)], 2000.0, 0.0)
+    assert len(timed) == kept

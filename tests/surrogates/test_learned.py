@@ -20,12 +20,14 @@ from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.space import Space
+from forecast_autotune.evaluation.recorded_space import read_space
 from forecast_autotune.features.forecast_columns import columns_of
 from forecast_autotune.surrogates import prior as priors
 from forecast_autotune.surrogates.blend import Blend
 from forecast_autotune.surrogates.history import History
 from forecast_autotune.surrogates.learned import Learned
 
+TRACES = Path(__file__).parents[2] / "calibration" / "traces"
 PLAIN = {"block": "p", "tile": "q", "padded": "r"}  # names that tell nothing
 
 
@@ -173,6 +175,49 @@ def contradicted(sigma: float) -> float:
 def test_a_rule_loses_its_weight_when_the_first_outcomes_contradict_it() -> None:
     assert abs(contradicted(UNSURE)) < 0.75  # a quarter of what it was
     assert abs(contradicted(SURE)) > abs(contradicted(UNSURE)) + 0.2  # by the factor, not by the neighbours alone
+
+
+def test_outcomes_that_bear_out_one_tree_move_every_forecast_towards_it() -> None:
+    by_bound, by_traffic = following("bound", trees=1), following("traffic", high=30.0, trees=1)
+    width = by_traffic.feature.shape[1]
+
+    def both(name: str, fill: float) -> np.ndarray:
+        rows = [getattr(p, name)[0] for p in (by_bound, by_traffic)]
+        return np.stack([np.pad(row, (0, width - row.size), constant_values=fill) for row in rows])
+
+    names = {"feature": -1, "threshold": 0, "left": 0, "right": 0, "value": 0}
+    learned = Learned(replace(by_bound, **{name: both(name, fill) for name, fill in names.items()}))
+    space = Space([{"way": f"w{i}"} for i in range(12)])
+    bounds, traffic = [2.0 ** (i % 4) for i in range(12)], [2.0 ** (20 + i % 3) for i in range(12)]
+    told = [{"us_bound": b, "traffic_bytes": t} for b, t in zip(bounds, traffic, strict=True)]
+    job = replace(job_of(recording()), space=space, static_features=told)
+    ahead = means(learned, Question(job=job))
+    assert ahead[11] == pytest.approx((-3.0 - 2.0) / 2, abs=0.3)  # half of what each tree says
+    known = {space[i]: measurement(traffic[i] / 1e4) for i in range(8)}
+    assert means(learned, Question(job=job, outcomes=known))[11] == pytest.approx(-2.0, abs=0.3)
+
+
+def test_an_outcome_teaches_configs_alike_in_launch_where_no_knob_tells() -> None:
+    space = Space([{"way": f"w{i}"} for i in range(12)])
+    told = [{"us_bound": 8.0, "threads": 64.0 if i % 2 else 512.0} for i in range(12)]
+    job = replace(job_of(recording()), space=space, static_features=told)
+    slow = {space[i]: measurement(100.0 if i % 2 else 300.0) for i in range(6)}
+    found = means(Learned(following()), Question(job=job, outcomes=slow))
+    assert found[7] - found[6] == pytest.approx(math.log2(3.0), abs=0.3)
+
+
+@pytest.mark.parametrize("name", ["matmul.square", "softmax.vocabulary", "attention.causal"])
+def test_eight_outcomes_bring_forecasts_of_a_recorded_kernel_nearer(name: str) -> None:
+    space = read_space(TRACES / f"{name}.NVIDIA_H200.jsonl.gz")
+    truth = space.recording.log2_speedups()
+
+    def error(known: int) -> float:
+        asked = Question(job=space.job, outcomes=space.sample(known, 1))
+        answer = zip(space.space, means(Learned(following()), asked), strict=True)
+        missed = [truth[c] - mean for c, mean in answer if c in truth]
+        return statistics.median(abs(m - statistics.median(missed)) for m in missed)
+
+    assert error(8) < 0.9 * error(0)
 
 
 def sized(n: int) -> tuple[Recording, list[dict[str, float]]]:

@@ -310,7 +310,7 @@ def test_a_config_that_nobody_asked_about_is_not_feared_to_be_refused() -> None:
     def fail(described: list[dict[str, float]]) -> list[float]:
         found = following().of_launches(described, job)
         assert found is not None
-        return sorted({round(chance, 4) for chance in found[2].tolist()})
+        return sorted({round(chance, 4) for chance in found.fail.tolist()})
 
     assert fail(told + [{}] * 28) == [0.005, 0.97]
     assert fail(InPart(told + [{}] * 28, 72)) == [0.005]

@@ -97,6 +97,15 @@ def test_another_seed_spreads_otherwise() -> None:
     assert len({Selective(seed).step(seen) for seed in range(8)}) > 1
 
 
+@pytest.mark.parametrize("forecasts", ["none", "true"])
+def test_a_smaller_budget_begins_like_a_larger_one(forecasts: str) -> None:
+    steps = [
+        Selective().step(view(WHOLE, known=1, forecasts=forecasts, workers=8, configs_left=left)) for left in (3, 50)
+    ]
+    few, many = (step.configs for step in steps if isinstance(step, Compile))
+    assert few == many[:3]
+
+
 def test_selective_avoids_what_is_forecast_to_fail() -> None:
     seen = view(WHOLE, known=3, forecasts="true")
     favourite = max(TRUE, key=TRUE.__getitem__)

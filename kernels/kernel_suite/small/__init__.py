@@ -51,11 +51,26 @@ KINDS: Mapping[str, Sequence[str]] = {
         "gated_recurrence",
         "gated_recurrence_backward",
     ),
-    "convolution": ("causal_conv1d", "causal_conv1d_backward_input", "causal_conv1d_backward_weight"),
-    "pooling": ("max_pool2d", "average_pool2d", "global_average_pool", "sequence_mean"),
+    "convolution": (
+        "causal_conv1d",
+        "causal_conv1d_backward_input",
+        "causal_conv1d_backward_weight",
+        "im2col",
+        "stencil",
+    ),
+    "pooling": ("max_pool2d", "average_pool2d", "global_average_pool", "sequence_mean", "upsample_nearest"),
     "gather": ("embedding", "embedding_backward", "combine_experts", "paged_cache_write"),
-    "selection": ("router_topk", "row_argmax", "sort_rows", "bincount"),
+    "selection": ("router_topk", "row_argmax", "sort_rows", "top_p_mask", "bincount", "expert_ranks"),
     "quantisation": ("int8_per_token", "int8_dequantise", "int4_pack", "int4_matvec", "fp8_delayed_scale"),
+    "reduction": (
+        "column_sum",
+        "row_variance",
+        "cosine_similarity",
+        "kl_divergence",
+        "smoothed_cross_entropy",
+        "l2_normalise",
+        "causal_softmax",
+    ),
 }
 """Modules by what they compute; a new kernel is one more name here. Each has its `KERNEL`."""
 

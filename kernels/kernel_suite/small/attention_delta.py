@@ -71,5 +71,5 @@ KERNEL = TritonKernel(
     reference=reference,
     work=work,
     rtol=1e-5,
-    atol=1e-5,
+    atol=1e-4,  # sums that cancel
 )

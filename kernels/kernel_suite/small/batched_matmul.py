@@ -89,5 +89,5 @@ KERNEL = TritonKernel(
     reference=reference,
     work=work,
     rtol=2**-7,  # a unit in bfloat16's last place
-    atol=4e-3,  # sums that cancel
+    atol=1e-2,  # sums that cancel
 )  # fmt: skip

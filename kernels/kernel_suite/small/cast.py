@@ -59,7 +59,7 @@ KERNEL = TritonKernel(
     corners=(
         Case(name="one", sizes={"n": 1}),
         Case(name="below_a_block", sizes={"n": 300}, dtype="float16"),
-        Case(name="over_every_program", sizes={"n": 32 * 512 + 5}),
+        Case(name="over_every_program", sizes={"n": 32 * 1024 + 5}),
     ),
     make_call=make_call,
     reference=reference,

@@ -78,6 +78,6 @@ KERNEL = TritonKernel(
     reference=reference,
     work=work,
     rtol=1e-4,
-    atol=1e-3,  # rows add up in any order
+    atol=5e-3,  # rows add up in any order
     restore_value=("dtable_ptr",),
 )

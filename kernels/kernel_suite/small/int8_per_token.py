@@ -37,7 +37,7 @@ SPACE = Space.grid(
 
 
 def make_call(case: Case, seed: int, device: str) -> Call:
-    """Quarters of a power of two, the largest 127 of them: quotients are exact, and so is what they round to."""
+    """Whole numbers times a power of two, the first of each row 127: no quotient lies near a half."""
     rows, columns = case.sizes["rows"], case.sizes["columns"]
     inputs = Inputs(case, seed, device, "bfloat16")
     x = inputs.normal(rows, columns, dtype=torch.float32).mul_(30).round_().clamp_(-127, 127)

@@ -78,7 +78,7 @@ KERNEL = TritonKernel(
     corners=(
         Case(name="one", sizes={"n": 1}),
         Case(name="below_a_block", sizes={"n": 130}, dtype="float32"),
-        Case(name="over_every_program", sizes={"n": 64 * 512 + 7}),
+        Case(name="over_every_program", sizes={"n": 64 * 1024 + 7}),
     ),
     make_call=make_call,
     reference=reference,

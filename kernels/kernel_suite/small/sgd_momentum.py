@@ -81,6 +81,6 @@ KERNEL = TritonKernel(
     reference=reference,
     work=work,
     rtol=1e-5,
-    atol=1e-6,
+    atol=1e-5,  # sums that cancel
     restore_value=("p_ptr", "buf_ptr"),
 )

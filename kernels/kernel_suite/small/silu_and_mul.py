@@ -58,7 +58,7 @@ KERNEL = TritonKernel(
     key=("N",),
     cases=(
         Case(name="prompt", sizes={"M": 8192, "N": 14336}),
-        Case(name="one_token", sizes={"M": 1, "N": 14336}),
+        Case(name="one_token", sizes={"M": 1, "N": 18944}),
         Case(name="batch", sizes={"M": 256, "N": 11008}, dtype="float16"),
         Case(name="experts", sizes={"M": 65536, "N": 768}),
         Case(name="odd", sizes={"M": 1111, "N": 2731}, dtype="float32"),

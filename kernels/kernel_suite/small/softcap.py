@@ -70,6 +70,6 @@ KERNEL = TritonKernel(
     reference=reference,
     work=work,
     rtol=2**-7,  # a unit in bfloat16's last place
-    atol=2e-5,  # a tanh near 0 is a difference of numbers near 1
+    atol=1e-4,  # a tanh near 0 is a difference of numbers near 1
     restore_value=("logits_ptr",),
 )

@@ -1,0 +1,1 @@
+"""Programs that call the Triton kernels of packages, so that they can be recorded."""

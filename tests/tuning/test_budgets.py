@@ -1,0 +1,82 @@
+"""What more measurements change: on recorded kernels, with the shipped forecasts and the real loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune.core.budget import Budget
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.decision import Decision
+from forecast_autotune.core.outcome import Measurement, Outcome
+from forecast_autotune.evaluation.recorded_space import RecordedSpace, read_space
+from forecast_autotune.evaluation.replay_runner import HistoryStore
+from forecast_autotune.frontends.engine import make_surrogate
+from forecast_autotune.measure.replay import Replay
+from forecast_autotune.tuning.decision_rule import SWITCH_MARGIN, noise
+from forecast_autotune.tuning.loop import tune
+from forecast_autotune.tuning.policies import Selective
+
+TRACES = Path(__file__).parents[2] / "calibration" / "traces"
+BUDGETS = (1, 2, 4, 7, 12, 23, 40)
+FEW = ("matmul.few_rows", "softmax.vocabulary", "cuda_softmax.vocabulary")
+ONE_OF_EACH = sorted(
+    {path.name.partition(".")[0]: path.name.partition(".NVIDIA")[0] for path in sorted(TRACES.glob("*.gz"))}.values()
+)
+
+
+class Recorded(Replay):
+    """A recorded space on a machine that compiles so many configs at once; remembers in which order they were timed."""
+
+    def __init__(self, space: RecordedSpace, workers: int) -> None:
+        super().__init__(space.recording, now=lambda: 0.0)
+        self.workers = workers
+        self.asked: list[Config] = []
+
+    def compile(self, configs):  # type: ignore[no-untyped-def]
+        for config in configs:
+            self.asked.append(config)
+            yield from super().compile([config])
+
+
+def tuned(space: RecordedSpace, budget: int, workers: int, seed: int) -> tuple[list[Config], Decision]:
+    device = Recorded(space, workers)
+    resolution = tune(
+        space.job,
+        compiler=device,
+        surrogate=make_surrogate("auto"),
+        policy=Selective(seed),
+        measurer=device,
+        store=HistoryStore(),
+        budget=Budget(str(budget), clock=device.clock),
+    )
+    return device.asked, resolution.decision
+
+
+def goes_on_and_ends_no_worse(name: str, workers: int, seed: int) -> None:
+    space = read_space(next(TRACES.glob(f"{name}.*.jsonl.gz")))
+    outcomes = space.recording.outcomes
+    shorter: list[Config] = []
+    before: Outcome | None = None
+    for budget in BUDGETS:
+        order, decision = tuned(space, budget, workers, seed)
+        assert order[: len(shorter)] == shorter, f"{budget} configs begin otherwise than fewer"
+        now = outcomes[decision.config]
+        if isinstance(before, Measurement):
+            assert isinstance(now, Measurement)
+            assert now.median_us <= before.median_us * (1 + noise(now, before, SWITCH_MARGIN)), f"{budget} ended worse"
+        shorter, before = order, now
+
+
+@pytest.mark.parametrize("workers", [1, 16])
+@pytest.mark.parametrize("name", FEW)
+def test_a_larger_budget_goes_on_where_a_smaller_one_ends(name: str, workers: int) -> None:
+    goes_on_and_ends_no_worse(name, workers, seed=0)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("workers", [1, 16])
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_it_does_on_every_recorded_kernel(name: str, workers: int) -> None:
+    goes_on_and_ends_no_worse(name, workers, seed=1)
