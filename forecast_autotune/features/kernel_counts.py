@@ -10,7 +10,16 @@ from typing import Any
 from .kernel_model import KernelModel
 from .kernel_walk.notes import Access
 
-SAMPLED = (0.29, 0.71)  # programs looked at, as places along each axis of the grid: their mean is that of the diagonal
+# Programs looked at, as places along the axes of the grid: in pairs about the middle, so that what grows evenly is counted
+# right, and at odd places, since a program's number may hold several coordinates.
+SAMPLED = (
+    (0.29, 0.71, 0.41),
+    (0.71, 0.29, 0.59),
+    (0.06, 0.41, 0.94),
+    (0.94, 0.59, 0.06),
+    (0.41, 0.94, 0.71),
+    (0.59, 0.06, 0.29),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +117,8 @@ def _needed_repeats(name: str, counts: Counts, programs: float, sizes: Mapping[s
 
 def _counted(model: KernelModel, numbers: Mapping[str, Any], grid: Sequence[float] | None, unsure: _Unsure) -> Counts:
     places = SAMPLED if grid is not None and model.by_program else SAMPLED[:1]
-    samples = [_evaluated(model, {**numbers, "late": i}, grid, place, unsure) for i, place in enumerate(places)]
-    values = samples[0] if len(samples) == 1 else _Mean(*samples)
+    samples = [_evaluated(model, {**numbers, "late": i % 2}, grid, place, unsure) for i, place in enumerate(places)]
+    values = samples[0] if len(samples) == 1 else _Mean(samples)
     counts = Counts()
     for access in model.accesses:
         each, times = values.get(access.elements), values.get(access.times)
@@ -122,7 +131,7 @@ def _counted(model: KernelModel, numbers: Mapping[str, Any], grid: Sequence[floa
         element = values.get(dot.element, 0.0) if dot.element else 0.0
         counts.dots.append(CountedDot(m, n, k, element, times, times if dot.loop in model.serial else 0.0))
         counts.flops += 2 * m * n * k * times
-        counts.even = counts.even and samples[0][dot.times] == samples[-1][dot.times]
+        counts.even = counts.even and len({each.get(dot.times) for each in samples}) == 1
     for (elements, often), operations in model.arithmetic.items():
         each, times = values.get(elements), values.get(often)
         if each is not None and times is not None:
@@ -135,22 +144,30 @@ def _counted(model: KernelModel, numbers: Mapping[str, Any], grid: Sequence[floa
 
 @dataclass(frozen=True, slots=True)
 class _Mean:
-    """Of the numbers of two programs; one that either does not know is unknown."""
+    """Of the numbers of several programs; one that any of them does not know is unknown."""
 
-    one: Mapping[str, float]
-    other: Mapping[str, float]
+    samples: Sequence[Mapping[str, float]]
 
     def get(self, name: str, missing: float | None = None) -> Any:
-        one, other = self.one.get(name), self.other.get(name)
-        return missing if one is None or other is None else 0.5 * (one + other)
+        total = 0.0
+        for values in self.samples:
+            value = values.get(name)
+            if value is None:
+                return missing
+            total += value
+        return total / len(self.samples)
 
 
 def _evaluated(
-    model: KernelModel, numbers: Mapping[str, Any], grid: Sequence[float] | None, place: float, unsure: _Unsure
+    model: KernelModel,
+    numbers: Mapping[str, Any],
+    grid: Sequence[float] | None,
+    places: Sequence[float],
+    unsure: _Unsure,
 ) -> dict[str, Any]:
     """All numbers of one program, by name."""
     values = {**numbers, "unsure": unsure}
-    for axis, extent in enumerate(grid or ()):
+    for axis, (extent, place) in enumerate(zip(grid or (), places, strict=False)):
         values[f"grid{axis}"], values[f"pid{axis}"] = int(extent), int(extent * place)
     if model.code is not None:
         exec(model.code, _FUNCTIONS, values)  # noqa: S102  # our own expressions

@@ -74,11 +74,21 @@ def _describe_argument(name: str, value: Any, numbers: dict[str, Any], sizes: di
     memory = getattr(plain, "base", plain) if hasattr(plain, "block_shape") else plain  # a tensor descriptor
     try:
         numbers[f"{name}__bytes"] = int(memory.element_size())
-        sizes[name] = float(memory.numel())
+        sizes[name] = float(distinct_elements(memory))
         for i, extent in enumerate(getattr(plain, "block_shape", ())):
             numbers[f"{name}__block{i}"] = int(extent)
     except Exception:  # no tensor, or one of a kind that does not say
         log.debug("argument %s, a %s, is not described", name, type(plain).__name__)
+
+
+def distinct_elements(tensor: Any) -> int:
+    """How many elements of a tensor lie in memory: an axis that was expanded, of stride 0, counts once."""
+    elements = int(tensor.numel())
+    if elements and hasattr(tensor, "stride"):
+        for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            if stride == 0:
+                elements //= int(length)
+    return elements
 
 
 def launch_features(

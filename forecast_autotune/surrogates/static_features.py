@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
+BEYOND_REASON = 1e30
 UNKNOWN = -5.0  # stands for what is not known, below anything that is: trees then keep it apart
 
 _OF_A_LAUNCH = (
@@ -47,7 +48,7 @@ def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware
     import numpy as np
 
     def column(name: str) -> Array:
-        return np.array([d.get(name, math.nan) for d in described], dtype=float)
+        return feature_column(described, name)
 
     def log2(values: Array, least: float = 0.0) -> Array:
         return np.log2(np.where(values + least > 0, values + least, np.nan))
@@ -81,15 +82,20 @@ def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware
     return np.hstack([features, features - features[default]])
 
 
+def feature_column(described: Sequence[Mapping[str, float]], name: str, missing: float = math.nan) -> Array:
+    """A feature of each config. One that is negative or beyond reason counts as missing."""
+    import numpy as np
+
+    values = np.array([d.get(name, math.nan) for d in described], dtype=float)
+    return np.where((values >= 0) & (values < BEYOND_REASON), values, missing)
+
+
 def estimated_us(described: Sequence[Mapping[str, float]]) -> Array:
     """The longer of moving and computing, of each config in microseconds; where neither is told, the bound; else nan."""
     import numpy as np
 
-    def column(name: str) -> Array:
-        return np.array([d.get(name, math.nan) for d in described], dtype=float)
-
-    estimate = np.fmax(column("us_memory"), column("us_flops"))
-    return np.where(np.isnan(estimate), column("us_bound"), estimate)
+    estimate = np.fmax(feature_column(described, "us_memory"), feature_column(described, "us_flops"))
+    return np.where(np.isnan(estimate), feature_column(described, "us_bound"), estimate)
 
 
 def _or_nan(reduce: Callable[[Array], float], values: Array) -> float:
