@@ -82,13 +82,10 @@ def _describe_argument(name: str, value: Any, numbers: dict[str, Any], sizes: di
 
 
 def distinct_elements(tensor: Any) -> int:
-    """How many elements of a tensor lie in memory: an axis that was expanded, of stride 0, counts once."""
-    elements = int(tensor.numel())
-    if elements and hasattr(tensor, "stride"):
-        for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            if stride == 0:
-                elements //= int(length)
-    return elements
+    """Elements that lie in memory: those along a stride of 0 are one and the same."""
+    if not hasattr(tensor, "stride"):
+        return int(tensor.numel())
+    return math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
 
 
 def launch_features(

@@ -1,4 +1,4 @@
-# ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals, and branches in full
+# ruff: noqa: N803, N806  # Triton kernels write their meta-parameters in capitals
 """Loops, branches and programs of kernels as people write them are counted as often as they run."""
 
 from __future__ import annotations

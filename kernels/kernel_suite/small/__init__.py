@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import triton
+
+from forecast_autotune.frontends.triton.simulated_driver import current_rehearsal
 
 from ..suite import Case
 
@@ -110,13 +111,7 @@ def moved(*args: Any) -> float:
 
 
 def multiprocessors(device: str) -> int:
-    """How many multiprocessors the GPU has, for persistent kernels, a simulated one too; 4 where there is none."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.get_device_properties(device).multi_processor_count)
-    if triton.knobs.runtime.interpret:
-        return 4
-    try:
-        driver = triton.runtime.driver.active
-        return int(driver.utils.get_device_properties(driver.get_current_device())["multiprocessor_count"])
-    except RuntimeError:  # no driver
-        return 4
+    """How many multiprocessors the GPU has, for persistent kernels, or a rehearsed one; 4 where there is none."""
+    if (rehearsed := current_rehearsal()) is not None:
+        return rehearsed.hardware.units
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.startswith("cuda") else 4
