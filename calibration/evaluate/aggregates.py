@@ -214,15 +214,25 @@ def pools(rows: Sequence[Row]) -> list[Row]:
 
 
 def honesty(rows: Sequence[Row]) -> list[Row]:
-    """By setting and outcomes known: mean skill and calibration, and in how many spaces error falls with confidence."""
+    """By setting and outcomes known, of all kernels and of each kind: skill, calibration, where error falls with confidence.
+
+    Means over spaces; but `pooled_ece` is the calibration error of all their forecasts together, each space counting alike.
+    """
     lines: list[Row] = []
     scored = [row for row in rows if "brier_skill" in row]
+    kinds = [None, *sorted({str(row["kind"]) for row in scored})]
     for setting, known in sorted({(str(row["setting"]), int(str(row["known"]))) for row in scored}):
-        mine = [row for row in scored if (row["setting"], row["known"]) == (setting, known)]
-        figures: Row = {"setting": setting, "known": known, "traces": len(mine)}
-        for name in ("brier_skill", "ece", "accuracy", "half_brier"):
-            values = [v for row in mine if isinstance(v := row[name], float)]
-            figures[name] = statistics.fmean(values) if values else None
-        figures["falls"] = sum(row["falls"] is True for row in mine)
-        lines.append(figures)
+        for kind in kinds:
+            mine = [row for row in scored if (row["setting"], row["known"]) == (setting, known)]
+            mine = [row for row in mine if kind in (None, row["kind"])]
+            if not mine:
+                continue
+            figures: Row = {"setting": setting, "kind": kind, "known": known, "traces": len(mine)}
+            for name in ("brier_skill", "ece", "accuracy", "half_brier"):
+                values = [v for row in mine if isinstance(v := row[name], float)]
+                figures[name] = statistics.fmean(values) if values else None
+            gaps: list[list[float]] = [row["gaps"] for row in mine]  # type: ignore[misc]
+            figures["pooled_ece"] = sum(abs(sum(gap)) for gap in zip(*gaps, strict=True)) / len(gaps)
+            figures["falls"] = sum(row["falls"] is True for row in mine)
+            lines.append(figures)
     return lines

@@ -54,7 +54,7 @@ from .honesty import Honesty
 from .searches import METHODS
 
 COLD, WITH_HISTORY = "cold", "with history"
-KNOWN = {COLD: (10, 50), WITH_HISTORY: (0, 50)}  # outcomes given before forecasts are scored
+KNOWN = {COLD: (0, 10, 50), WITH_HISTORY: (0, 50)}  # outcomes given before forecasts are scored
 DRAWS = 10  # of those outcomes, at most
 
 Paths = Sequence[Path]
@@ -246,10 +246,10 @@ def show(answer: Mapping[str, Any], budgets: Sequence[str]) -> None:
 def show_rows(rows: Sequence[Row], names: Sequence[str]) -> None:
     def cell(row: Row, name: str) -> str:
         if row[name] is None:
-            return "all" if name == "kernel" else "-"
+            return "all" if name in ("kernel", "kind") else "-"
         return number(row[name]) if isinstance(row[name], float) else str(row[name])
 
-    numbers = [name for name in names if name not in ("setting", "kernel", "against", "ranking")]
+    numbers = [name for name in names if name not in ("setting", "kernel", "kind", "against", "ranking")]
     cells = [[cell(row, name) for name in names] for row in rows]
     print_table([name.replace("_", " ") for name in names], cells, right=[n.replace("_", " ") for n in numbers])
 

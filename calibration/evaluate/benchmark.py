@@ -29,7 +29,7 @@ from forecast_autotune.processes.side_by_side import side_by_side
 from forecast_autotune.protocols import Policy, Surrogate
 from forecast_autotune.tuning.policies import Selective
 
-from ..fit.forest import prior_without
+from ..fit.forest import package_of, prior_without
 from .searches import METHODS
 from .trials import Case, Trial
 
@@ -41,9 +41,9 @@ RANDOM_RANKINGS = 101  # whose median stands for a ranking that knows nothing
 Row = dict[str, object]
 
 
-def surrogate_without(kernel: str) -> Surrogate:
-    """What setting `auto` stands for, with nothing in it that was fitted beforehand on this kernel."""
-    return make_surrogate("auto", prior=prior_without(kernel))
+def surrogate_without(left_out: str) -> Surrogate:
+    """What setting `auto` stands for, with nothing in it that was fitted beforehand on this kernel, or on this package."""
+    return make_surrogate("auto", prior=prior_without(left_out))
 
 
 # What is searched -------------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def case(entry: Entry) -> Case:
         name=space.name,
         recording=space.recording,
         recordings=tuple(read_space(path).recording for path in entry.history),
-        surrogate=partial(surrogate_without, space.kernel),
+        surrogate=partial(surrogate_without, package_of(entry.trace) or space.kernel),
     )
 
 

@@ -19,11 +19,13 @@ from forecast_autotune.evaluation.scores import (
     score_trust,
 )
 from forecast_autotune.evaluation.scores.mixtures import Mixtures
+from forecast_autotune.features.kernel_kinds import kernel_kind
 
 from .benchmark import Entry, Row, case
 from .trials import Array, Case
 
 FIFTHS = 5
+CLASSES = 10  # of confidence
 RESAMPLES = 200
 INTERVAL = (2.5, 97.5)  # percentiles
 MEANS = ("accuracy", "off_by_one", "half_brier", "brier_skill", "crps7", "nll", "ece")
@@ -63,6 +65,8 @@ class Honesty(_ForecastsOfASpace):
                 "known": self.known,
                 "draws": len(scored),
                 **{name: _mean([getattr(scores, name) for scores, _, _ in scored]) for name in MEANS},
+                "kind": kernel_kind(recorded.job.static_features),
+                "gaps": gaps(wrong, confidence),
                 **fifths(wrong, confidence),
             }
         ]
@@ -179,6 +183,13 @@ def score(recorded: Case, known: int, draw: int) -> tuple[ForecastScores, NDArra
 def _mean(values: list[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return sum(known) / len(known) if len(known) == len(values) else None
+
+
+def gaps(wrong: NDArray[np.bool_], confidence: Array) -> list[float]:
+    """In each of ten equal classes of confidence, how much more often forecasts are right than they say; shares of all."""
+    classes = np.minimum((confidence * CLASSES).astype(int), CLASSES - 1)
+    over = ~wrong - confidence
+    return [float(over[classes == number].sum() / over.size) for number in range(CLASSES)]
 
 
 def fifths(wrong: NDArray[np.bool_], confidence: Array) -> Row:

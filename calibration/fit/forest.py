@@ -1,10 +1,10 @@
-"""Fit the shipped model on the suite's recorded spaces: `make fit`, or `python -m calibration fit [TRACE …] [--to FILE]`.
+"""Fit the shipped model on all recorded spaces: `make fit`, or `python -m calibration fit [TRACE …] [--to FILE]`.
 
 Two things are fitted, both explained in `forecast_autotune/surrogates/prior.py`: a forest over features of launches, of
 randomised trees that each see a part of the kernels; and the factors of the rules of thumb over knobs' roles. The file's
-card says on which traces, and how well the model does on kernels and on sizes that were left out: each kernel once with
-all its sizes; then, in as many rounds as a kernel has sizes, one size of every kernel. Only forecasts are scored: no
-outcome of the space and no recording of the kernel is known to the model.
+card says on which traces, and how well the model does on kernels and on sizes that were left out: in 15 rounds each kernel
+once with all its sizes; then, in at most 5, each size once. Only forecasts are scored: no outcome of the space and no
+recording of the kernel is known to the model.
 """
 
 from __future__ import annotations
@@ -15,31 +15,51 @@ import math
 import os
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.digest import digest
+from forecast_autotune.core.forecast import BIN_EDGES_LOG2
 from forecast_autotune.core.job import Job
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.recorded_space import RecordedSpace
-from forecast_autotune.evaluation.scores import against_median, rank_correlation, score_forecasts
+from forecast_autotune.evaluation.scores import (
+    against_median,
+    bin_probabilities,
+    rank_correlation,
+    score_forecasts,
+    score_probabilities,
+)
 from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.features import knob_roles
 from forecast_autotune.features.forecast_columns import columns_of
+from forecast_autotune.features.kernel_kinds import KINDS, kernel_kind
 from forecast_autotune.processes.machine import usable_cores
 from forecast_autotune.processes.side_by_side import side_by_side
 from forecast_autotune.surrogates import prior as prior_module
 from forecast_autotune.surrogates import static_features as traits_module
 from forecast_autotune.surrogates.learned import Learned
-from forecast_autotune.surrogates.prior import RULES, SHIPPED, Factor, Prior, prior_text, read_prior, rules
+from forecast_autotune.surrogates.prior import (
+    RULES,
+    SHIPPED,
+    WIDTHS,
+    Factor,
+    Prior,
+    Width,
+    prior_text,
+    read_prior,
+    rules,
+    width_columns,
+)
 from forecast_autotune.surrogates.static_features import launch_features
 
 from ..command import positive
-from ..paths import REPOSITORY, TRACES
+from ..paths import CORPORA, REPOSITORY, TRACES, traces
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,9 +72,11 @@ TREES, LEAVES, LEAST_IN_A_LEAF = 120, 250, 5
 TRAITS_TRIED = 0.3  # share of them at each split
 KERNELS_SEEN = 0.7  # of all, by each tree: how far trees then disagree says how sure they are of a kernel none has seen
 CLIP = (-3.0, 1.5)  # octaves around a space's median: what is slower is slow, and how slow matters to nobody
-SPREAD = (0.75, 0.4)  # as `fit_spread` finds it, for a model that is fitted without anything left out
+WIDTH = Width(constant=0.6, disagreement=0.3, space=0.6, distance=0.45)  # as `fit_width` finds it on the suite
+JUDGED = 60  # configs of a trace that the width is fitted on, evenly spaced: most are alike
+KERNEL_ROUNDS, SIZE_ROUNDS = 15, 5  # fits in which all kernels are left out once, and all sizes
 LEAST_KERNELS = 3  # of fewer, hardly any are left to fit on when one is left out
-MOST_BYTES = 5_000_000
+MOST_BYTES = 2_000_000
 
 # What is expected of the rules before the suite is looked at, in octaves of time for each unit. A warp with half its lanes
 # idle takes as long for half the work, nearly; the others are of the size that guides and practice report.
@@ -77,7 +99,8 @@ class Example:
     """A recorded space as the model sees it: log2 of time around the space's median, NaN for what failed."""
 
     name: str
-    kernel: str
+    kernel: str  # of a package's with the package before it
+    package: str  # empty for kernels of this repository
     job: Job = field(repr=False)
     traits: Array | None
     broken: Mapping[str, Array]
@@ -93,12 +116,13 @@ def read_example(path: Path) -> Example:
     """
     import numpy as np
 
-    space = RecordedSpace(name=path.name, recording=read_trace(path))
+    space, package = RecordedSpace(name=path.name, recording=read_trace(path)), package_of(path)
     job = space.job
     log2_time = np.where(np.isfinite(space.log2_us), space.log2_us, np.nan)
     return Example(
         name=path.name,
-        kernel=space.kernel,
+        kernel="/".join(filter(None, (package, space.kernel))),
+        package=package,
         job=job,
         traits=launch_features(job.static_features, job.hardware) if job.static_features else None,
         broken=rules(job),
@@ -127,30 +151,41 @@ def read_examples(paths: tuple[Path, ...]) -> tuple[Example, ...]:
 
 
 def suite_paths() -> tuple[Path, ...]:
-    return tuple(sorted(TRACES.glob("*.jsonl.gz")))
+    return tuple(traces("suite"))
 
 
-def suite() -> tuple[Example, ...]:
-    """The suite's recorded spaces, read once."""
-    return read_examples(suite_paths())
+def corpus_paths() -> tuple[Path, ...]:
+    """All recorded spaces of this repository, which the shipped model is fitted on."""
+    return tuple(traces(*CORPORA))
+
+
+def package_of(path: Path) -> str:
+    """The package that a trace's kernel comes from; empty for kernels of this repository."""
+    folder = path.resolve().parent
+    return folder.name if folder.parent == CORPORA["packages"] else ""
+
+
+def corpus() -> tuple[Example, ...]:
+    """All recorded spaces, read once."""
+    return read_examples(corpus_paths())
 
 
 @cache
-def prior_without(kernel: str) -> Prior | None:
-    """The model as fitted without a kernel of the suite; None, for the shipped one, if the suite has none of that name.
+def prior_without(left_out: str) -> Prior | None:
+    """The model as fitted without a kernel, or without a whole package; None, for the shipped one, if none is so called.
 
     Kept in `build/priors` for the next process that asks, under a name that changes with the traces and with what fits.
     """
-    if not any(path.name.partition(".")[0] == kernel for path in suite_paths()):
+    if not any(left_out in (path.name.partition(".")[0], package_of(path)) for path in corpus_paths()):
         return None
-    kept = LEFT_OUT / f"{kernel}.{_fit_digest()}.json"
+    kept = LEFT_OUT / f"{left_out}.{_fit_digest()}.json"
     try:
         return read_prior(kept)
     except (OSError, InvalidInputError):
-        prior = fit([e for e in suite() if e.kernel != kernel])
+        prior = fit([e for e in corpus() if left_out not in (e.kernel, e.package)])
     kept.parent.mkdir(parents=True, exist_ok=True)
-    _write(kept, prior_text(prior, card={"left out": kernel}))
-    # As read, not as fitted: rounded numbers, the same in every process.
+    _write(kept, prior_text(prior, card={"left out": left_out}))
+    # As read, not as fitted: the same in every process.
     return read_prior(kept)
 
 
@@ -166,7 +201,7 @@ def _fit_digest() -> str:
     """Of all that a fit depends on."""
     modules = (sys.modules[__name__], prior_module, traits_module, knob_roles)
     sources = [Path(module.__file__ or "").read_text(encoding="utf-8") for module in modules]
-    return digest(*sources, *(f"{path.name} {path.stat().st_size}" for path in suite_paths()))
+    return digest(*sources, *(f"{path.relative_to(TRACES)} {path.stat().st_size}" for path in corpus_paths()))
 
 
 def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
@@ -192,52 +227,102 @@ def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
         )
         grown.append(tree.fit(x[rows], y[rows], sample_weight=weight[rows] * len(rows)).tree_)
     most = max((t.node_count for t in grown), default=0)
+    tables: dict[str, Any] = {
+        name: np.zeros((len(grown), most), dtype=kind)
+        for name, kind in (("feature", int), ("threshold", float), ("left", int), ("right", int), ("value", float))
+    }
+    tables["feature"] -= 1  # rows are filled up with leaves
+    for number, tree in enumerate(grown):
+        for name, column in _in_preorder(tree).items():
+            tables[name][number, : tree.node_count] = column
+    return Prior(fitted_on=tuple(kernels), **tables, width=WIDTH, factors={})
 
-    def table(name: str, kind: type, fill: float) -> NDArray[Any]:
-        rows = np.full((len(grown), most), fill, dtype=kind)
-        for row, tree in zip(rows, grown, strict=True):
-            row[: tree.node_count] = np.asarray(getattr(tree, name)).reshape(-1)
-        return rows
 
-    feature = np.maximum(table("feature", int, -1), -1)  # a leaf's is -2 there
-    return Prior(
-        fitted_on=tuple(kernels),
-        feature=feature,
-        threshold=np.round(table("threshold", float, 0.0), 4),
-        left=np.where(feature >= 0, table("children_left", int, 0), 0),
-        right=np.where(feature >= 0, table("children_right", int, 0), 0),
-        value=np.round(table("value", float, 0.0), 4),
-        spread=SPREAD,
-        factors={},
+def _in_preorder(tree: Any) -> dict[str, NDArray[Any]]:
+    """The nodes of one of scikit-learn's trees as `Prior` has them, each left child right behind its parent."""
+    import numpy as np
+
+    order, stack = [], [0]
+    while stack:
+        order.append(node := stack.pop())
+        if tree.children_left[node] >= 0:
+            stack += [int(tree.children_right[node]), int(tree.children_left[node])]
+    place = np.empty(tree.node_count, dtype=int)
+    place[order] = np.arange(tree.node_count)
+    inner = tree.children_left[order] >= 0
+
+    def rounded(values: NDArray[Any]) -> NDArray[Any]:
+        return np.round(values[order].reshape(-1), 4).astype(np.float32).astype(float)  # as the file has them
+
+    return {
+        "feature": np.where(inner, tree.feature[order], -1),
+        "threshold": np.where(inner, rounded(tree.threshold), 0.0),
+        "left": np.where(inner, place[tree.children_left[order]], 0),
+        "right": np.where(inner, place[tree.children_right[order]], 0),
+        "value": np.where(inner, 0.0, rounded(tree.value)),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """How a model that had not seen a space did there: of some configs that ran, evenly spaced.
+
+    Attributes:
+        columns: what the width weights, as `width_columns`.
+        expected, measured: log2 speed-up over the median of what was expected, and of what was measured.
+    """
+
+    columns: Array
+    expected: Array
+    measured: Array
+
+
+def misses(example: Example, prior: Prior) -> Missed:
+    """What the trees expected of a space beside what was measured."""
+    import numpy as np
+
+    described = np.array([bool(d) for d in example.job.static_features])
+    of_trees = prior.members(_traits(example)[described])
+    expected = of_trees.mean(axis=0)
+    ran = np.flatnonzero(~np.isnan(example.log2_time[described]))
+    some = ran[np.linspace(0, ran.size - 1, min(JUDGED, ran.size)).round().astype(int)] if ran.size else ran
+    return Missed(
+        columns=width_columns(expected, of_trees.std(axis=0))[some],
+        expected=(np.median(expected) - expected)[some],
+        measured=-example.log2_time[described][some],
     )
 
 
-def misses(example: Example, prior: Prior) -> tuple[Array, Array]:
-    """For each config that ran: by how much the trees' mean is off, less a common offset, and how far the trees disagree."""
+def fit_width(left_out: Sequence[tuple[str, Missed]]) -> Width:
+    """The width with the least Brier score in the eight bins by what was missed, each kernel counting alike.
+
+    Args:
+        left_out: kernels by name, each with what a model missed that had not seen it.
+    """
     import numpy as np
+    from scipy.optimize import minimize
+    from scipy.special import ndtr
 
-    of_trees = prior.each_tree(_traits(example))
-    known = ~np.isnan(example.log2_time)
-    missed = np.clip(example.log2_time, *CLIP) - of_trees.mean(axis=1)
-    return (missed - np.nanmedian(missed))[known], of_trees.std(axis=1)[known]
+    some = [(kernel, missed) for kernel, missed in left_out if missed.measured.size]
+    if not some:
+        return WIDTH
+    traces = Counter(kernel for kernel, _ in some)
+    columns = np.vstack([m.columns for _, m in some])
+    expected, measured = (np.concatenate([getattr(m, name) for _, m in some]) for name in ("expected", "measured"))
+    weight = np.concatenate([np.full(m.measured.size, 1.0 / m.measured.size / traces[k]) for k, m in some])
+    edges = np.asarray(BIN_EDGES_LOG2)
+    fell = np.eye(edges.size + 1)[np.searchsorted(edges, measured, side="left")]
+    above = edges - expected[:, None]
 
+    def brier(powers: Array) -> float:
+        sigma = np.exp(np.clip(columns @ powers, *WIDTHS))
+        below = np.pad(ndtr(above / sigma[:, None]), ((0, 0), (1, 1)), constant_values=((0, 0), (0, 1)))
+        return float(weight @ ((np.diff(below, axis=1) - fell) ** 2).sum(axis=1) / weight.sum())
 
-def fit_spread(left_out: Sequence[tuple[Array, Array]]) -> tuple[float, float]:
-    """The most likely `Prior.spread` by the `misses` on kernels that no tree had seen, each trace counting alike."""
-    import numpy as np
-
-    if not left_out:
-        return SPREAD
-    missed, spread = (np.concatenate(columns) for columns in zip(*left_out, strict=True))
-    weight = np.concatenate([np.full(m.size, 1.0 / m.size) for m, _ in left_out])
-    best, spread_of_best = math.inf, SPREAD
-    for times in (0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0):
-        for apart in (0.2, 0.3, 0.4, 0.5, 0.6, 0.8):
-            sigma = np.hypot(times * spread, apart)
-            cost = float((weight * (np.log(sigma) + 0.5 * (missed / sigma) ** 2)).sum())
-            if cost < best:
-                best, spread_of_best = cost, (times, apart)
-    return spread_of_best
+    usual = np.array(astuple(WIDTH))
+    # A power that is 1 away from the usual one must gain 0.002: what few traces say in passing is not to bend it.
+    fitted = minimize(lambda powers: brier(powers) + 0.002 * float(((powers - usual) ** 2).sum()), usual)
+    return Width(*(round(float(power), 2) for power in fitted.x))
 
 
 def fit_factors(examples: Sequence[Example]) -> dict[str, Factor]:
@@ -287,17 +372,18 @@ def _traits(example: Example) -> Array:
 
 
 def kernels_left_out(examples: Sequence[Example]) -> list[frozenset[int]]:
-    """A round for each kernel, in which all its sizes are left out: places among the examples."""
-    return [_of_kernel(examples, kernel) for kernel in sorted({e.kernel for e in examples})]
+    """Rounds in which every kernel is left out once with all its sizes: places among the examples."""
+    of_kernels = [_of_kernel(examples, kernel) for kernel in sorted({e.kernel for e in examples})]
+    return [
+        frozenset().union(*of_kernels[number::KERNEL_ROUNDS]) for number in range(min(KERNEL_ROUNDS, len(of_kernels)))
+    ]
 
 
 def sizes_left_out(examples: Sequence[Example]) -> list[frozenset[int]]:
-    """In each round one size of every kernel that has two or more; each size once."""
-    sizes = [sorted(places) for places in kernels_left_out(examples) if len(places) > 1]
-    return [
-        frozenset(places[number] for places in sizes if number < len(places))
-        for number in range(max(map(len, sizes), default=0))
-    ]
+    """Rounds in which each size of every kernel that has two or more is left out once, never all of a kernel."""
+    sizes = [sorted(places) for k in sorted({e.kernel for e in examples}) if len(places := _of_kernel(examples, k)) > 1]
+    rounds = min(SIZE_ROUNDS, max(map(len, sizes), default=0))
+    return [frozenset(place for places in sizes for place in places[number::rounds]) for number in range(rounds)]
 
 
 def _of_kernel(examples: Sequence[Example], kernel: str) -> frozenset[int]:
@@ -372,6 +458,21 @@ def score(example: Example, prior: Prior) -> Scores:
     )
 
 
+def probabilities_and_speedups(example: Example, prior: Prior) -> tuple[Array, Array]:
+    """Of at most `JUDGED` configs, evenly spaced: chances of the eight bins around the median, and what was measured there.
+
+    Returns:
+        shape `(configs, 8)`, and log2 speed-up over the space's median, shape `(configs,)`.
+    """
+    import numpy as np
+
+    forecasts = Learned(prior).start(ForecastContext(job=example.job)).predict({}, {})
+    log2_us = np.where(np.isnan(example.log2_time), np.inf, example.log2_time)
+    measured, median = against_median(forecasts, log2_us.tolist(), default_us=None)
+    some = np.linspace(0, len(measured) - 1, min(JUDGED, len(measured))).round().astype(int)
+    return bin_probabilities(forecasts, reference=median)[some], np.array(measured)[some] - median
+
+
 def mean_of(some: Sequence[Scores]) -> Scores:
     """Their mean, of factors the geometric one, to four digits; of what none of them has None."""
 
@@ -382,6 +483,32 @@ def mean_of(some: Sequence[Scores]) -> Scores:
         return round(statistics.geometric_mean(values) if name in _FACTORS else statistics.fmean(values), 4)
 
     return Scores(**{name: mean(name) for name in Scores.__slots__})
+
+
+def kind_card(examples: Sequence[Example], judged: Mapping[int, tuple[Array, Array]]) -> dict[str, object]:
+    """How honest forecasts of kernels left out were, by the kind of kernel: of all its configs together.
+
+    Skill is against always answering how often each bin came in this kind.
+
+    Args:
+        judged: by place among the examples, as `probabilities_and_speedups`.
+    """
+    import numpy as np
+
+    kinds: dict[str, list[int]] = {}
+    for i in judged:
+        kinds.setdefault(kernel_kind(examples[i].job.static_features), []).append(i)
+    card: dict[str, object] = {}
+    for kind in sorted(kinds, key=KINDS.index):
+        chances, speedups = (np.concatenate([judged[i][part] for i in kinds[kind]]) for part in (0, 1))
+        scores = score_probabilities(chances, np.zeros(speedups.size), speedups)
+        card[kind] = {
+            "kernels": len({examples[i].kernel for i in kinds[kind]}),
+            "configs": int(speedups.size),
+            "brier_skill": None if scores.brier_skill is None else round(scores.brier_skill, 4),
+            "ece": round(scores.ece, 4),
+        }
+    return card
 
 
 def split_card(examples: Sequence[Example], scored: Mapping[int, Scores]) -> dict[str, object] | None:
@@ -420,8 +547,10 @@ def data_card(examples: Sequence[Example]) -> dict[str, object]:
     }
 
 
-def fit_and_score(paths: Sequence[Path], *, trees: int = TREES, jobs: int = 1) -> tuple[Prior, dict[str, object]]:
-    """The model of these traces, and its card.
+def fit_and_score(
+    paths: Sequence[Path], *, trees: int = TREES, jobs: int = 1
+) -> tuple[Prior, dict[str, object], dict[str, Prior]]:
+    """The model of these traces, its card, and for each kernel a model that has not seen it.
 
     Raises:
         OSError: a trace cannot be read.
@@ -447,28 +576,37 @@ def fit_and_score(paths: Sequence[Path], *, trees: int = TREES, jobs: int = 1) -
         for i in sorted(places)
         if examples[i].traits is not None and priors[number].feature.size
     }
-    spread = fit_spread(list(missed.values()))
-    # The two numbers of the spread, too, come from other kernels where a kernel is scored.
-    spread_without = {
-        kernel: fit_spread([m for i, m in missed.items() if examples[i].kernel != kernel]) for kernel in kernels
-    }
+    judged = [(examples[i].kernel, m) for i, m in missed.items()]
+    # The width, too, comes from other kernels where a kernel is scored.
+    width_without = {kernel: fit_width([each for each in judged if each[0] != kernel]) for kernel in kernels}
 
     def scored(first: int, rounds: Sequence[frozenset[int]]) -> dict[int, Scores]:
         return {
-            i: score(examples[i], replace(priors[number], spread=spread_without[examples[i].kernel]))
+            i: score(examples[i], replace(priors[number], width=width_without[examples[i].kernel]))
             for number, places in enumerate(rounds, start=first)
             for i in sorted(places)
         }
 
-    prior = replace(priors[0], spread=spread)
+    without = {
+        examples[i].kernel: replace(priors[number], width=width_without[examples[i].kernel])
+        for number, places in enumerate(by_kernel, start=1)
+        for i in sorted(places)
+    }
+    bins = {
+        i: probabilities_and_speedups(example, without[example.kernel])
+        for i, example in enumerate(examples)
+        if example.kernel in without
+    }
+    prior = replace(priors[0], width=fit_width(judged))
     card = {
         "data": data_card(examples),
         "trees": {"count": len(prior.feature), "nodes": sum(2 * int((f >= 0).sum()) + 1 for f in prior.feature)},
-        "spread": list(spread),
+        "width": asdict(prior.width),
+        "honesty_by_kind": kind_card(examples, bins),
         "kernels_left_out": split_card(examples, scored(1, by_kernel)),
         "sizes_left_out": split_card(examples, scored(1 + len(by_kernel), by_size)),
     }
-    return prior, card
+    return prior, card, without
 
 
 # The command ------------------------------------------------------------------------------------------------------------
@@ -479,12 +617,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m calibration fit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE", help="default: all of the suite's")
+    parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE", help="default: all that are recorded here")
     parser.add_argument(
         "--to",
         type=Path,
         metavar="FILE",
-        help="default: the shipped model, which is fitted on the suite's traces alone",
+        help="default: the shipped model, which is fitted on all traces of this repository",
+    )
+    parser.add_argument(
+        "--left-out",
+        type=Path,
+        metavar="FOLDER",
+        help="write a model that has not seen it for each kernel too: KERNEL.json",
     )
     parser.add_argument("--trees", type=positive, default=TREES, metavar="N", help="default: %(default)s")
     parser.add_argument(
@@ -493,17 +637,21 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the card as JSON")
     given = parser.parse_args(words)
     if given.traces and given.to is None:
-        parser.error("name a file with --to: the shipped model is fitted on the suite's traces alone")
+        parser.error("name a file with --to: the shipped model is fitted on all traces of this repository")
     target = given.to or SHIPPED
     try:
         target.parent.mkdir(parents=True, exist_ok=True)  # before minutes are spent
-        prior, card = fit_and_score(given.traces or suite_paths(), trees=given.trees, jobs=given.jobs)
+        prior, card, without = fit_and_score(given.traces or corpus_paths(), trees=given.trees, jobs=given.jobs)
         text = prior_text(prior, card=card)
         if len(text) > MOST_BYTES:
             raise InvalidInputError(
                 f"the model would take {len(text)} bytes, of {MOST_BYTES} it may: fit fewer than {given.trees} trees"
             )
         _write(target, text)
+        if given.left_out:
+            given.left_out.mkdir(parents=True, exist_ok=True)
+            for kernel, unseen in without.items():
+                _write(given.left_out / f"{kernel}.json", prior_text(unseen, card={"left_out": kernel}))
     except (OSError, InvalidInputError) as err:
         print(f"fit: {err}", file=sys.stderr)
         return 2
@@ -526,3 +674,7 @@ def _show(card: Mapping[str, Any]) -> None:
         for name, row in ((what.replace("_", " "), split), *((f"  {k}", r) for k, r in split["by_kernel"].items())):
             cells = ("-" if row[n] is None else f"{row[n]:.2f}" for n in Scores.__slots__)
             print(f"{name:<24}" + "".join(f"{cell:>17}" for cell in cells))
+    print("kernels left out, by kind: skill and calibration error over all configs of the kind")
+    for kind, row in card["honesty_by_kind"].items():
+        skill = "-" if row["brier_skill"] is None else f"{row['brier_skill']:+.2f}"
+        print(f"{kind:<24}{row['kernels']:>4} kernels   skill {skill}   calibration error {row['ece']:.3f}")

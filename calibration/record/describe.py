@@ -108,6 +108,8 @@ def _kernel_of(recorded: Mapping[str, object], program: Program) -> SuiteKernel 
     kernel = recordable("cuda", str(recorded.get("corpus", "suite"))).get(str(recorded.get("kernel")))
     if not isinstance(kernel, SuiteKernel | SingleKernel):
         raise NotThereError("it is of no Triton kernel of the suite")
+    if recorded.get("case") not in {case.name for case in kernel.cases}:
+        raise NotThereError("its case is no longer the suite's")
     now = front_door(kernel, beginning(groups(kernel), 2), "0").tuned.program  # type: ignore[attr-defined]
     if not has_code_of(program, now):
         raise NotThereError("its kernels are no longer the suite's")

@@ -16,15 +16,15 @@ from typing import Any
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.store.encoding import Json
 
-_NOT_THE_PACKAGE = frozenset({"torch", "triton", "forecast_autotune"})
+_NOT_THE_PACKAGE = frozenset({"torch", "triton", "forecast-autotune"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a kernel's code lies: a distribution and its version, the path within it, the module, the function's name.
+    """Where a kernel's code lies: a package and its version, the path within it, the module, the function's name.
 
-    `path` is empty where the file is not the package's own: one that it generated. `package` is empty where none of the
-    installed packages has called the kernel.
+    `path` is empty where the file is not the package's own: one that it generated. `package` is empty where no package has
+    called the kernel, `version` where the package does not say.
     """
 
     package: str
@@ -39,6 +39,8 @@ def origin_of(function: Any) -> Origin:
     plain = getattr(function, "fn", function)
     file = Path(plain.__code__.co_filename)
     package, version, path = _owner(str(file))
+    if not package:
+        package, version, path = _module_of(file.resolve())
     if not package:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and not package:
@@ -63,22 +65,37 @@ def _owner(file: str) -> tuple[str, str, str]:
             path = Path(file).relative_to(folder.resolve())
         except ValueError:
             continue
-        distribution = _distributions(str(folder.resolve())).get(path.parts[0].removesuffix(".py"))
+        owners = _distributions(str(folder.resolve()))
+        distribution = owners.get(path.parts[0].removesuffix(".py")) or owners.get("")
         if distribution is not None:
             return *distribution, path.as_posix()
     return "", "", ""
 
 
+def _module_of(file: Path) -> tuple[str, str, str]:
+    """As `_owner`, of a package without a distribution, as one that was only unpacked: by its module's name and version."""
+    for module in [m for name, m in sys.modules.items() if "." not in name and hasattr(m, "__path__")]:
+        for folder in map(Path, module.__path__):
+            if folder.resolve() in file.parents:
+                path = file.relative_to(folder.resolve().parent).as_posix()
+                return module.__name__, str(getattr(module, "__version__", "")), path
+    return "", "", ""
+
+
 @functools.cache
 def _distributions(folder: str) -> dict[str, tuple[str, str]]:
-    """By what lies at the top of a folder: the distribution it belongs to, and its version."""
+    """By what lies at the top of a folder: the distribution it belongs to, and its version.
+
+    Under the empty name stands the folder's only distribution if it does not say what belongs to it: an unpacked wheel.
+    """
     owners: dict[str, tuple[str, str]] = {}
-    for distribution in importlib.metadata.distributions(path=[folder]):
-        name = distribution.metadata["Name"]
+    found = list(importlib.metadata.distributions(path=[folder]))
+    for distribution in found:
+        name = distribution.metadata["Name"].lower().replace("_", "-")
         tops = {file.parts[0].removesuffix(".py") for file in distribution.files or () if ".." not in file.parts}
         tops |= set((distribution.read_text("top_level.txt") or "").split())
-        for top in tops or {name.replace("-", "_")}:
-            owners.setdefault(top, (name.lower().replace("_", "-"), distribution.version))
+        for top in tops or ({""} if len(found) == 1 else {name.replace("-", "_")}):
+            owners.setdefault(top, (name, distribution.version))
     return owners
 
 
@@ -150,6 +167,8 @@ def named_object(module: str, qualname: str) -> Any:
     Raises:
         InvalidInputError: the module cannot be imported, or has no such name.
     """
+    if not all(name.isidentifier() for name in module.split(".")):
+        raise InvalidInputError(f"{module[:100]!r} is no module's name")
     try:
         found = importlib.import_module(module)
         for name in qualname.split("."):

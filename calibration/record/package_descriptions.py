@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.util
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,8 +14,11 @@ from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.store import encoding
 
+from . import programs
 from .kernel_calls import decode_argument, named_object, origin_of
-from .program_worker import as_ours, over_warps_and_stages
+from .program_worker import LAUNCH_OPTIONS, as_ours, over_warps_and_stages
+
+log = logging.getLogger(__name__)
 
 
 class NotThereError(Exception):
@@ -39,6 +45,7 @@ def package_descriptions(
     if "call" not in recorded:
         raise NotThereError("an argument of its call could not be kept")
     call = encoding.fields(recorded["call"], "call")
+    _prepare(encoding.text_field(recorded, "script", "it"), hardware)
     try:
         kernel = _kernel(module, qualname)
         named = {n: decode_argument(v) for n, v in encoding.fields(call.get("kwargs"), "kwargs").items()}
@@ -54,7 +61,7 @@ def package_descriptions(
             raise NotThereError(f"{module} has no tuner of {qualname}")
         tuner = as_ours(theirs)
     else:
-        options = {name: default[name] for name in ("num_warps", "num_stages")}
+        options = {name: default[name] for name in LAUNCH_OPTIONS if default[name] is not None}
         tuner = over_warps_and_stages(kernel, {**dict(zip(kernel.arg_names, args, strict=False)), **named}, options)
     if program_of(tuner.spec).digest != recorded.get("digest"):
         raise NotThereError(f"{qualname} of {package} is another kernel than was recorded")
@@ -65,6 +72,24 @@ def package_descriptions(
         raise NotThereError(f"its call cannot be made again: {type(err).__name__}: {err}") from None
     told = {config: features for config, features in zip(job.space, job.static_features, strict=True) if features}
     return [told.get(config, {}) for config in configs]
+
+
+@functools.cache
+def _prepare(script: str, hardware: Hardware) -> None:
+    """Import the program that launched the kernels, if it is one of ours: it says where its package lies.
+
+    What goes wrong shows when the package is imported.
+    """
+    from forecast_autotune.frontends.triton.simulated_driver import rehearsal
+
+    name = f"{programs.__name__}.{script}"
+    if not script.isidentifier() or importlib.util.find_spec(name) is None:
+        return
+    try:
+        with rehearsal(hardware=hardware):  # packages ask for the GPU as they are imported
+            importlib.import_module(name)
+    except Exception as err:
+        log.info("%s is not imported: %s: %s", name, type(err).__name__, err)
 
 
 def _kernel(module: str, qualname: str) -> Any:

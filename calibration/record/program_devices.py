@@ -17,17 +17,21 @@ from forecast_autotune.processes.machine import usable_cores
 
 from ..paths import REPOSITORY
 from .devices import STARTING_S, Device, devices, show
-from .program_worker import ProgramTask
+from .program_worker import TIME_IS_UP, ProgramTask
 from .worker import Status
 
 COMMAND = (sys.executable, "-m", "calibration.record.program_worker")
 SILENT_S = (
     240.0  # a key takes a minute at most; an import, or data that a program makes between two keys, may take longer
 )
+LEAST_SHARE_S = 60.0  # of one program, of which imports may take a third
 
 
 class Programs:
-    """The programs still to be run. When all have begun, devices that are free help where one runs: keys are shared."""
+    """The programs still to be run, each for its share of the time, then once more those that had not come to their end.
+
+    When all have begun, devices that are free help where one runs: keys are shared.
+    """
 
     def __init__(self, scripts: Sequence[str]) -> None:
         self._left = list(scripts)
@@ -52,6 +56,14 @@ class Programs:
         """It ran to its end somewhere: nobody need help any more."""
         with self._lock:
             self._ended.add(script)
+            self._left = [left for left in self._left if left != script]
+
+    def again(self, script: str, device: str) -> None:
+        """Its share of the time was up: it goes on when all others have had theirs."""
+        with self._lock:
+            self._running[script].discard(device)
+            if script not in self._ended and script not in self._left:
+                self._left.append(script)
 
 
 def record_programs(given: argparse.Namespace, scripts: Sequence[str], arguments: Sequence[str]) -> int:
@@ -71,6 +83,7 @@ def record_programs(given: argparse.Namespace, scripts: Sequence[str], arguments
     programs, results = Programs(scripts), dict[str, Status]()
     cores = sorted(os.sched_getaffinity(0))[: usable_cores()]
     each = max(1, len(cores) // len(names))
+    share_s = max(LEAST_SHARE_S, 2 * 60 * given.minutes * len(names) / len(scripts))
     paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     working = [
@@ -79,10 +92,12 @@ def record_programs(given: argparse.Namespace, scripts: Sequence[str], arguments
     ]
 
     def work(number: int, device: Device) -> None:
-        while time.time() < until - STARTING_S and (script := programs.next(f"{device.name} {number}")) is not None:
+        name = f"{device.name} {number}"
+        while time.time() < until - STARTING_S and (script := programs.next(name)) is not None:
             task = ProgramTask(
-                script=str(Path(script).absolute()), arguments=tuple(arguments), until=until, traces=str(given.to),
-                stores=str(given.work), untuned=given.untuned,
+                script=str(Path(script).absolute()), arguments=tuple(arguments),
+                until=min(until, time.time() + share_s), traces=str(given.to), stores=str(given.work),
+                untuned=given.untuned,
             )  # fmt: skip
             try:
                 ended = device.record(task, show)
@@ -90,11 +105,14 @@ def record_programs(given: argparse.Namespace, scripts: Sequence[str], arguments
                 problem = f"{type(err).__name__}: {err}"
                 ended = Status(kernel=task.kernel, case=task.case, done=True, problem=problem)
             device.stop()  # each program has a process of its own
-            programs.end(script)
+            if ended.problem == TIME_IS_UP:
+                programs.again(script, name)
+            else:
+                programs.end(script)
             known = results.get(script)
-            if known is None or (known.problem and not ended.problem):
+            if known is None or known.problem:
                 results[script] = ended
-            show(device.name, ended)
+            show_program(device.name, ended)
 
     threads = [threading.Thread(target=work, args=each, daemon=True) for each in enumerate(working)]
     try:
@@ -117,3 +135,10 @@ def record_programs(given: argparse.Namespace, scripts: Sequence[str], arguments
         ran = sum(not status.problem for status in results.values())
         print(f"{ran} of {len(scripts)} programs ran to their end, {len(new)} new traces in {given.to}")
     return 0 if all(not status.problem for status in results.values()) else 1
+
+
+def show_program(device: str, status: Status) -> None:
+    """One line on stderr: how a program ended."""
+    end = f": {status.problem}" if status.problem else ""
+    line = f"{time.strftime('%H:%M:%S')} {device} {status.kernel}: {status.tried} keys{end}"
+    print(line, file=sys.stderr, flush=True)

@@ -26,7 +26,7 @@ from forecast_autotune.core.digest import digest
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.workload import Program
-from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.errors import AutotuneError, InvalidInputError
 from forecast_autotune.evaluation.traces import read_trace, write_trace
 
 from .kernel_calls import Origin, encode_call, origin_of
@@ -37,6 +37,8 @@ from .worker import Status, is_lost, machine_of
 KEY_S = 60.0  # what one key may take; a list of 100 configs is through in less
 LEAST_S = 2.0  # with less time left than this, no key is begun
 UNTUNED_KEYS = 8  # of one kernel without a tuner: the launches of a model's layers are alike
+TIME_IS_UP = "the time was up before its end"
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # what a config sets, and a call may
 UNTUNED_WARPS, UNTUNED_STAGES = (1, 2, 4, 8, 16), (1, 2, 3, 4)
 
 
@@ -109,7 +111,11 @@ class ProgramRecorder:
         key = tuning_key(kernel.tuner, {n: v for n, v in given.items() if n in tuner.arg_names})
         new = key not in kernel.keys
         kernel.keys.add(key)
-        result = self._record(kernel.tuner, args, kwargs) if new else kernel.tuner.run(*args, **kwargs)
+        try:
+            result = self._record(kernel.tuner, args, kwargs) if new else kernel.tuner.run(*args, **kwargs)
+        except (AutotuneError, TypeError, ValueError) as err:  # what our front door refuses, Triton's may take
+            print(f"{kernel.tuner.name} is not recorded: {type(err).__name__}: {err}", file=sys.stderr)
+            return launch(*args, **kwargs)
         tuner.best_config = kernel.tuner.best_config  # wrappers of packages read it
         return result
 
@@ -122,14 +128,18 @@ class ProgramRecorder:
         if known is None:
             known = self._kernels[id(kernel)] = _Kernel(None, ())
             self._kept.append(kernel)
-        options: dict[str, Any] = {name: kwargs[name] for name in ("num_warps", "num_stages") if name in kwargs}
+        options = {name: kwargs[name] for name in LAUNCH_OPTIONS if name in kwargs}
         rest = {name: value for name, value in kwargs.items() if name not in options}
         named = {**dict(zip(kernel.arg_names, args, strict=False)), **rest}
         key = tuple((n, str(v.dtype), tuple(v.shape)) if hasattr(v, "dtype") else (n, str(v)) for n, v in named.items())
         if key in known.keys or len(known.keys) >= UNTUNED_KEYS:
             return launch(*args, **kwargs)
         known.keys.add(key)
-        return self._record(over_warps_and_stages(kernel, named, options), args, rest, tuned=False)
+        try:
+            return self._record(over_warps_and_stages(kernel, named, options), args, rest, tuned=False)
+        except (AutotuneError, TypeError, ValueError) as err:
+            print(f"{kernel.__name__} is not recorded: {type(err).__name__}: {err}", file=sys.stderr)
+            return launch(*args, **kwargs)
 
     def _check_time(self) -> None:
         if time.time() > self.task.until - LEAST_S:
@@ -296,12 +306,13 @@ def over_warps_and_stages(kernel: Any, named: Mapping[str, Any], options: Mappin
 
     Args:
         named: the call's other arguments, by name; all of them but tensors are its key.
-        options: the warps and stages that the call gives.
+        options: those of `LAUNCH_OPTIONS` that the call gives.
     """
     import triton
 
     from forecast_autotune.frontends.triton.autotuner import ForecastAutotuner
 
+    others = {name: options[name] for name in ("num_ctas", "maxnreg") if name in options}
     first = (int(options.get("num_warps", 4)), int(options.get("num_stages", 3)))
     loops = bool(re.search(r"\b(?:for|while)\b", str(getattr(kernel, "src", ""))))
     stages = UNTUNED_STAGES if loops else (first[1],)  # stages are of loops
@@ -312,7 +323,7 @@ def over_warps_and_stages(kernel: Any, named: Mapping[str, Any], options: Mappin
     made = ForecastAutotuner(
         kernel,
         kernel.arg_names,
-        [triton.Config({}, num_warps=warps, num_stages=stages) for warps, stages in pairs],
+        [triton.Config({}, num_warps=warps, num_stages=stages, **others) for warps, stages in pairs],
         key,
         surrogate=Silent(),
     )
@@ -333,7 +344,7 @@ def run_program(task: ProgramTask, device: str, tell: Callable[[Status], None]) 
         try:
             runpy.run_path(task.script, run_name="__main__")
         except TimeIsUp:
-            problem = "the time was up before its end"
+            problem = TIME_IS_UP
         except SystemExit as err:
             problem = "" if err.code in (None, 0) else f"it ended with {err.code}"
         except BaseException as err:
@@ -363,7 +374,10 @@ def serve(device: str, tasks: IO[str] | None = None) -> None:
     os.dup2(2, 1)  # what programs and compilers print must not mix with answers
 
     def tell(status: Status) -> None:
-        print(json.dumps(asdict(status)), file=answers)
+        try:
+            print(json.dumps(asdict(status)), file=answers)
+        except BrokenPipeError:  # whoever asked was killed, and may be asking another process already
+            os._exit(1)
 
     for line in tasks or sys.stdin:
         task = ProgramTask(**json.loads(line))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.figures import as_duration
+from ..errors import AutotuneError
+from ..features.kernel_kinds import KINDS
 from ._exit_codes import NOTHING, OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
 from ._store import is_missing, store_of, warn_unreadable
@@ -26,6 +28,7 @@ HOW = """How the figures come about:
   noise   of timings: medians over the configs of the newest outcomes; spread is the standard deviation of a config's
           samples, error that of their median
   honest  the first forecast ever made for a config against what was then measured, over the eight speed-up bins
+  model   the fitted one that forecasts, and how honest it was, before anything was measured, on kernels left out of a fit
   correct by how much the sigmas of the next forecasts are stretched, as the newest pairs teach: of those made ahead of
           the default's time, and after it. Where several surrogates spoke, each one's mean log density (nats) at what was
           then measured: the higher, the better"""
@@ -52,16 +55,21 @@ def run(arguments: argparse.Namespace) -> int:
     scores = score_pairs(stats.pairs) if stats.pairs else None
     trust = score_trust([f for f, _ in stats.pairs], [m for _, m in stats.pairs]) if stats.pairs else None
     learned = {kind: Learned(recalibration(pairs), member_scores(pairs)) for kind, pairs in by_kind.items()}
+    kinds = {
+        kind: score_pairs([pair for pair, own in zip(stats.pairs, stats.kinds, strict=True) if own == kind])
+        for kind in sorted(set(stats.kinds), key=KINDS.index)
+    }
+    model = _model()
     if arguments.json:
-        shown = {
-            name: getattr(stats, name) for name in stats.__dataclass_fields__ if name not in ("path", "pairs", "noise")
-        }
+        told_below = ("path", "pairs", "kinds", "noise")
+        shown = {name: getattr(stats, name) for name in stats.__dataclass_fields__ if name not in told_below}
         honesty = {**asdict(scores), **asdict(trust)} if scores and trust else None
         corrected = {kind: {**_fields(each.sigma_scale), "voices": each.voices} for kind, each in learned.items()}
+        shown |= {"honesty_by_kind": {kind: asdict(each) for kind, each in kinds.items()}, "model": model}
         shown["noise"] = {name: asdict(each) for name, each in stats.noise.items()}
         print_json({"path": str(stats.path), **shown, "honesty": honesty, "recalibration": corrected})
     else:
-        _print(stats, scores, trust, learned)
+        _print(stats, scores, trust, kinds, learned, model)
     return OK
 
 
@@ -74,7 +82,12 @@ class Learned:
 
 
 def _print(
-    stats: StoreStats, scores: ForecastScores | None, trust: TrustScores | None, learned: Mapping[str, Learned]
+    stats: StoreStats,
+    scores: ForecastScores | None,
+    trust: TrustScores | None,
+    kinds: Mapping[str, ForecastScores],
+    learned: Mapping[str, Learned],
+    model: Mapping[str, Any] | None,
 ) -> None:
     decisions = sum(stats.decisions.values())
     failures = sum(stats.failures.values())
@@ -103,12 +116,37 @@ def _print(
     if trust is not None and trust.coverage_50 is not None and trust.coverage_90 is not None:
         facts.append(("", f"{trust.coverage_50:.0%} measured inside the central 50 % of the forecast, "
                           f"{trust.coverage_90:.0%} inside 90 %; {_falling(trust.error_falls)}"))  # fmt: skip
+    facts += [("", f"{kind}: {each.count} compared, {_honesty(asdict(each))}") for kind, each in kinds.items()]
+    if model is not None:
+        facts.append(("model", f"{model['version']}, {model['path']}"))
+        told = model["honesty_by_kind"].items()
+        facts += [("", f"{kind}, on {each['kernels']} kernels left out: {_honesty(each)}") for kind, each in told]
     for kind, lessons in learned.items():
         facts.append(("correction", f"{kind}: {_correction_words(lessons.sigma_scale)}"))
         if lessons.voices:
             voices = sorted(lessons.voices.items(), key=lambda voice: -voice[1])
             facts.append(("", "log density of " + ", ".join(f"{name} {score:+.2f}" for name, score in voices)))
     print_facts(facts)
+
+
+def _model() -> dict[str, Any] | None:
+    """The fitted model in use and what its card says of its honesty; None where it cannot be read, which `doctor` tells."""
+    from ..settings import Settings
+    from ..surrogates.prior import SHIPPED, held_prior, shipped_prior
+
+    held = Settings.from_environment().model
+    try:
+        model = shipped_prior() if held is None else held_prior(held)
+    except (AutotuneError, OSError):
+        return None
+    path = SHIPPED if held is None or held == model.version else held
+    by_kind = model.card.get("honesty_by_kind", {})
+    return {"version": model.version, "path": str(path), "honesty_by_kind": by_kind}
+
+
+def _honesty(scores: Mapping[str, Any]) -> str:
+    skill = "" if scores["brier_skill"] is None else f"skill {scores['brier_skill']:+.2f}, "
+    return f"{skill}calibration error {scores['ece']:.3f}"
 
 
 def _falling(falls: bool | None) -> str:

@@ -39,6 +39,7 @@ class Forecast:
     +1 is twice as fast as the default, 0 the same. `default_us` is the default's time in microseconds where the source
     knows it, which makes the forecast an absolute one. `fail_probability` is the chance that the config does not run;
     the distribution is of those that do. `sigma_scale` is the factor by which recalibration has multiplied every sigma.
+    `grounded` is false where nothing but rules of thumb speaks: no description of the launch, no recording, no outcome.
     """
 
     components: tuple[Normal, ...]
@@ -46,6 +47,7 @@ class Forecast:
     fail_probability: float = 0.0
     default_us: float | None = None
     sigma_scale: float = 1.0
+    grounded: bool = True
 
     @classmethod
     def normal(
@@ -103,6 +105,23 @@ class Forecast:
     def chance_above(self, log2_speedup: float) -> float:
         """Probability that the config runs and is faster than this."""
         return (1.0 - self.fail_probability) * (1.0 - self.cdf(log2_speedup))
+
+    def chance_slower(self, times: float) -> float:
+        """Probability that the config fails, or takes over so many times the default's time."""
+        return self.fail_probability + (1.0 - self.fail_probability) * self.cdf(-math.log2(times))
+
+    def expected_time(self, most: float) -> float:
+        """Expected time as a multiple of the default's; what takes longer than `most`, or fails, counts as that."""
+        time, edge = 0.0, math.log2(most)
+        for c in self.components:
+            sigma = max(c.sigma, 1e-9)
+            # Of a log-normal, cut off at the edge.
+            shift = math.log(2.0) * sigma * sigma
+            beyond = 0.5 * math.erfc((edge + c.mean) / (sigma * _SQRT2))
+            within = 0.5 * math.erfc((shift - edge - c.mean) / (sigma * _SQRT2))
+            scale = math.exp(min(700.0, math.log(2.0) * (0.5 * shift - c.mean)))
+            time += c.weight * (min(most, scale * within) + most * beyond)
+        return (1.0 - self.fail_probability) * time + self.fail_probability * most
 
     def expected_gain(self, over: float) -> float:
         """Expected improvement over a log2 speed-up, in log2, a failure gaining nothing."""

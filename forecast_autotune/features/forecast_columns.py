@@ -66,6 +66,7 @@ class ForecastTable(Sequence[Forecast | Abstention]):
         default_us: the default's time in microseconds where it is known.
         silent: why a config without a weight has no forecast.
         sigma_scale: the factor by which recalibration has multiplied every sigma.
+        grounded: of which configs more than rules of thumb speaks, shape `(configs,)`; None: of all.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class ForecastTable(Sequence[Forecast | Abstention]):
         default_us: float | None = None,
         silent: str = "not a config of the space",
         sigma_scale: float = 1.0,
+        grounded: NDArray[np.bool_] | None = None,
     ) -> None:
         self.components = tuple(components)
         self.fail = fail
@@ -84,6 +86,7 @@ class ForecastTable(Sequence[Forecast | Abstention]):
         self.default_us = default_us
         self.silent = silent
         self.sigma_scale = sigma_scale
+        self.grounded = grounded
         self._columns: Columns | None = None
 
     @classmethod
@@ -96,12 +99,13 @@ class ForecastTable(Sequence[Forecast | Abstention]):
         *,
         source: str,
         default_us: float | None = None,
+        grounded: NDArray[np.bool_] | None = None,
     ) -> ForecastTable:
         """A single bell for each config; all arrays have the shape `(configs,)`."""
         import numpy as np
 
         component = Component(name, mean, sigma, np.ones(mean.size))
-        return cls([component], fail, source=source, default_us=default_us)
+        return cls([component], fail, source=source, default_us=default_us, grounded=grounded)
 
     @property
     def columns(self) -> Columns:
@@ -133,6 +137,7 @@ class ForecastTable(Sequence[Forecast | Abstention]):
             default_us=self.default_us,
             silent=self.silent,
             sigma_scale=self.sigma_scale,
+            grounded=None if self.grounded is None else self.grounded[rows],
         )
 
     def stretched(self, factor: float) -> ForecastTable:
@@ -144,6 +149,7 @@ class ForecastTable(Sequence[Forecast | Abstention]):
             default_us=self.default_us,
             silent=self.silent,
             sigma_scale=self.sigma_scale * factor,
+            grounded=self.grounded,
         )
 
     def __len__(self) -> int:
@@ -166,7 +172,8 @@ class ForecastTable(Sequence[Forecast | Abstention]):
         )
         if not bells:
             return Abstention(self.source, self.silent)
-        return Forecast(bells, self.source, float(self.fail[i]), self.default_us, self.sigma_scale)
+        grounded = self.grounded is None or bool(self.grounded[i])
+        return Forecast(bells, self.source, float(self.fail[i]), self.default_us, self.sigma_scale, grounded)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(other) == len(self) and all(map(eq, self, other))

@@ -73,11 +73,18 @@ def _describe_argument(name: str, value: Any, numbers: dict[str, Any], sizes: di
     memory = getattr(plain, "base", plain) if hasattr(plain, "block_shape") else plain  # a tensor descriptor
     try:
         numbers[f"{name}__bytes"] = int(memory.element_size())
-        sizes[name] = float(memory.numel())
+        sizes[name] = float(_elements_of(memory))
         for i, extent in enumerate(getattr(plain, "block_shape", ())):
             numbers[f"{name}__block{i}"] = int(extent)
     except Exception:  # no tensor, or one of a kind that does not say
         log.debug("argument %s, a %s, is not described", name, type(plain).__name__)
+
+
+def _elements_of(tensor: Any) -> int:
+    """Elements that lie in memory: those along a stride of 0 are one and the same."""
+    if not hasattr(tensor, "stride"):
+        return int(tensor.numel())
+    return math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
 
 
 def launch_features(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..core.forecast import Forecast
 from ..core.job import log2_speedups
 from ..core.outcome import Measurement
+from ..features.kernel_kinds import kernel_kind
 from . import schema
 from .calibration_pairs import Pair
 from .decisions import stored_decisions
@@ -52,6 +53,7 @@ class StoreStats:
     saved_by_forecasts_s: float
     noise: dict[str, Noise]  # of timings, by the hardware's name
     pairs: tuple[tuple[Forecast, float], ...] = field(repr=False)  # forecast, log2 speed-up, -inf: failed
+    kinds: tuple[str, ...] = field(repr=False)  # of each pair's kernel, one of `kernel_kinds.KINDS`
     unreadable: int
 
 
@@ -93,6 +95,7 @@ def collect_stats(connection: sqlite3.Connection, path: Path, size_bytes: int, u
         saved_by_forecasts_s=spending.saved_by_forecasts_s,
         noise={name: noise for name, noise in noises.items() if noise is not None},
         pairs=tuple(judged.pairs),
+        kinds=tuple(judged.kinds),
         unreadable=len(unreadable),
     )
 
@@ -137,6 +140,7 @@ class _Judged:
     """What the newest outcomes show: pairs for how honest forecasts were, and measurements by hardware's name."""
 
     pairs: list[Pair] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)  # of kernels, one for each pair
     measurements: dict[str, list[Measurement]] = field(default_factory=dict)
 
 
@@ -157,7 +161,9 @@ def _newest(connection: sqlite3.Connection, complain: Complain) -> _Judged:
             break
         read += outcomes
         newest = newest_of(connection, (workload, hardware, toolchain), complain)
-        judged.pairs += _pairs_of(newest)
+        pairs = _pairs_of(newest)
+        judged.pairs += pairs
+        judged.kinds += [kernel_kind(stored.described for stored in newest)] * len(pairs)
         if hardware in known:
             measured = (s.outcome for s in newest if isinstance(s.outcome, Measurement))
             judged.measurements.setdefault(known[hardware].name, []).extend(measured)

@@ -93,6 +93,16 @@ class _Answer:
         return next(f for f in self.forecasts if isinstance(f, Forecast))
 
     @property
+    def grounded(self) -> NDArray[np.bool_]:
+        """Of which configs it knows more than rules of thumb; shape `(configs,)`."""
+        import numpy as np
+
+        table = self.forecasts
+        if isinstance(table, ForecastTable):
+            return np.ones(len(table), dtype=bool) if table.grounded is None else table.grounded
+        return np.array([isinstance(f, Forecast) and f.grounded for f in table])
+
+    @property
     def why_not(self) -> str:
         """Why it abstains, for people."""
         first = self.forecasts[0] if len(self.forecasts) else None
@@ -183,9 +193,11 @@ def _mixture(speaking: Sequence[_Answer], member_weights: Array) -> ForecastTabl
         for answer, k, mean, sigma, weight in zip(speaking, known, means, sigmas, by_config, strict=True)
     ]
     first = [answer.first for answer in speaking]
+    grounded = np.array([answer.grounded for answer in speaking])
     return ForecastTable(
         components,
         fail,
+        grounded=(by_config * grounded).sum(axis=0) >= 0.5,  # most of what counts
         source=" and ".join(f.source for f in first),
         default_us=next((f.default_us for f in first if f.default_us is not None), None),
         silent="nobody speaks of it",

@@ -115,6 +115,14 @@ class _Session(OutcomeSession):
         launches = self._model.launches
         return None if launches is None else _missed(launches, self.context.job)
 
+    @property
+    def _described(self) -> NDArray[np.bool_]:
+        """Of which configs the launch is described, and the trees say what it does; shape `(configs,)`."""
+        import numpy as np
+
+        launches = self._model.launches
+        return np.zeros(len(self.context.job.space), dtype=bool) if launches is None else launches.known
+
     @cached_property
     def _x(self) -> Array:
         return _columns(self.context.job)
@@ -179,6 +187,7 @@ class _Session(OutcomeSession):
             posterior.fail,
             source=f"{Learned.name} ({basis})",
             default_us=default_us(self.context, outcomes),
+            grounded=None if own or self._sources else self._described,
         )
         return table, posterior.loo_log_density
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from ..core.file_format import FileFormat
 from ..core.hardware import WARP_SIZE
 from ..core.job import Job
 from ..core.model_names import is_model_version, model_version
+from ..core.text import shown
 from ..errors import InvalidInputError
 from .static_features import LAUNCH_FEATURES, launch_features, role_features
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 SHIPPED = Path(__file__).with_name("prior.json")
-FORMAT = FileFormat(schema="forecast_autotune.prior", version=1)
+FORMAT = FileFormat(schema="forecast_autotune.prior", version=2)
 REMEDY = "run 'make fit', or install the package again"
 LEAST_DESCRIBED = 0.5  # share of a space's configs whose launches must be described for the trees to be used
 
@@ -37,6 +39,8 @@ LARGE_BLOCK = 9  # 512 threads: beyond, few blocks fit a unit side by side
 LITTLE_WORK, MUCH_WORK = 2, 4  # log2 of elements for each thread
 WIDE_LOAD = 2  # log2 of elements in one load
 
+WIDTHS = (-3.0, 2.0)  # log of sigma: 0.05 to 7.4 octaves
+
 BLOCK = 256  # configs that walk the trees together: 10,000 take 0.22 s, all at once 0.37 (one core of an EPYC)
 
 
@@ -46,6 +50,51 @@ class Factor:
 
     mean: float
     sigma: float
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """How wide forecasts are, as leaving kernels out has shown: sigma in octaves as a product of powers.
+
+    A space whose configs are expected to be far apart is one where much can be wrong, and so is a config that trees disagree
+    about or that is far from the middle of its space.
+
+    Attributes:
+        constant: log of sigma where all below is 1.
+        disagreement: power of the standard deviation among members, for a config.
+        space: power of the standard deviation of what is expected, over a space.
+        distance: power of how far a config's expected time is from the space's median.
+    """
+
+    constant: float
+    disagreement: float = 0.0
+    space: float = 0.0
+    distance: float = 0.0
+
+    def sigma(self, expected: Array, disagreement: Array) -> Array:
+        """Of each config, in octaves.
+
+        Args:
+            expected: log2 of time, shape `(configs,)`.
+            disagreement: the members' standard deviation, shape `(configs,)`.
+        """
+        import numpy as np
+
+        sigma: Array = np.exp(np.clip(width_columns(expected, disagreement) @ np.array(astuple(self)), *WIDTHS))
+        return sigma
+
+
+def width_columns(expected: Array, disagreement: Array) -> Array:
+    """What `Width` weights, in its order: shape `(configs, 4)`. Arguments as of `Width.sigma`."""
+    import numpy as np
+
+    columns = [
+        np.ones_like(expected),
+        np.log(disagreement + 0.1),
+        np.full_like(expected, math.log(max(float(expected.std()), 0.03))),
+        np.log(abs(expected - np.median(expected)) + 0.2),
+    ]
+    return np.stack(columns, axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +121,18 @@ class LaunchForecast:
 class Prior:
     """A fitted model: trees over what launches do, factors for the rules of thumb over knobs' roles.
 
-    The trees' mean is the expected log2 of time within a space, up to a constant; `sigma`, per config, follows from how far
-    the trees disagree, each of which saw other kernels.
+    The trees' mean is the expected log2 of time within a space, up to a constant. Each tree saw other kernels: how far they
+    disagree says, among other things, how far off they may be.
 
     Attributes:
         fitted_on: the kernels whose measurements it was fitted on.
         feature, threshold, left, right, value: a row for each tree, a column for each node: where the feature numbered
             `feature` is at most the threshold, go to `left`, else to `right`; a leaf has a feature of -1.
-        spread: sigma is `spread[0]` x the trees' standard deviation, and `spread[1]` apart from that.
+        width: how wide forecasts are.
         factors: by the name of a rule.
         version: what tells it from every other model that was written: how many kernels it was fitted on, and the digest of
             its file; empty for one that was not read from a file.
+        card: what its file says for people: data, splits, scores.
     """
 
     fitted_on: tuple[str, ...]
@@ -91,9 +141,10 @@ class Prior:
     left: NDArray[np.intp] = field(repr=False)
     right: NDArray[np.intp] = field(repr=False)
     value: Array = field(repr=False)
-    spread: tuple[float, float]
+    width: Width
     factors: Mapping[str, Factor]
     version: str = ""
+    card: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def of_launches(self, described: Sequence[Mapping[str, float]], job: Job) -> LaunchForecast | None:
         """What the trees expect of each config, from what its launch does.
@@ -112,14 +163,16 @@ class Prior:
             return None
         features = launch_features(described, job.hardware)
         expected = self.members(features)
-        mean, spread = expected.mean(axis=0), expected.std(axis=0)
+        mean, disagreement = expected.mean(axis=0), expected.std(axis=0)
         asked = np.array(getattr(described, "asked", True)) | known
         share = float(known.sum() / asked.sum())
         refused = REFUSED_FAILS if share >= MOSTLY_DESCRIBED else DESCRIBED_FAILS
         fail = np.where(
             known, DESCRIBED_FAILS, np.where(asked, refused, share * DESCRIBED_FAILS + (1.0 - share) * refused)
         )
-        sigma = np.hypot(self.spread[0] * spread, self.spread[1])
+        sigma = np.empty(len(described))
+        sigma[known] = self.width.sigma(mean[known], disagreement[known])
+        sigma[~known] = sigma[known].max()
         return LaunchForecast(-mean, sigma, fail, expected, features, known)
 
     def members(self, features: Array) -> Array:
@@ -203,38 +256,69 @@ def rules(job: Job) -> dict[str, Array]:
 
 
 def prior_text(prior: Prior, *, card: Mapping[str, object]) -> str:
-    """A model as JSON text, with a card for people: data, splits, scores."""
-    trees = []
-    for t in range(prior.feature.shape[0]):
-        used = _reached(prior, t)
-        trees.append(
-            {
-                "feature": prior.feature[t, used].tolist(),
-                "threshold": [round(x, 4) for x in prior.threshold[t, used].tolist()],
-                "left": prior.left[t, used].tolist(),
-                "right": prior.right[t, used].tolist(),
-                "value": [round(x, 4) for x in prior.value[t, used].tolist()],
-            }
-        )
+    """A model as JSON text, its numbers in base64, with a card for people: data, splits, scores.
+
+    Raises:
+        ValueError: of an inner node of a tree the left child does not stand right behind it.
+    """
     document = {
         **FORMAT.header,
         "card": dict(card),
         "fitted_on": list(prior.fitted_on),
-        "traits": list(LAUNCH_FEATURES),
-        "spread": list(prior.spread),
+        "features": list(LAUNCH_FEATURES),
+        "width": asdict(prior.width),
         "factors": {name: [f.mean, f.sigma] for name, f in prior.factors.items()},
-        "trees": trees,
+        "trees": _packed_trees(prior),
     }
     return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
 
 
-def _reached(prior: Prior, tree: int) -> slice:
-    """The nodes of a tree; rows are filled up to the longest."""
-    return slice(0, 1 + max(0, int(prior.left[tree].max()), int(prior.right[tree].max())))
+_LEAF = 255  # stands for the feature of a leaf
+
+
+def _packed_trees(prior: Prior) -> dict[str, object]:
+    """The nodes of all trees one after the other; a number is an inner node's threshold or a leaf's value."""
+    import numpy as np
+
+    trees = range(prior.feature.shape[0])
+    sizes = [1 + max(0, int(prior.left[t].max()), int(prior.right[t].max())) for t in trees]  # rows are filled up
+
+    def row(table: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([table[t, : sizes[t]] for t in trees] or [np.zeros(0)])
+
+    feature = row(prior.feature)
+    inner = feature >= 0
+    places = np.concatenate([np.arange(size) for size in sizes] or [np.arange(0)])
+    if (row(prior.left)[inner] != places[inner] + 1).any():
+        raise ValueError("of each inner node the left child stands right behind it")
+    return {
+        "nodes": sizes,
+        "feature": _packed(np.where(inner, feature, _LEAF), "u1"),
+        "number": _packed(np.where(inner, row(prior.threshold), row(prior.value)), "<f4"),
+        "right": _packed(np.where(inner, row(prior.right), 0), "<u2"),
+    }
+
+
+def _packed(values: NDArray[Any], kind: str) -> str:
+    return base64.b64encode(values.astype(kind).tobytes()).decode()
+
+
+def _unpacked(text: str, kind: str, count: int) -> NDArray[Any]:
+    """Numbers from base64.
+
+    Raises:
+        ValueError, TypeError: it is none, or there are not so many, or one is not finite.
+    """
+    import numpy as np
+
+    values = np.frombuffer(base64.b64decode(text, validate=True), dtype=kind)
+    if values.size != count or not np.isfinite(values).all():
+        raise ValueError(f"{values.size} numbers in the place of {count}, or not all finite")
+    return values
 
 
 def read_prior(path: Path) -> Prior:
-    """Read a model.
+    """Read a model. One of fewer features than this version knows is read too.
 
     Raises:
         OSError: the file cannot be read.
@@ -248,69 +332,73 @@ def read_prior(path: Path) -> Prior:
     if not isinstance(document, dict):
         raise InvalidInputError(f"{path} is no model: {REMEDY}")
     FORMAT.check(document, path, accepted=REMEDY, remedy=REMEDY)
-    if document.get("traits") != list(LAUNCH_FEATURES):
-        raise InvalidInputError(
-            f"{path} is a model of other features than the {len(LAUNCH_FEATURES)} of this forecast_autotune: {REMEDY}"
-        )
     try:
-        spread, factors, kernels = document["spread"], document["factors"], document["fitted_on"]
+        names, factors, kernels = document["features"], document["factors"], document["fitted_on"]
+        if strange := set(names) - set(LAUNCH_FEATURES):
+            raise InvalidInputError(
+                f"{path} is a model of a feature that this forecast_autotune has not, {shown(min(strange))}: {REMEDY}"
+            )
         if not isinstance(kernels, list) or not all(isinstance(name, str) for name in kernels):
             raise ValueError("fitted_on holds names of kernels")
         prior = Prior(
             tuple(kernels),
-            **_read_trees(document["trees"]),
-            spread=(float(spread[0]), float(spread[1])),
+            **_read_trees(document["trees"], [LAUNCH_FEATURES.index(name) for name in names]),
+            width=Width(**{name: float(value) for name, value in document["width"].items()}),
             factors={str(name): Factor(float(mean), float(sigma)) for name, (mean, sigma) in factors.items()},
             version=model_version(len(kernels), text),
+            card=document["card"],
         )
-        if not (0 <= prior.spread[0] < math.inf and 0 < prior.spread[1] < math.inf):
-            raise ValueError(f"spread is {spread}")
+        if not isinstance(prior.card, dict):
+            raise ValueError("the card is no object")
+        if not all(math.isfinite(value) for value in astuple(prior.width)):
+            raise ValueError(f"the width is {prior.width}")
         if not all(math.isfinite(f.mean) and 0 <= f.sigma < math.inf for f in prior.factors.values()):
             raise ValueError("a factor is no bell")
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as err:
+        if isinstance(err, InvalidInputError):
+            raise
         raise InvalidInputError(f"{path} is damaged ({err!r}): {REMEDY}") from None
     return prior
 
 
-def _read_trees(trees: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, NDArray[Any]]:
+def _read_trees(packed: Mapping[str, Any], features: Sequence[int]) -> dict[str, NDArray[Any]]:
     """The trees as tables, a row each, filled up with leaves to the longest.
 
+    Args:
+        features: places among `LAUNCH_FEATURES` of those that the trees ask for.
     Raises:
         ValueError, KeyError, TypeError: one is no tree.
     """
     import numpy as np
 
-    most = max((len(tree["feature"]) for tree in trees), default=0)
-    tables: dict[str, NDArray[Any]] = {
-        name: np.full((len(trees), most), fill, dtype=kind) for name, (kind, fill) in _COLUMNS.items()
-    }
-    for number, tree in enumerate(trees):
-        size = len(tree["feature"])
-        for name, table in tables.items():
-            column = np.asarray(tree[name])
-            if column.shape != (size,) or not size:
-                raise ValueError(f"tree {number} has {size} nodes, and a {name} of shape {column.shape}")
-            if column.dtype.kind not in ("i" if table.dtype.kind == "i" else "if") or not np.isfinite(column).all():
-                raise ValueError(f"tree {number} has a {name} that is no number")
-            table[number, :size] = column
-        places, inner = np.arange(size), tables["feature"][number, :size] >= 0
-        for name in ("left", "right"):
-            child = tables[name][number, :size]
-            # A child stands behind its parent, so that every walk ends.
-            if (inner & ((child <= places) | (child >= size))).any():
-                raise ValueError(f"tree {number} points out of itself or back")
-    if (tables["feature"] >= len(LAUNCH_FEATURES)).any():
+    sizes = np.array(packed["nodes"], dtype=int).reshape(-1)
+    if (sizes < 1).any() or sizes.tolist() != packed["nodes"]:
+        raise ValueError("the trees' sizes are no counts")
+    total, most = int(sizes.sum()), int(sizes.max(initial=0))
+    feature = _unpacked(packed["feature"], "u1", total).astype(int)
+    number = _unpacked(packed["number"], "<f4", total).astype(float)
+    right = _unpacked(packed["right"], "<u2", total).astype(int)
+    inner = feature != _LEAF
+    if (feature[inner] >= len(features)).any():
         raise ValueError("a tree asks for a feature that is not there")
-    return tables
+    filled = np.arange(most) < sizes[:, None]
+    place = np.broadcast_to(np.arange(most), filled.shape)[filled]
+    # A child stands behind its parent, so that every walk ends: the left one right behind it.
+    if (inner & ((right <= place + 1) | (right >= np.repeat(sizes, sizes)))).any():
+        raise ValueError("a tree points out of itself or back")
 
+    def table(values: NDArray[Any], fill: float) -> NDArray[Any]:
+        rows = np.full(filled.shape, fill, dtype=values.dtype)
+        rows[filled] = values
+        return rows
 
-_COLUMNS: dict[str, tuple[type, float]] = {
-    "feature": (int, -1),
-    "threshold": (float, 0.0),
-    "left": (int, 0),
-    "right": (int, 0),
-    "value": (float, 0.0),
-}
+    return {
+        "feature": table(np.where(inner, np.array([*features, -1])[np.minimum(feature, len(features))], -1), -1),
+        "threshold": table(np.where(inner, number, 0.0), 0.0),
+        "left": table(np.where(inner, place + 1, 0), 0),
+        "right": table(np.where(inner, right, 0), 0),
+        "value": table(np.where(inner, 0.0, number), 0.0),
+    }
 
 
 def shipped_prior() -> Prior:

@@ -64,6 +64,8 @@ class _Session(OutcomeSession):
         return _read_job(self.context.job)
 
     def predict_from(self, outcomes: Mapping[Config, Outcome]) -> tuple[Forecasts, float | None]:
+        import numpy as np
+
         job = self.context.job
         known_us, bound_us, rules = default_us(self.context, outcomes), least_us(job), self._rules
         if not rules.says and (bound_us is None or known_us is None):
@@ -81,6 +83,7 @@ class _Session(OutcomeSession):
             rules.fail,
             source=f"{Roofline.name} ({', '.join(says)})",
             default_us=known_us,
+            grounded=np.full(len(job.space), rules.by_source),
         )
         return table, _log_density(job, outcomes, mean, sigma)
 
@@ -93,12 +96,14 @@ class _Rules:
         mean, sigma: of log2 speed-up against the default; shape `(configs,)`.
         fail: chance of failing, shape `(configs,)`.
         says: what it rests on, for people.
+        by_source: whether that is what a kernel's source says of its launches, not rules of thumb.
     """
 
     mean: Array
     sigma: Array
     fail: Array
     says: tuple[str, ...]
+    by_source: bool
 
 
 def _read_job(job: Job) -> _Rules:
@@ -110,7 +115,7 @@ def _read_job(job: Job) -> _Rules:
     else:
         cost, fail = rules_of_thumb(job.space, job.space.roles, job.hardware)
         trust, unsure, says = TRUST_IN_RULES, SIGMA, ["knob roles"] if job.space.roles else []
-    return _Rules(trust * (cost[0] - cost), np.full(cost.size, unsure), fail, tuple(says))
+    return _Rules(trust * (cost[0] - cost), np.full(cost.size, unsure), fail, tuple(says), from_source is not None)
 
 
 def _log_density(job: Job, outcomes: Mapping[Config, Outcome], mean: Array, sigma: Array) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from forecast_autotune.cli import main
 from forecast_autotune.core.forecast import Forecast, Normal
 from forecast_autotune.frontends import engine
 from forecast_autotune.store.sqlite import SqliteStore
+from forecast_autotune.surrogates.prior import shipped_prior
 from forecast_autotune.surrogates.recalibrated import Recalibrated
 
 TRACE = Path(__file__).parents[1] / "traces" / "gemm_few_rows.jsonl.gz"
@@ -47,6 +49,32 @@ def test_stats_report_the_sigma_scale_its_pairs_and_each_component(
     assert f"cuda: sigma after x{learned['after']:.2f} (20 pairs)" in out
     assert "log density of shy -2.92, bold -13.8" in out
     assert "inside 90 %" in out
+
+
+def test_stats_tell_how_honest_forecasts_were_by_the_kind_of_kernel(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moves = {"flops": 0.0, "tile_elements": 1024.0, "loaded_bytes": 2048.0, "elementwise": 4096.0}
+    kernels = {"dense": {**moves, "flops": 1e9}, "plain": moves, "told nothing": {}}
+    with SqliteStore(tmp_path) as opened:
+        for number, features in enumerate(kernels.values()):
+            job = replace(a_job(key={"n": number}), static_features=[features] * len(SPACE) if features else ())
+            for place in range(5):
+                forecast = Forecast.normal(0.0, 0.3, source="learned")
+                opened.record(job, "run", SPACE[place], a_measurement(10.0 * (1 + place * number)), forecast)
+    assert main(["stats", "--dir", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    by_kind = told["honesty_by_kind"]
+    assert {kind: each["count"] for kind, each in by_kind.items()} == {
+        "matmul-like": 4, "one tile each": 4, "not described": 4,
+    }  # fmt: skip
+    assert by_kind["matmul-like"]["half_brier"] < by_kind["not described"]["half_brier"]
+    assert told["model"]["version"] == shipped_prior().version
+    assert main(["stats", "--dir", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "one tile each: 4 compared, " in out
+    assert f"{shipped_prior().version}, " in out
+    assert "kernels left out: " in out
 
 
 def test_the_correction_shown_is_the_one_in_use(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

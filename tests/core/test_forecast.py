@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
@@ -75,3 +76,20 @@ def test_a_time_is_known_where_the_defaults_is() -> None:
 
 def test_there_are_eight_bins() -> None:
     assert len(BIN_EDGES_LOG2) == 7
+
+
+def test_expected_time_and_chance_of_being_slower_are_those_of_many_draws() -> None:
+    draw = random.Random(0)
+    bells = (Normal(0.4, 0.5, 0.7), Normal(-1.0, 1.5, 0.3))
+    forecast = Forecast(bells, "test", fail_probability=0.1)
+    times = []
+    for _ in range(100_000):
+        bell = bells[draw.random() < 0.3]
+        times.append(math.inf if draw.random() < 0.1 else 2.0 ** -draw.gauss(bell.mean, bell.sigma))
+    assert forecast.expected_time(4.0) == pytest.approx(sum(min(4.0, t) for t in times) / len(times), abs=0.02)
+    assert forecast.chance_slower(1.3) == pytest.approx(sum(t > 1.3 for t in times) / len(times), abs=0.01)
+
+
+@pytest.mark.parametrize("mean", [-3000.0, 0.0, 3000.0])
+def test_expected_time_stays_finite_however_far_the_forecast_is_off(mean: float) -> None:
+    assert 0.0 <= Forecast.normal(mean, 40.0, source="test").expected_time(4.0) <= 4.0

@@ -41,6 +41,7 @@ from faults.ledger import Ledger
 from faults.stores import filled, runs_kept, told_by
 from hypothesis import strategies as st
 from recorded import recording
+from toy_prior import following
 
 from forecast_autotune.core.budget import Budget
 from forecast_autotune.core.config import Config
@@ -59,7 +60,7 @@ from forecast_autotune.store import encoding, schema
 from forecast_autotune.store.jsonl import read_entries
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
-from forecast_autotune.surrogates.prior import read_prior
+from forecast_autotune.surrogates.prior import prior_text, read_prior
 
 SAMPLES = Path(__file__).parents[1] / "stores"
 
@@ -800,8 +801,7 @@ def test_a_shipped_model_or_adapter_with_anything_in_it_is_refused_by_name(tmp_p
         tmp_path,
         seen="an error that names the file",
     ) as case:
-        shipped = json.loads((Path(schema.__file__).parents[1] / "surrogates" / "prior.json").read_text())
-        small = {**shipped, "trees": shipped["trees"][:1]}
+        small = json.loads(prior_text(following(trees=1), card={}))
         prior, adapter = case.folder / "prior.json", case.folder / "adapter_config.json"
 
         def attack(model: Any, description: Any) -> None:

@@ -107,7 +107,11 @@ def test_variants_are_described_as_in_the_recorded_traces(suite: SuiteKernel) ->
     assert found == [pytest.approx(recording.static_features[config], rel=1e-5) for config in configs]
 
 
-@pytest.mark.parametrize("kernel", [*triton_kernels(), *small_kernels()], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "kernel",
+    [*triton_kernels(), *(pytest.param(kernel, marks=pytest.mark.thorough) for kernel in small_kernels())],
+    ids=lambda kernel: kernel.name,
+)
 def test_a_kernel_of_one_function_is_described_alike_however_it_is_called(kernel: Any) -> None:
     tuner = kernel.tuned()
     for case in kernel.cases:

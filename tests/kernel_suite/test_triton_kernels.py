@@ -257,6 +257,55 @@ MISTAKES = {
     "each_program_does_one_block": (
         "small/lion", "tl.range(start, n_elements, step)", "tl.range(start, start + 1, step)", "over_every_program",
     ),
+    "what_came_before_is_lost": (
+        "small/row_cumsum", "before += tl.sum(value, 0)", "before = tl.sum(value, 0)", "over_blocks",
+    ),
+    "a_segment_goes_on_for_ever": ("small/segmented_cumsum", "starts > 0, value", "starts > 1, value", "below_a_block"),
+    "a_state_does_not_decay": (
+        "small/linear_attention_state", "state * tl.exp(end)[:, None] +", "state +", "over_chunks",
+    ),
+    "a_chunk_does_not_see_itself": (
+        "small/retention_output", "tl.where(apart >= 0, scores", "tl.where(apart > 0, scores", "one",
+    ),
+    "a_gradient_does_not_decay": (
+        "small/retention_state_backward", "gradient * tl.exp2(rate * length) +", "gradient +", "over_a_block",
+    ),
+    "the_last_state_is_not_kept": (
+        "small/retention_recurrent", "tl.store(state_at, state,", "tl.store(state_at, state * decay,", "odd",
+    ),
+    "steps_are_all_of_one_size": ("small/selective_scan", "tl.exp(dt[:, None] * rate)", "tl.exp(rate)", "over_a_block"),
+    "what_is_passed_back_does_not_decay": (
+        "small/gated_recurrence_backward", "carried = gradient * keep", "carried = gradient", "over_a_block",
+    ),
+    "a_token_hears_the_next": (
+        "small/causal_conv1d", "time - (WIDTH - 1 - tap)", "time - (WIDTH - 2 - tap)", "over_blocks",
+    ),
+    "taps_are_the_wrong_way_round": (
+        "small/causal_conv1d_backward_input", "WIDTH + WIDTH - 1 - later)", "WIDTH + later)", "over_a_block",
+    ),
+    "padding_is_a_zero": ("small/max_pool2d", 'mask=inside, other=float("-inf")', "mask=inside, other=0.0", "odd"),
+    "the_first_of_equal_ones_is_not_taken": (
+        "small/row_argmax", "tl.min(tl.where(best == highest, place, columns), 0)",
+        "tl.max(tl.where(best == highest, place, -1), 0)", "over_blocks",
+    ),
+    "an_expert_is_chosen_twice": (
+        "small/router_topk", "expert == which[:, None], -1.0", "expert == which[:, None], chance", "below_a_block",
+    ),
+    "a_token_without_room_is_read": (
+        "small/combine_experts", "tl.where(place >= 0, dim, 0)", "tl.where(place >= -1, dim, 0)", "below_a_block",
+    ),
+    "halves_of_a_byte_change_places": (
+        "small/int4_matvec", "low * even[None, :] + high * odd[None, :]",
+        "high * even[None, :] + low * odd[None, :]", "over_blocks",
+    ),
+    "samples_are_merged_as_if_of_one_mean": (
+        "small/row_variance", " + apart * apart * count_a * share", "", "over_blocks",
+    ),
+    "totals_keep_their_old_scale": ("small/kl_divergence", "apart = apart * shrink", "apart = apart", "over_blocks"),
+    "smoothing_is_left_out": (
+        "small/smoothed_cross_entropy", "(1.0 - smoothing) * right - smoothing * mean", "right", "below_a_block",
+    ),
+    "a_chunk_forgets_its_earlier_tokens": ("small/expert_ranks", "- hot + counts[None, :]", "- hot", "over_chunks"),
     "w_has_no_gate": ("gdn_recompute_w_u", "gated = beta * tl.exp", "gated = beta + 0 * tl.exp", "below_a_chunk"),
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from forecast_autotune.surrogates.prior import Factor, Prior
+from forecast_autotune.surrogates.prior import Factor, Prior, Width
 from forecast_autotune.surrogates.static_features import LAUNCH_FEATURES
 
 SURE, UNSURE = 1e-3, 0.3
@@ -27,7 +27,7 @@ def following(
     value[-1] = high
     tables = {"feature": feature, "threshold": threshold, "left": left, "right": right, "value": value}
     return Prior(
-        ("toy",), **{name: np.tile(table, (trees, 1)) for name, table in tables.items()}, spread=(1.0, 0.3), factors={}
+        ("toy",), **{name: np.tile(table, (trees, 1)) for name, table in tables.items()}, width=Width(-1.2), factors={}
     )
 
 
@@ -41,6 +41,6 @@ def believing(factors: Mapping[str, float], sigma: float = UNSURE) -> Prior:
         left=none,
         right=none,
         value=none.astype(float),
-        spread=(1.0, 0.3),
+        width=Width(-1.2),
         factors={name: Factor(mean, sigma) for name, mean in factors.items()},
     )

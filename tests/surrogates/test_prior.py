@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import base64
 import json
 import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from forecast_autotune.surrogates.prior import (
     RULES,
     SHIPPED,
     Factor,
+    Width,
     held_prior,
     prior_text,
     read_prior,
@@ -55,11 +58,11 @@ def test_a_model_is_read_as_it_was_written(tmp_path: Path) -> None:
     model = type(model)(
         fitted_on=("one", "other"),
         **{name: getattr(model, name) for name in ("feature", "threshold", "left", "right", "value")},
-        spread=(0.5, 0.25),
+        width=Width(0.5, 0.25),
         factors={"ragged": Factor(0.1, 0.2)},
     )
     found = read_prior(written(tmp_path / "m.json", prior_text(model, card={})))
-    assert (found.fitted_on, found.spread, found.factors) == (model.fitted_on, model.spread, model.factors)
+    assert (found.fitted_on, found.width, found.factors) == (model.fitted_on, model.width, model.factors)
     for name in ("feature", "threshold", "left", "right", "value"):
         assert getattr(found, name).tolist() == getattr(model, name).tolist()
     assert prior_text(found, card={}) == prior_text(model, card={})
@@ -71,70 +74,101 @@ def test_a_model_of_rules_alone_is_one_too(tmp_path: Path) -> None:
     assert found.of_launches([{"us_bound": 1.0}], job_of(recording())) is None
 
 
+def packed(values: list[float], kind: str) -> str:
+    return base64.b64encode(np.array(values).astype(kind).tobytes()).decode()
+
+
+def unpacked(found: Document, name: str) -> list[float]:
+    kind = {"feature": "u1", "number": "<f4", "right": "<u2"}[name]
+    return np.frombuffer(base64.b64decode(found["trees"][name]), kind).tolist()  # type: ignore[no-any-return]
+
+
+def small() -> Document:
+    """A model of two trees: 0.5 where the bound is at most 3, 2.5 beyond; and 7 whatever it is."""
+    bound = LAUNCH_FEATURES.index("bound")
+    trees = {
+        "nodes": [3, 1],
+        "feature": packed([bound, 255, 255, 255], "u1"),
+        "number": packed([3, 0.5, 2.5, 7], "<f4"),
+        "right": packed([2, 0, 0, 0], "<u2"),
+    }
+    return {**document(), "trees": trees}
+
+
 def test_trees_of_different_sizes_stand_side_by_side(tmp_path: Path) -> None:
-    both = document()
-    both["trees"] = [
-        document()["trees"][0],
-        {"feature": [-1], "threshold": [0], "left": [0], "right": [0], "value": [7]},
-    ]
-    found = read_prior(written(tmp_path / "m.json", both))
+    found = read_prior(written(tmp_path / "m.json", small()))
     traits = np.zeros((3, len(LAUNCH_FEATURES)))
-    traits[:, LAUNCH_FEATURES.index("bound")] = [0.1, 3.1, 99.0]
-    assert found.each_tree(traits).tolist() == [[0.125, 7.0], [3.125, 7.0], [14.0, 7.0]]
+    traits[:, LAUNCH_FEATURES.index("bound")] = [0.1, 3.0, 3.1]
+    assert found.each_tree(traits).tolist() == [[0.5, 7.0], [0.5, 7.0], [2.5, 7.0]]
+    assert found.members(traits).tolist() == [[0.5, 0.5, 2.5], [7.0, 7.0, 7.0]]
+
+
+def test_a_model_of_fewer_features_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    older = small()
+    older["features"] = ["threads", "bound"]
+    older["trees"]["feature"] = packed([1, 255, 255, 255], "u1")
+    traits = np.zeros((2, len(LAUNCH_FEATURES)))
+    traits[:, LAUNCH_FEATURES.index("bound")] = [0.1, 3.1]
+    assert read_prior(written(tmp_path / "m.json", older)).each_tree(traits).tolist() == [[0.5, 7.0], [2.5, 7.0]]
+
+
+def test_trees_in_another_order_are_not_written() -> None:
+    model = following()
+    with pytest.raises(ValueError, match="left child"):
+        prior_text(replace(model, left=model.right, right=model.left), card={})
 
 
 def changed(**values: object) -> Callable[[Document], object]:
     return lambda found: found.update(values)
 
 
-def in_tree(name: str, place: int, value: object) -> Callable[[Document], object]:
-    def change(found: Document) -> None:
-        found["trees"][1][name][place] = value
-
-    return change
+def in_trees(name: str, values: list[float] | str) -> Callable[[Document], object]:
+    kind = {"feature": "u1", "number": "<f4", "right": "<u2"}.get(name, "")
+    return lambda found: found["trees"].update(
+        {name: values if isinstance(values, str) or not kind else packed(values, kind)}
+    )
 
 
 NAN = float("nan")
 DAMAGE: dict[str, Callable[[Document], object]] = {
+    "the former version": changed(version=1),
     "another version": changed(version=99),
-    "other traits": changed(traits=list(LAUNCH_FEATURES[1:])),
-    "traits that are none": changed(traits=3),
+    "a feature that is not known": changed(features=[*LAUNCH_FEATURES, "luck"]),
+    "features that are none": changed(features=3),
+    "features that are numbers": changed(features=[1, 2]),
     "another schema": changed(schema="recipe"),
-    "a tree that points out of itself": in_tree("right", 0, 10_000),
-    "a tree that points behind its own end": lambda d: d["trees"].append(
-        {"feature": [0, -1], "threshold": [0, 0], "left": [1, 0], "right": [2, 0], "value": [0, 0]}
-    ),
-    "a tree that points back": in_tree("left", 4, 2),
-    "a tree that loops": in_tree("right", 2, 2),
-    "a tree that points before its start": in_tree("left", 0, -1),
-    "a trait that is not there": in_tree("feature", 0, len(LAUNCH_FEATURES)),
-    "half a trait": in_tree("feature", 0, 1.5),
-    "a value that is NaN": in_tree("value", 1, NAN),
-    "a threshold that is NaN": in_tree("threshold", 0, NAN),
-    "an infinite value": in_tree("value", 1, math.inf),
-    "a value that is text": in_tree("value", 1, "fast"),
-    "a list that is too short": lambda d: d["trees"][0]["left"].pop(),
-    "a list that is too long": lambda d: d["trees"][0]["value"].append(1.0),
-    "a list of one": lambda d: d["trees"][0].update(value=[1.0]),
-    "a tree without nodes": lambda d: d["trees"].append({name: [] for name in document()["trees"][0]}),
-    "a tree without values": lambda d: d["trees"][0].pop("value"),
-    "a tree that is a number": lambda d: d["trees"].append(3),
+    "a tree that points out of itself": in_trees("right", [3, 0, 0, 0]),
+    "a tree that loops": in_trees("right", [0, 0, 0, 0]),
+    "a tree whose children are one": in_trees("right", [1, 0, 0, 0]),
+    "a feature that is not there": in_trees("feature", [200, 255, 255, 255]),
+    "a value that is NaN": in_trees("number", [3, NAN, 2.5, 7]),
+    "an infinite threshold": in_trees("number", [math.inf, 0.5, 2.5, 7]),
+    "too few numbers": in_trees("number", [3, 0.5, 2.5]),
+    "too many features": in_trees("feature", [0, 255, 255, 255, 255]),
+    "numbers that are no base64": in_trees("number", "fast"),
+    "numbers that are a list": lambda d: d["trees"].update(number=[1.0]),
+    "a tree without nodes": in_trees("nodes", [3, 0, 1]),  # type: ignore[arg-type]
+    "a tree of less than no nodes": in_trees("nodes", [5, -1]),  # type: ignore[arg-type]
+    "half a node": in_trees("nodes", [2.5, 1.5]),  # type: ignore[arg-type]
+    "trees without values": lambda d: d["trees"].pop("number"),
+    "trees that are a number": changed(trees=3),
     "no trees": lambda d: d.pop("trees"),
-    "a spread that is NaN": changed(spread=[1.0, NAN]),
-    "a spread of nothing": changed(spread=[1.0, 0.0]),
-    "a spread of one number": changed(spread=[1.0]),
+    "a width that is NaN": changed(width={"constant": NAN}),
+    "a width of something else": changed(width={"constant": 0.1, "luck": 1.0}),
+    "a width of nothing": changed(width={}),
     "a factor that is NaN": changed(factors={"ragged": [NAN, 0.1]}),
     "a factor with a negative doubt": changed(factors={"ragged": [0.1, -0.1]}),
     "a factor of one number": changed(factors={"ragged": [0.1]}),
     "factors that are a list": changed(factors=[1, 2]),
     "kernels that are no list": changed(fitted_on="matmul"),
     "kernels that are numbers": changed(fitted_on=[1, 2]),
+    "a card that is none": changed(card="ace"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_model_that_is_damaged_is_refused_by_name_with_what_to_do(tmp_path: Path, damage: str) -> None:
-    found = document()
+    found = small()
     DAMAGE[damage](found)
     path = written(tmp_path / "model.json", found)
     with pytest.raises(InvalidInputError) as raised:
@@ -195,8 +229,8 @@ def shipped() -> Document:
     return found
 
 
-def test_the_shipped_model_is_text_of_less_than_5_megabytes() -> None:
-    assert SHIPPED.stat().st_size < 5_000_000
+def test_the_shipped_model_is_text_of_less_than_2_megabytes() -> None:
+    assert SHIPPED.stat().st_size < 2_000_000
     assert SHIPPED.read_bytes().isascii()
 
 
@@ -212,12 +246,12 @@ def test_the_shipped_model_is_read_and_asked_without_scikit_learn() -> None:
     assert (done.stdout.strip(), done.returncode) == ("True", 0), done.stderr
 
 
-def test_the_shipped_model_names_the_suite_recordings_it_was_fitted_on() -> None:
-    traces = sorted(p.name for p in (Path(calibration.__file__).parent / "traces").glob("*.jsonl.gz"))
+def test_the_shipped_model_names_the_recordings_it_was_fitted_on() -> None:
+    traces = sorted(p.name for p in (Path(calibration.__file__).parent / "traces").rglob("*.jsonl.gz"))
     card = shipped()["card"]
     assert sorted(name for names in card["data"]["traces"].values() for name in names) == traces
     assert sorted(card["data"]["traces"]) == sorted(shipped_prior().fitted_on)
-    assert {name.split(".")[0] for name in traces} == set(shipped_prior().fitted_on)
+    assert {name.split(".")[0] for name in traces} == {name.split("/")[-1] for name in shipped_prior().fitted_on}
 
 
 def test_the_shipped_model_was_fitted_on_no_space_kept_for_development() -> None:
@@ -231,10 +265,10 @@ def test_the_shipped_model_was_fitted_on_no_space_kept_for_development() -> None
 def test_the_card_counts_what_the_file_holds() -> None:
     found = shipped()
     assert found["card"]["trees"] == {
-        "count": len(found["trees"]),
-        "nodes": sum(len(tree["feature"]) for tree in found["trees"]),
+        "count": len(found["trees"]["nodes"]),
+        "nodes": sum(found["trees"]["nodes"]),
     }
-    assert found["card"]["spread"] == found["spread"]
+    assert found["card"]["width"] == found["width"]
     for split in ("kernels_left_out", "sizes_left_out"):
         assert set(found["card"][split]["by_kernel"]) == set(found["fitted_on"])
 
@@ -243,16 +277,18 @@ def test_what_the_trees_say_is_what_one_reads_in_the_file_by_hand() -> None:
     draw = np.random.default_rng(0)
     traits = draw.normal(0, 4, (300, len(LAUNCH_FEATURES)))  # more than walk together
     said = shipped_prior().each_tree(traits)
-    trees = shipped()["trees"]
-    assert said.shape == (300, len(trees))
-    for number in (0, len(trees) - 1):
-        tree = trees[number]
+    found = shipped()
+    nodes = found["trees"]["nodes"]
+    feature, numbers, right = (unpacked(found, name) for name in ("feature", "number", "right"))
+    assert said.shape == (300, len(nodes))
+    for number in (0, len(nodes) - 1):
+        root = sum(nodes[:number])
         for row in (0, 255, 256, 299):
             node = 0
-            while tree["feature"][node] >= 0:
-                lower = traits[row, tree["feature"][node]] <= tree["threshold"][node]
-                node = tree["left" if lower else "right"][node]
-            assert said[row, number] == tree["value"][node]
+            while (asked := int(feature[root + node])) != 255:
+                goes_left = traits[row, LAUNCH_FEATURES.index(found["features"][asked])] <= numbers[root + node]
+                node = node + 1 if goes_left else int(right[root + node])
+            assert said[row, number] == numbers[root + node]
 
 
 # Rules ------------------------------------------------------------------------------------------------------------------

@@ -140,6 +140,27 @@ def test_a_trusted_forecast_must_beat_what_was_measured(mean: float, basis: str)
     assert choose(known, DONE).basis == "measured", "only where nothing may be measured"
 
 
+@pytest.mark.parametrize(
+    ("forecast", "basis"),
+    [
+        (Forecast.normal(0.5, 0.3, source="fixed"), "forecast"),
+        (Forecast.normal(0.5, 1.0, source="fixed"), "default"),  # one in five that it is far slower
+        (Forecast.normal(0.5, 0.3, source="fixed", fail_probability=0.15), "default"),
+        (replace(Forecast.normal(2.0, 0.3, source="fixed"), grounded=False), "default"),  # rules of thumb alone
+        (Forecast.normal(0.02, 0.01, source="fixed"), "default"),  # surely faster, by too little
+    ],
+)
+def test_an_untried_config_is_chosen_where_it_is_hardly_ever_far_slower(forecast: Forecast, basis: str) -> None:
+    known = findings([None, None], forecasts=[Abstention("nobody", ""), forecast])
+    assert choose(known, DONE, by_forecast=True).basis == basis
+
+
+def test_of_several_good_forecasts_the_least_expected_time_wins() -> None:
+    wide, narrow = Forecast.normal(0.9, 0.7, source="fixed"), Forecast.normal(0.9, 0.2, source="fixed")
+    known = findings([None] * 3, forecasts=[Abstention("nobody", ""), wide, narrow])
+    assert choose(known, DONE, by_forecast=True).config == Config({"i": 2})
+
+
 def test_where_nothing_ran_the_reason_counts_the_stages() -> None:
     broken = Failure(stage="compile", message="no")
     choice = choose(findings([FAILED, broken, FAILED]), DONE)

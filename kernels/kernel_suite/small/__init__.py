@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from forecast_autotune.frontends.triton.simulated_driver import current_rehearsal
+
 from ..suite import Case
 
 KINDS: Mapping[str, Sequence[str]] = {
@@ -109,5 +111,7 @@ def moved(*args: Any) -> float:
 
 
 def multiprocessors(device: str) -> int:
-    """How many multiprocessors the GPU has, for persistent kernels; 4 where there is none."""
+    """How many multiprocessors the GPU has, for persistent kernels, or a rehearsed one; 4 where there is none."""
+    if (rehearsed := current_rehearsal()) is not None:
+        return rehearsed.hardware.units
     return torch.cuda.get_device_properties(device).multi_processor_count if device.startswith("cuda") else 4

@@ -81,7 +81,7 @@ KERNEL = TritonKernel(
     key=("PAGE", "HEADS", "D"),
     cases=(
         Case(name="prefill", sizes={"tokens": 16384, "heads": 8, "D": 128, "page": 16, "pages": 4096}),
-        Case(name="decode", sizes={"tokens": 256, "heads": 8, "D": 128, "page": 16, "pages": 8192}),
+        Case(name="decode", sizes={"tokens": 256, "heads": 8, "D": 128, "page": 32, "pages": 4096}),
         Case(
             name="all_heads", sizes={"tokens": 8192, "heads": 32, "D": 128, "page": 64, "pages": 256}, dtype="float16"
         ),

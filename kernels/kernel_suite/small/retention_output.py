@@ -80,7 +80,7 @@ def reference(call: Call) -> tuple[torch.Tensor, ...]:
     step = torch.arange(chunk, device=q.device)
     apart = step[:, None] - step
     decay = torch.where(apart >= 0, (rate[:, None, None] * apart).exp(), 0.0)
-    scores = torch.einsum("bnihk,bnjhk->bnhij", q, k) * decay
+    scores = (torch.einsum("bnihk,bnjhk->bnhij", q, k) * decay).to(out.dtype).float()
     seen = torch.einsum("bnihk,bnhkv->bnihv", q, h.float()) * (rate * (step[:, None] + 1)).exp()[..., None]
     result = seen + torch.einsum("bnhij,bnjhv->bnihv", scores, v)
     return ((result * scale).flatten(1, 2)[:, :length].to(out.dtype),)

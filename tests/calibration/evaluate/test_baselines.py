@@ -345,10 +345,13 @@ def test_honesty_scores_forecasts_with_and_without_history(
 ) -> None:
     found = told(capsys, "honesty", *traces[:2], "--seeds", 2)
     assert {(r["setting"], r["known"]) for r in found["honesty"]} == {
-        ("cold", 10), ("cold", 50), ("with history", 0), ("with history", 50),
+        ("cold", 0), ("cold", 10), ("cold", 50), ("with history", 0), ("with history", 50),
     }  # fmt: skip
     assert all(len(r["error_by_fifth"]) == 5 for r in found["runs"])
-    by = {(r["setting"], r["known"]): r for r in found["honesty"]}
+    by = {(r["setting"], r["known"]): r for r in found["honesty"] if r["kind"] is None}
+    of_kinds = [r for r in found["honesty"] if r["kind"] is not None]
+    assert sum(r["traces"] for r in of_kinds) == sum(r["traces"] for r in by.values())
+    assert all(0.0 <= r["pooled_ece"] <= 1.0 for r in found["honesty"])
     assert by["cold", 50]["brier_skill"] > by["cold", 10]["brier_skill"]
     (scored,) = Honesty(entry=Entry(trace=traces[0], setting="cold"), known=10, draws=2).do()
     assert scored["draws"] == 2

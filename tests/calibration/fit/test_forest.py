@@ -4,9 +4,10 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,31 +18,32 @@ pytest.importorskip("sklearn")
 
 from calibration.fit import forest as fitting
 from calibration.fit.forest import (
-    CLIP,
-    SPREAD,
-    TRACES,
+    WIDTH,
     Example,
+    Missed,
     Scores,
+    corpus,
     fit,
     fit_and_score,
     fit_factors,
-    fit_spread,
+    fit_width,
     kernels_left_out,
+    kind_card,
     main,
     mean_of,
     misses,
     prior_without,
+    probabilities_and_speedups,
     read_example,
     score,
     sizes_left_out,
-    suite,
 )
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.traces import write_trace
-from forecast_autotune.surrogates.prior import SHIPPED, read_prior, shipped_prior
+from forecast_autotune.surrogates.prior import SHIPPED, Width, read_prior, shipped_prior, width_columns
 
 NONE_RAN = Failure(stage="launch", message="no")
 
@@ -134,23 +136,45 @@ def test_no_traces_are_refused() -> None:
         fit([])
 
 
-def test_the_spread_is_the_most_likely_by_what_was_missed() -> None:
-    draw = np.random.default_rng(0)
-    disagreement = draw.uniform(0.1, 2.0, 4000)
-    missed = draw.normal(0, np.hypot(1.25 * disagreement, 0.3))
-    assert fit_spread([(missed, disagreement)]) == (1.25, 0.3)
-    assert fit_spread([(draw.normal(0, 0.6, 4000), np.zeros(4000))])[1] == 0.6
-    assert fit_spread([]) == SPREAD
+def missed(sigma_of: Callable[[np.ndarray, np.ndarray], np.ndarray], seed: int) -> Missed:
+    """A space where what was measured lies around what was expected as a rule has it."""
+    draw = np.random.default_rng(seed)
+    expected, disagreement = draw.normal(0, draw.uniform(0.2, 2.0), 60), draw.uniform(0.1, 2.0, 60)
+    return Missed(
+        columns=width_columns(expected, disagreement),
+        expected=np.median(expected) - expected,
+        measured=np.median(expected) - expected + draw.normal(0, sigma_of(expected, disagreement)),
+    )
+
+
+@pytest.mark.parametrize("rule", [Width(-0.7), Width(-0.5, 0.8), Width(0.0, 0.2, 0.7), Width(0.2, 0.3, 0.2, 0.6)])
+def test_the_width_comes_near_the_rule_by_which_forecasts_missed(rule: Width) -> None:
+    found = fit_width([(f"kernel {seed}", missed(rule.sigma, seed)) for seed in range(150)])
+    unseen = missed(rule.sigma, 1000).columns
+    near = np.exp(unseen @ np.array(astuple(found))) / np.exp(unseen @ np.array(astuple(rule)))
+    assert 0.75 < near.min() <= near.max() < 1.35
+
+
+def test_without_anything_left_out_the_width_is_the_usual_one() -> None:
+    assert fit_width([]) == WIDTH
 
 
 def test_what_trees_miss_is_separated_from_a_common_offset(traces: list[Path]) -> None:
     one = read_example(traces[0])
-    assert one.traits is not None
-    missed, disagreement = misses(one, following(step=0.05))
-    assert disagreement.max() < 1e-12
-    assert abs(np.median(missed)) < 1e-9
-    # Its trees say log2 of the bound plus a half: what is missed is their steps, and what was clipped.
-    assert abs(missed[one.log2_time < CLIP[1]]).max() < 0.1
+    found = misses(one, following(step=0.05))
+    assert len(found.measured) == 30
+    # Its trees say log2 of the bound plus a half: what is missed is their steps.
+    assert abs(found.measured - found.expected).max() < 0.1
+
+
+def test_honesty_is_told_by_kind_over_all_configs_of_it(traces: list[Path]) -> None:
+    of = examples(traces)
+    everywhere = {i: probabilities_and_speedups(example, following(step=0.05)) for i, example in enumerate(of)}
+    card = kind_card(of, everywhere)
+    assert list(card) == ["one tile each", "not described"]
+    told: Any = card["one tile each"]
+    assert (told["kernels"], told["configs"]) == (3, 120)
+    assert told["brier_skill"] > 0.5
 
 
 # Leaving out ------------------------------------------------------------------------------------------------------------
@@ -196,7 +220,7 @@ def test_slowdowns_are_averaged_as_factors() -> None:
 
 
 def test_the_card_scores_what_was_left_out(traces: list[Path]) -> None:
-    prior, card = fit_and_score(traces, trees=4)
+    prior, card, unseen = fit_and_score(traces, trees=4)
     assert card["data"] == {
         "traces": {
             "one": ["one.0.jsonl.gz", "one.1.jsonl.gz"],
@@ -209,7 +233,7 @@ def test_the_card_scores_what_was_left_out(traces: list[Path]) -> None:
         "configs": 150,
         "failed": 0,
     }
-    assert card["spread"] == list(prior.spread)
+    assert card["width"] == asdict(prior.width)
     by_kernel, by_size = card["kernels_left_out"], card["sizes_left_out"]
     assert isinstance(by_kernel, dict)
     assert isinstance(by_size, dict)
@@ -217,8 +241,11 @@ def test_the_card_scores_what_was_left_out(traces: list[Path]) -> None:
     assert list(by_kernel["by_kernel"]) == ["one", "other", "plain", "third"]
     assert list(by_size["by_kernel"]) == ["one"]
     without = fit(examples([traces[i] for i in (0, 1, 2, 4)]), trees=4)
-    by_hand = score(read_example(traces[3]), replace(without, spread=prior.spread))
+    by_hand = score(read_example(traces[3]), replace(without, width=prior.width))
     assert by_kernel["by_kernel"]["third"]["rank_correlation"] == pytest.approx(by_hand.rank_correlation, abs=1e-4)
+    assert {kernel: kernel in prior.fitted_on for kernel, prior in unseen.items()} == dict.fromkeys(
+        ("one", "other", "plain", "third"), False
+    )
 
 
 def test_where_every_kernel_has_one_size_no_size_is_left_out(traces: list[Path]) -> None:
@@ -240,9 +267,10 @@ def test_the_command_writes_a_model_that_is_read_and_prints_its_card(
     assert f"wrote {target}" in told.err
     assert read_prior(target).fitted_on == ("one", "other", "plain", "third")
     before = target.read_bytes()
-    assert main(words) == 0
+    assert main([*words, "--left-out", str(tmp_path / "unseen")]) == 0
     out = capsys.readouterr().out
     assert target.read_bytes() == before
+    assert read_prior(tmp_path / "unseen" / "third.json").fitted_on == ("one", "other", "plain")
     assert [line.split("  ")[0].strip() or line.split()[0] for line in out.splitlines()][:2] == [
         "left out",
         "kernels left out",
@@ -321,7 +349,8 @@ def test_what_is_no_trace_is_refused_by_name(
 @pytest.fixture
 def small_suite(monkeypatch: pytest.MonkeyPatch, traces: list[Path], tmp_path: Path) -> Iterator[Path]:
     """These traces for the suite's, and the folder where models without a kernel are kept."""
-    monkeypatch.setattr(fitting, "suite_paths", lambda: tuple(traces))
+    monkeypatch.setattr(fitting, "corpus_paths", lambda: tuple(traces))
+    monkeypatch.setattr(fitting, "TRACES", traces[0].parent)
     monkeypatch.setattr(fitting, "LEFT_OUT", tmp_path / "kept")
     for kept in (prior_without, fitting._fit_digest):
         kept.cache_clear()
@@ -365,9 +394,8 @@ def test_a_kernel_that_is_not_of_the_suite_leaves_the_shipped_model() -> None:
 
 @pytest.mark.slow
 def test_the_shipped_model_is_what_the_suites_recordings_give() -> None:
-    assert TRACES.is_dir()
-    fitted, found = fit(suite()), shipped_prior()
-    assert (fitted.fitted_on, fitted.factors, fitted.spread) == (found.fitted_on, found.factors, found.spread)
+    fitted, found = fit(corpus()), shipped_prior()
+    assert (fitted.fitted_on, fitted.factors) == (found.fitted_on, found.factors)
     for name in ("feature", "left", "right"):
         assert getattr(fitted, name).tolist() == getattr(found, name).tolist()
     assert np.abs(fitted.value - found.value).max() < 1e-3

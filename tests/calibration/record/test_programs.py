@@ -81,7 +81,7 @@ def run(n):
     own[grid](x, y, n, 2.0)
     assert own.best_config in CONFIGS
     add_in_place[grid](x, y, n)
-    double[(1,)](x, y, n, BLOCK=512, num_warps=8)
+    double[(1,)](x, y, n, BLOCK=512, num_warps=8, num_ctas=1)
 '''
 
 PROGRAM = """
@@ -208,7 +208,7 @@ def test_programs_that_raise_or_launch_nothing_are_problems_and_leave_what_was_m
     program.write_text(PROGRAM + "raise ValueError('the program is at fault')\n")
     assert record(program) == 1
     said = capfd.readouterr()
-    assert "calls/program: 2 of 2 tried, 0 failed: ValueError: the program is at fault" in said.err
+    assert "calls: 2 keys: ValueError: the program is at fault" in said.err
     assert said.out.startswith("0 of 1 programs ran to their end, 2 new traces")
     program.write_text("print('no kernel here')\n")
     assert record(program) == 1
@@ -252,6 +252,16 @@ def test_devices_without_a_program_of_their_own_help_where_one_runs() -> None:
     assert programs.next("x") == "b"
     programs.end("b")
     assert [programs.next(device) for device in ("x", "y")] == [None, None]
+
+
+def test_a_program_whose_share_of_the_time_is_up_goes_on_after_the_others() -> None:
+    programs = Programs(["a", "b"])
+    assert programs.next("x") == "a"
+    programs.again("a", "x")
+    assert [programs.next("x"), programs.next("y")] == ["b", "a"]
+    programs.again("b", "x")
+    programs.end("b")
+    assert programs.next("x") == "a", "what has come to its end meanwhile is not run again"
 
 
 def test_a_failure_keeps_its_place_and_reason_and_no_code() -> None:
