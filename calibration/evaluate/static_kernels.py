@@ -237,7 +237,9 @@ def launches(folder: Folder) -> Mapping[tuple[Path, str], dict[str, Any]]:
     found: dict[tuple[Path, str], dict[str, Any]] = {}
     for path in folder.files():
         module = folder.module(path)
-        for node in ast.walk(module.tree) if module is not None else ():
+        if module is None:
+            continue
+        for node in ast.walk(module.tree):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)):
                 continue
             given = {k.arg: value for k in node.keywords if k.arg and (value := _literal(k.value)) is not None}

@@ -117,11 +117,11 @@ def _computes(definition: ast.FunctionDef) -> bool:
             seen.add(node.id)
             waiting += sources.get(node.id, [])
         elif isinstance(node, ast.Call):
-            name = _name(node.func)
-            if name in _COUNTED:
+            called = _name(node.func)
+            if called in _COUNTED:
                 return True
-            if name != "load":
-                waiting += node.args[1:] if name == "where" else node.args
+            if called != "load":
+                waiting += node.args[1:] if called == "where" else node.args
                 waiting += [node.func.value] if isinstance(node.func, ast.Attribute) else []
         elif isinstance(node, (ast.IfExp, ast.UnaryOp, ast.Subscript, ast.Tuple, ast.BinOp)):
             waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
