@@ -374,7 +374,10 @@ def serve(device: str, tasks: IO[str] | None = None) -> None:
     os.dup2(2, 1)  # what programs and compilers print must not mix with answers
 
     def tell(status: Status) -> None:
-        print(json.dumps(asdict(status)), file=answers)
+        try:
+            print(json.dumps(asdict(status)), file=answers)
+        except BrokenPipeError:  # whoever asked was killed, and may be asking another process already
+            os._exit(1)
 
     for line in tasks or sys.stdin:
         task = ProgramTask(**json.loads(line))

@@ -178,6 +178,16 @@ def test_an_elementwise_kernel_is_bound_by_memory() -> None:
     assert work_of(described) == Work(flops=n, bytes=3 * n * 2)
 
 
+def test_what_is_expanded_lies_in_memory_once() -> None:
+    n = 1 << 20
+    call = describe_call(dict(zip(add.arg_names, (half(n), half(1).expand(n), half(n), n), strict=False)))
+    (found,) = launch_features(
+        add, call, [{"BLOCK": 1024, "num_warps": 4}], grid=lambda g: (triton.cdiv(n, g["BLOCK"]),), hardware=H100
+    )
+    assert found["unique_bytes"] == 2 * n * 2 + 2
+    assert found["traffic_bytes"] == 3 * n * 2
+
+
 def test_a_loop_and_an_argument_that_is_none_are_counted() -> None:
     x, out = half(64, 1000), half(64)
     knobs = [{"BLOCK": 256, "UNROLLED": 2, "num_warps": 2}]
