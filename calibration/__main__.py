@@ -14,6 +14,10 @@ VERBS = {
     "train": ("fit.train", "train a language model to forecast"),
     "reinforce": ("fit.reinforce", "teach a language model to write forecasts, by what its answers earn"),
     "evaluate": ("fit.evaluate", "how well trained language models forecast spaces they have not seen"),
+    "survey": (
+        "evaluate.survey",
+        "of how many kernels of a package bytes, operations and trips are known without a GPU",
+    ),
     "spaces": ("evaluate.spaces", "what recorded spaces look like: default against best, variants, repeats"),
     "baselines": ("evaluate.baselines", "our tuning beside other methods on recorded spaces"),
     "learning-curve": ("evaluate.learning_curve", "what more kernels, and nearer ones, would teach"),

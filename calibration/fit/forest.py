@@ -2,8 +2,8 @@
 
 Two things are fitted, both explained in `forecast_autotune/surrogates/prior.py`: a forest over features of launches, of
 randomised trees that each see a part of the kernels; and the factors of the rules of thumb over knobs' roles. The file's
-card says on which traces, and how well the model does on kernels and on sizes that were left out: in 15 rounds each kernel
-once with all its sizes; then, in at most 5, each size once. Only forecasts are scored: no outcome of the space and no
+card says on which traces, and how well the model does on kernels and on sizes that were left out: in 10 rounds each kernel
+once with all its sizes; then, in at most 3, each size once. Only forecasts are scored: no outcome of the space and no
 recording of the kernel is known to the model.
 """
 
@@ -68,13 +68,14 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 LEFT_OUT = REPOSITORY / "build" / "priors"
-TREES, LEAVES, LEAST_IN_A_LEAF = 120, 250, 5
+TREES, LEAVES, LEAST_IN_A_LEAF = 120, 600, 5
+MOST_ROWS = 8_000  # configs that a tree is grown on, drawn at random: more cost time and gain nothing
 TRAITS_TRIED = 0.3  # share of them at each split
 KERNELS_SEEN = 0.7  # of all, by each tree: how far trees then disagree says how sure they are of a kernel none has seen
 CLIP = (-3.0, 1.5)  # octaves around a space's median: what is slower is slow, and how slow matters to nobody
 WIDTH = Width(constant=0.6, disagreement=0.3, space=0.6, distance=0.45)  # as `fit_width` finds it on the suite
-JUDGED = 60  # configs of a trace that the width is fitted on, evenly spaced: most are alike
-KERNEL_ROUNDS, SIZE_ROUNDS = 15, 5  # fits in which all kernels are left out once, and all sizes
+JUDGED = 30  # configs of a trace that the width is fitted on, evenly spaced: most are alike
+KERNEL_ROUNDS, SIZE_ROUNDS = 10, 3  # fits in which all kernels are left out once, and all sizes
 LEAST_KERNELS = 3  # of fewer, hardly any are left to fit on when one is left out
 MOST_BYTES = 2_000_000
 
@@ -213,6 +214,7 @@ def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
     kernels = sorted({e.kernel for e in examples})
     known = [~np.isnan(e.log2_time) for e in examples]
     x = np.vstack([_traits(e)[k] for e, k in zip(examples, known, strict=True)]) if examples else np.zeros((0, 1))
+    x = x.astype(np.float32)  # as scikit-learn has it
     y = np.concatenate([np.clip(e.log2_time[k], *CLIP) for e, k in zip(examples, known, strict=True)] or [np.zeros(0)])
     of_kernel = np.concatenate(
         [np.full(k.sum(), kernels.index(e.kernel)) for e, k in zip(examples, known, strict=True)] or [np.zeros(0)]
@@ -222,6 +224,7 @@ def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
     for number in range(trees if kernels else 0):
         seen = random.permutation(len(kernels))[: max(1, round(KERNELS_SEEN * len(kernels)))]
         rows = np.flatnonzero(np.isin(of_kernel, seen))
+        rows = np.sort(random.permutation(rows)[:MOST_ROWS])
         tree = ExtraTreeRegressor(
             max_features=TRAITS_TRIED, min_samples_leaf=LEAST_IN_A_LEAF, max_leaf_nodes=LEAVES, random_state=number
         )
@@ -576,28 +579,29 @@ def fit_and_score(
         for i in sorted(places)
         if examples[i].traits is not None and priors[number].feature.size
     }
-    judged = [(examples[i].kernel, m) for i, m in missed.items()]
+    judged = {i: (examples[i].kernel, m) for i, m in missed.items()}
     # The width, too, comes from other kernels where a kernel is scored.
-    width_without = {kernel: fit_width([each for each in judged if each[0] != kernel]) for kernel in kernels}
+    width_without = {
+        i: width
+        for places in by_kernel
+        for width in [fit_width([each for other, each in judged.items() if other not in places])]
+        for i in places
+    }
 
     def scored(first: int, rounds: Sequence[frozenset[int]]) -> dict[int, Scores]:
         return {
-            i: score(examples[i], replace(priors[number], width=width_without[examples[i].kernel]))
+            i: score(examples[i], replace(priors[number], width=width_without[i]))
             for number, places in enumerate(rounds, start=first)
             for i in sorted(places)
         }
 
     without = {
-        examples[i].kernel: replace(priors[number], width=width_without[examples[i].kernel])
+        examples[i].kernel: replace(priors[number], width=width_without[i])
         for number, places in enumerate(by_kernel, start=1)
         for i in sorted(places)
     }
-    bins = {
-        i: probabilities_and_speedups(example, without[example.kernel])
-        for i, example in enumerate(examples)
-        if example.kernel in without
-    }
-    prior = replace(priors[0], width=fit_width(judged))
+    bins = {i: probabilities_and_speedups(example, without[example.kernel]) for i, example in enumerate(examples)}
+    prior = replace(priors[0], width=fit_width(list(judged.values())))
     card = {
         "data": data_card(examples),
         "trees": {"count": len(prior.feature), "nodes": sum(2 * int((f >= 0).sum()) + 1 for f in prior.feature)},
@@ -651,7 +655,9 @@ def main(words: Sequence[str] | None = None) -> int:
         if given.left_out:
             given.left_out.mkdir(parents=True, exist_ok=True)
             for kernel, unseen in without.items():
-                _write(given.left_out / f"{kernel}.json", prior_text(unseen, card={"left_out": kernel}))
+                _write(
+                    given.left_out / f"{kernel.replace('/', '.')}.json", prior_text(unseen, card={"left_out": kernel})
+                )
     except (OSError, InvalidInputError) as err:
         print(f"fit: {err}", file=sys.stderr)
         return 2

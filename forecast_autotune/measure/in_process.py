@@ -63,8 +63,9 @@ class Trial:
     def _detect_reads(self, written: Sequence[Buffer]) -> tuple[list[int], list[str]]:
         """What may be blanked before a run, and the names of what is read as well as written.
 
-        A second run tells, which begins with other numbers in what the first has written. Where it raises, all that is
-        written may be read. Nothing is blanked where tensors are returned: those are compared.
+        A second run tells, which begins with other numbers in what the first has written; what the user has put back holds
+        the same, for what follows from it would differ too. Where it raises, all that is written may be read. Nothing is
+        blanked where tensors are returned: those are compared.
         """
         arguments, asked = self._arguments, [b for b in written if b.restored]
         for buffer in written:
@@ -74,12 +75,14 @@ class Trial:
             return [], []
         try:
             left = {b: b.now.clone() for b in written}
-            others = {b: stand_in(left[b]) for b in written if b.can_be_blank}
+            others = {b: stand_in(left[b]) for b in written if b.can_be_blank and b not in asked}
+            for buffer in asked:
+                buffer.restore()
             for buffer, values in others.items():
                 buffer.fill(values)
             self._once(compared=False)
-            learned = {b: reads_itself(b, left[b], others.get(b), close) for b in written}
-            reads = [b for b in written if learned[b].reads]
+            learned = {b: reads_itself(b, left[b], others.get(b), close) for b in written if b not in asked}
+            reads = [b for b, about in learned.items() if about.reads]
             outputs = [b for b in others if learned[b].whole and not learned[b].reads and not self._returns]
             if reads:
                 arguments.reset()

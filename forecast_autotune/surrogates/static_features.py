@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..core.hardware import THREADS_PER_UNIT, WARP_SIZE, Hardware
+from ..core.hardware import REGISTERS_PER_BLOCK, THREADS_PER_UNIT, WARP_SIZE, Hardware
 from ..core.job import Job
 from ..core.space import Space
 from ..features.knob_matrix import number_of
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
+GROUP_ROWS, GROUP_COLUMNS, GROUP_WARPS = 64, 256, 4  # of a product by a warp group, at most so many columns (PTX ISA)
+MOST = 1e30  # of bytes, operations, microseconds: products of several are numbers still
 UNKNOWN = -5.0  # stands for what is not known, below anything that is: trees then keep it apart
 
 _OF_A_LAUNCH = (
@@ -26,7 +28,8 @@ _OF_A_LAUNCH = (
     "per_thread", "stages", "tile", "tile_m", "tile_n", "tile_k", "shorter_side", "shared", "registers", "blocks",
     "occupancy", "in_flight", "loaded", "loaded_per_thread", "intensity", "trips", "waste", "overshoot", "atomics",
     "bound_over_least", "memory_over_least", "traffic_over_least", "flops_over_least", "programs_under_most",
-    "in_flight_under_most",
+    "in_flight_under_most", "bytes_ahead", "warp_group", "product_per_warp", "instruction", "registers_taken", "warps",
+    "stages_used", "stored", "arithmetic_per_thread",
 )  # fmt: skip
 LAUNCH_FEATURES = (*_OF_A_LAUNCH, *(f"{name}_over_default" for name in _OF_A_LAUNCH))
 """What `launch_features` gives, in this order; sizes, counts and times as log2."""
@@ -47,7 +50,7 @@ def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware
     import numpy as np
 
     def column(name: str) -> Array:
-        return np.array([d.get(name, math.nan) for d in described], dtype=float)
+        return _column(described, name)
 
     def log2(values: Array, least: float = 0.0) -> Array:
         return np.log2(np.where(values + least > 0, values + least, np.nan))
@@ -75,10 +78,52 @@ def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware
         (~np.isnan(column("atomic_bytes"))).astype(float),
         *(c - _or_nan(np.nanmin, c) for c in (bound, memory, traffic, flops)),
         *(c - _or_nan(np.nanmax, c) for c in (over_units, in_flight)),
+        *_of_a_unit(column),
     ]  # fmt: skip
     features = np.nan_to_num(np.stack(columns, axis=1), nan=UNKNOWN, posinf=UNKNOWN, neginf=UNKNOWN)
     default = next((i for i, d in enumerate(described) if d), 0)
     return np.hstack([features, features - features[default]])
+
+
+def _of_a_unit(column: Callable[[str], Array]) -> list[Array]:
+    """What one unit of the device holds and has on its way, and how products fit its instructions.
+
+    Bytes that its blocks have asked for ahead of their use; whether products are those of warp groups, which take 64 rows
+    and 4 warps (PTX ISA, wgmma); elements of a product for each warp, and of one instruction; registers and warps in use;
+    stages that the loop is long enough for; bytes stored by a program, and operations of a thread.
+    """
+    import numpy as np
+
+    threads, stages, blocks = column("threads"), column("num_stages"), column("blocks_per_unit")
+    tile_m, tile_n, warps = column("tile_m"), column("tile_n"), threads / WARP_SIZE
+    trips = np.fmax(1.0, column("trips"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return [
+            _log2_or_nan(column("loaded_bytes") / trips * np.maximum(1.0, stages - 1.0) * blocks),
+            np.where(np.isnan(tile_m), np.nan, (tile_m >= GROUP_ROWS) & (warps % GROUP_WARPS == 0)),
+            _log2_or_nan(tile_m * tile_n / warps),
+            _log2_or_nan(np.minimum(tile_m, GROUP_ROWS) * np.minimum(tile_n, GROUP_COLUMNS)),
+            _log2_or_nan(threads * blocks * column("registers") / REGISTERS_PER_BLOCK),
+            _log2_or_nan(np.maximum(1.0, warps * blocks)),
+            np.minimum(stages, trips),
+            _log2_or_nan(column("stored_bytes") + 1.0),
+            _log2_or_nan(column("elementwise") / column("programs") / threads + 1.0),
+        ]
+
+
+def _column(described: Sequence[Mapping[str, float]], name: str) -> Array:
+    """A number of each config; nan where it is not told, or is none that a launch can have: negative, or beyond `MOST`."""
+    import numpy as np
+
+    values = np.array([d.get(name, math.nan) for d in described], dtype=float)
+    with np.errstate(invalid="ignore"):
+        return np.where((values >= 0) & (values <= MOST), values, np.nan)
+
+
+def _log2_or_nan(values: Array) -> Array:
+    import numpy as np
+
+    return np.log2(np.where(values > 0, values, np.nan))
 
 
 def estimated_us(described: Sequence[Mapping[str, float]]) -> Array:
@@ -86,7 +131,7 @@ def estimated_us(described: Sequence[Mapping[str, float]]) -> Array:
     import numpy as np
 
     def column(name: str) -> Array:
-        return np.array([d.get(name, math.nan) for d in described], dtype=float)
+        return _column(described, name)
 
     estimate = np.fmax(column("us_memory"), column("us_flops"))
     return np.where(np.isnan(estimate), column("us_bound"), estimate)

@@ -103,6 +103,20 @@ def test_a_kernel_that_reads_its_output_is_reported_and_finds_the_original() -> 
     assert torch.equal(x, torch.zeros(100)), "the same as before it was borrowed"
 
 
+def test_what_follows_from_a_state_that_is_put_back_is_not_suspected() -> None:
+    told: list[Sequence[str]] = []
+
+    def step(state: Any, out: Any) -> None:
+        out.copy_(state.mul_(0.5))
+
+    tensors = {"state": torch.linspace(1, 2, 100), "out": torch.zeros(100)}
+    with measurer([step, step], tensors, restored=["state"], told=told) as measuring:
+        assert isinstance(measuring.measure(DEFAULT), Measurement)
+        assert measuring._arguments is not None
+        assert [b.name for b in measuring._arguments.buffers if b.restored] == ["state"]
+    assert not told
+
+
 def test_an_idempotent_in_place_kernel_is_detected_as_well() -> None:
     told: list[Sequence[str]] = []
     x = torch.linspace(-1, 1, 100)

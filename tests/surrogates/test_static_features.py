@@ -172,3 +172,33 @@ def test_the_first_described_config_stands_in_for_an_undescribed_default() -> No
 def test_devices_of_unknown_size_and_no_configs_at_all_are_borne() -> None:
     assert np.isfinite(launch_features([TOLD], Hardware(kind="cuda", name="?"))).all()
     assert np.isfinite(launch_features([{}], DEVICE)).all()
+
+
+def test_what_a_unit_has_on_its_way_and_how_products_fit_its_instructions() -> None:
+    pipelined = {
+        **TOLD,
+        "num_stages": 4.0,
+        "trips": 16.0,
+        "registers": 64.0,
+        "stored_bytes": 1023.0,
+        "elementwise": 0.0,
+    }
+    half = {**pipelined, "threads": 64.0, "tile_m": 32.0, "num_stages": 1.0, "trips": 0.0}
+    found = launch_features([pipelined, half, {**TOLD, "num_stages": 3.0}], DEVICE)
+    assert 2.0 ** trait(found, 0, "bytes_ahead") == pytest.approx(4096 / 16 * 3 * 8)  # of 8 blocks, 3 turns of the loop
+    assert 2.0 ** trait(found, 1, "bytes_ahead") == pytest.approx(4096 * 8)
+    assert [trait(found, row, "warp_group") for row in (0, 1)] == [1.0, 0.0]
+    assert [trait(found, row, "product_per_warp") for row in (0, 1)] == [8.0, 8.0]
+    assert [trait(found, row, "instruction") for row in (0, 1)] == [10.0, 9.0]
+    assert 2.0 ** trait(found, 0, "registers_taken") == pytest.approx(1.0)  # 8 x 128 x 64 of 65,536
+    assert [trait(found, row, "warps") for row in (0, 1)] == [5.0, 4.0]
+    assert [trait(found, row, "stages_used") for row in (0, 1, 2)] == [4.0, 1.0, 1.0]
+    assert trait(found, 0, "stored") == 10.0
+    assert trait(found, 0, "arithmetic_per_thread") == 0.0
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan"), -8.0, 1e308])
+def test_infinite_and_negative_descriptions_give_finite_features(value: float) -> None:
+    names = (*TOLD, "num_stages", "trips", "registers", "stored_bytes", "elementwise", "us_memory", "traffic_bytes")
+    for told in ([{**TOLD, name: value} for name in names], [dict.fromkeys(names, value)] * 2):
+        assert np.isfinite(launch_features(told, DEVICE)).all()

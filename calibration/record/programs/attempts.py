@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from calibration.paths import REPOSITORY
+
 DEVICE = "cuda"
 
 
@@ -96,4 +98,4 @@ def stand_in(name: str, **members: Any) -> None:
 def on_path(*folders: str) -> None:
     """Put folders of unpacked packages, relative to `.gpu/packages`, before everything else that can be imported."""
     for folder in folders:
-        sys.path.insert(0, str(Path(".gpu/packages", folder).resolve()))
+        sys.path.insert(0, str((REPOSITORY / ".gpu/packages" / folder).resolve()))

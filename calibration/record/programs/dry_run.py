@@ -165,13 +165,13 @@ def _backward(output: Any, gradient: Any = None, **_: Any) -> None:
 def pretended_gpu(*, compiled: bool = False) -> Iterator[Launches]:
     """An H200 that is not there: torch's tensors have no data, Triton's launches are noted."""
     import torch
-    from torch._library.custom_ops import CustomOpDef
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    import torch._library.custom_ops as operators
+    import torch._subclasses.fake_tensor as without_data
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
     _register_device_guard()
-    tensors = FakeTensorMode(allow_non_fake_inputs=True)
+    tensors = without_data.FakeTensorMode(allow_non_fake_inputs=True)
     launches = Launches(compile=JITFunction.run if compiled else None)
 
     def tune(tuner: Any, *args: Any, **named: Any) -> Any:
@@ -203,14 +203,16 @@ def pretended_gpu(*, compiled: bool = False) -> Iterator[Launches]:
         stack.enter_context(mock.patch.object(torch, "get_device_module", return_value=torch.cuda))
         stack.enter_context(mock.patch.object(torch.Tensor, "backward", _backward))
         # An operator of a library would answer with its own shapes, and launch nothing.
-        stack.enter_context(mock.patch.object(CustomOpDef, "__call__", lambda op, *a, **n: op._init_fn(*a, **n)))
+        stack.enter_context(
+            mock.patch.object(operators.CustomOpDef, "__call__", lambda op, *a, **n: op._init_fn(*a, **n))
+        )
         stack.enter_context(mock.patch.object(JITFunction, "run", lambda k, *a, **n: _launch(launches, k, *a, **n)))
         stack.enter_context(mock.patch.object(Autotuner, "__init__", made))
         stack.enter_context(mock.patch.object(Autotuner, "run", tune))
         stack.enter_context(mock.patch.object(Autotuner, "__init_subclass__", classmethod(derived)))
         stack.enter_context(rehearsal("H200"))
         # Or `torch.tensor([1], device="cuda")` asks for the device.
-        stack.enter_context(mock.patch.object(FakeTensorMode, "avoid_device_init", True))
+        stack.enter_context(mock.patch.object(without_data.FakeTensorMode, "avoid_device_init", True))
         stack.enter_context(tensors)
         yield launches
 

@@ -10,10 +10,7 @@ on_path("torchrec")
 without_init("torchrec")
 without_init("torchrec.sparse")
 
-from torchrec.sparse.triton_permute_multi_embedding import (  # found on the path set above
-    _triton_permute_multi_embedding_backward,
-    triton_permute_multi_embedding,
-)
+from torchrec.sparse import triton_permute_multi_embedding as embedding  # found on the path set above
 
 
 def permuted(batch: int, features: int, width: int, tables: int) -> None:
@@ -27,8 +24,8 @@ def permuted(batch: int, features: int, width: int, tables: int) -> None:
     permutes = torch.tensor(rows, device=DEVICE, dtype=torch.int32)
     lengths = torch.full((tables,), features * width, device=DEVICE, dtype=torch.int32)
     each = [features * width] * tables
-    out = triton_permute_multi_embedding(values, permutes, lengths, lengths, each)
-    _triton_permute_multi_embedding_backward(out, permutes, lengths, lengths, each)
+    out = embedding.triton_permute_multi_embedding(values, permutes, lengths, lengths, each)
+    embedding._triton_permute_multi_embedding_backward(out, permutes, lengths, lengths, each)
 
 
 def main() -> None:
