@@ -14,7 +14,7 @@ from ..core.config import Config
 from ..core.hardware import Hardware
 from ..core.outcome import Evidence, Failure
 from ..errors import InvalidInputError
-from ..features.launch_features import combine_launches, describe_call, launch_features
+from ..features.launch_features import combine_launches, describe_call, distinct_elements, launch_features
 from .triton_binding import bind_call, defaults_of
 from .triton_compile import SourceCompiler
 from .triton_source import Source, gpu_target, make_source
@@ -91,7 +91,7 @@ def launches(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
         offset = tensor.storage_offset() * tensor.itemsize
         start = starts.get(tensor.untyped_storage()._cdata, 0)
         size = tensor.untyped_storage().nbytes()
-        return _Tensor(dtype=tensor.dtype, address=start + offset, size=size, elements=tensor.numel())
+        return _Tensor(dtype=tensor.dtype, address=start + offset, size=size, elements=distinct_elements(tensor))
 
     args, kwargs = tree_map_only(torch.Tensor, fake, (args, kwargs))  # those beside fake ones
     with mode, _fake_operands(fake), _noted() as noted:

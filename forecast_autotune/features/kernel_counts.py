@@ -10,7 +10,16 @@ from typing import Any
 from .kernel_model import KernelModel
 from .kernel_walk.notes import Access
 
-SAMPLED = (0.29, 0.71)  # programs looked at, as places along each axis of the grid: their mean is that of the diagonal
+# Programs looked at, as places along the axes of the grid: in pairs about the middle, so that what grows evenly is counted
+# right, and at odd places, since a program's number may hold several coordinates.
+SAMPLED = (
+    (0.29, 0.71, 0.41),
+    (0.71, 0.29, 0.59),
+    (0.06, 0.41, 0.94),
+    (0.94, 0.59, 0.06),
+    (0.41, 0.94, 0.71),
+    (0.59, 0.06, 0.29),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +40,17 @@ class CountedAccess:
 
 @dataclass(frozen=True, slots=True)
 class CountedDot:
-    """A product of the model with its numbers; `element_bytes` is 0 where it is unknown."""
+    """A product of the model with its numbers; `element_bytes` is 0 where it is unknown.
+
+    `serial` is how many of an average program's wait for the one before; 0 where none does.
+    """
 
     m: float
     n: float
     k: float
     element_bytes: float
     times: float
+    serial: float
 
 
 @dataclass(slots=True)
@@ -47,13 +60,9 @@ class Counts:
     accesses: list[CountedAccess] = field(default_factory=list)
     dots: list[CountedDot] = field(default_factory=list)
     operations: float = 0.0  # by elements, products aside
+    held_bytes: float = 0.0  # that lie in registers at one time, the most there are
+    flops: float = 0.0  # of all products
     even: bool = True  # whether the programs looked at do the same
-    sure: bool = True  # whether it depends on no data
-
-    @property
-    def flops(self) -> float:
-        """Of all products."""
-        return sum(2 * d.m * d.n * d.k * d.times for d in self.dots)
 
 
 def count(
@@ -79,7 +88,6 @@ def count(
             unsure.told[name] = _needed_repeats(name, found, programs, sizes)
             found = _counted(model, numbers, grid, unsure)
     least = _counted(model, numbers, grid, _Unsure(default=0.0))
-    found.sure = least.sure = False
     return found, least
 
 
@@ -109,70 +117,61 @@ def _needed_repeats(name: str, counts: Counts, programs: float, sizes: Mapping[s
 
 def _counted(model: KernelModel, numbers: Mapping[str, Any], grid: Sequence[float] | None, unsure: _Unsure) -> Counts:
     places = SAMPLED if grid is not None and model.by_program else SAMPLED[:1]
-    samples = [_evaluated(model, {**numbers, "late": i}, grid, place, unsure) for i, place in enumerate(places)]
-    share = 1.0 / len(samples)
+    samples = [_evaluated(model, {**numbers, "late": i % 2}, grid, place, unsure) for i, place in enumerate(places)]
+    values = samples[0] if len(samples) == 1 else _Mean(samples)
     counts = Counts()
     for access in model.accesses:
-        each = _mean(samples, access.elements)
-        if each is None:
-            continue
-        times = sum(_times(values, access.repeats) for values in samples) * share
-        counts.accesses.append(CountedAccess(access, each, times, each * _spread(access, samples, grid)))
+        each, times = values.get(access.elements), values.get(access.times)
+        if each is not None and times is not None:
+            counts.accesses.append(CountedAccess(access, each, times, values.get(access.reach, math.inf)))
     for dot in model.dots:
-        m, n, k = (_mean(samples, side) for side in (dot.m, dot.n, dot.k))
-        if m is None or n is None or k is None:
+        m, n, k, times = values.get(dot.m), values.get(dot.n), values.get(dot.k), values.get(dot.times)
+        if m is None or n is None or k is None or times is None:
             continue
-        each_times = [_times(values, dot.repeats) for values in samples]
-        counts.even = counts.even and len(set(each_times)) == 1
-        element = _mean(samples, dot.element) if dot.element else None
-        counts.dots.append(CountedDot(m, n, k, element or 0.0, sum(each_times) * share))
-    for (elements, repeats), operations in model.arithmetic.items():
-        each = _mean(samples, elements)
-        if each is not None:
-            counts.operations += each * operations * share * sum(_times(values, repeats) for values in samples)
+        element = values.get(dot.element, 0.0) if dot.element else 0.0
+        counts.dots.append(CountedDot(m, n, k, element, times, times if dot.loop in model.serial else 0.0))
+        counts.flops += 2 * m * n * k * times
+        counts.even = counts.even and len({each.get(dot.times) for each in samples}) == 1
+    for (elements, often), operations in model.arithmetic.items():
+        each, times = values.get(elements), values.get(often)
+        if each is not None and times is not None:
+            counts.operations += each * times * operations
+    for held, often in model.held:
+        if values.get(often):
+            counts.held_bytes = max(counts.held_bytes, values.get(held, 0.0))
     return counts
 
 
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """Of the numbers of several programs; one that any of them does not know is unknown."""
+
+    samples: Sequence[Mapping[str, float]]
+
+    def get(self, name: str, missing: float | None = None) -> Any:
+        total = 0.0
+        for values in self.samples:
+            value = values.get(name)
+            if value is None:
+                return missing
+            total += value
+        return total / len(self.samples)
+
+
 def _evaluated(
-    model: KernelModel, numbers: Mapping[str, Any], grid: Sequence[float] | None, place: float, unsure: _Unsure
+    model: KernelModel,
+    numbers: Mapping[str, Any],
+    grid: Sequence[float] | None,
+    places: Sequence[float],
+    unsure: _Unsure,
 ) -> dict[str, Any]:
     """All numbers of one program, by name."""
     values = {**numbers, "unsure": unsure}
-    for axis, extent in enumerate(grid or ()):
+    for axis, (extent, place) in enumerate(zip(grid or (), places, strict=False)):
         values[f"grid{axis}"], values[f"pid{axis}"] = int(extent), int(extent * place)
     if model.code is not None:
         exec(model.code, _FUNCTIONS, values)  # noqa: S102  # our own expressions
     return values
-
-
-def _times(values: Mapping[str, Any], repeats: Sequence[str]) -> float:
-    times = 1.0
-    for name in repeats:
-        times *= values.get(name, 1.0)
-    return times
-
-
-def _mean(samples: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    total = 0.0
-    for values in samples:
-        value = values.get(name) if name[0] not in _DIGITS else int(name)
-        if not isinstance(value, (int, float)):
-            return None
-        total += value
-    return total / len(samples)
-
-
-def _spread(access: Access, samples: Sequence[Mapping[str, Any]], grid: Sequence[float] | None) -> float:
-    """At how many places an access is made, by all programs together."""
-    spread = 1.0
-    for repeat in access.repeats:
-        if repeat in access.varies or not repeat.startswith("_for"):
-            spread *= sum(values.get(repeat, 1.0) for values in samples) / len(samples)
-    for axis in access.varies:
-        if axis.startswith("grid"):
-            at = int(axis[4:])
-            spread *= grid[at] if grid is not None and at < len(grid) else math.inf
-    return spread
 
 
 def _cdiv(a: float, b: float) -> float:
@@ -188,7 +187,6 @@ def _middle(start: int, trips: float, step: int, late: int) -> int:
     return start + step * ((int(trips) - 1 + late) // 2)
 
 
-_DIGITS = "0123456789"
 _FUNCTIONS: dict[str, Any] = {
     "__builtins__": {"Exception": Exception},
     "cdiv": _cdiv,

@@ -37,11 +37,12 @@ class KernelModel:
     by_program: bool = field(repr=False)  # whether numbers depend on which program it is
     accesses: tuple[Access, ...] = field(repr=False)
     dots: tuple[Dot, ...] = field(repr=False)
-    arithmetic: Counter[tuple[str, tuple[str, ...]]] = field(repr=False)  # operations by elements and repeats
+    arithmetic: Counter[tuple[str, str]] = field(repr=False)  # operations by elements and times
+    serial: frozenset[str] = field(repr=False)  # loops in which a product waits for one of the trip before
+    held: tuple[tuple[str, str], ...] = field(repr=False)  # bytes that lie in registers at one time, and how often
 
 
-_EMPTY = KernelModel({}, {}, None, (), False, (), (), Counter())
-_COSTLY = 4  # operations that an exponential or the like counts as
+_EMPTY = KernelModel({}, {}, None, (), False, (), (), Counter(), frozenset(), ())
 
 
 def kernel_model(kernel: Any) -> KernelModel:
@@ -69,10 +70,8 @@ def _describe(kernel: Any) -> KernelModel:
     walker.names = {name: Symbol(value=name) if name in numbers else argument(name) for name in parameters}
     walker.body(definition.body)
     notes = walker.notes
-    arithmetic = notes.arithmetic.copy()
-    for place, count in notes.costly.items():
-        arithmetic[place] += _COSTLY * count
-    lines = _needed(notes, [place for elements, repeats in arithmetic for place in (elements, *repeats)])
+    held = _held(notes)
+    lines = _needed(notes, [name for pair in held for name in pair])
     return KernelModel(
         roles={name: role for name, role in notes.roles.items() if name in parameters},
         covers={knob: length for knob, length in notes.covers.items() if {knob, length} <= set(parameters)},
@@ -81,17 +80,33 @@ def _describe(kernel: Any) -> KernelModel:
         by_program=any(re.search(r"\bpid\d", expression) for _, expression in lines),
         accesses=tuple(notes.accesses),
         dots=tuple(notes.dots),
-        arithmetic=arithmetic,
+        arithmetic=notes.arithmetic,
+        serial=frozenset(notes.serial),
+        held=held,
     )
 
 
-def _needed(notes: Notes, places: Iterable[str]) -> list[tuple[str, str]]:
+def _held(notes: Notes) -> tuple[tuple[str, str], ...]:
+    """The bytes that lie in registers at one time; operands that are read from memory for a product lie elsewhere."""
+    held: dict[tuple[str, str], None] = {}
+    for tiles, times in notes.held.items():
+        sizes = [
+            f"{notes.size(tile.shape)}*({tile.element or 4})"
+            for tile in dict.fromkeys(tiles)
+            if not tile.loaded or not all(notes.accesses[number].feeds_dot for number in tile.loaded)
+        ]
+        if sizes:
+            held[notes.number("+".join(sizes)), times] = None
+    return tuple(held)
+
+
+def _needed(notes: Notes, names: Iterable[str]) -> list[tuple[str, str]]:
     """The lines that the model's numbers are computed from, in their order."""
-    wanted = set(places)
+    wanted = {*names, *(name for place in notes.arithmetic for name in place)}
     for access in notes.accesses:
-        wanted.update((access.elements, *access.repeats))
+        wanted.update((access.elements, access.times, access.reach))
     for dot in notes.dots:
-        wanted.update((dot.m, dot.n, dot.k, dot.element or "", *dot.repeats))
+        wanted.update((dot.m, dot.n, dot.k, dot.element or "", dot.times))
     lines = []
     for name, expression in reversed(notes.lines):
         if name in wanted:

@@ -29,6 +29,7 @@ from .knob_roles import roles_by_name
 log = logging.getLogger(__name__)
 
 RESIDENT_SHARED_BYTES = 1024  # what the driver takes of each block's shared memory (CUDA programming guide, since 8.0)
+REGISTER_BYTES = 4
 BASE_REGISTERS = 40  # addresses, loop counters: what a matmul's threads hold beside its tiles (16 configs, sm_90)
 L2_FACTOR = (
     3.5  # 64 bytes a cycle from L2 to each unit are so many times the memory's bandwidth (H200: 16.7 of 4.8 TB/s)
@@ -73,14 +74,14 @@ def _describe_argument(name: str, value: Any, numbers: dict[str, Any], sizes: di
     memory = getattr(plain, "base", plain) if hasattr(plain, "block_shape") else plain  # a tensor descriptor
     try:
         numbers[f"{name}__bytes"] = int(memory.element_size())
-        sizes[name] = float(_elements_of(memory))
+        sizes[name] = float(distinct_elements(memory))
         for i, extent in enumerate(getattr(plain, "block_shape", ())):
             numbers[f"{name}__block{i}"] = int(extent)
     except Exception:  # no tensor, or one of a kind that does not say
         log.debug("argument %s, a %s, is not described", name, type(plain).__name__)
 
 
-def _elements_of(tensor: Any) -> int:
+def distinct_elements(tensor: Any) -> int:
     """Elements that lie in memory: those along a stride of 0 are one and the same."""
     if not hasattr(tensor, "stride"):
         return int(tensor.numel())
@@ -215,13 +216,15 @@ def _fill(
     if programs is not None:
         features["programs"] = programs
     counts, least = count(model, numbers, extents, call.sizes)
-    memory = _memory(counts, call, numbers)
+    memory = _memory(counts, call, numbers, programs or math.inf)
     features["loaded_bytes"], features["stored_bytes"] = memory.loaded, memory.stored
     if memory.atomic:
         features["atomic_bytes"] = memory.atomic * (programs or 1.0)
     if memory.touched:
         features["unique_bytes"] = memory.touched
-    tile, held = _tiles(features, counts)
+    tile = _largest_tile(features, counts)
+    if memory.trips:
+        features.setdefault("trips", memory.trips)
     if tile:
         features["tile_elements"], features["per_thread"] = tile, tile / threads
     if memory.moved:
@@ -231,20 +234,22 @@ def _fill(
     shared = _shared_bytes(model, memory, stages, hardware)
     if model.dots or model.accesses:
         features["shared_bytes"] = shared
-    features["registers"] = BASE_REGISTERS + held / threads
+    features["registers"] = BASE_REGISTERS + counts.held_bytes / REGISTER_BYTES / threads
     if programs is None:
         return
     features["flops"], features["elementwise"] = counts.flops * programs, counts.operations * programs
     features["traffic_bytes"] = memory.moved * programs
     features["least_flops"] = (least.flops or least.operations) * programs
-    at_least = memory if least is counts else _memory(least, call, numbers)
-    features["least_bytes"] = at_least.touched_surely
+    at_least = memory if least is counts else _memory(least, call, numbers, programs)
+    features["least_bytes"] = at_least.read_surely + at_least.written_surely
     stored = memory.stored_elements.items()
     over = [elements * programs / call.sizes[base] for base, elements in stored if call.sizes.get(base)]
     if over:
         features["overshoot"] = max(over)
     if hardware is not None and hardware.units > 0:
         _occupancy(features, hardware, shared)
+        ahead = memory.per_trip * (stages if memory.pipelined else 1.0)
+        features["in_flight_bytes"] = max(ahead, memory.outside) * features["blocks_per_unit"]
         _times(features, hardware, counts, least, memory, at_least)
 
 
@@ -266,11 +271,14 @@ class _Memory:
     loaded: float = 0.0
     stored: float = 0.0
     atomic: float = 0.0
-    touched: float = 0.0  # each tensor once, as far as it is reached
-    touched_surely: float = 0.0  # the same of what is accessed at places that no data tells
-    fetched: float = 0.0  # of those, what was not written before
+    touched: float = 0.0  # each tensor once where it is read, and once where it is written, as far as it is reached
+    read_surely: float = 0.0  # the same of what is read at places that no data tells
+    written_surely: float = 0.0
     pipelined: float = 0.0  # operands of dots that are loaded in a loop, of the loop with most
+    per_trip: float = 0.0  # loaded in one trip of a loop, of the loop with most
+    outside: float = 0.0  # loaded outside of loops
     largest_store: float = 0.0  # of those outside of loops
+    trips: float = 0.0  # of the access that moves most, in a loop
     stored_elements: dict[str, float] = field(default_factory=dict)  # by argument
 
     @property
@@ -278,56 +286,77 @@ class _Memory:
         return self.loaded + self.stored + self.atomic
 
 
-def _memory(counts: Counts, call: Call, numbers: Mapping[str, Any]) -> _Memory:
+def _memory(counts: Counts, call: Call, numbers: Mapping[str, Any], programs: float) -> _Memory:
     memory = _Memory()
-    reached: dict[str, float] = {}
-    surely: dict[str, float] = {}
-    written: set[str] = set()
+    read: dict[str, float] = {}  # elements by argument, and so on
+    written: dict[str, float] = {}
+    read_surely: dict[str, float] = {}
+    written_surely: dict[str, float] = {}
     pipelined: dict[str, float] = {}
+    per_trip: dict[str, float] = {}
+    most = 0.0
     for counted in counts.accesses:
         access, elements = counted.access, counted.each * counted.times
         if not elements:
             continue
-        base = access.base or ""
-        size = float(numbers.get(f"{base}__bytes", 4))
-        if access.kind == "load":
-            memory.loaded += elements * size
-        elif access.kind == "store":
-            memory.stored += elements * size
+        base, kind = access.base or "", access.kind
+        size = numbers.get(f"{base}__bytes", 4)
+        moved = elements * size
+        if kind == "load":
+            memory.loaded += moved
+        elif kind == "store":
+            memory.stored += moved
             memory.stored_elements[base] = memory.stored_elements.get(base, 0.0) + elements
+            if not access.loop:
+                memory.largest_store = max(memory.largest_store, moved)
         else:
-            memory.atomic += elements * size
-        if base in call.sizes:
-            if access.kind != "load" and base not in surely:
-                written.add(base)
-            reached[base] = reached.get(base, 0.0) + (math.inf if access.indirect else counted.reach)
+            memory.atomic += moved
+        if access.loop and moved > most:
+            most, memory.trips = moved, counted.times
+        if kind == "load" and access.loop:
+            per_trip[access.loop] = per_trip.get(access.loop, 0.0) + counted.each * size
+            if access.feeds_dot:
+                pipelined[access.loop] = pipelined.get(access.loop, 0.0) + counted.each * size
+        elif kind == "load":
+            memory.outside += moved
+        if base not in call.sizes:
+            continue
+        reach = elements * programs if access.indirect else counted.reach
+        if kind != "store" and base not in written:  # else it is still in L2
+            read[base] = read.get(base, 0.0) + reach
+            if not access.indirect and kind == "load":
+                read_surely[base] = read_surely.get(base, 0.0) + reach
+        if kind != "load":
+            written[base] = written.get(base, 0.0) + reach
             if not access.indirect:
-                surely[base] = surely.get(base, 0.0) + counted.reach
-        if access.feeds_dot and access.looped:
-            loop = next((r for r in reversed(access.repeats) if r.startswith("_for")), "")
-            pipelined[loop] = pipelined.get(loop, 0.0) + counted.each * size
-        if access.kind == "store" and not access.looped:
-            memory.largest_store = max(memory.largest_store, elements * size)
-    for base, elements in reached.items():
-        memory.touched += min(call.sizes[base], elements) * float(numbers.get(f"{base}__bytes", 4))
-    for base, elements in surely.items():
-        once = min(call.sizes[base], elements) * float(numbers.get(f"{base}__bytes", 4))
-        memory.touched_surely += once
-        memory.fetched += once if base not in written else 0.0
+                written_surely[base] = written_surely.get(base, 0.0) + reach
+    memory.touched = _bytes_of(read, call, numbers) + _bytes_of(written, call, numbers)
+    memory.read_surely = _bytes_of(read_surely, call, numbers)
+    memory.written_surely = _bytes_of(written_surely, call, numbers)
     memory.pipelined = max(pipelined.values(), default=0.0)
+    memory.per_trip = max(per_trip.values(), default=0.0)
     return memory
 
 
-def _tiles(features: dict[str, float], counts: Counts) -> tuple[float, float]:
-    """Elements of the largest tile and of all that lie in registers; fills in the sides of the product with most work."""
+def _bytes_of(elements: Mapping[str, float], call: Call, numbers: Mapping[str, Any]) -> float:
+    """Bytes of so many elements of each tensor, of each at most what there is."""
+    total = 0.0
+    for base, n in elements.items():
+        total += min(call.sizes[base], n) * numbers.get(f"{base}__bytes", 4)
+    return total
+
+
+def _largest_tile(features: dict[str, float], counts: Counts) -> float:
+    """Elements of the largest tile; fills in the sides of the product with most work."""
     dots = [dot for dot in counts.dots if dot.times > 0]
     if dots:
         main = max(dots, key=lambda d: d.m * d.n * d.k * d.times)
         features["tile_m"], features["tile_n"], features["tile_k"] = main.m, main.n, main.k
         features["trips"] = main.times
-        return max(d.m * d.n for d in dots), sum(d.m * d.n for d in dots)
-    tile = max((a.each for a in counts.accesses if a.times > 0), default=0.0)
-    return tile, tile
+        if serial := max(dot.serial for dot in dots):
+            features["serial_trips"] = serial
+        return max(d.m * d.n for d in dots)
+    return max((a.each for a in counts.accesses if a.times > 0), default=0.0)
 
 
 def _waste(model: KernelModel, numbers: Mapping[str, Any]) -> float:
@@ -378,8 +407,8 @@ def _times(
         through_l2 = features["traffic_bytes"] / (bandwidth * L2_FACTOR * min(1.0, rounds))
         features["us_memory"] = max(memory.touched / bandwidth, through_l2)
         # What is written may stay in L2.
-        fetched = at_least.fetched + max(0.0, at_least.touched_surely - at_least.fetched - hardware.l2_bytes)
-        computing = _us_of_dots(least, hardware) * programs * (idle if least.even else 1.0)
+        fetched = at_least.read_surely + max(0.0, at_least.written_surely - hardware.l2_bytes)
+        computing = _us_of_dots(least, hardware) * programs * (idle if least.even else 1.0) if least.dots else 0.0
         features["us_bound"] = max(fetched / bandwidth, computing)
 
 

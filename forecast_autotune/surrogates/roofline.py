@@ -19,7 +19,7 @@ from ..features.hardware_sheets import tensor_peak_gflops
 from ..protocols import SurrogateSession
 from .base import BaseSurrogate, Forecasts, OutcomeSession, default_us
 from .gaussian_process import most_telling
-from .static_features import estimated_us
+from .static_features import estimated_us, feature_column
 
 if TYPE_CHECKING:
     import numpy as np
@@ -220,7 +220,7 @@ def read_from_source(described: Sequence[Mapping[str, float]], hardware: Hardwar
     import numpy as np
 
     def column(name: str, missing: float) -> Array:
-        return np.array([d.get(name, missing) for d in described], dtype=float)
+        return feature_column(described, name, missing)
 
     expected_us = estimated_us(described)
     if not np.all(expected_us > 0):

@@ -50,7 +50,7 @@ def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware
     import numpy as np
 
     def column(name: str) -> Array:
-        return _column(described, name)
+        return feature_column(described, name)
 
     def log2(values: Array, least: float = 0.0) -> Array:
         return np.log2(np.where(values + least > 0, values + least, np.nan))
@@ -111,13 +111,13 @@ def _of_a_unit(column: Callable[[str], Array]) -> list[Array]:
         ]
 
 
-def _column(described: Sequence[Mapping[str, float]], name: str) -> Array:
-    """A number of each config; nan where it is not told, or is none that a launch can have: negative, or beyond `MOST`."""
+def feature_column(described: Sequence[Mapping[str, float]], name: str, missing: float = math.nan) -> Array:
+    """A number of each config; where it is not told, or none that a launch can have (negative, beyond `MOST`), `missing`."""
     import numpy as np
 
     values = np.array([d.get(name, math.nan) for d in described], dtype=float)
     with np.errstate(invalid="ignore"):
-        return np.where((values >= 0) & (values <= MOST), values, np.nan)
+        return np.where((values >= 0) & (values <= MOST), values, missing)
 
 
 def _log2_or_nan(values: Array) -> Array:
@@ -130,11 +130,8 @@ def estimated_us(described: Sequence[Mapping[str, float]]) -> Array:
     """The longer of moving and computing, of each config in microseconds; where neither is told, the bound; else nan."""
     import numpy as np
 
-    def column(name: str) -> Array:
-        return _column(described, name)
-
-    estimate = np.fmax(column("us_memory"), column("us_flops"))
-    return np.where(np.isnan(estimate), column("us_bound"), estimate)
+    estimate = np.fmax(feature_column(described, "us_memory"), feature_column(described, "us_flops"))
+    return np.where(np.isnan(estimate), feature_column(described, "us_bound"), estimate)
 
 
 def _or_nan(reduce: Callable[[Array], float], values: Array) -> float:

@@ -23,6 +23,8 @@ _SAME_SHAPE = frozenset([
 ])  # fmt: skip
 _REDUCTIONS = frozenset(["sum", "max", "min", "argmax", "argmin", "xor_sum", "reduce"])
 _COSTLY = frozenset(["exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "sigmoid", "erf", "tanh", "softmax"])
+_COST = 4  # operations that one of these counts as
+_SCANS = frozenset(["cumsum", "cumprod", "associative_scan"])
 _ATOMICS = frozenset(f"atomic_{name}" for name in ["add", "max", "min", "and", "or", "xor", "xchg", "cas"])
 
 
@@ -32,7 +34,8 @@ def read_call(walker: Walker, node: ast.Call) -> Symbol:
     named = {k.arg: k.value for k in node.keywords if k.arg}
     if isinstance(node.func, ast.Attribute):
         owner = walker.see(node.func.value)
-        if owner is not UNKNOWN and not (owner.element and not owner.shape and not owner.base):
+        is_type = owner.element and not (owner.shape or owner.base or owner.from_memory)
+        if owner is not UNKNOWN and not is_type:
             return _method(walker, name, owner, node.args, named)
     if name in _CALLS:
         return _CALLS[name](walker, node.args, named)
@@ -49,10 +52,9 @@ def _unlisted(walker: Walker, name: str, args: Args, named: Named) -> Symbol:
     seen = [walker.see(a) for a in args] + [walker.see(v) for v in named.values()]
     whole = replace(broadcast([part for s in seen for part in s.items or (s,)]), base=None)
     if name in _REDUCTIONS and seen:
-        axis = named.get("axis", args[1] if len(args) > 1 else None)
-        return reduced(seen[0], axis, keep_dims=is_true(named.get("keep_dims")))
-    if name in _COSTLY and whole.shape:
-        walker.notes.costly[walker.notes.size(whole.shape), walker.notes.repeats()] += 1
+        return _reduced(walker, seen[0], args[1:], named)
+    if name in _COSTLY or name in _SCANS:
+        walker.notes.by_elements(whole, _COST if name in _COSTLY else 1)
     if name in _SAME_SHAPE and seen:
         return replace(seen[0], value=None if seen[0].shape else seen[0].value)
     return replace(whole, value=None)
@@ -79,9 +81,13 @@ def _method(walker: Walker, name: str, owner: Symbol, args: Args, named: Named) 
         shape = ast.Tuple(list(args), ast.Load()) if len(args) != 1 else args[0]
         return replace(owner, shape=walker.dims(shape) or owner.shape)
     if name in _REDUCTIONS:
-        axis = named.get("axis", args[0] if args else None)
-        return reduced(owner, axis, keep_dims=is_true(named.get("keep_dims")))
+        return _reduced(walker, owner, args, named)
     return replace(owner, value=None)
+
+
+def _reduced(walker: Walker, value: Symbol, args: Args, named: Named) -> Symbol:
+    walker.notes.by_elements(value)
+    return reduced(value, named.get("axis", args[0] if args else None), keep_dims=is_true(named.get("keep_dims")))
 
 
 def _arange(walker: Walker, args: Args, _: Named) -> Symbol:
@@ -120,17 +126,17 @@ def _cdiv(walker: Walker, args: Args, _: Named) -> Symbol:
     return replace(whole, base=None, value=value, loaded=())
 
 
-def _extreme(name: str, walker: Walker, args: Args, named: Named) -> Symbol:
+def _extreme(name: str, walker: Walker, args: Args, named: Named, *, by_elements: bool = False) -> Symbol:
     """`min` and `max`: of numbers, of a block along an axis, or of two blocks by elements."""
     seen = [walker.see(a) for a in args]
     if len(seen) >= 2 and not any(s.shape for s in seen):
         texts = [s.value for s in seen]
         value = walker.notes.number(f"{name}({', '.join(t for t in texts if t)})") if all(texts) else None
         return replace(broadcast(seen), base=None, value=value)
-    if seen and (len(seen) == 1 or "axis" in named or isinstance(args[1], ast.Constant)):
-        axis = named.get("axis", args[1] if len(args) > 1 else None)
-        return reduced(seen[0], axis, keep_dims=is_true(named.get("keep_dims")))
-    return broadcast(seen)
+    if not by_elements and seen and (len(seen) == 1 or "axis" in named or isinstance(args[1], ast.Constant)):
+        return _reduced(walker, seen[0], args[1:], named)
+    walker.notes.by_elements(whole := broadcast(seen))
+    return whole
 
 
 def _where(walker: Walker, args: Args, _: Named) -> Symbol:
@@ -142,7 +148,11 @@ def _load(walker: Walker, args: Args, named: Named) -> Symbol:
     for value in [*args[1:], *named.values()]:
         walker.see(value)
     pointer = args[0] if args else named.get("pointer")
-    return walker.notes.access("load", walker.see(pointer), []) if pointer is not None else UNKNOWN
+    if pointer is None:
+        return UNKNOWN
+    loaded = walker.notes.access("load", walker.see(pointer), [])
+    walker.hold(loaded)
+    return loaded
 
 
 def _store(walker: Walker, args: Args, named: Named) -> Symbol:
@@ -156,12 +166,18 @@ def _dot(walker: Walker, args: Args, named: Named) -> Symbol:
     values = [walker.see(a) for a in args]
     for value in named.values():
         walker.see(value)
-    return walker.notes.dot(values[0], values[1]) if len(values) >= 2 else UNKNOWN
+    return _product(walker, values[0], values[1]) if len(values) >= 2 else UNKNOWN
 
 
 def _dot_scaled(walker: Walker, args: Args, _: Named) -> Symbol:
     values = [walker.see(a) for a in args]
-    return walker.notes.dot(values[0], values[3]) if len(values) >= 4 else UNKNOWN
+    return _product(walker, values[0], values[3]) if len(values) >= 4 else UNKNOWN
+
+
+def _product(walker: Walker, one: Symbol, other: Symbol) -> Symbol:
+    made = walker.notes.dot(one, other)
+    walker.hold(one, other, made)
+    return made
 
 
 def _blocked(place: int, walker: Walker, args: Args, named: Named) -> Symbol:
@@ -207,8 +223,8 @@ _CALLS: dict[str, Callable[[Walker, Args, Named], Symbol]] = {
     "cdiv": _cdiv,
     "min": partial(_extreme, "min"),
     "max": partial(_extreme, "max"),
-    "minimum": partial(_extreme, "min"),
-    "maximum": partial(_extreme, "max"),
+    "minimum": partial(_extreme, "min", by_elements=True),
+    "maximum": partial(_extreme, "max", by_elements=True),
     "where": _where,
     "load": _load,
     "store": _store,

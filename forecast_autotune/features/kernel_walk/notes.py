@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -29,11 +29,12 @@ class Access:
 
     kind: str  # load, store, atomic
     base: str | None
-    elements: str
+    elements: str  # at a time
+    times: str  # how often: the product of `repeats`
     repeats: tuple[str, ...]
-    varies: frozenset[str]  # the axes of the grid and the loops with which its place changes
+    reach: str  # different elements that all programs together can reach by it
     indirect: bool  # whether its place was read from memory
-    looped: bool
+    loop: str  # the innermost loop around it, by its repeat; empty if there is none
     feeds_dot: bool = False
 
 
@@ -45,7 +46,8 @@ class Dot:
     n: str
     k: str
     element: str | None  # bytes of an operand's element
-    repeats: tuple[str, ...]
+    times: str
+    loop: str
 
 
 @dataclass(slots=True)
@@ -55,27 +57,32 @@ class Notes:
     lines: list[tuple[str, str]] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
     dots: list[Dot] = field(default_factory=list)
-    arithmetic: Counter[tuple[str, tuple[str, ...]]] = field(default_factory=Counter)  # elements, repeats
-    costly: Counter[tuple[str, tuple[str, ...]]] = field(
-        default_factory=Counter
-    )  # the same, of exponentials and the like
+    arithmetic: Counter[tuple[str, str]] = field(default_factory=Counter)  # operations by elements and times
+    held: dict[tuple[Symbol, ...], str] = field(default_factory=dict)  # tiles that are needed at once, and how often
+    serial: set[str] = field(default_factory=set)  # loops in which a product waits for one of the trip before
     covers: dict[str, str] = field(default_factory=dict)  # knob to the argument it divides
     roles: dict[str, str] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)  # of lines, by their expressions
     _words: dict[str, frozenset[str]] = field(default_factory=dict)  # arguments in a line, by its name
     _repeats: list[str] = field(default_factory=list)
-    _loops: int = 0
+    _loops: list[str] = field(default_factory=list)
+
+    def hold(self, tiles: Iterable[Symbol]) -> None:
+        """Note that these are needed at one time. Whole numbers and places are few, or are computed again."""
+        kept = tuple(t for t in tiles if t.shape and not t.integer and not t.base)
+        if kept:
+            self.held[kept] = self.times()
 
     def number(self, expression: str) -> str:
-        """A name for an expression's value: the same for the same expression. What is short enough is its own name."""
-        if expression.isidentifier() or expression.isdigit():
+        """A name for an expression's value: the same for the same expression, and a name's own."""
+        if expression.isidentifier():
             return expression
         if expression not in self._names:
             self._names[expression] = self._line(f"_{len(self.lines)}", expression)
         return self._names[expression]
 
     def repeat(self, kind: str, expression: str) -> str:
-        """A name for how often something is repeated, a line of its own: `for3`, `if4`."""
+        """A name for how often something is repeated, a line of its own: `_for3`, `_if4`."""
         return self._line(f"_{kind}{len(self.lines)}", expression)
 
     def _line(self, name: str, expression: str) -> str:
@@ -92,14 +99,14 @@ class Notes:
     def repeated(self, repeat: str, *, loop: bool) -> Iterator[None]:
         """What is noted meanwhile happens so many times: in a `loop`, or in a branch, once or not at all."""
         self._repeats.append(repeat)
-        self._loops += loop
+        self._loops += [repeat] * loop
         yield
-        self._loops -= loop
+        del self._loops[len(self._loops) - loop :]
         self._repeats.pop()
 
-    def repeats(self) -> tuple[str, ...]:
-        """How often what is met now is done: the product of these."""
-        return tuple(self._repeats)
+    def times(self) -> str:
+        """How often what is met now is done."""
+        return self.number("*".join(self._repeats) or "1")
 
     def size(self, shape: Sequence[str]) -> str:
         """How many elements a shape has."""
@@ -109,16 +116,22 @@ class Notes:
         """Note an access through a pointer; returns what is loaded."""
         shape = pointer.shape or (values[0].shape if values else ())
         element = pointer.element if pointer.base else (values[0].element if values else None)
+        elements = self.size(shape)
+        spread = [r for r in self._repeats if r in pointer.varies or r not in self._loops]
+        spread += sorted(axis for axis in pointer.varies if axis.startswith("grid"))
         note = Access(
             kind=kind,
             base=pointer.base,
-            elements=self.size(shape),
-            repeats=self.repeats(),
-            varies=pointer.varies,
+            elements=elements,
+            times=self.times(),
+            repeats=tuple(self._repeats),
+            reach=self.number("*".join([elements, *spread])),
             indirect=pointer.from_memory,
-            looped=self._loops > 0,
+            loop=self._loops[-1] if self._loops else "",
         )
         self.accesses.append(note)
+        if kind == "atomic":
+            self.arithmetic[elements, note.times] += 1
         return Symbol(
             shape=shape,
             element=element,
@@ -139,11 +152,12 @@ class Notes:
         element = one.element or other.element
         self.dots.append(
             Dot(
-                self.number(m),
-                self.number(other.shape[-1]),
-                self.number(one.shape[-1]),
-                element and self.number(element),
-                self.repeats(),
+                m=self.number(f"({m})"),
+                n=self.number(f"({other.shape[-1]})"),
+                k=self.number(f"({one.shape[-1]})"),
+                element=element and self.number(f"({element})"),
+                times=self.times(),
+                loop=self._loops[-1] if self._loops else "",
             )
         )
         return Symbol(
@@ -152,7 +166,13 @@ class Notes:
             integer=False,
             varies=one.varies | other.varies,
             from_memory=one.from_memory or other.from_memory,
+            chained=frozenset((loop, name, True) for part in (one, other) for loop, name, _ in part.chained),
         )
+
+    def by_elements(self, value: Symbol, operations: int = 1) -> None:
+        """Note operations on each element of a block; numbers cost nothing."""
+        if value.shape and not value.base:
+            self.arithmetic[self.size(value.shape), self.times()] += operations
 
     def combined(self, parts: Sequence[Symbol], operator: ast.operator) -> Symbol:
         """Note an operator's arithmetic; returns its outcome, of numbers a longer expression."""
@@ -162,6 +182,6 @@ class Notes:
         sign = _SIGNS.get(type(operator))
         one, other = parts[0].value, parts[-1].value
         known = sign and one and other and not whole.shape
-        if whole.shape and not whole.integer and not whole.base:
-            self.arithmetic[self.size(whole.shape), self.repeats()] += 1
+        if not whole.integer:
+            self.by_elements(whole)
         return replace(whole, value=self.number(f"({one}{sign}{other})") if known else None)

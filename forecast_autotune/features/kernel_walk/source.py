@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import textwrap
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 
@@ -24,8 +25,12 @@ def source_of(kernel: Any) -> str:
 
 def definition_of(kernel: Any) -> ast.FunctionDef | None:
     """The syntax tree of a kernel's function; None if its source holds none."""
-    tree = ast.parse(source_of(kernel))
-    return next((node for node in tree.body if isinstance(node, ast.FunctionDef)), None)
+    return _first_function(source_of(kernel))
+
+
+@lru_cache(maxsize=256)
+def _first_function(source: str) -> ast.FunctionDef | None:
+    return next((node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)), None)
 
 
 def parameters_of(definition: ast.FunctionDef) -> list[ast.arg]:

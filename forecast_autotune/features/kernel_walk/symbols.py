@@ -26,6 +26,8 @@ class Symbol:
     loaded: tuple[int, ...] = ()  # the accesses its data came from, by elements
     varies: frozenset[str] = frozenset()  # the axes of the grid and the loops with which it changes
     from_memory: bool = False  # whether it depends on what was loaded
+    # What it depends on of the trip before: the loop, the variable, and whether through a product's operand.
+    chained: frozenset[tuple[str, str, bool]] = frozenset()
 
 
 UNKNOWN = Symbol()
@@ -54,6 +56,7 @@ def broadcast(parts: Sequence[Symbol]) -> Symbol:
         loaded=tuple(n for p in parts for n in p.loaded)[:8],
         varies=frozenset().union(*(p.varies for p in parts)),
         from_memory=any(p.from_memory for p in parts),
+        chained=frozenset().union(*(p.chained for p in parts)),
     )
 
 

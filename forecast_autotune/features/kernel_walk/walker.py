@@ -30,19 +30,33 @@ class Walker:
         self._callers: list[Any] = []  # helpers whose bodies are being walked
         self._calls = 0
         self._returned: Symbol | None = None
+        self._needed: frozenset[str] = frozenset()  # names that are read later
+        self._read: frozenset[str] = frozenset()  # by the statement that is being walked
+        self._held: tuple[Symbol, ...] = ()  # what the callers of a helper need later
 
     def body(self, statements: Iterable[ast.stmt]) -> None:
         """Walk statements in their order. Kinds that are not listed in `_STATEMENTS` are passed over."""
-        left = list(statements)
-        while left:
-            statement, *left = left
+        left, outer = list(statements), self._needed
+        reads = [_read(statement) for statement in left]
+        for i, statement in enumerate(left):
+            self._needed = outer.union(*reads[i + 1 :])
             if isinstance(statement, ast.If):
                 if _ends(statement.body) or _ends(statement.orelse):  # what follows belongs to the other branch
-                    self._if(statement, left)
-                    return
+                    self._needed = outer
+                    self._if(statement, left[i + 1 :])
+                    break
                 self._if(statement, [])
             elif handler := _STATEMENTS.get(type(statement)):
+                self._read = reads[i]
                 handler(self, statement)
+                self._read = reads[i]
+                self.hold()
+        self._needed = outer
+
+    def hold(self, *fresh: Symbol) -> None:
+        """Note what is needed at this point: by this statement and later ones, by callers, and what was just made."""
+        needed = self._needed | self._read
+        self.notes.hold([*self._held, *(s for name, s in self.names.items() if name in needed), *fresh])
 
     def see(self, node: ast.expr) -> Symbol:
         """What is known of an expression's value."""
@@ -100,11 +114,11 @@ class Walker:
         """Walk both branches, each as often as the condition holds; `rest` follows a branch that does not end its block."""
         condition = self.see(node.test).value
         before, returned = self.names, self._returned
-        holds = self.notes.repeat("if", f"(1 if {condition or 'unknown'} else 0)")
         names: list[dict[str, Symbol]] = []
         returns: list[Symbol | None] = []
-        for branch, repeat in ((node.body, holds), (node.orelse, self.notes.number(f"(1-{holds})"))):
+        for branch, text in ((node.body, "(1 if {} else 0)"), (node.orelse, "(0 if {} else 1)")):
             self.names, self._returned = dict(before), None
+            repeat = self.notes.repeat("if", text.format(condition or "unknown"))
             with self.notes.repeated(repeat, loop=False):
                 self.body(branch if _ends(branch) else [*branch, *rest])
             names.append(self.names)
@@ -135,6 +149,7 @@ class Walker:
             loaded=(*one.loaded, *other.loaded)[:8],
             varies=one.varies | other.varies,
             from_memory=one.from_memory or other.from_memory,
+            chained=one.chained | other.chained,
         )
 
     def _for(self, node: ast.For) -> None:
@@ -177,14 +192,20 @@ class Walker:
         repeat = self.notes.repeat("for", f"trips({', '.join(texts)})" if bounds else "unknown")
         changes = frozenset([repeat]).union(*(b.varies for b in bounds or ()))
         for name in _assigned(statements):
-            if name in self.names:
-                self.names[name] = replace(self.names[name], value=None, varies=self.names[name].varies | changes)
+            if symbol := self.names.get(name):
+                chained = symbol.chained | {(repeat, name, False)}
+                self.names[name] = replace(symbol, value=None, varies=symbol.varies | changes, chained=chained)
         middle = self.notes.number(f"middle({texts[0]}, {repeat}, {texts[2]}, late)") if bounds else None
         for target in targets:
             self._bind(target, Symbol(value=middle, varies=changes))
+        later = self._needed
+        self._needed = later.union(*map(_read, statements))
         with self.notes.repeated(repeat, loop=True):
             self.body(statements)
+        self._needed = later
         for name, symbol in self.names.items():
+            if (repeat, name, True) in symbol.chained:
+                self.notes.serial.add(repeat)
             if symbol.value is not None and repeat in symbol.varies:
                 self.names[name] = replace(symbol, value=None)
 
@@ -222,7 +243,9 @@ class Walker:
             if name not in given:
                 given[name] = self.see(default)
         outer = self.names, self.scope, self._returned
-        self.names, self.scope, self._returned = given, scope_of(helper), None
+        around = self._needed, self._read, self._held
+        self._held = (*self._held, *(s for name, s in self.names.items() if name in self._needed))
+        self.names, self.scope, self._returned, self._needed = given, scope_of(helper), None, frozenset()
         self._callers.append(helper)
         self._calls += 1
         try:
@@ -231,6 +254,7 @@ class Walker:
         finally:
             self._callers.pop()
             self.names, self.scope, self._returned = outer
+            self._needed, self._read, self._held = around
 
 
 _STATEMENTS: dict[type[ast.stmt], Callable[[Walker, Any], None]] = {
@@ -261,6 +285,16 @@ def _step(statements: Iterable[ast.stmt], counter: ast.expr) -> ast.expr | None:
         if ast.unparse(statement.target) == ast.unparse(counter):
             return statement.value
     return None
+
+
+def _read(statement: ast.stmt) -> frozenset[str]:
+    """The names that a statement reads; kept at the statement, since helpers are walked as often as they are called."""
+    names: frozenset[str] | None = vars(statement).get("names_read")
+    if names is None:
+        names = vars(statement)["names_read"] = frozenset(
+            node.id for node in ast.walk(statement) if type(node) is ast.Name and type(node.ctx) is ast.Load
+        )
+    return names
 
 
 def _assigned(statements: Iterable[ast.stmt]) -> set[str]:
