@@ -33,6 +33,27 @@ def geomean_of_medians(by_space: BySpace) -> float:
     return statistics.geometric_mean(statistics.median(values) for values in by_space.values())
 
 
+def interval(by_space: BySpace, kernel_of: Mapping[str, str]) -> Row:
+    """The interval of a `geomean_of_medians`: kernels are drawn anew, traces of each, and seeds of each.
+
+    Infinite where a search found nothing that runs.
+    """
+    if not all(np.isfinite(values).all() for values in by_space.values()):
+        return {"low": math.inf, "high": math.inf}
+    generator, again = np.random.default_rng(0), np.arange(RESAMPLES)
+    by_kernel: dict[str, list[Array]] = {}
+    for space, values in by_space.items():
+        seeds = generator.integers(len(values), size=(RESAMPLES, len(values)))
+        by_kernel.setdefault(kernel_of[space], []).append(np.log(np.median(np.array(values)[seeds], axis=1)))
+    sums, count = np.zeros(RESAMPLES), np.zeros(RESAMPLES)
+    times = generator.multinomial(len(by_kernel), [1 / len(by_kernel)] * len(by_kernel), size=RESAMPLES)
+    for drawn, medians in zip(times.T, map(np.stack, by_kernel.values()), strict=True):
+        traces = medians[generator.integers(len(medians), size=medians.shape), again]
+        sums, count = sums + drawn * traces.sum(axis=0), count + drawn * len(medians)
+    low, high = np.exp(np.percentile(sums / count, INTERVAL))
+    return {"low": float(low), "high": float(high)}
+
+
 # Slowdowns --------------------------------------------------------------------------------------------------------------
 
 
@@ -64,6 +85,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
         for row in some:
             spaces.setdefault(str(row["setting"]), set()).add(str(row["trace"]))
         over_default = slowdowns(some, "over_default")
+        kernels = {str(row["trace"]): str(row["kernel"]) for row in some}
         for (setting, budget, method), by_space in slowdowns(some).items():
             every = [s for values in by_space.values() for s in values]
             against = [s for values in over_default.get((setting, budget, method), {}).values() for s in values]
@@ -77,6 +99,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
                     "runs": len(every),
                     "whole": set(by_space) == spaces[setting],
                     "geomean_of_medians": geomean_of_medians(by_space),
+                    **(interval(by_space, kernels) if method == OURS else {}),
                     "geomean_of_p90s": statistics.geometric_mean(p90(v) for v in by_space.values()),
                     "p90": p90(every),
                     "worst": max(every),

@@ -14,7 +14,8 @@ honesty      skill and calibration of forecasts, and whether error falls as conf
 uncertainty  ours against measuring the top of the same forecasts
 
 The last three know the same kernel's other traces, of --history or else of those given, and do without them too.
-`--keep FILE` keeps each result, and a later run with the same file goes on from there. After Ctrl-C what is done is shown.
+`--models 5 --seeds 5` draws the forest anew for each seed. `--keep FILE` keeps each result, and a later run with the same
+file goes on from there. After Ctrl-C what is done is shown.
 
 Exit codes: 0 done, 1 some searches failed, 2 bad input, 130 interrupted.
 """
@@ -157,7 +158,9 @@ def tasks_for(name: str, entries: Sequence[Entry], given: argparse.Namespace, bu
             for method in methods_for(entry, given.methods, TABLES[name]):
                 alone = method not in METHODS or METHODS[method].per_budget
                 parts = [(budget,) for budget in budgets] if alone else [budgets]
-                tasks += [Search(entry=entry, method=method, seed=seed, budgets=part) for part in parts]
+                ours = method not in METHODS or METHODS[method].forecasts
+                models = given.models if ours else 1
+                tasks += [Search(entry=entry, method=method, seed=seed, budgets=part, models=models) for part in parts]
     return tasks
 
 
@@ -205,6 +208,10 @@ def three(row: Row) -> str:
     return " / ".join(map(number, figures_of)) if row["whole"] else "-"
 
 
+def within(row: Row) -> str:
+    return f"{number(row['geomean_of_medians'])} [{number(row['low'])}, {number(row['high'])}]"
+
+
 def heading(setting: object, kernel: object, what: str) -> None:
     print(f"\n{setting}, {kernel or 'all'}: {what}\n")
 
@@ -220,6 +227,8 @@ def show(answer: Mapping[str, Any], budgets: Sequence[str]) -> None:
     for (setting, kernel), rows in titled(answer.get("summary", ()), "setting", "kernel").items():
         heading(setting, kernel, "slowdown, geometric mean over traces of medians over seeds / p90 / worst")
         grid(rows, budgets, three)
+        heading(setting, kernel, "the same mean and its 95 % interval, kernels, traces and seeds drawn anew")
+        grid([row for row in rows if row["method"] == OURS], budgets, within)
         if answer["table"] == "suite" and kernel is None:
             heading(setting, kernel, "the worst over the default's own time")
             grid(rows, budgets, lambda row: number(row["worst_over_default"]))
@@ -301,6 +310,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", action="append", metavar="B", help="10 or 1%%; may be repeated")
     parser.add_argument("--methods", nargs="+", default=[], metavar="M", help=", ".join((*EVERY, UNSTOPPED)))
     parser.add_argument("--seeds", type=positive, default=10, metavar="N", help="of each search; default: %(default)s")
+    parser.add_argument(
+        "--models",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="forests drawn anew, of which seeds take turns; default: 1",
+    )
     parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes to use")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="where results are kept and found again")
     parser.add_argument("--json", action="store_true", help="one JSON value on stdout, runs included")

@@ -41,9 +41,14 @@ RANDOM_RANKINGS = 101  # whose median stands for a ranking that knows nothing
 Row = dict[str, object]
 
 
-def surrogate_without(left_out: str) -> Surrogate:
-    """What setting `auto` stands for, with nothing in it that was fitted beforehand on this kernel, or on this package."""
-    return make_surrogate("auto", prior=prior_without(left_out))
+def surrogate_without(left_out: str, model: int = 0) -> Surrogate:
+    """What setting `auto` stands for, with nothing in it that was fitted beforehand on this kernel, or on this package.
+
+    Args:
+        left_out: the kernel or the package.
+        model: number of the forest's draw.
+    """
+    return make_surrogate("auto", prior=prior_without(left_out, model))
 
 
 # What is searched -------------------------------------------------------------------------------------------------------
@@ -71,13 +76,13 @@ class Entry:
 
 
 @lru_cache(maxsize=16)
-def case(entry: Entry) -> Case:
+def case(entry: Entry, model: int = 0) -> Case:
     space = read_space(entry.trace)
     return Case(
         name=space.name,
         recording=space.recording,
         recordings=tuple(read_space(path).recording for path in entry.history),
-        surrogate=partial(surrogate_without, package_of(entry.trace) or space.kernel),
+        surrogate=partial(surrogate_without, package_of(entry.trace) or space.kernel, model),
     )
 
 
@@ -135,19 +140,23 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """One search by one method, looked at at some budgets; a row for each."""
+    """One search by one method, looked at at some budgets; a row for each.
+
+    Of several models, each the forest drawn anew, seeds take turns.
+    """
 
     entry: Entry
     method: str
     seed: int
     budgets: tuple[str, ...]
+    models: int = 1
 
     @property
     def own(self) -> bool:
         return self.method in (OURS, UNSTOPPED) or METHODS[self.method].forecasts
 
     def do(self) -> list[Row]:
-        recorded = case(self.entry)
+        recorded = case(self.entry, self.seed % self.models)
         limits = {budget: limit_of(budget, len(recorded.space)) for budget in self.budgets}
         named = {**self.entry.named, "method": self.method, "seed": self.seed}
         if self.method in (OURS, UNSTOPPED):

@@ -131,8 +131,8 @@ def read_example(path: Path) -> Example:
     )
 
 
-def fit(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
-    """The model of these examples: the same examples give the same model.
+def fit(examples: Sequence[Example], *, trees: int = TREES, seed: int = 0) -> Prior:
+    """The model of these examples: the same examples and seed give the same model.
 
     One that says nothing of launches teaches the rules alone.
 
@@ -141,7 +141,7 @@ def fit(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
     """
     if not examples:
         raise InvalidInputError("no traces to fit on: record some with 'make record', or name some")
-    grown = fit_trees([e for e in examples if e.traits is not None], trees=trees)
+    grown = fit_trees([e for e in examples if e.traits is not None], trees=trees, seed=seed)
     return replace(grown, fitted_on=tuple(sorted({e.kernel for e in examples})), factors=fit_factors(examples))
 
 
@@ -172,18 +172,20 @@ def corpus() -> tuple[Example, ...]:
 
 
 @cache
-def prior_without(left_out: str) -> Prior | None:
+def prior_without(left_out: str, seed: int = 0) -> Prior | None:
     """The model as fitted without a kernel, or without a whole package; None, for the shipped one, if none is so called.
+
+    Another seed draws another forest on the same traces: what differs between them is no merit of either.
 
     Kept in `build/priors` for the next process that asks, under a name that changes with the traces and with what fits.
     """
     if not any(left_out in (path.name.partition(".")[0], package_of(path)) for path in corpus_paths()):
         return None
-    kept = LEFT_OUT / f"{left_out}.{_fit_digest()}.json"
+    kept = LEFT_OUT / f"{left_out}.{seed}.{_fit_digest()}.json"
     try:
         return read_prior(kept)
     except (OSError, InvalidInputError):
-        prior = fit([e for e in corpus() if left_out not in (e.kernel, e.package)])
+        prior = fit([e for e in corpus() if left_out not in (e.kernel, e.package)], seed=seed)
     kept.parent.mkdir(parents=True, exist_ok=True)
     _write(kept, prior_text(prior, card={"left out": left_out}))
     # As read, not as fitted: the same in every process.
@@ -205,12 +207,12 @@ def _fit_digest() -> str:
     return digest(*sources, *(f"{path.relative_to(TRACES)} {path.stat().st_size}" for path in corpus_paths()))
 
 
-def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
+def fit_trees(examples: Sequence[Example], *, trees: int = TREES, seed: int = 0) -> Prior:
     """The forest alone. Every kernel counts alike, whatever the number of its sizes and configs."""
     import numpy as np
     from sklearn.tree import ExtraTreeRegressor
 
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     kernels = sorted({e.kernel for e in examples})
     known = [~np.isnan(e.log2_time) for e in examples]
     x = np.vstack([_traits(e)[k] for e, k in zip(examples, known, strict=True)]) if examples else np.zeros((0, 1))
@@ -226,7 +228,10 @@ def fit_trees(examples: Sequence[Example], *, trees: int = TREES) -> Prior:
         rows = np.flatnonzero(np.isin(of_kernel, seen))
         rows = np.sort(random.permutation(rows)[:MOST_ROWS])
         tree = ExtraTreeRegressor(
-            max_features=TRAITS_TRIED, min_samples_leaf=LEAST_IN_A_LEAF, max_leaf_nodes=LEAVES, random_state=number
+            max_features=TRAITS_TRIED,
+            min_samples_leaf=LEAST_IN_A_LEAF,
+            max_leaf_nodes=LEAVES,
+            random_state=trees * seed + number,
         )
         grown.append(tree.fit(x[rows], y[rows], sample_weight=weight[rows] * len(rows)).tree_)
     most = max((t.node_count for t in grown), default=0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.core.config import Config
@@ -17,6 +18,9 @@ from forecast_autotune.store import encoding
 from . import programs
 from .kernel_calls import decode_argument, named_object, origin_of
 from .program_worker import LAUNCH_OPTIONS, as_ours, over_warps_and_stages
+from .programs.dry_run import pretended_gpu
+
+MISSING = "by a heuristic"  # a knob of a recorded config that the config does not set
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +32,7 @@ class NotThereError(Exception):
 def package_descriptions(
     recorded: Mapping[str, object], configs: Sequence[Config], default: Config, hardware: Hardware
 ) -> list[Mapping[str, float]]:
-    """Static features of each config of a recorded call, by the installed package; none of one that its list has no more.
+    """Static features of each config of a recorded call, by the installed package.
 
     Args:
         recorded: the trace's field of that name.
@@ -37,6 +41,13 @@ def package_descriptions(
             again.
         InvalidInputError: the field is not as recording writes it.
     """
+    with _gpu():
+        return _descriptions(recorded, configs, default, hardware)
+
+
+def _descriptions(
+    recorded: Mapping[str, object], configs: Sequence[Config], default: Config, hardware: Hardware
+) -> list[Mapping[str, float]]:
     from forecast_autotune.frontends.triton.call import TritonCall
     from forecast_autotune.frontends.triton.kernel_program import program_of
 
@@ -45,7 +56,7 @@ def package_descriptions(
     if "call" not in recorded:
         raise NotThereError("an argument of its call could not be kept")
     call = encoding.fields(recorded["call"], "call")
-    _prepare(encoding.text_field(recorded, "script", "it"), hardware)
+    _prepare(encoding.text_field(recorded, "script", "it"))
     try:
         kernel = _kernel(module, qualname)
         named = {n: decode_argument(v) for n, v in encoding.fields(call.get("kwargs"), "kwargs").items()}
@@ -67,27 +78,37 @@ def package_descriptions(
         raise NotThereError(f"{qualname} of {package} is another kernel than was recorded")
     grid = _grid(encoding.list_field(call, "grids", "call"), configs)
     try:
-        job = TritonCall(tuner.spec, tuner.configs, args, {**named, "grid": grid}, hardware=hardware).job
+        candidates = _candidates(tuner.configs, configs)
+        job = TritonCall(tuner.spec, candidates, args, {**named, "grid": grid}, hardware=hardware).job
     except Exception as err:  # a heuristic that needs data, say
         raise NotThereError(f"its call cannot be made again: {type(err).__name__}: {err}") from None
     told = {config: features for config, features in zip(job.space, job.static_features, strict=True) if features}
     return [told.get(config, {}) for config in configs]
 
 
+@contextlib.contextmanager
+def _gpu() -> Iterator[None]:
+    """The GPU that packages ask for as they are imported; one that is pretended where there is none."""
+    import torch
+
+    if torch.cuda.is_available():
+        yield
+    else:
+        with pretended_gpu():
+            yield
+
+
 @functools.cache
-def _prepare(script: str, hardware: Hardware) -> None:
+def _prepare(script: str) -> None:
     """Import the program that launched the kernels, if it is one of ours: it says where its package lies.
 
     What goes wrong shows when the package is imported.
     """
-    from forecast_autotune.frontends.triton.simulated_driver import rehearsal
-
     name = f"{programs.__name__}.{script}"
     if not script.isidentifier() or importlib.util.find_spec(name) is None:
         return
     try:
-        with rehearsal(hardware=hardware):  # packages ask for the GPU as they are imported
-            importlib.import_module(name)
+        importlib.import_module(name)
     except Exception as err:
         log.info("%s is not imported: %s: %s", name, type(err).__name__, err)
 
@@ -116,6 +137,29 @@ def _tuner_of(kernel: Any, module: str) -> Any:
                 return value
             value = value.fn  # from what is launched down to the kernel
     return None
+
+
+def _candidates(theirs: Sequence[Any], configs: Sequence[Config]) -> list[Any]:
+    """Each config as Triton's: that of the kernel's list, with its hook, or one made of its knobs if the list has none.
+
+    A list may depend on the device, or on the version of Triton.
+    """
+    import triton
+
+    from forecast_autotune.compilers.triton_source import OPTIONS
+    from forecast_autotune.frontends.triton.kernel_program import plain_value
+
+    def set_of(values: Mapping[str, Any]) -> Config:
+        return Config({n: plain_value(v) for n, v in values.items() if v is not None and v != MISSING})
+
+    listed = {set_of({**c.kwargs, **{name: getattr(c, name, None) for name in OPTIONS}}): c for c in reversed(theirs)}
+    candidates = []
+    for config in configs:
+        knobs = set_of(config.knobs).knobs
+        options = {n: v for n, v in knobs.items() if n in OPTIONS}
+        made = triton.Config({n: v for n, v in knobs.items() if n not in OPTIONS}, **options)
+        candidates.append(listed.get(Config(knobs), made))
+    return candidates
 
 
 def _grid(shapes: Sequence[Any], configs: Sequence[Config]) -> Callable[[Mapping[str, Any]], tuple[int, ...]]:

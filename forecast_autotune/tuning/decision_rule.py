@@ -17,9 +17,11 @@ from ..errors import NoWorkingConfigError
 
 SWITCH_MARGIN = 0.02  # the gain below which leaving the default is not worth it (Triton's own choice, triton#9153)
 TIE_MARGIN = 0.005  # two medians closer than this are a tie however small their spread
-# An untried config is chosen by its expected time, unless it may well be far slower than what is known. At a chance of 0.12
-# no choice on the suite took over 1.3 times the default's time, at 0.15 one of 138, at 0.2 six (kernels left out).
-FAR_SLOWER, VETO = 1.3, 0.12  # times what is known; the chance of it above which a config is not chosen
+# Where nothing may be measured, the least expected time decides, with two conditions. On the suite, kernels left out, two
+# forests, no choice of 138 then took over 1.2 times the default's time; with a veto at 0.2 two took 2.1
+# times, with every gain of 2 % worth it two 1.4 times.
+WORTH = 0.9  # times what is known: only an expected time below that is worth a choice
+FAR_SLOWER, VETO = 1.3, 0.15  # times what is known; the chance of that above which a config is not chosen
 SLOWEST = 4.0  # times what is known: how slow beyond does not count
 
 
@@ -159,7 +161,7 @@ def trusted_forecast(findings: Findings, best: Measurement | None) -> tuple[Conf
     space = findings.job.space
     reference = reference_us(findings.outcomes, space.default)
     known = best.median_us / reference if best and reference else 1.0
-    chosen, least = None, known / (1 + SWITCH_MARGIN)
+    chosen, least = None, WORTH * known
     for config, forecast in zip(space, findings.forecasts, strict=False):
         if (
             isinstance(forecast, Forecast)

@@ -179,7 +179,9 @@ class _Picking:
         chance = (1.0 - fail) * normal_cdf((mean - self.best - WORTHWHILE) / np.maximum(sigma, 1e-9))
         any_gains = 1.0 - float(np.exp(np.log1p(-np.minimum(chance, 1.0 - 1e-12)).sum()))
         if any_gains < STOP_CHANCE:
-            return f"the chance that any of {self.untried.size} configs left gains 1 % is {any_gains:.1%}"
+            return (
+                f"the chance that any of {self.untried.size} configs left gains 1 % is {any_gains:.1%}{self._saved()}"
+            )
         if self.turn < STALE_FROM:
             return ""
         first = int(STALE * self.turn)
@@ -190,9 +192,15 @@ class _Picking:
             gained = 2.0 ** (self.best - early) - 1.0
             return (
                 f"the last {self.turn - first} of {self.turn} configs gained {gained:.1%} together, and none left gains 1 % "
-                f"with a chance of {STALE_CHANCE:.0%}"
+                f"with a chance of {STALE_CHANCE:.0%}{self._saved()}"
             )
         return ""
+
+    def _saved(self) -> str:
+        """How much of the budget is not spent, to follow the reason for stopping."""
+        left = min(self.view.configs_left, self.untried.size)
+        usual_s = sum(o.cost_s for o in self.view.outcomes.values()) / max(1, self.turn)
+        return f"; {left:.0f} configs of the budget are saved, some {left * usual_s:.0f} s"
 
     def batch(self, size: int) -> list[int]:
         """Positions of the next configs to try."""

@@ -375,7 +375,8 @@ def test_a_kernel_without_variants_compiles_for_other_gpus(kernel: TritonKernel,
     """Of those with variants other tests compile these."""
     told = compiled(kernel, random.Random(SEED).sample(kernel.space[:], 2), target)
     assert len(told) == 2
-    assert all(isinstance(result, Evidence) for result in told.values()), told
+    assert any(isinstance(result, Evidence) for result in told.values()), told
+    assert all(isinstance(result, Evidence) or result.stage == "resources" for result in told.values()), told
 
 
 @pytest.mark.slow

@@ -168,6 +168,7 @@ def test_selective_stops_by_itself_only_when_nothing_is_worth_trying() -> None:
     step = Selective().step(replace(seen, forecasts=poor, outcomes=best_known))
     assert isinstance(step, Stop)
     assert "1 %" in step.reason
+    assert "; 20 configs of the budget are saved, some 12 s" in step.reason
     unsure = [Forecast.normal(max(TRUE.values()) - 0.2, 0.3, source="oracle") for _ in seen.space]
     assert not isinstance(Selective().step(replace(seen, forecasts=unsure, outcomes=best_known)), Stop)
     few = dict(list(best_known.items())[:20])

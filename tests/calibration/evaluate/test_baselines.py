@@ -125,6 +125,16 @@ def test_a_ratio_pairs_spaces_and_holds_its_interval_around_it() -> None:
     assert aggregates.ratio(ours, {"d": [1.0]}) is None
 
 
+def test_an_interval_holds_its_mean_and_widens_with_what_kernels_differ_by() -> None:
+    alike = {f"t{i}": [1.1, 1.2, 1.3] for i in range(8)}
+    kernels = {f"t{i}": f"k{i // 2}" for i in range(8)}
+    apart = {t: [2.0 * x if kernels[t] == "k0" else x for x in values] for t, values in alike.items()}
+    narrow, wide = (aggregates.interval(by, kernels) for by in (alike, apart))
+    assert narrow["low"] <= aggregates.geomean_of_medians(alike) <= narrow["high"]
+    assert wide["high"] / wide["low"] > 1.2 * narrow["high"] / narrow["low"]
+    assert aggregates.interval({"t0": [math.inf]}, kernels) == {"low": math.inf, "high": math.inf}
+
+
 def test_seeds_are_drawn_in_pairs() -> None:
     """Both methods are three times slower with the same seeds, so that their ratio is sure."""
     ours, theirs = [1.0, 3.0, 9.0, 27.0, 81.0], [2.0, 6.0, 18.0, 54.0, 162.0]

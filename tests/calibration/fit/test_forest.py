@@ -363,6 +363,10 @@ def test_a_model_without_a_kernel_of_the_suite_does_not_know_it(small_suite: Pat
     found = prior_without("other")
     assert found is not None
     assert found.fitted_on == ("one", "plain", "third")
+    another = prior_without("other", 1)
+    assert another is not None
+    assert another.fitted_on == found.fitted_on
+    assert not np.array_equal(another.threshold, found.threshold)
 
 
 def test_a_model_fitted_without_a_kernel_is_kept_and_refitted_if_broken(
@@ -370,7 +374,7 @@ def test_a_model_fitted_without_a_kernel_is_kept_and_refitted_if_broken(
 ) -> None:
     fitted: list[int] = []
     real = fitting.fit
-    monkeypatch.setattr(fitting, "fit", lambda some: (fitted.append(len(some)), real(some))[1])
+    monkeypatch.setattr(fitting, "fit", lambda some, seed: (fitted.append(len(some)), real(some, seed=seed))[1])
     first = prior_without("other")
     (kept,) = small_suite.iterdir()
     text = kept.read_text()
