@@ -232,6 +232,11 @@ _FLOAT = re.compile(
 _DTYPE = re.compile(r"dtype(_?\d+)?$|_type$|^ty$")
 
 
+def few(name: str) -> int:
+    """How many there are of what is few, such that shares of it are whole: 32 heads, 4 groups, 1 for each program."""
+    return 1 if "per_" in name else 8 * FEW if "head" in name else FEW
+
+
 def launches(folder: Folder) -> Mapping[tuple[Path, str], dict[str, Any]]:
     """The kernels that a host function launches, `NAME[grid](…)`: by file and name, the literals that it gives by name."""
     found: dict[tuple[Path, str], dict[str, Any]] = {}
@@ -365,7 +370,7 @@ class _Uses:
             return 0.5
         if name in self.passed and name not in self.numbers and name not in self.shapes:
             return PlausibleTensor()
-        return FEW if _FEW.search(lower) else SIZE
+        return few(lower) if _FEW.search(lower) else SIZE
 
     def constant(self, name: str) -> Any:
         """What a constexpr may be."""
@@ -381,7 +386,7 @@ class _Uses:
         if "stage" in lower:
             return 2
         if "warp" in lower or lower in ("num_ctas", "unroll") or (_FEW.search(lower) and name not in self.shapes):
-            return FEW
+            return few(lower)
         if "stride" in lower:
             return STRIDE
         if (
