@@ -99,8 +99,8 @@ def launch_features(
     """The features of each config of a call, before anything is compiled. Never raises: what is unknown is missing.
 
     Per launch: `programs`, `waves`, `wave_tail` (share of the last wave left idle), `flops` (of dots), `elementwise`,
-    `traffic_bytes` (all that is asked for, padding included), `unique_bytes` (each tensor once where it is read and once where
-    it is written, as far as it is reached), `atomic_bytes`, `overshoot` (elements stored against elements there);
+    `traffic_bytes` (all that is asked for, padding included), `unique_bytes` (each tensor once where it is read and once
+    where it is written, as far as it is reached), `atomic_bytes`, `overshoot` (elements stored against elements there);
     `least_flops` and `least_bytes`, where nothing runs that data may skip; microseconds: `us_flops` and `us_memory`, which
     are estimates, and `us_bound`, which no launch on this hardware falls below.
     Per program: `threads`, `num_stages`, `trips` (of the loop with most work), `serial_trips` (of a loop whose product waits
