@@ -267,7 +267,8 @@ def without_source(outcome: Outcome) -> Outcome:
     if not isinstance(outcome, Failure) or "\n" not in outcome.message:
         return outcome
     first, *_, last = outcome.message.strip().splitlines()
-    return replace(outcome, message=f"{first[:200]} {last.strip()[:200]}")
+    last = last.strip().lstrip("^").strip()  # a mark below the line, where no reason follows
+    return replace(outcome, message=f"{first[:200]} {last[:200]}".strip())
 
 
 # Tuners ------------------------------------------------------------------------------------------------------------------

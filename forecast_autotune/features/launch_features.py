@@ -99,11 +99,15 @@ def launch_features(
     """The features of each config of a call, before anything is compiled. Never raises: what is unknown is missing.
 
     Per launch: `programs`, `waves`, `wave_tail` (share of the last wave left idle), `flops` (of dots), `elementwise`,
-    `traffic_bytes` (all that is asked for, padding included), `unique_bytes` (each tensor once), `atomic_bytes`,
-    `overshoot` (elements stored against elements there), `us_flops`, `us_memory`, `us_bound` (the larger, by the last wave).
-    Per program: `threads`, `num_stages`, `trips`, `tile_m`, `tile_n`, `tile_k`, `tile_elements`, `per_thread` (elements
-    of the largest tile for each thread), `loaded_bytes`, `stored_bytes`, `flops_per_byte`, `shared_bytes`, `shared_share`
-    (of what a block may have), `registers`, `blocks_per_unit`, `waste` (elements walked against elements there).
+    `traffic_bytes` (all that is asked for, padding included), `unique_bytes` (each tensor once where it is read and once
+    where it is written, as far as it is reached), `atomic_bytes`, `overshoot` (elements stored against elements there);
+    `least_flops` and `least_bytes`, where nothing runs that data may skip; microseconds: `us_flops` and `us_memory`, which
+    are estimates, and `us_bound`, which no launch on this hardware falls below.
+    Per program: `threads`, `num_stages`, `trips` (of the loop with most work), `serial_trips` (of a loop whose product waits
+    for the one before), `tile_m`, `tile_n`, `tile_k`, `tile_elements`, `per_thread` (elements of the largest tile for each
+    thread), `loaded_bytes`, `stored_bytes`, `flops_per_byte`, `shared_bytes`, `shared_share` (of what a block may have),
+    `registers` (by what is needed at one time), `blocks_per_unit`, `in_flight_bytes` (asked for ahead by the blocks of a
+    unit), `waste` (elements walked against elements there).
 
     Args:
         kernel: a JITFunction, or a function with a kernel's body.
@@ -125,7 +129,7 @@ _SUMMED = (
 def combine_launches(launches: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The features of a config that launches several kernels one after the other, in the names of `launch_features`.
 
-    Times, operations and bytes are summed; all else is of the kernel that takes longest by its bound. Two names are added:
+    Times, operations and bytes are summed; all else is of the kernel that is expected to take longest. Two names are added:
     `launches`, how many there are, and `least_programs` of any of them. Empty where nothing is launched.
     """
     if not launches:

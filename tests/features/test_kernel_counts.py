@@ -127,6 +127,20 @@ def test_a_while_loop_that_counts_up_is_counted() -> None:
 
 
 @triton.jit
+def stepping_by_name(x_ptr, out_ptr, n, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.range(0, n, step=BLOCK, num_stages=STAGES):
+        total += tl.load(x_ptr + tl.program_id(0) * n + i + tl.arange(0, BLOCK))
+    tl.store(out_ptr + tl.program_id(0), tl.sum(total, 0))
+
+
+def test_a_step_that_is_given_by_name_is_one() -> None:
+    told = described(stepping_by_name, (8,), x_ptr=half(8, 1024), out_ptr=half(8), n=1024, BLOCK=128, STAGES=2)
+    assert told["trips"] == 8
+    assert kernel_model(stepping_by_name).roles == {"BLOCK": "tile", "STAGES": "stages"}
+
+
+@triton.jit
 def leaves_early(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK
     if at >= n:

@@ -159,6 +159,11 @@ class Walker:
     def _range(self, call: ast.Call) -> list[Symbol] | None:
         """Start, stop and step of `range`, `tl.range` or `tl.static_range`; notes what its knobs are for."""
         roles = self.notes.roles
+        named = {k.arg: k.value for k in call.keywords}
+        if "step" in named and len(call.args) < 3:  # of tl.range, `range(0, n, step=4)`
+            start = [ast.Constant(0)] if len(call.args) == 1 else []
+            others = [k for k in call.keywords if k.arg != "step"]
+            return self._range(ast.Call(call.func, [*start, *call.args, named["step"]], others))
         seen = [self.see(a) for a in call.args]
         for keyword in call.keywords:
             if keyword.arg in ("num_stages", "loop_unroll_factor") and isinstance(keyword.value, ast.Name):

@@ -271,6 +271,9 @@ def test_a_failure_keeps_its_place_and_reason_and_no_code() -> None:
     told = without_source(shortened(Failure(stage="compile", message=message)))
     assert isinstance(told, Failure)
     assert told.message == "CompilationError: at 7:11: ValueError('a reason')"
+    told = without_source(Failure(stage="compile", message="CompileTimeAssertionFailure: at 6:4:\n    secret\n    ^"))
+    assert isinstance(told, Failure)
+    assert told.message == "CompileTimeAssertionFailure: at 6:4:"
 
 
 @pytest.mark.thorough
