@@ -199,7 +199,7 @@ def test_a_store_of_an_older_schema_is_read_and_goes_on(tmp_path: Path, sample: 
     assert [s.decision.run for s in StoreFile(tmp_path).decisions(superseded=True)] == ["run-2", "run-1"]
     assert (tmp_path / "store.sqlite3").read_bytes() == sample.read_bytes()
     with SqliteStore(tmp_path) as store:
-        assert store.decision(a_job()) == a_decision(a_job(), SPACE[1], run="run-2")
+        assert store.decision(a_job()) == a_decision(a_job(), SPACE[1], run="run-2", model="")
         assert set(store.outcomes(a_job())) == set(SPACE[:3])
         store.record(a_job(), "run-3", SPACE[3], a_measurement(), None)
         assert set(store.outcomes(a_job())) == set(SPACE[:4])
@@ -729,7 +729,7 @@ def test_parsers_fuzzed_by_coverage_raise_only_their_documented_errors(tmp_path:
 
 # Settings, answers, models -----------------------------------------------------------------------------------------------
 
-VARIABLES = ("BUDGET", "MODE", "DIR", "PACKS", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC", "REMOTE", "ANSWER")
+VARIABLES = ("BUDGET", "MODE", "DIR", "PACKS", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC", "REMOTE", "ANSWER", "MODEL")
 SETTING_TEXTS = st.one_of(
     st.text(max_size=12),
     st.text(st.sampled_from("0123456789.,%sminall reasonedlgitvhf:/[]@#?~\u0661\u00b2\n"), max_size=16),
@@ -840,7 +840,7 @@ COUNTS = st.integers(0, 10**9)
 DECISIONS = st.builds(
     Decision, config=KNOBS, basis=st.sampled_from(BASES), reason=TEXT, equivalents=st.lists(KNOBS, max_size=2).map(tuple),
     space_digest=TEXT, space_size=COUNTS, budget=TEXT, forecast=COUNTS, compiled=COUNTS, measured=COUNTS, failed=COUNTS,
-    spent_s=SECONDS, config_us=st.none() | TIMES, default_us=st.none() | TIMES, run=TEXT, decided_at=SECONDS,
+    spent_s=SECONDS, config_us=st.none() | TIMES, default_us=st.none() | TIMES, run=TEXT, decided_at=SECONDS, model=TEXT,
 )  # fmt: skip
 
 
