@@ -141,6 +141,19 @@ def test_a_step_that_is_given_by_name_is_one() -> None:
 
 
 @triton.jit
+def biased_perhaps(x_ptr, bias_ptr, out_ptr, BIASED: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at) + tl.load(bias_ptr + at) if BIASED else tl.load(x_ptr + at)
+    tl.store(out_ptr + at, x)
+
+
+def test_of_a_conditional_expression_only_what_is_picked_is_loaded() -> None:
+    given = {"x_ptr": half(1024), "bias_ptr": half(1024), "out_ptr": half(1024), "BLOCK": 128}
+    assert described(biased_perhaps, (8,), BIASED=False, **given)["loaded_bytes"] == 128 * 2
+    assert described(biased_perhaps, (8,), BIASED=True, **given)["loaded_bytes"] == 2 * 128 * 2
+
+
+@triton.jit
 def leaves_early(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK
     if at >= n:

@@ -72,8 +72,12 @@ def _compare(walker: Walker, node: ast.Compare) -> Symbol:
 
 
 def _ifexp(walker: Walker, node: ast.IfExp) -> Symbol:
-    condition, one, other = walker.see(node.test), walker.see(node.body), walker.see(node.orelse)
-    return walker.either(condition.value, one, other)
+    condition = walker.see(node.test).value
+    arms = []
+    for arm, repeat in zip((node.body, node.orelse), walker.notes.branches(condition), strict=True):
+        with walker.notes.repeated(repeat, loop=False):
+            arms.append(walker.see(arm))
+    return walker.either(condition, *arms)
 
 
 def _subscript(walker: Walker, node: ast.Subscript) -> Symbol:

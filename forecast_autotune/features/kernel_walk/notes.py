@@ -85,6 +85,11 @@ class Notes:
         """A name for how often something is repeated, a line of its own: `_for3`, `_if4`."""
         return self._line(f"_{kind}{len(self.lines)}", expression)
 
+    def branches(self, condition: str | None) -> tuple[str, str]:
+        """How often what stands under a condition is done, and what stands under its contrary: once or never."""
+        told = condition or "unknown"
+        return self.repeat("if", f"(1 if {told} else 0)"), self.repeat("if", f"(0 if {told} else 1)")
+
     def _line(self, name: str, expression: str) -> str:
         self.lines.append((name, expression))
         words = _WORDS.findall(expression)

@@ -116,9 +116,8 @@ class Walker:
         before, returned = self.names, self._returned
         names: list[dict[str, Symbol]] = []
         returns: list[Symbol | None] = []
-        for branch, text in ((node.body, "(1 if {} else 0)"), (node.orelse, "(0 if {} else 1)")):
+        for branch, repeat in zip((node.body, node.orelse), self.notes.branches(condition), strict=True):
             self.names, self._returned = dict(before), None
-            repeat = self.notes.repeat("if", text.format(condition or "unknown"))
             with self.notes.repeated(repeat, loop=False):
                 self.body(branch if _ends(branch) else [*branch, *rest])
             names.append(self.names)
