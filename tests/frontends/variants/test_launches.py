@@ -90,12 +90,12 @@ def test_a_config_is_described_by_what_its_variant_launches() -> None:
         "programs": 4, "threads": 256, "launches": 1, "least_programs": 4,
     }  # fmt: skip
     assert (once["loaded_bytes"], once["stored_bytes"]) == (1024 * 4, 1024 * 4)
-    assert (once["traffic_bytes"], once["unique_bytes"]) == (2 * 4 * 1024 * 4, 4096 * 4)
+    assert (once["traffic_bytes"], once["unique_bytes"]) == (2 * 4 * 1024 * 4, 2 * 4096 * 4)  # read and written
     # 32 programs of 128 elements load four bytes and store two; 16 of 256 load and store four.
     assert (twice["launches"], twice["least_programs"]) == (2, 16)
     assert twice["traffic_bytes"] == 32 * 128 * (4 + 2) + 16 * 256 * (4 + 4)
     assert once["waves"] == 4 / (on.hardware.units * once["blocks_per_unit"])
-    assert job.work == Work(flops=min(once["elementwise"], twice["elementwise"]), bytes=4096 * 4)
+    assert job.work == Work(flops=min(once["elementwise"], twice["elementwise"]), bytes=2 * 4096 * 4)
 
 
 def test_a_call_of_variants_by_keyword_is_described_as_one_by_position() -> None:
@@ -106,13 +106,13 @@ def test_a_call_of_variants_by_keyword_is_described_as_one_by_position() -> None
             scaled(mode="forecast", surrogate=listening)(*args, **kwargs)
             found.append(list(listening.asked[0].job.static_features))
     assert found[0] == found[1] == found[2]
-    assert found[0][0]["unique_bytes"] == 4096 * 4
+    assert found[0][0]["unique_bytes"] == 2 * 4096 * 4
 
 
 def test_a_view_counts_as_the_part_that_it_is() -> None:
     with playing():
         first, *_ = scaled().tuned.job((torch.empty(3, 4096)[1], N)).static_features
-    assert first["unique_bytes"] == 4096 * 4
+    assert first["unique_bytes"] == 2 * 4096 * 4
 
 
 def test_work_that_somebody_says_stays_what_they_say() -> None:
