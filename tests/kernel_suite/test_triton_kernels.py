@@ -65,9 +65,22 @@ def at_length(kernels: Iterable[TritonKernel]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("kernel", some)
 
 
+ONE_OF_A_KIND = {*QUICK, *(names[0] for names in KINDS.values())}  # of the small kernels
 SINGLE = (*triton_kernels(), *small_kernels())
 every_kernel = pytest.mark.parametrize("kernel", SINGLE, ids=lambda kernel: kernel.name)
 every_kernel_at_length = at_length(SINGLE)
+one_of_a_kind = pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(
+            kernel,
+            id=kernel.name,
+            marks=thorough_but_quick(kernel.name) if kernel.name in ONE_OF_A_KIND else pytest.mark.slow,
+        )
+        for kernel in listed()
+        if isinstance(kernel, TritonKernel)
+    ],
+)  # the others are slow
 every_suite_kernel = pytest.mark.parametrize("suite", tuple(suite_kernels()), ids=lambda suite: suite.name)
 every_variant_at_length = pytest.mark.parametrize(
     ("suite", "variant"),
@@ -370,7 +383,7 @@ def test_the_default_and_sampled_configs_compile_for_hopper(kernel: TritonKernel
 
 
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:100", "hip:gfx942"])
-@at_length(kernel for kernel in listed() if isinstance(kernel, TritonKernel))
+@one_of_a_kind
 def test_a_kernel_without_variants_compiles_for_other_gpus(kernel: TritonKernel, target: str) -> None:
     """Of those with variants other tests compile these."""
     told = compiled(kernel, random.Random(SEED).sample(kernel.space[:], 2), target)
