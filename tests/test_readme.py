@@ -67,15 +67,16 @@ def console_blocks(path: Path) -> list[tuple[str, str]]:
 def comparable(output: str) -> list[str]:
     """The words of an output, without what differs from run to run and machine to machine.
 
-    That is figures with their units, digests, the processor and its vectors, which config is a little faster than another
-    and what that means, and where a line is broken.
+    That is figures with their units, digests, versions, the processor and its vectors, which config is a little faster than
+    another and what that means, and where a line is broken.
     """
     from forecast_autotune.measure.probe import detect_hardware
 
     text = output.replace(detect_hardware("cpu").name, "AMD EPYC")
     text = re.sub(r"\bavx\w+", "avx", text)
+    text = re.sub(r"\b\d+-kernels-[0-9a-f]{8}\b", "version", text)
     text = re.sub(r"^(why|cannot be told apart) .*$", "", text, flags=re.MULTILINE)
-    text = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{10}\b", "#", text)
+    text = re.sub(r"\b(?=[0-9a-f]*\d)(?:[0-9a-f]{10}|[0-9a-f]{32})\b", "#", text)
     text = re.sub(r"\d+(?:[.:]\d+)*(?:\s(?:us|ms|s|min|h)\b)?", "#", text)
     text = re.sub(r"abstained|#x \(#-#\)", "forecast", text)  # what is forecast depends on what was timed first
     text = re.sub(r"^as good", "", text, flags=re.MULTILINE)
