@@ -62,7 +62,10 @@ def _in_one_pool(
         min(jobs, len(tasks)), multiprocessing.get_context("spawn"), _begin, (os.getpid(), begin)
     )
     try:
-        futures = {pool.submit(do, task): place for place, task in enumerate(tasks)}
+        try:
+            futures = {pool.submit(do, task): place for place, task in enumerate(tasks)}
+        except (OSError, ValueError) as err:  # one died while another was started: the pool has closed its pipes
+            raise BrokenProcessPool(f"a worker process could not be started: {err}") from err
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BaseException:

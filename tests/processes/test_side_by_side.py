@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,24 @@ def living(pids: set[int]) -> set[int]:
 def test_each_task_has_its_answer() -> None:
     found = dict(side_by_side(abs, [-1, -2, 3], 2))
     assert found == {-1: 1, -2: 2, 3: 3}
+
+
+def test_a_process_that_cannot_be_started_while_another_dies_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The pool closes its pipes when a worker dies; a process that is started at that moment gets closed ones."""
+    started, refused = ProcessPoolExecutor._spawn_process, []
+
+    def start(pool: ProcessPoolExecutor) -> None:
+        if len(refused) < 1 and pool._processes:
+            refused.append(pool)
+            raise ValueError("bad value(s) in fds_to_keep")
+        started(pool)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "_spawn_process", start)
+    assert dict(side_by_side(abs, [-1, -2, 3], 2)) == {-1: 1, -2: 2, 3: 3}
+    assert refused
+    assert "begin again" in capfd.readouterr().err
 
 
 def test_each_process_begins_with_what_is_to_be_done_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
