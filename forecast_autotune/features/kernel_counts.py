@@ -12,6 +12,8 @@ from .kernel_walk.notes import Access
 
 # Programs looked at, as places along the axes of the grid: in pairs about the middle, so that what grows evenly is counted
 # right, and at odd places, since a program's number may hold several coordinates.
+MOST_BITS = 64  # of a shift, and the largest whole exponent: what a kernel computes with has no more
+
 SAMPLED = (
     (0.29, 0.71, 0.41),
     (0.71, 0.29, 0.59),
@@ -178,6 +180,17 @@ def _cdiv(a: float, b: float) -> float:
     return -(-a // b)
 
 
+def _power(base: float, exponent: float) -> float:
+    power: float = base**exponent if abs(exponent) <= MOST_BITS else float(base) ** exponent
+    return power
+
+
+def _shifted(value: int, bits: int) -> int:
+    if bits > MOST_BITS:
+        raise OverflowError(f"a shift by {bits} bits")
+    return value << bits
+
+
 def _trips(start: float, stop: float, step: float) -> float:
     return max(0.0, math.ceil((stop - start) / step))
 
@@ -191,6 +204,8 @@ _FUNCTIONS: dict[str, Any] = {
     "__builtins__": {"Exception": Exception},
     "cdiv": _cdiv,
     "trips": _trips,
+    "power": _power,
+    "shifted": _shifted,
     "middle": _middle,
     "min": min,
     "max": max,

@@ -14,6 +14,7 @@ from recorded import job_of, question, recording
 
 from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.hardware import Hardware
+from forecast_autotune.features import kernel_counts
 from forecast_autotune.features.hardware_sheets import sheet_for, tensor_peak_gflops
 from forecast_autotune.features.kernel_model import kernel_model
 from forecast_autotune.features.launch_features import combine_launches, describe_call, launch_features
@@ -288,3 +289,12 @@ def test_a_description_with_impossible_values_makes_no_forecast_that_is_no_numbe
             assert math.isfinite(forecast.mean)
             assert math.isfinite(forecast.sigma)
             assert 0.0 <= forecast.fail_probability <= 1.0
+
+
+def test_numbers_that_a_source_makes_as_large_as_it_likes_are_not_computed() -> None:
+    names = kernel_counts._FUNCTIONS
+    assert names["power"](2, 10) == 1024
+    assert names["shifted"](1, 6) == 64
+    for refused in (lambda: names["power"](9, 9**9), lambda: names["shifted"](1, 10**15)):
+        with pytest.raises(OverflowError):
+            refused()

@@ -19,6 +19,7 @@ _SIGNS = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
     ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>", ast.Pow: "**",
 }  # fmt: skip
+_BOUNDED = {ast.LShift: "shifted", ast.Pow: "power"}  # functions of `kernel_counts`: a source may ask for any number
 _POINTS = (ast.Add, ast.Sub)  # what leaves a pointer a pointer
 _WORDS = re.compile(r"[A-Za-z_]\w*")
 
@@ -189,4 +190,6 @@ class Notes:
         known = sign and one and other and not whole.shape
         if not whole.integer:
             self.by_elements(whole)
-        return replace(whole, value=self.number(f"({one}{sign}{other})") if known else None)
+        bounded = _BOUNDED.get(type(operator))
+        text = f"{bounded}({one},{other})" if bounded else f"({one}{sign}{other})"
+        return replace(whole, value=self.number(text) if known else None)
