@@ -138,7 +138,7 @@ esac
 
 
 @pytest.mark.parametrize("kernel_sources", [None, "float f() { return LANES; }"])
-def test_a_broken_module_raises_at_its_first_call_after_two_builds(
+def test_a_broken_module_raises_at_its_first_call_after_two_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel_sources: str | None
 ) -> None:
     calls, compiler = tmp_path / "calls", tmp_path / "compiler"
@@ -154,7 +154,7 @@ def test_a_broken_module_raises_at_its_first_call_after_two_builds(
     assert isinstance(raised.value, BuildError)
     said, error = str(raised.value), "main.cpp:3:1: error: expected a type\n    3 | oops\nlog: "
     assert said.startswith(f"broken builds with no config, for no knob touches why:\n{error}")
-    assert calls.read_text().count("main") <= 2
+    assert calls.read_text().count("main") <= 4, "of eight: two, and what two workers began until both were read"
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "first")
     again = fa.load_inline("broken", "int f() { oops }", functions="f", space=space)
     with pytest.raises(BuildError, match=f"broken does not build with LANES=1:\n{error}"):
