@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -13,6 +13,11 @@ from .core.decision import Decision
 from .core.forecast import Abstention, Forecast
 from .core.job import Compile, Job, Measure, Progress, Recording, Stop, View
 from .core.outcome import Evidence, Failure, Outcome
+
+
+def without_limit() -> float:
+    """For ever, in seconds: the patience of who waits until all is done."""
+    return math.inf
 
 
 class Compiler(Protocol):
@@ -26,11 +31,23 @@ class Compiler(Protocol):
     def overlaps_timing(self) -> bool:
         """Whether it may build while a config is timed: not where both need the same cores."""
 
-    def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
+    def compile(
+        self,
+        configs: Iterable[Config],
+        *,
+        workers: int | None = None,
+        patience_s: Callable[[], float] = without_limit,
+    ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         """Build each config, yielding each as it is done, in any order.
 
-        Never raises for a config that does not build: that is a `Failure`. Closing the iterator abandons the rest.
+        The next of `configs` is taken whenever fewer are under way than may be, those that are built and not yielded yet
+        included: whoever chooses them may choose late. Never raises for a config that does not build: that is a `Failure`.
+        Closing the iterator abandons the rest: what is under way is ended, with all its processes.
 
+        Args:
+            workers: how many may be under way; as many as it builds side by side if not given.
+            patience_s: asked before each wait; once nothing was done for so many seconds, the iterator ends, and what is
+                under way is abandoned.
         Raises:
             NoWorkingConfigError: no config can build, whatever its knobs.
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -11,7 +10,8 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -33,7 +33,9 @@ from ..processes.extension import Extension
 from ..processes.file_lock import file_lock
 from ..processes.fork_server import fork_server
 from ..processes.machine import workers_that_fit
+from ..processes.pausing import Pausing
 from ..processes.worker import Worker
+from ..protocols import without_limit
 from .builds import mark_used
 from .cpp_broken import BrokenSources
 from .cpp_build import build
@@ -62,8 +64,6 @@ class CppCompiler:
         timeout_s: after so long a build is killed with all its processes.
     """
 
-    overlaps_timing = False  # both want the CPU
-
     def __init__(
         self,
         recipe: Recipe,
@@ -83,7 +83,9 @@ class CppCompiler:
         # Variants that only link anew share one slot: two would each compile the binding, which takes longer than all else.
         self.workers = workers_that_fit(BUILD_MEMORY_BYTES)
         self.slots = 1 if recipe.kernel_sources and not recipe.is_cuda else self.workers
+        self.overlaps_timing = recipe.is_cuda  # else both want the CPU
         self._broken = BrokenSources(recipe)
+        self._pausing = Pausing()
         self._failed: dict[Config, Failure] = {}  # by `compile`, and not told by `extension` yet
 
     @property
@@ -109,27 +111,24 @@ class CppCompiler:
         """Whether `extension` has nothing to build for a config."""
         return self.builds.evidence(self._variant(config)) is not None
 
-    def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
-        """Build each config, those that are built already first; closing the iterator ends the builds under way.
+    def compile(
+        self,
+        configs: Iterable[Config],
+        *,
+        workers: int | None = None,
+        patience_s: Callable[[], float] = without_limit,
+    ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
+        """Build each config, yielding each as it is done. See `Compiler.compile`.
 
         Raises:
             BuildError: the sources compile under no variant.
         """
-        waiting: list[Config] = []
-        for config in configs:
-            ready = self.builds.evidence(self._variant(config))
-            if ready is None:
-                waiting.append(config)
-            else:
-                yield config, ready
-                self._learn(config, ready)
-        if not waiting:
-            return
+        most, waiting = min(workers or self.workers, self.workers), iter(configs)
         slots: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        for i in range(self.workers):
-            slots.put(self.builds.slot(i % self.slots))
         done: queue.SimpleQueue[tuple[Config, Evidence | Failure | BaseException]] = queue.SimpleQueue()
+        ready: deque[tuple[Config, Evidence | Failure]] = deque()
         abandoned = threading.Event()
+        building = begun = 0
 
         def work(config: Config) -> None:
             slot = slots.get()
@@ -143,20 +142,36 @@ class CppCompiler:
 
         with ThreadPoolExecutor(self.workers, thread_name_prefix="forecast_autotune_build") as pool:
             try:
-                for config in waiting:
-                    pool.submit(work, config)
-                for _ in waiting:
-                    config, built = done.get()
-                    if isinstance(built, BaseException):
-                        raise built
-                    yield config, built
-                    self._learn(config, built)
+                while True:
+                    while building + len(ready) < most and (config := next(waiting, None)) is not None:
+                        if (there := self.builds.evidence(self._variant(config))) is not None:
+                            ready.append((config, there))
+                            continue
+                        if begun < self.workers:
+                            slots.put(self.builds.slot(begun % self.slots))
+                        pool.submit(work, config)
+                        building, begun = building + 1, begun + 1
+                    if not ready and building:
+                        limit_s = patience_s()
+                        try:
+                            config, built = done.get(timeout=None if limit_s == math.inf else limit_s)
+                        except queue.Empty:
+                            return
+                        building -= 1
+                        if isinstance(built, BaseException):
+                            raise built
+                        ready.append((config, built))
+                    if not ready:
+                        return
+                    config, result = ready.popleft()
+                    yield config, result
+                    self._learn(config, result)
             finally:
                 abandoned.set()
 
     def paused(self) -> AbstractContextManager[None]:
-        """Nothing to stop: see `overlaps_timing`."""
-        return contextlib.nullcontext()  # every build has ended when `compile` hands back its last config
+        """Stop all builds, for as long as something is timed that must not be disturbed."""
+        return self._pausing.paused()
 
     # One variant ----------------------------------------------------------------------------------------------------
 
@@ -192,16 +207,22 @@ class CppCompiler:
         began = time.perf_counter()
         try:
             self.builds.prepare(variant, slot)
-            with file_lock(folder / "build.lock", timeout=2 * self.timeout_s):
+            given_up = None if abandoned is None else abandoned.is_set
+            with file_lock(folder / "build.lock", timeout=2 * self.timeout_s, given_up=given_up):
                 if ready := self.builds.evidence(variant):
                     return ready
                 report = self.report(config)
                 if isinstance(report, Failure):
                     return report
                 mark_used(slot)
+                self._pausing.wait()
                 with self._start(variant, folder, slot) as worker:
-                    answer = self._wait(worker, abandoned)
-                    worker.finish(30.0)
+                    self._pausing.add(worker)
+                    try:
+                        answer = self._wait(worker, abandoned)
+                        worker.finish(30.0)
+                    finally:
+                        self._pausing.discard(worker)
         except (_UnloadableError, WorkerTimeoutError, WorkerRaisedError, WorkerDiedError, OSError) as err:
             return replace(self._failure_of(err, folder), cost_s=time.perf_counter() - began)
         return self.builds.keep(variant, answer, report)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 
 from ..core.config import Config
 from ..core.outcome import Evidence, Failure
+from ..protocols import without_limit
 
 
 class NoCompiler:
@@ -16,7 +17,13 @@ class NoCompiler:
     workers = 1
     overlaps_timing = False
 
-    def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
+    def compile(
+        self,
+        configs: Iterable[Config],
+        *,
+        workers: int | None = None,  # noqa: ARG002  # nothing is ever under way
+        patience_s: Callable[[], float] = without_limit,  # noqa: ARG002
+    ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         """Yield every config at once, with evidence that says nothing."""
         for config in configs:
             yield config, Evidence(compile_s=0.0)

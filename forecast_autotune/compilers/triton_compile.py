@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -13,8 +15,9 @@ from typing import Any
 from ..core.config import Config
 from ..core.outcome import Evidence, Failure
 from ..processes.endings import WorkersUnavailableError
+from ..protocols import without_limit
 from .triton_evidence import evidence, out_of_resources
-from .triton_pool import WorkerPool, current_setup, shared_pool
+from .triton_pool import Compiling, WorkerPool, current_setup, shared_pool
 from .triton_source import (
     NotAheadError,
     Source,
@@ -24,12 +27,11 @@ from .triton_source import (
     gpu_target,
     make_source,
 )
-from .triton_worker import Built, Task, brief, is_the_machines, limiting
+from .triton_worker import Task, brief, is_the_machines, limiting
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0  # of 48 matmul configs on three targets the slowest took 1.9 s; kernels with large tiles take tens
-AHEAD = 4  # configs lowered for each worker before the first is handed back: enough to do while that one is timed
 
 Result = Evidence | Failure
 
@@ -79,24 +81,28 @@ class SourceCompiler:
         """Stop all compiling, for as long as something is timed that must not be disturbed."""
         return self.pool.paused()
 
-    def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Result]]:
-        """Compile each config, yielding each as it is done, what Triton's cache holds already first.
+    def compile(
+        self,
+        configs: Iterable[Config],
+        *,
+        workers: int | None = None,
+        patience_s: Callable[[], float] = without_limit,
+    ) -> Generator[tuple[Config, Result], None, None]:
+        """Compile each config, yielding each as it is done. See `Compiler.compile`.
 
-        Workers go on with what they have been given while the caller does something else between two results. Closing
-        the iterator abandons what has not begun; what has begun still reaches the cache.
+        Workers go on with what they have been given while the caller does something else between two results. What is
+        abandoned ends with its worker, and nothing of it reaches Triton's cache.
         """
-        compiling: dict[Future[Built], list[tuple[Config, Source, float]]] = {}
-        by_hash: dict[str, Future[Built]] = {}
-        ready: list[tuple[Config, Result]] = []
-        waiting = iter(configs)
-        more = True
+        most, waiting = workers or self.workers, iter(configs)
+        compiling: dict[Compiling, list[tuple[Config, Source, float]]] = {}
+        by_hash: dict[str, Compiling] = {}
+        ready: deque[tuple[Config, Result]] = deque()
         try:
-            while more or compiling or ready:
-                while more and len(compiling) + len(ready) < AHEAD * self.workers:
-                    config = next(waiting, None)
-                    if config is None:
-                        more = False
-                        break
+            while True:
+                while (
+                    sum(map(len, compiling.values())) + len(ready) < most
+                    and (config := next(waiting, None)) is not None
+                ):
                     began = time.perf_counter()
                     begun = self._begin(config, by_hash)
                     seconds = time.perf_counter() - began
@@ -109,15 +115,17 @@ class SourceCompiler:
                         by_hash[made.hash] = future
                         compiling.setdefault(future, []).append((config, made, seconds))
                 if not ready and compiling:
-                    for future in wait(compiling, return_when=FIRST_COMPLETED).done:
+                    limit_s = patience_s()
+                    wait(compiling, None if limit_s == math.inf else limit_s, FIRST_COMPLETED)
+                    for future in [each for each in compiling if each.done()]:
                         ready += [(c, self._result(made, future, s)) for c, made, s in compiling.pop(future)]
-                while ready:
-                    yield ready.pop(0)
+                if not ready:
+                    return
+                yield ready.popleft()
         finally:
-            for future in compiling:
-                future.cancel()
+            self.pool.abandon(compiling)
 
-    def _begin(self, config: Config, by_hash: Mapping[str, Future[Built]]) -> Result | tuple[Source, Future[Built]]:
+    def _begin(self, config: Config, by_hash: Mapping[str, Compiling]) -> Result | tuple[Source, Compiling]:
         """Bind, look the config up in Triton's cache, else lower it and hand it to a worker."""
         began = time.perf_counter()
         try:
@@ -154,7 +162,7 @@ class SourceCompiler:
         except WorkersUnavailableError as err:
             return self._without_workers(made, err)
 
-    def _result(self, made: Source, future: Future[Built], here_s: float) -> Result:
+    def _result(self, made: Source, future: Compiling, here_s: float) -> Result:
         try:
             built = future.result()
         except WorkersUnavailableError as err:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,9 +15,10 @@ from ..core.hardware import Hardware
 from ..core.outcome import Evidence, Failure
 from ..errors import InvalidInputError
 from ..features.launch_features import combine_launches, describe_call, distinct_elements, launch_features
+from ..protocols import without_limit
 from .triton_binding import bind_call, defaults_of
 from .triton_compile import SourceCompiler
-from .triton_source import Source, gpu_target, make_source
+from .triton_source import NotAheadError, Source, gpu_target, make_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +157,7 @@ class LaunchesCompiler:
     def __init__(self, launched: Callable[[Config], Sequence[Launched]], *, target: object, **others: Any) -> None:
         self._launched = launched
         self._target = gpu_target(target)
-        self._parts: dict[Config, Launched] = {}
+        self._parts: dict[Config, Launched | None] = {}
         self._compiler = SourceCompiler(self._source, **others)
 
     @property
@@ -168,34 +169,45 @@ class LaunchesCompiler:
         """Stop all compiling, for as long as something is timed that must not be disturbed."""
         return self._compiler.paused()
 
-    def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
+    def compile(
+        self,
+        configs: Iterable[Config],
+        *,
+        workers: int | None = None,
+        patience_s: Callable[[], float] = without_limit,
+    ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         """Compile what each config launches, yielding each as all of it is done. See `SourceCompiler.compile`."""
-        self._parts = {}
         whose: dict[Config, Config] = {}
         results: dict[Config, list[Evidence | Failure]] = {}
         wanted: Counter[Config] = Counter()
-        for config in configs:
-            for i, launched in enumerate(parts := self._launches(config)):
-                part = Config({"config": config.digest, "launch": i})
-                self._parts[part] = launched
-                whose[part] = config
-            results[config], wanted[config] = [], len(parts)
-            if not parts:
-                yield config, Evidence(compile_s=0.0)
-        for part, result in self._compiler.compile(list(whose)):
-            config = whose[part]
-            results[config].append(result)
-            if len(results[config]) == wanted[config]:
-                yield config, combine_evidence(results[config])
 
-    def _launches(self, config: Config) -> Sequence[Launched]:
+        def parts() -> Iterator[Config]:
+            for config in configs:
+                launches = self._launches(config)
+                results[config], wanted[config] = [], len(launches)
+                for i, launched in enumerate(launches):
+                    part = Config({"config": config.digest, "launch": i})
+                    self._parts[part], whose[part] = launched, config
+                    yield part
+
+        with closing(self._compiler.compile(parts(), workers=workers, patience_s=patience_s)) as compiling:
+            for part, result in compiling:
+                config = whose[part]
+                results[config].append(result)
+                if len(results[config]) == wanted[config]:
+                    yield config, combine_evidence(results[config])
+
+    def _launches(self, config: Config) -> Sequence[Launched | None]:
+        """What is launched under a config; None for what cannot be learned."""
         try:
-            return self._launched(config)
+            return self._launched(config) or [None]
         except Exception:  # its launch will show whether it was for want of data
-            return ()
+            return [None]
 
     def _source(self, part: Config) -> Source:
-        launched = self._parts[part]
+        launched = self._parts.pop(part)
+        if launched is None:
+            raise NotAheadError("what it launches cannot be told")
         return make_source(launched.kernel, launched.args, launched.kwargs, self._target)
 
 

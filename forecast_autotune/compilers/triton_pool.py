@@ -9,8 +9,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..processes.channel import Message, memory_file
 from ..processes.endings import WorkerDiedError, WorkerKilledError, WorkersUnavailableError, WorkerTimeoutError
 from ..processes.fork_server import ForkServer, last_words
 from ..processes.machine import workers_that_fit
+from ..processes.pausing import Pausing
 from ..processes.worker import START_S
 from .triton_worker import Built, Task, serve_tasks
 
@@ -44,13 +46,19 @@ class Setup:
     folder: str
 
 
+class Compiling(Future["Built"]):
+    """A compile that was handed over; `abandoned` once nobody waits for it any more."""
+
+    abandoned = False
+
+
 @dataclass(slots=True, kw_only=True)
 class _Job:
     task: Message
     target: Any
     setup: Setup
     timeout_s: float
-    future: Future[Built] = field(default_factory=Future)
+    future: Compiling = field(default_factory=Compiling)
 
 
 class WorkerPool:
@@ -70,12 +78,10 @@ class WorkerPool:
         self._live: set[_Compiler] = set()
         self._idle = 0
         self._waiting = 0
-        self._pauses = 0
-        self._may_run = threading.Event()
-        self._may_run.set()
+        self._pausing = Pausing()
         self._unavailable = ""  # why no worker can be had; asked once, since a start that fails may take a minute
 
-    def submit(self, task: Task, setup: Setup, timeout_s: float) -> Future[Built]:
+    def submit(self, task: Task, setup: Setup, timeout_s: float) -> Compiling:
         """Have a task compiled; the future raises `WorkersUnavailableError` where no worker can be started.
 
         Raises:
@@ -87,6 +93,15 @@ class WorkerPool:
             raise WorkersUnavailableError(f"{task.name} cannot be handed to a worker: {err}") from None
         self._put(job)
         return job.future
+
+    def abandon(self, compiling: Collection[Compiling]) -> None:
+        """Nobody waits for these any more: those that have begun end, and their workers with them."""
+        for future in compiling:
+            future.abandoned = not future.cancel()
+        with self._lock:
+            for compiler in self._live:
+                if compiler.future is not None and compiler.future.abandoned and not compiler.future.done():
+                    compiler.worker.kill()
 
     def _put(self, job: _Job) -> None:
         with self._lock:
@@ -100,24 +115,9 @@ class WorkerPool:
                 thread.start()
         self._jobs.put(job)
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Stop every compile, its tools included, for as long as something is timed that must not be disturbed."""
-        with self._lock:
-            self._pauses += 1
-            if self._pauses == 1:
-                self._may_run.clear()
-                for compiler in self._live:
-                    compiler.worker.pause()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._pauses -= 1
-                if not self._pauses:
-                    for compiler in self._live:
-                        compiler.worker.resume()
-                    self._may_run.set()
+        return self._pausing.paused()
 
     def processes(self) -> tuple[int, ...]:
         """Process ids of the workers that live."""
@@ -138,7 +138,7 @@ class WorkerPool:
             self._unavailable = _CLOSED
             for compiler in self._live:
                 compiler.worker.kill()
-            self._may_run.set()
+        self._pausing.give_up()
         with contextlib.suppress(queue.Empty):
             while True:
                 if (job := self._jobs.get_nowait()) is not None:
@@ -181,25 +181,35 @@ class WorkerPool:
                     self._idle += 1
 
     def _run(self, job: _Job, compiler: _Compiler | None) -> _Compiler | None:
-        self._may_run.wait()
+        self._pausing.wait()
         if compiler is not None and (compiler.setup != job.setup or compiler.worker.has_ended):
             self._retire(compiler)
             compiler = None
         if compiler is None:
             compiler = self._start(job.setup)
-        built = compiler.run(job)
-        if built.transient:
+        built = self._compiled(compiler, job)
+        if built.transient and not job.future.abandoned:
             log.warning("%s: it is compiled once more", built.error)
             if compiler.worker.has_ended:
                 self._retire(compiler)
                 compiler = self._start(job.setup)
-            built = compiler.run(job)
+            built = self._compiled(compiler, job)
         job.future.set_result(built)
         return compiler
 
+    def _compiled(self, compiler: _Compiler, job: _Job) -> Built:
+        """What comes of a task in a worker, which is known by it meanwhile."""
+        with self._lock:
+            compiler.future = job.future
+        try:
+            return compiler.run(job) if not job.future.abandoned else Built(cost_s=0.0, error="it was abandoned")
+        finally:
+            with self._lock:
+                compiler.future = None
+
     def _start(self, setup: Setup) -> _Compiler:
         """A new worker that is ready."""
-        self._may_run.wait()  # importing Triton beside what is timed would be told from it
+        self._pausing.wait()  # importing Triton beside what is timed would be told from it
         if self.closed:
             raise WorkersUnavailableError(_CLOSED)
         try:
@@ -210,8 +220,7 @@ class WorkerPool:
         with self._lock:
             self.started += 1
             self._live.add(compiler)
-            if self._pauses:
-                compiler.worker.pause()
+            self._pausing.add(compiler.worker)
             if self.closed:
                 compiler.worker.kill()
         return compiler
@@ -220,6 +229,7 @@ class WorkerPool:
         if compiler is not None:
             with self._lock:
                 self._live.discard(compiler)
+            self._pausing.discard(compiler.worker)
             compiler.close()
 
 
@@ -228,6 +238,7 @@ class _Compiler:
 
     def __init__(self, server: ForkServer, setup: Setup) -> None:
         self.setup = setup
+        self.future: Compiling | None = None  # of what it compiles now
         self._log = memory_file(0, "forecast_autotune_log")
         try:
             self.worker = server.start(

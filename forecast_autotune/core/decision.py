@@ -19,6 +19,9 @@ class Decision:
 
     `basis` says what carries it: its own measurement, a forecast, or nothing better than the default. `equivalents` are
     configs whose times cannot be told apart from the chosen one's. `measured` and `compiled` count configs of this run.
+
+    Of the run's `spent_s` seconds it waited for `waiting_s` for compilers or other processes and timed for `timing_s`; in
+    the rest it forecast, chose and stored. Compilers worked for `compiling_s`, all workers together.
     """
 
     config: Config
@@ -33,6 +36,9 @@ class Decision:
     measured: int = 0  # distinct configs tried, those that failed included
     failed: int = 0
     spent_s: float = 0.0
+    waiting_s: float = 0.0
+    compiling_s: float = 0.0
+    timing_s: float = 0.0
     config_us: float | None = None  # median; None unless measured
     default_us: float | None = None
     run: str = ""
@@ -47,6 +53,11 @@ class Decision:
     def tried(self) -> bool:
         """Whether measuring had a say in it; if not, measuring may come to another."""
         return self.basis == "measured" or self.measured > 0
+
+    @property
+    def ours_s(self) -> float:
+        """The seconds in which the run neither waited nor timed: its own work."""
+        return max(0.0, self.spent_s - self.waiting_s - self.timing_s)
 
     @property
     def speedup(self) -> float | None:

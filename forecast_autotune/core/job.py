@@ -61,7 +61,8 @@ class View:
     """All that a policy may look at in one step.
 
     `forecasts` stand in the order of the space; `initial_forecasts` are those made before this run measured.
-    `evidence` holds the configs that are compiled. `workers` compiles run side by side.
+    `evidence` holds the configs that are compiled. `under_way` are those that are being tried now, here or by another
+    process, in the order in which they were begun: no policy asks for them again. `workers` more can be compiled at once.
     """
 
     space: Space
@@ -72,6 +73,7 @@ class View:
     seconds_left: float
     workers: int = 1
     initial_forecasts: Sequence[Forecast | Abstention] = ()
+    under_way: Sequence[Config] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 
 from ..core.config import Config
 from ..core.job import Recording
 from ..core.outcome import Evidence, Failure, Measurement, Outcome
+from ..protocols import without_limit
 
 
 class Replay:
     """Answer from a recorded run, charging what the recording cost.
 
-    It is both Compiler and Measurer. Give its `clock` to the budget: it runs like a real clock and jumps ahead by the
-    seconds that each compile and each timing took when it was recorded.
+    It is both Compiler and Measurer. Give its `clock` to the budget: it runs like a real clock and jumps ahead to the end
+    of each compile that is waited for, and by the seconds that each timing took when it was recorded.
 
     Args:
         recording: outcomes of every config that may be asked for.
-        now: seconds since any moment, for the part of a run that is not recorded: forecasting and choosing.
+        workers: how many configs compile side by side, and beside timing.
+        now: seconds since any moment, for the part of a run that is not recorded: forecasting and choosing. Nothing is
+            compiled meanwhile, so that in which order compiles end does not depend on it.
     """
 
     repeatable = False
-    workers = 1
-    overlaps_timing = False
+    overlaps_timing = True
 
-    def __init__(self, recording: Recording, *, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, recording: Recording, *, workers: int = 1, now: Callable[[], float] = time.perf_counter) -> None:
         self.recording = recording
+        self.workers = workers
         self.charged_s = 0.0
         self._now = now
 
@@ -41,19 +46,39 @@ class Replay:
         """Nothing to stop."""
         return contextlib.nullcontext()
 
-    def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence | Failure]]:
-        """Yield what the recording says of each config's compilation, charging its cost."""
-        for config in configs:
-            outcome = self._outcome(config)
-            if isinstance(outcome, Measurement):
-                self.charged_s += outcome.compile_s
-                yield config, Evidence(compile_s=outcome.compile_s)
-            elif outcome.stage in ("compile", "resources"):
-                self.charged_s += outcome.cost_s
-                yield config, outcome
-            else:
-                # A recorded failure has one cost; it is charged where it was met.
-                yield config, Evidence(compile_s=0.0)
+    def compile(
+        self,
+        configs: Iterable[Config],
+        *,
+        workers: int | None = None,
+        patience_s: Callable[[], float] = without_limit,
+    ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
+        """Yield what the recording says of each config's compilation, when it would have ended. See `Compiler.compile`."""
+        most, waiting = workers or self.workers, iter(configs)
+        under_way: list[tuple[float, int, Config, Evidence | Failure]] = []  # a heap, by when they end
+        begun = itertools.count()
+        while True:
+            while len(under_way) < most and (config := next(waiting, None)) is not None:
+                result, seconds = self._compiled(config)
+                heapq.heappush(under_way, (self.charged_s + seconds, next(begun), config, result))
+            if not under_way:
+                return
+            wait_s = max(0.0, under_way[0][0] - self.charged_s)
+            if wait_s > (limit_s := patience_s()):
+                self.charged_s += limit_s
+                return
+            self.charged_s += wait_s
+            _, _, config, result = heapq.heappop(under_way)
+            yield config, result
+
+    def _compiled(self, config: Config) -> tuple[Evidence | Failure, float]:
+        """What compiling a config comes to, and the seconds it takes."""
+        outcome = self._outcome(config)
+        if isinstance(outcome, Measurement):
+            return Evidence(compile_s=outcome.compile_s), outcome.compile_s
+        if outcome.stage in ("compile", "resources"):
+            return outcome, outcome.cost_s
+        return Evidence(compile_s=0.0), 0.0  # a recorded failure has one cost; it is charged where it was met
 
     def skip_default(self) -> None:
         """Nothing is run here."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+LOOK_S = 0.2  # between two looks whether the lock is still wanted
+
 
 @contextmanager
-def file_lock(path: Path, *, timeout: float = -1) -> Iterator[None]:
+def file_lock(path: Path, *, timeout: float = -1, given_up: Callable[[], bool] | None = None) -> Iterator[None]:
     """Hold a lock against every other process, thread and caller.
 
     Newer filelocks would fall back on a file's existence where the filesystem locks none: an empty file, left from where
@@ -18,6 +22,7 @@ def file_lock(path: Path, *, timeout: float = -1) -> Iterator[None]:
     Args:
         path: the file, made with mode 0600 if there is none, and left.
         timeout: seconds to wait; below zero without end.
+        given_up: asked now and then while it waits: whether nobody wants the lock any more.
     Raises:
         filelock.Timeout: a TimeoutError: it is held.
         OSError: it cannot be opened, or the filesystem locks no files.
@@ -29,8 +34,15 @@ def file_lock(path: Path, *, timeout: float = -1) -> Iterator[None]:
         lock = filelock.FileLock(str(path), fallback_to_soft=False, **given)  # type: ignore[arg-type]
     except TypeError:
         lock = filelock.FileLock(str(path), **given)  # type: ignore[arg-type]
+    until = math.inf if timeout < 0 else time.monotonic() + timeout
     try:
-        lock.acquire()
+        while True:
+            try:
+                lock.acquire(timeout=None if given_up is None else min(LOOK_S, max(0.0, until - time.monotonic())))
+                break
+            except filelock.Timeout:
+                if given_up is None or given_up() or time.monotonic() >= until:
+                    raise
     except filelock.Timeout:
         raise
     except TimeoutError as err:  # a network filesystem's, which says nothing of who holds it

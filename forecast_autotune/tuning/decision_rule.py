@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..core.config import Config
 from ..core.decision import Decision
@@ -43,6 +43,10 @@ class Findings:
     spent_s: float
     run: str
     now: float  # seconds since the epoch
+    waiting_s: float = 0.0  # see `Decision`
+    compiling_s: float = 0.0
+    timing_s: float = 0.0
+    left_behind: int = 0  # configs whose builds nobody waited for
     model: str = ""  # the version of the fitted model that forecast
 
     @property
@@ -74,6 +78,9 @@ def decide(findings: Findings, stop: Stop, *, by_forecast: bool = False) -> Deci
         NoWorkingConfigError: nothing ran, and the default would bring its process down or never end.
     """
     ran, space = findings.ran, findings.job.space
+    if findings.left_behind:
+        left = f"{findings.left_behind} left behind, whose builds took far longer than the others"
+        stop = replace(stop, reason=f"{stop.reason}; {left}")
     choice = choose(findings, stop, by_forecast=by_forecast)
     times_us = {c: m.median_us for c, m in ran.items()}
     return Decision(
@@ -89,6 +96,9 @@ def decide(findings: Findings, stop: Stop, *, by_forecast: bool = False) -> Deci
         measured=len(findings.tried),
         failed=sum(isinstance(findings.outcomes[c], Failure) for c in findings.tried),
         spent_s=findings.spent_s,
+        waiting_s=findings.waiting_s,
+        compiling_s=findings.compiling_s,
+        timing_s=findings.timing_s,
         config_us=times_us.get(choice.config),
         default_us=times_us.get(space.default),
         run=findings.run,

@@ -29,7 +29,8 @@ def await_helpers(state: RunState) -> bool:
     until = time.monotonic() + min(most_s, state.budget.seconds_left)
     while sharing.claimed and len(state.outcomes) == known and awaited <= sharing.claimed and time.monotonic() < until:
         awaited = sharing.claimed
-        time.sleep(POLL_S)
+        with state.spending.on("waiting"):
+            time.sleep(POLL_S)
         state.learn_from_others()
     return len(state.outcomes) > known or not awaited <= sharing.claimed
 
@@ -39,12 +40,11 @@ def help_leader(state: RunState, trials: Trials, policy: Policy) -> None:
     sharing = state.sharing
     while sharing.wanted():
         state.learn_from_others()
-        step = policy.step(state.view(trials.workers))
+        step = policy.step(state.view(trials.idle_workers))
         if isinstance(step, Stop):
             return
         refused = len(sharing.refused)
         if config := next(filter(sharing.claim, step.configs), None):
-            trials.measure([config])
-            state.forecast()
+            trials.stream(iter([config]))
         elif len(sharing.refused) == refused:
             return

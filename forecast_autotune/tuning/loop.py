@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ..core.budget import Budget
+from ..core.config import Config
 from ..core.decision import FIRST_RETRY_S, Decision, Resolution
 from ..core.job import Compile, Job, Measure, Stop
 from ..core.outcome import Failure
@@ -127,7 +128,7 @@ class _Run:
 
     def search(self) -> Stop:
         """Try configs until the policy stops or the budget is spent; what helpers still add may wake the policy again."""
-        self.recall_and_forecast()
+        self.recall()
         default = self.job.space.default
         first = default if default not in self.state.outcomes else None
         with self.sharing.lead(self.state.id, self.budget.configs_left, first):
@@ -136,43 +137,57 @@ class _Run:
                 stop = self.repeat_until_stop()
         return stop
 
-    def recall_and_forecast(self) -> None:
-        """Seed the run with what is stored of this key, and forecast every config from that and from related keys."""
+    def recall(self) -> None:
+        """Seed the run with what is stored of this key."""
         self.state.recall()
         default = self.state.outcomes.get(self.job.space.default)
         if isinstance(default, Failure) and default.crashed:
             self.parts.measurer.skip_default()
-        self.state.start_forecasts(self.parts.store.related_recordings(self.job))
 
     def repeat_until_stop(self) -> Stop:
-        """Choose, compile or measure, forecast again."""
+        """Have configs tried for as long as the policy names some and the budget lasts."""
         state, spent = self.state, Stop(f"the budget of {self.budget} is spent")
         self.sharing.refused.clear()
         while True:
-            state.learn_from_others()
             step = self.choose()
             if isinstance(step, Stop):
                 return step
-            if self.ending.reached():
+            if self.ending.reached() or state.configs_left <= 0:
                 return spent
             rescale_earlier_times(state, self.trials)
             before, refused = state.progress, len(self.sharing.refused)
-            if isinstance(step, Compile):
-                self.trials.compile(step.configs)
-            else:
-                self.trials.measure(step.configs)
-            if state.progress != before:
-                state.forecast()
-            elif state.learn_from_others():
-                continue  # another process was faster
-            elif self.ending.reached():
+            self.trials.stream(self.choices(step))
+            if state.progress != before or state.learn_from_others():
+                continue  # another process may have been faster
+            if self.ending.reached():
                 return spent
-            elif len(self.sharing.refused) <= refused or not self.sharing.wanted():
+            if len(self.sharing.refused) <= refused or not self.sharing.wanted():
                 return Stop("the policy asked for nothing new")
 
+    def choices(self, step: Compile | Measure | Stop) -> Iterator[Config]:
+        """The configs to try, each chosen when it can be begun, on all that is known by then; ends when none is named."""
+        while not isinstance(step, Stop):
+            chosen = self.trials.claim(step.configs)
+            for config in chosen:
+                if self.ending.reached():
+                    return
+                yield config
+            if not chosen or self.ending.reached() or self.state.configs_left <= 0:
+                return
+            step = self.choose()
+
     def choose(self) -> Compile | Measure | Stop:
-        """The policy's next step."""
-        return self.parts.policy.step(self.state.view(self.trials.workers))
+        """The policy's next step; at first, before anything is forecast, the default."""
+        default = self.job.space.default
+        if self.sharing.tries_default_first and not self.state.is_busy(default):
+            return Compile((default,))
+        with self.state.spending.on("choosing"):
+            self.state.learn_from_others()
+            return self.ask()
+
+    def ask(self) -> Compile | Measure | Stop:
+        """What the policy says to all that is known."""
+        return self.parts.policy.step(self.state.view(self.trials.idle_workers))
 
     def decide(self, stop: Stop, *, by_forecast: bool = False) -> Decision:
         """Decide on all that is known; `by_forecast` allows a config that was never run."""
@@ -188,9 +203,10 @@ class _Run:
         Args:
             stop: why nothing is measured; without it, the policy says.
         """
-        self.recall_and_forecast()
+        self.recall()
+        self.state.forecast()
         if stop is None:
-            step = self.choose()
+            step = self.ask()
             stop = step if isinstance(step, Stop) else Stop("nothing may be measured now")
         return self.decide(stop, by_forecast=True)
 
@@ -198,6 +214,7 @@ class _Run:
         """Decide as on a budget of 0: the process's total ran out, and the time of the default alone decides nothing."""
         store = self.parts.store
         store.note_pending(self.job, f"the total of this process was spent (budget {self.budget})")
+        self.state.forecast()
         decision = self.decide(stop, by_forecast=True)
         basis = "default" if decision.basis == "measured" else decision.basis
         return store.publish_decision(self.job, replace(decision, basis=basis, measured=0))
@@ -211,7 +228,7 @@ def _help_leader(job: Job, parts: Parts, shares: WorkSharing, clock: Callable[[]
         if free:
             unlimited = Budget("all", clock=clock)  # the leader keeps to the budget, for all
             run = _Run(job, parts, unlimited, Helping(shares, parts.store, job), Ending(unlimited))
-            run.recall_and_forecast()
+            run.recall()
             help_leader(run.state, run.trials, parts.policy)
 
 

@@ -55,7 +55,8 @@ class Exhaustive:
         """Measure what is compiled, else compile the next chunk."""
         if ready := _ready(view):
             return Measure(ready)
-        untried = tuple(c for c in view.space if c not in view.outcomes and c not in view.evidence)
+        busy = {*view.under_way, *view.outcomes, *view.evidence}
+        untried = tuple(c for c in view.space if c not in busy)
         return Compile(untried[: max(CHUNK, view.workers)]) if untried else Stop("every config was tried")
 
 
@@ -104,8 +105,6 @@ class Selective:
             return Measure(ready)
         if alike := _failing_alike(view):
             return Stop(alike)
-        if len(view.outcomes) >= len(view.space):
-            return Stop("every config was tried")
         picking = _Picking(view, self.seed)
         if picking.untried.size == 0:
             return Stop("every config was tried")
@@ -117,8 +116,9 @@ class Selective:
 
 
 def _ready(view: View) -> tuple[Config, ...]:
-    """Configs that are compiled and not measured yet."""
-    return tuple(c for c in view.evidence if c not in view.outcomes)
+    """Configs that are compiled, and that nobody has measured or is about to."""
+    busy = {*view.under_way, *view.outcomes}
+    return tuple(c for c in view.evidence if c not in busy)
 
 
 def _failing_alike(view: View) -> str:
@@ -141,7 +141,7 @@ def _failing_alike(view: View) -> str:
 
 def _batch_size(view: View) -> int:
     """How many to compile next, if the budget allows: one while each outcome teaches much, more later."""
-    n = len(view.outcomes)
+    n = len(view.outcomes) + len(view.under_way)
     size = 1 if n < 20 else 2 if n < 50 else 4 if n < 100 else round((0.2 if n < 250 else 0.4) * n)
     return max(size, view.workers)
 
@@ -155,10 +155,12 @@ class _Picking:
         self.view = view
         self.knobs: KnobMatrix = knob_matrix(view.space)
         self.forecasts: Columns = columns_of(view.forecasts)
-        self.random = random.Random(f"{seed} {len(view.outcomes)}")
-        self.turn = len(view.outcomes)
+        self.turn = len(view.outcomes) + len(view.under_way)
+        self.random = random.Random(f"{seed} {self.turn}")
         index = view.space.index
-        self.tried = np.array([index(c) for c in view.outcomes if c in view.space], dtype=np.intp)
+        self.under_way = np.array([index(c) for c in view.under_way if c not in view.outcomes], dtype=np.intp)
+        tried = np.array([index(c) for c in view.outcomes if c in view.space], dtype=np.intp)
+        self.tried = np.concatenate([tried, self.under_way])
         busy = np.zeros(len(view.space), dtype=bool)
         busy[self.tried] = True
         self.untried = np.flatnonzero(~busy)
@@ -215,6 +217,8 @@ class _Picking:
             return self._spread(size)
         chosen: list[int] = []
         weight = np.ones(gains.size)
+        for config in self.under_way:
+            weight *= self._novelty(config)
         for turn in range(self.turn, self.turn + size):
             usable = gains * weight
             usable[chosen] = np.nan
@@ -226,8 +230,7 @@ class _Picking:
             if pick is None:
                 pick = int(np.nanargmax(usable))
             chosen.append(pick)
-            if size > 1:
-                weight *= self._novelty(pick)
+            weight *= self._novelty(pick)
         return chosen
 
     def _per_second(self) -> Array | float:

@@ -42,8 +42,8 @@ class Sharing:
         """Make a config this process's own to try; a refusal is kept, so that the policy does not ask for it again."""
         return True
 
-    def claim_batch(self, configs: Iterable[Config], workers: int) -> list[Config]:  # noqa: ARG002
-        """Those of the configs to compile next, each claimed."""
+    def claim_batch(self, configs: Iterable[Config], most: int) -> list[Config]:  # noqa: ARG002
+        """Those of the configs to try next, each claimed."""
         return list(configs)
 
     def settle(self, config: Config, *, transient: bool) -> None:
@@ -86,9 +86,9 @@ class Leading(Sharing):
         self.refused.add(config)
         return False
 
-    def claim_batch(self, configs: Iterable[Config], workers: int) -> list[Config]:
-        """The next few configs, claimed: one for each worker, since what is claimed is nobody else's."""
-        return list(itertools.islice(filter(self.claim, configs), self.part_of(workers)))
+    def claim_batch(self, configs: Iterable[Config], most: int) -> list[Config]:
+        """The next few configs, claimed: at most so many, since what is claimed is nobody else's."""
+        return list(itertools.islice(filter(self.claim, configs), most))
 
     def settle(self, config: Config, *, transient: bool) -> None:  # noqa: ARG002
         """Say that a config was tried, also where it failed for no fault of its own."""

@@ -5,22 +5,19 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.budget import Budget
 from ..core.config import Config
-from ..core.job import Job, Progress, Recording, View, log2_speedups
+from ..core.job import Job, Progress, View, log2_speedups
 from ..core.outcome import Evidence, Failure, Measurement, Outcome
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
 from .decision_rule import Findings, measured
 from .forecasting import Forecaster
 from .sharing import Sharing
+from .spending import Spending
 
 log = logging.getLogger(__name__)
-
-BEING_TRIED = Failure(stage="timeout", message="another process is trying it")
-"""What a policy sees in place of an outcome that is still to come, so that it does not ask for that config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +48,17 @@ class RunState:
         self.id = uuid.uuid4().hex
         self.outcomes: dict[Config, Outcome] = {}
         self.evidence: dict[Config, Evidence] = {}
+        self.under_way: dict[Config, float] = {}  # begun and not tried yet, by when; what is left behind stays
+        self.left_behind: set[Config] = set()  # their builds took too long
         self.tried: set[Config] = set()  # by this run
         self.compiled = 0
+        self.build_s: list[float] = []  # what each build of this run took, from its beginning
+        self.spending = Spending(budget.clock)
         self.earlier: dict[Config, Measurement] = {}  # stored times that are not on this run's scale yet
         self.finals: dict[Config, Measurement] = {}  # configs timed in turns
         self.drift = 0.0  # of the default: by which share it took longer in turns than at first
         self._listener = parts.listener
+        self._up_to_date = False  # the forecasts
 
     def recall(self) -> None:
         """Start the budget, and take in what earlier runs found out about these configs."""
@@ -69,21 +71,38 @@ class RunState:
         """How many configs were tried and built; equal after a step that did nothing."""
         return len(self.tried), len(self.evidence)
 
-    def start_forecasts(self, recordings: Sequence[Recording]) -> None:
-        """Make the first forecasts, from what is stored of this key and from recordings of related ones."""
-        self.report("forecasting")
-        self.forecaster.start(recordings, self.outcomes, self.evidence)
+    @property
+    def configs_left(self) -> float:
+        """How many configs may still be begun."""
+        return self.budget.configs_left - len(self.under_way)
+
+    def is_busy(self, config: Config) -> bool:
+        """Whether a config was tried or is under way."""
+        return config in self.outcomes or config in self.under_way
+
+    def forecast_first(self) -> None:
+        """Make the first forecasts, unless they are made: each outcome is stored with the forecast that preceded it."""
+        if not self.forecaster.forecasts:
+            self.forecast()
 
     def forecast(self) -> None:
-        """Forecast every config again from what is known by now."""
+        """Forecast every config from what is known of this key and of related ones, unless nothing is new since."""
+        if self._up_to_date:
+            return
+        self._up_to_date = True
         self.report("forecasting")
-        self.forecaster.update(self.outcomes, self.evidence)
+        if self.forecaster.forecasts:
+            self.forecaster.update(self.outcomes, self.evidence)
+        else:
+            self.forecaster.start(self.store.related_recordings(self.job), self.outcomes, self.evidence)
 
     def keep(self, config: Config, outcome: Outcome) -> None:
         """Remember an outcome, in the store too."""
         if config not in self.outcomes:  # else it is timed again: as a finalist, or to compare with earlier runs
             self.tried.add(config)
             self.budget.tried += 1
+        self.under_way.pop(config, None)
+        self._up_to_date = False
         transient = isinstance(outcome, Failure) and outcome.transient
         ran_before = isinstance(self.outcomes.get(config), Measurement)
         self.outcomes[config] = outcome
@@ -104,7 +123,7 @@ class RunState:
             self.outcomes.update(new)
             self.tried.update(new)
             self.budget.tried += len(new)
-            self.forecast()
+            self._up_to_date = False
         return changed or bool(new)
 
     def measured(self) -> dict[Config, Measurement]:
@@ -115,18 +134,20 @@ class RunState:
         """What the policy may look at.
 
         Args:
-            workers: how many configs are compiled side by side.
+            workers: how many more configs can be compiled at once.
         """
-        others = dict.fromkeys(self.sharing.claimed | self.sharing.refused, BEING_TRIED)
+        self.forecast()
+        others = (self.sharing.claimed | self.sharing.refused) - self.outcomes.keys()
         return View(
             space=self.space,
             forecasts=self.forecaster.forecasts,
-            outcomes={**others, **self.outcomes} if others else self.outcomes,
+            outcomes=self.outcomes,
             evidence=self.evidence,
-            configs_left=self.budget.configs_left - len(self.sharing.claimed),
+            configs_left=self.configs_left - len(self.sharing.claimed),
             seconds_left=self.budget.seconds_left,
             workers=workers,
             initial_forecasts=self.forecaster.initial,
+            under_way=tuple({**self.under_way, **dict.fromkeys(others)}),
         )
 
     def findings(self) -> Findings:
@@ -140,6 +161,10 @@ class RunState:
             compiled=self.compiled,
             budget=str(self.budget),
             spent_s=self.budget.spent_s,
+            waiting_s=self.spending.waiting_s,
+            compiling_s=self.spending.compiling_s,
+            timing_s=self.spending.timing_s,
+            left_behind=len(self.left_behind),
             run=self.id,
             now=time.time(),
             model=self.forecaster.surrogate.model_version,

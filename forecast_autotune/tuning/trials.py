@@ -1,10 +1,11 @@
-"""Trying configs: build them, then time them, the default before all others."""
+"""Trying configs: build them as they are chosen, and time each as soon as it is built, the default before all others."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ..core.config import Config
@@ -14,6 +15,9 @@ from ..protocols import Compiler, Measurer
 from .early_stop import early_stop_us
 from .ending import Ending
 from .state import RunState
+from .stragglers import patience_s
+
+log = logging.getLogger(__name__)
 
 
 class Trials:
@@ -30,31 +34,49 @@ class Trials:
         """How many configs this process builds side by side."""
         return self._state.sharing.part_of(self.compiler.workers)
 
-    def compile(self, configs: Iterable[Config]) -> None:
-        """Build configs; where building does not disturb timing, each is timed as soon as it is built."""
-        state = self._state
-        chosen = [c for c in self._untried(configs) if c not in state.evidence]
-        room = state.budget.configs_left - sum(c not in state.outcomes for c in state.evidence)
-        chosen = chosen[: int(max(0, min(room, len(chosen))))]
-        chosen = state.sharing.claim_batch(chosen, self.compiler.workers)
-        if chosen:
-            state.report("building")
-        with contextlib.closing(_closable(self.compiler.compile(chosen))) as building:
-            for config, result in building:
-                state.compiled += 1
-                self._note_built(config, result)
-                state.report("building")
-                if self.compiler.overlaps_timing:
-                    self._time(c for c in state.evidence if c not in state.outcomes)
-                if self._ending.reached():
-                    break
+    @property
+    def idle_workers(self) -> int:
+        """How many more could be building now."""
+        return max(1, self.workers - len(self._state.under_way.keys() - self._state.left_behind))
 
-    def measure(self, configs: Iterable[Config]) -> None:
-        """Time configs, building first those that are not built."""
+    def stream(self, choices: Iterator[Config]) -> None:
+        """Try configs, each chosen when a worker is free for it, until there are no more or the run ends.
+
+        What is built is timed at once, while the rest is being built. Stragglers are left behind; see `stragglers`.
+        """
+        state = self._state
+        state.report("building")
+        building = self.compiler.compile(self._begun(choices), workers=self.workers, patience_s=self._patience_s)
+        with contextlib.closing(building):
+            # Whatever is decided, the default may be what is launched: its build is waited for.
+            while state.space.default in state.under_way or not self._ending.reached():
+                with state.spending.on("waiting"):
+                    done = next(building, None)
+                if done is None:
+                    self._leave_behind()
+                    break
+                self._note_built(*done)
+                self._time_built()
+                state.report("building")
+
+    def _leave_behind(self) -> None:
+        """Wait no more for what is being built still. It was begun, so it stays off the budget; no failure is noted."""
+        state = self._state
+        if left := state.under_way.keys() - state.evidence.keys() - state.left_behind:
+            state.left_behind |= left
+            log.info("%s: left behind while being built: %s", state.job.workload, "; ".join(sorted(map(str, left))))
+
+    def _begun(self, choices: Iterator[Config]) -> Iterator[Config]:
+        for config in choices:
+            self._state.under_way[config] = self._state.budget.clock()
+            yield config
+
+    def claim(self, configs: Iterable[Config]) -> list[Config]:
+        """Those of the configs to try now: untried, within the budget, the default first, and nobody else's."""
+        state = self._state
         chosen = self._untried(configs)
-        if missing := [c for c in chosen if c not in self._state.evidence]:
-            self.compile(missing)
-        self._time(chosen)
+        chosen = chosen[: int(max(0, min(state.configs_left, len(chosen))))]
+        return state.sharing.claim_batch(chosen, self.idle_workers)
 
     def recompile(self, configs: Sequence[Config]) -> list[Config]:
         """Build configs that an earlier run has timed; returns those of `configs` that are built now, in their order.
@@ -63,8 +85,9 @@ class Trials:
         """
         built = self._state.evidence
         self._state.report("building")
-        for config, result in self.compiler.compile([c for c in configs if c not in built]):
-            self._note_built(config, result)
+        with self._state.spending.on("waiting"):
+            for config, result in self.compiler.compile([c for c in configs if c not in built]):
+                self._keep_built(config, result)
         return [c for c in configs if c in built]
 
     def time_once_more(self, config: Config) -> Outcome:
@@ -79,36 +102,56 @@ class Trials:
     def _measure(self, doing: str, config: Config, early_stop_us: float = math.inf) -> Outcome:
         """Time a config, and have whoever watches keep still meanwhile."""
         self._state.report(doing, timing=True)
+        undisturbed = contextlib.nullcontext() if self.compiler.overlaps_timing else self.compiler.paused()
         try:
-            return self.measurer.measure(config, early_stop_us=early_stop_us)
+            with self._state.spending.on("timing"), undisturbed:
+                return self.measurer.measure(config, early_stop_us=early_stop_us)
         finally:
             self._state.report("choosing")
 
     def _note_built(self, config: Config, result: Evidence | Failure) -> None:
+        """Count a build of this run."""
+        state = self._state
+        state.compiled += 1
+        state.build_s.append(state.budget.clock() - state.under_way[config])
+        state.spending.compiling_s += result.cost_s if isinstance(result, Failure) else result.compile_s
+        self._keep_built(config, result)
+
+    def _keep_built(self, config: Config, result: Evidence | Failure) -> None:
         if isinstance(result, Failure):
             self._state.keep(config, result)
         else:
             self._state.evidence[config] = result
 
+    def _patience_s(self) -> float:
+        """How long to wait for what is being built now."""
+        state = self._state
+        done = state.evidence.keys() | state.left_behind
+        building = {c: since for c, since in state.under_way.items() if c not in done}
+        if state.space.default in building:
+            return math.inf
+        waited_s = state.budget.clock() - max(building.values(), default=0.0)
+        return min(state.budget.seconds_left, patience_s(state.build_s, waited_s))
+
     def _untried(self, configs: Iterable[Config]) -> list[Config]:
         """The configs not tried yet, with the default before all others until something is known of it."""
         state = self._state
         default = state.space.default
-        chosen = [c for c in dict.fromkeys(configs) if c not in state.outcomes and c in state.space]
-        if chosen and default not in state.outcomes and state.sharing.tries_default_first:
+        chosen = [c for c in dict.fromkeys(configs) if not state.is_busy(c) and c in state.space]
+        if chosen and not state.is_busy(default) and state.sharing.tries_default_first:
             chosen = [default, *(c for c in chosen if c != default)]
         return chosen
 
-    def _time(self, configs: Iterable[Config]) -> None:
-        """Time those of the configs that are built, none before the default is known."""
+    def _time_built(self) -> None:
+        """Time what is built and not timed yet, none before the default is known."""
         state = self._state
-        for config in self._untried(configs):
+        state.forecast_first()
+        default = state.space.default
+        for config in [default] if default in state.under_way else list(state.under_way):
+            if config not in state.evidence:
+                continue
             if self._ending.reached():
                 return
-            if config not in state.evidence:
-                if config == state.space.default:
-                    return  # still being built
-                continue
             outcome = self._measure("timing", config, self._early_stop_us(config))
             if isinstance(outcome, Measurement):
                 outcome = replace(outcome, compile_s=state.evidence[config].compile_s)
@@ -122,10 +165,3 @@ class Trials:
             return math.inf
         best_us = next(iter(ran.values())).median_us
         return early_stop_us(best_us, reference, self._state.forecaster.of(config))
-
-
-def _closable(
-    building: Iterator[tuple[Config, Evidence | Failure]],
-) -> Generator[tuple[Config, Evidence | Failure], None, None]:
-    """The same as a generator: closing it closes the iterator too, so that building stops when the run ends."""
-    yield from building

@@ -19,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -33,7 +33,7 @@ from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.forecast import Abstention
 from forecast_autotune.core.hardware import Hardware, Toolchain
 from forecast_autotune.core.job import Job, Progress
-from forecast_autotune.core.outcome import Evidence, Measurement, Outcome
+from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
 from forecast_autotune.distributed.job_store import Patience
@@ -129,7 +129,9 @@ class Toy:
         self.spans: list[tuple[float, float]] = []
         self.again = False  # finalists are measured, which others may have tried
 
-    def compile(self, configs: Sequence[Config]) -> Iterator[tuple[Config, Evidence]]:
+    def compile(
+        self, configs: Iterable[Config], **_: object
+    ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         for config in configs:
             yield config, Evidence(compile_s=0.0)
 

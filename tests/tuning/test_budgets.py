@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,17 +28,19 @@ ONE_OF_EACH = sorted(
 
 
 class Recorded(Replay):
-    """A recorded space on a machine that compiles so many configs at once; remembers in which order they were timed."""
+    """A recorded space on a machine that compiles so many configs at once; remembers in which order they were begun."""
 
     def __init__(self, space: RecordedSpace, workers: int) -> None:
-        super().__init__(space.recording, now=lambda: 0.0)
-        self.workers = workers
+        super().__init__(space.recording, workers=workers, now=lambda: 0.0)
         self.asked: list[Config] = []
 
-    def compile(self, configs):  # type: ignore[no-untyped-def]
+    def compile(self, configs, **how):  # type: ignore[no-untyped-def]
+        return super().compile(self.noted(configs), **how)
+
+    def noted(self, configs: Iterable[Config]) -> Iterator[Config]:
         for config in configs:
             self.asked.append(config)
-            yield from super().compile([config])
+            yield config
 
 
 def tuned(space: RecordedSpace, budget: int, workers: int, seed: int) -> tuple[list[Config], Decision]:

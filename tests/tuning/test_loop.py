@@ -73,7 +73,7 @@ def test_an_interrupted_run_goes_on_without_trying_again_what_it_knows() -> None
 
         def step(self, view: View) -> Compile | Measure | Stop:
             self.steps += 1
-            if self.steps == 3:
+            if self.steps == 2:
                 raise KeyboardInterrupt
             return super().step(view)
 

@@ -59,7 +59,7 @@ class InOrder:
     """Asks for one config, the first not tried, as a policy that ranks them would."""
 
     def step(self, view: View) -> Compile | Measure | Stop:
-        left = [c for c in view.space if c not in view.outcomes]
+        left = [c for c in view.space if c not in view.outcomes and c not in view.under_way]
         return Measure((left[0],)) if left else Stop("all was tried")
 
 
@@ -135,15 +135,16 @@ def leading(claims: dict[Config, str], store: Memory | None = None) -> Leading:
 
 def test_alone_every_config_is_ones_own() -> None:
     alone = Sharing()
-    assert alone.claim_batch(CONFIGS, workers=1) == CONFIGS
+    assert alone.claim_batch(CONFIGS, 1) == CONFIGS
     assert (alone.part_of(8), alone.claim(CONFIGS[0]), alone.refresh(), alone.outcomes()) == (8, True, False, {})
     with alone.lead("run", 4, CONFIGS[0]):
         assert not alone.wanted()
 
 
-def test_a_leader_claims_one_config_for_each_worker_of_its_part() -> None:
+def test_a_leader_uses_its_part_of_the_workers_and_claims_no_more_than_it_begins() -> None:
     claims = {CONFIGS[1]: "a helper"}
-    assert leading(claims).claim_batch(CONFIGS, workers=4) == [CONFIGS[0], CONFIGS[2]]
+    assert leading(claims).part_of(4) == 2
+    assert leading(claims).claim_batch(CONFIGS, 2) == [CONFIGS[0], CONFIGS[2]]
     assert claims == {CONFIGS[1]: "a helper", CONFIGS[0]: "this one", CONFIGS[2]: "this one"}
 
 

@@ -1,0 +1,59 @@
+"""Workers that stand still, all together, for as long as something is timed that they must not disturb."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .worker import Worker
+
+
+class Pausing:
+    """The workers of one pool, and whether they may run. Several may have them paused at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._workers: set[Worker] = set()
+        self._pauses = 0
+        self._may_run = threading.Event()
+        self._may_run.set()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Every worker is stopped while this is held, with what it has started."""
+        with self._lock:
+            self._pauses += 1
+            if self._pauses == 1:
+                self._may_run.clear()
+                for worker in self._workers:
+                    worker.pause()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pauses -= 1
+                if not self._pauses:
+                    for worker in self._workers:
+                        worker.resume()
+                    self._may_run.set()
+
+    def add(self, worker: Worker) -> None:
+        """A worker that was started; in a pause it stops at once."""
+        with self._lock:
+            self._workers.add(worker)
+            if self._pauses:
+                worker.pause()
+
+    def discard(self, worker: Worker) -> None:
+        """A worker that is done with."""
+        with self._lock:
+            self._workers.discard(worker)
+
+    def wait(self) -> None:
+        """Wait until nothing is paused: to begin anything sooner would show in what is timed."""
+        self._may_run.wait()
+
+    def give_up(self) -> None:
+        """Let go of all that wait for the end of a pause: there is nothing left to run."""
+        self._may_run.set()
