@@ -147,11 +147,11 @@ class Trials:
         state = self._state
         state.forecast_first()
         default = state.space.default
-        for config in [default] if default in state.under_way else list(state.under_way):
+        for config in sorted(state.under_way, key=lambda config: config != default):
+            if self._ending.reached() or (default in state.under_way and default not in state.evidence):
+                return
             if config not in state.evidence:
                 continue
-            if self._ending.reached():
-                return
             outcome = self._measure("timing", config, self._early_stop_us(config))
             if isinstance(outcome, Measurement):
                 outcome = replace(outcome, compile_s=state.evidence[config].compile_s)
