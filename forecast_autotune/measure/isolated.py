@@ -174,8 +174,9 @@ class _Conversation:
             reads=tuple(ran["reads"]),
         )
 
-    def time(self, early_stop_us: float) -> Measurement:
-        self._worker.send({"early_stop_us": early_stop_us if math.isfinite(early_stop_us) else None})
+    def time(self, early_stop_us: float, best_us: float) -> Measurement:
+        limits = {"early_stop_us": early_stop_us, "best_us": best_us}
+        self._worker.send({"time": {name: us for name, us in limits.items() if math.isfinite(us)}})
         timed = self._worker.receive(self._measurer.timing_s, self._measurer._bound_log)
         return Measurement(
             samples_us=tuple(float(s) for s in timed["samples_us"]),
@@ -241,8 +242,8 @@ def _try(channel: Channel, trial: Trial) -> Message:
         command = channel.receive()
         if "detect" in command:
             _run(channel, trial, command)
-        elif "early_stop_us" in command:
-            _time(channel, trial, command["early_stop_us"])
+        elif "time" in command:
+            _time(channel, trial, command["time"])
         else:
             return command
 
@@ -265,7 +266,7 @@ def _run(channel: Channel, trial: Trial, command: Message) -> None:
         copy.close()
 
 
-def _time(channel: Channel, trial: Trial, early_stop_us: float | None) -> None:
-    timed = trial.time(math.inf if early_stop_us is None else early_stop_us)
+def _time(channel: Channel, trial: Trial, limits: Message) -> None:
+    timed = trial.time(**limits)
     names = ("samples_us", "clock_mhz", "temperature_c", "disturbance")
     channel.send({name: getattr(timed, name) for name in names})

@@ -397,9 +397,10 @@ def decode_answer(value: object, what: str = "answer") -> Bins:
 
 
 _DECISION_COUNTS = ("space_size", "forecast", "compiled", "measured", "failed")
+_DECISION_SECONDS = ("spent_s", "waiting_s", "compiling_s", "timing_s")
 
 _DEFAULTS: Json = {
-    **dict.fromkeys(("compile_s", "run_s", "cost_s", "spent_s", "fail_probability", *_DECISION_COUNTS), 0),
+    **dict.fromkeys(("compile_s", "run_s", "cost_s", "fail_probability", *_DECISION_COUNTS, *_DECISION_SECONDS), 0),
     "crashed": False,
     "equivalents": [],
 }
@@ -416,7 +417,7 @@ def encode_decision(decision: Decision) -> Json:
         "space_digest": decision.space_digest,
         "budget": decision.budget,
         **{name: getattr(decision, name) for name in _DECISION_COUNTS},
-        "spent_s": decision.spent_s,
+        **{name: getattr(decision, name) for name in _DECISION_SECONDS},
         "config_us": decision.config_us,
         "default_us": decision.default_us,
         "run": decision.run,
@@ -436,10 +437,8 @@ def decode_decision(value: object, what: str = "decision") -> Decision:
         values[name] = time_us
     values |= {name: text_field(data, name, what) for name in ("basis", "reason", "space_digest", "budget")}
     values |= {name: text_field(data, name, what, "") for name in ("run", "model")}
-    values |= {
-        "spent_s": cost_field(data, "spent_s", what),
-        "decided_at": number_field(data, "decided_at", what, 0.0),
-    }
+    values |= {name: cost_field(data, name, what) for name in _DECISION_SECONDS}
+    values["decided_at"] = number_field(data, "decided_at", what, 0.0)
     values["config"] = decode_config(data.get("config"), f"{what}'s config")
     values["equivalents"] = tuple(
         decode_config(c, f"{what}'s equivalent") for c in list_field(data, "equivalents", what)

@@ -218,7 +218,8 @@ class _Picking:
         chosen: list[int] = []
         weight = np.ones(gains.size)
         for config in self.under_way:
-            weight *= self._novelty(config)
+            if config != 0:  # the default teaches nothing: speed-ups relate to it
+                weight *= self._novelty(config)
         for turn in range(self.turn, self.turn + size):
             usable = gains * weight
             usable[chosen] = np.nan

@@ -99,13 +99,15 @@ class Trials:
         """Time a built config in full. The outcome is not kept."""
         return self._measure("timing the best in turns", config)
 
-    def _measure(self, doing: str, config: Config, early_stop_us: float = math.inf) -> Outcome:
+    def _measure(
+        self, doing: str, config: Config, early_stop_us: float = math.inf, best_us: float = math.inf
+    ) -> Outcome:
         """Time a config, and have whoever watches keep still meanwhile."""
         self._state.report(doing, timing=True)
         undisturbed = contextlib.nullcontext() if self.compiler.overlaps_timing else self.compiler.paused()
         try:
             with self._state.spending.on("timing"), undisturbed:
-                return self.measurer.measure(config, early_stop_us=early_stop_us)
+                return self.measurer.measure(config, early_stop_us=early_stop_us, best_us=best_us)
         finally:
             self._state.report("choosing")
 
@@ -152,16 +154,16 @@ class Trials:
                 return
             if config not in state.evidence:
                 continue
-            outcome = self._measure("timing", config, self._early_stop_us(config))
+            outcome = self._measure("timing", config, *self._limits_us(config))
             if isinstance(outcome, Measurement):
                 outcome = replace(outcome, compile_s=state.evidence[config].compile_s)
             state.keep(config, outcome)
 
-    def _early_stop_us(self, config: Config) -> float:
-        """The time of a first run beyond which timing the config further is useless; infinite before anything ran."""
+    def _limits_us(self, config: Config) -> tuple[float, float]:
+        """The time of a first run beyond which timing a config further is useless, and the best; infinite at first."""
         ran = self._state.measured()
         reference = reference_us(self._state.outcomes, self._state.space.default)
         if not ran or reference is None:
-            return math.inf
+            return math.inf, math.inf
         best_us = next(iter(ran.values())).median_us
-        return early_stop_us(best_us, reference, self._state.forecaster.of(config))
+        return early_stop_us(best_us, reference, self._state.forecaster.of(config)), best_us

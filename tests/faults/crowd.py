@@ -54,9 +54,9 @@ class Telling(SqliteStore):
 
 
 class Unhurried(Replay):
-    def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
+    def measure(self, config: Config, *, early_stop_us: float = math.inf, best_us: float = math.inf) -> Outcome:
         time.sleep(MEASURE_S)
-        return super().measure(config, early_stop_us=early_stop_us)
+        return super().measure(config, early_stop_us=early_stop_us, best_us=best_us)
 
 
 class Blind(StatelessSurrogate):

@@ -144,7 +144,7 @@ class Toy:
     def skip_default(self) -> None:
         pass
 
-    def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
+    def measure(self, config: Config, *, early_stop_us: float = math.inf, best_us: float = math.inf) -> Outcome:
         self.before(len(self.measured))
         if not self.again:
             self.measured.append(config)

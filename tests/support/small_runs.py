@@ -96,7 +96,7 @@ class Noisy(Replay):
         self.spread = spread
         self.asked: list[tuple[Config, float]] = []
 
-    def measure(self, config: Config, *, early_stop_us: float = math.inf) -> Outcome:
+    def measure(self, config: Config, *, early_stop_us: float = math.inf, best_us: float = math.inf) -> Outcome:
         self.asked.append((config, early_stop_us))
         outcome = super().measure(config)
         assert isinstance(outcome, Measurement)

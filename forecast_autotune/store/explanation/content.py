@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.config import Config, split_common
+from ...core.decision import Decision
 from ...core.figures import as_date, as_duration, as_factor, as_time, as_times, counted, short
 from ...core.forecast import Abstention, Forecast
 from ...core.layout import Block, Facts, Table
@@ -71,6 +72,8 @@ def _facts(detail: DecisionDetail, *, verbose: bool) -> Iterator[tuple[str, str]
     if noise := noise_at(detail):
         yield "noise", str(noise)
     yield "cost", f"{as_duration(decision.spent_s)}; the budget was {decision.budget}"
+    if verbose:
+        yield "spent on", _split(decision) or "unknown"
     yield "decided", f"{as_date(decision.decided_at)}, run {short(decision.run) or 'unknown'}"
     limit = f", power limit {place.hardware.power_limit_w} W" if place.hardware.power_limit_w else ""
     if verbose or decision.model:
@@ -87,6 +90,16 @@ def _facts(detail: DecisionDetail, *, verbose: bool) -> Iterator[tuple[str, str]
         yield "recalled", f"by {counted(stored.hits, 'process', 'processes')}{last}"
     if verbose or detail.earlier:
         yield "superseded", counted(len(detail.earlier), "earlier decision")
+
+
+def _split(decision: Decision) -> str:
+    """What a run's time was spent on; empty where that was not noted."""
+    if not decision.timing_s and not decision.waiting_s:
+        return ""
+    return (
+        f"waiting {as_duration(decision.waiting_s)}, timing {as_duration(decision.timing_s)}, ours "
+        f"{as_duration(decision.ours_s)}; compiling took all workers together {as_duration(decision.compiling_s)}"
+    )
 
 
 def _time_of(detail: DecisionDetail, config: Config, median_us: float | None) -> str:
