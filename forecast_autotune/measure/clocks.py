@@ -112,7 +112,7 @@ class CpuClock:
                 launch.after()
             return [took_us]
 
-        samples_us, disturbance = collect(sample, early_stop_us, best_us, self._timed_s)
+        samples_us, disturbance = collect(sample, early_stop_us, self._timed_s, best_us=best_us)
         return Measurement(samples_us=samples_us, disturbance=disturbance)
 
     def synchronize(self) -> None:
@@ -181,7 +181,7 @@ class EventClock:
                 self._overhead_us = self._learn_overhead()
             self._warm_up(launch)
             taken_off = self._overhead_us
-            return self._measurement(*collect(sample, early_stop_us, best_us, self._timed_s, alone=alone))
+            return self._measurement(*collect(sample, early_stop_us, self._timed_s, best_us=best_us, alone=alone))
 
     def _learn_overhead(self) -> float:
         """What recording two events adds: of two launches of next to nothing between them, the second adds but itself.
@@ -292,7 +292,7 @@ class GraphClock(EventClock):
 
             for graph in graphs:
                 graph.replay()
-            return self._measurement(*collect(sample, math.inf, best_us, self._timed_s, alone=alone))
+            return self._measurement(*collect(sample, math.inf, self._timed_s, best_us=best_us, alone=alone))
 
     def _captured(self, launch: Launch, count: int) -> Any:
         import torch
@@ -467,7 +467,12 @@ def claim_device(identity: str) -> Iterator[bool]:
 
 
 def collect(
-    sample: Callable[[int], list[float]], early_stop_us: float, best_us: float, timed_s: float, *, alone: bool = True
+    sample: Callable[[int], list[float]],
+    early_stop_us: float,
+    timed_s: float,
+    *,
+    best_us: float = math.inf,
+    alone: bool = True,
 ) -> tuple[tuple[float, ...], float]:
     """Take bursts of samples, a few at most, until one shows no neighbour's work.
 
