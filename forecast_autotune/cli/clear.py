@@ -14,7 +14,9 @@ from .output import say
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb and its options."""
     parser = new_parser(
-        subparsers, "clear", "Remove everything from the store, builds included, or everything of one kernel."
+        subparsers,
+        "clear",
+        "Remove everything from the store, builds and imported config files included, or\neverything of one kernel.",
     )
     parser.add_argument("--kernel", metavar="K", help="only the kernel of exactly this name")
     parser.add_argument("--yes", action="store_true", help="do not ask; at a terminal the command asks otherwise")
@@ -24,6 +26,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Remove it, after asking at a terminal."""
+    from ..store.config_files.imported import remove_imported
     from .prune import remove_builds, say_removed
 
     store = store_of(arguments)
@@ -39,4 +42,6 @@ def run(arguments: argparse.Namespace) -> int:
     say_removed(removed)
     if arguments.kernel is None:
         remove_builds(store.path.parent / "builds", 0.0)
+        if count := remove_imported(store.path.parent):
+            say(f"removed {count} imported config files")
     return OK if arguments.kernel is None or removed.decisions + removed.outcomes + removed.pending else NOTHING
