@@ -26,11 +26,12 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Remove it, after asking at a terminal."""
-    from ..store.config_files.imported import remove_imported
+    from ..store.config_files.imported import count_imported, remove_imported
     from .prune import remove_builds, say_removed
 
     store = store_of(arguments)
-    if is_missing(store):
+    imported = arguments.kernel is None and count_imported(store.path.parent)
+    if not imported and is_missing(store):
         return NOTHING
     if not arguments.yes and sys.stdin.isatty():
         what = "everything" if arguments.kernel is None else f"everything of {arguments.kernel}"
@@ -38,10 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             say("nothing removed")
             return NOTHING
+    if imported:
+        remove_imported(store.path.parent)
+        say(f"removed {imported} imported config {'file' if imported == 1 else 'files'}")
+    if not store.exists():
+        return OK
     removed = store.clear(kernel=arguments.kernel)
     say_removed(removed)
     if arguments.kernel is None:
         remove_builds(store.path.parent / "builds", 0.0)
-        if count := remove_imported(store.path.parent):
-            say(f"removed {count} imported config files")
     return OK if arguments.kernel is None or removed.decisions + removed.outcomes + removed.pending else NOTHING

@@ -81,5 +81,5 @@ def _write_config_files(arguments: argparse.Namespace) -> int:
     if not export.files:
         say(f"nothing measured here goes into files of {known.name}{hardware_meant(store, arguments.hardware)}")
         return NOTHING
-    say(f"they are read under {known.use.format(folder=arguments.file)}")
+    say(f"they are read under {known.use.format(folder=arguments.file.absolute())}")
     return OK

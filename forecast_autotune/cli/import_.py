@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         kept, others = import_files(store.path.parent, BY_NAME[arguments.format], arguments.file)
         passed_by = f", and passed by {others} that are named otherwise" if others else ""
-        say(f"took in {kept} config files of {arguments.format}{passed_by}")
+        say(f"took in {kept} config {'file' if kept == 1 else 'files'} of {arguments.format}{passed_by}")
         return OK
     outcomes, decisions = store.import_files(arguments.file)
     say(f"took in {outcomes} outcomes and {decisions} decisions that were not here")

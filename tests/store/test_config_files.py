@@ -22,7 +22,13 @@ from forecast_autotune.errors import InvalidInputError, StoreWarning
 from forecast_autotune.store.config_files import FLA, FORMATS, SGLANG, VLLM
 from forecast_autotune.store.config_files.base import Export, Where, write
 from forecast_autotune.store.config_files.fused_moe import BATCH_SIZES
-from forecast_autotune.store.config_files.imported import FOLDER, import_files, remove_imported, suggested
+from forecast_autotune.store.config_files.imported import (
+    FOLDER,
+    count_imported,
+    import_files,
+    remove_imported,
+    suggested,
+)
 from forecast_autotune.store.queries import StoreFile
 
 MIXTRAL = "E=8,N=14336,device_name=NVIDIA_H100_80GB_HBM3"
@@ -37,7 +43,7 @@ KERNEL = Space([Config({"BLOCK": b, "num_warps": w, "num_stages": 2, **UNSET}) f
 
 def kernel_job(**key: object) -> Job:
     """A job of a Triton kernel."""
-    return a_job(name="chunk_kernel", key=key, space=KERNEL)
+    return a_job(name="fla.ops.chunk.chunk_kernel", key=key, space=KERNEL)
 
 
 def files_of(export: Export) -> dict[str, Any]:
@@ -445,9 +451,11 @@ def test_a_config_file_leads_out_of_no_folder(tmp_path: Path) -> None:
 
 
 def test_imported_files_are_removed_together(tmp_path: Path) -> None:
-    assert remove_imported(tmp_path) == 0
+    assert count_imported(tmp_path) == 0
     taken_in(tmp_path, a_file(tmp_path / "in", ROWS))
-    assert remove_imported(tmp_path) == 1
+    assert count_imported(tmp_path) == 1
+    remove_imported(tmp_path)
+    assert count_imported(tmp_path) == 0
     assert suggested(tmp_path, layer_job()) == ()
 
 

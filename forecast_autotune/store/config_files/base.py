@@ -185,6 +185,11 @@ def parts_of(workload: Workload) -> dict[str, object]:
     return parts
 
 
+def function_of(workload: Workload) -> str:
+    """The name of the function that is tuned, without its module."""
+    return workload.program.name.rpartition(".")[2]
+
+
 def dtypes_of(workload: Workload) -> list[str]:
     """The dtypes of a call's tensors as its key names them, without `torch.`"""
     found: list[object] = []

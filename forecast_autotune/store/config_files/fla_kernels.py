@@ -1,4 +1,4 @@
-"""Configs of flash-linear-attention's kernels: `FLA_CONFIG_DIR/{kernel}.json`, as `ops.utils.cache` of fla-core 0.6 reads them.
+"""Configs of flash-linear-attention's kernels, `FLA_CONFIG_DIR/{kernel}.json`, as fla-core 0.6.0 reads them.
 
 A file holds, by the MD5 of its key, each tuning key with its config. It names no device: FLA keeps a folder for each.
 """
@@ -19,7 +19,7 @@ from ...core.text import shown
 from ...core.workload import Workload
 from ...errors import InvalidInputError
 from ..encoding import KEY_DEPTH, Json
-from .base import OPTIONS, ConfigFile, Export, Kept, Tuned, Where, checked_knobs, read_object
+from .base import OPTIONS, ConfigFile, Export, Kept, Tuned, Where, checked_knobs, function_of, read_object
 
 MOST_ENTRIES = 100_000
 
@@ -47,9 +47,9 @@ class FlaKernels:
         devices: dict[str, str] = {}
         for one in tuned:
             workload, triton = one.place.workload, one.place.toolchain.versions.get("triton", "")
-            kernel = workload.program.name
+            kernel = function_of(workload)
             if workload.program.language != "triton" or _KERNEL.fullmatch(kernel) is None:
-                export.leave_out(f"{kernel}: it is no Triton kernel")
+                export.leave_out(f"{workload.program.name}: it is no Triton kernel")
                 continue
             try:
                 key, config = _key_of(workload), _encode(one.decision.config)
@@ -107,10 +107,10 @@ class FlaKernels:
 
     def suggest(self, job: Job, kept: Kept) -> list[tuple[str, Mapping[str, Value]]]:
         """As FLA's lookup in mode `full`: the key's entry, else that of a key with other numbers, else the default."""
-        program = job.workload.program
-        if program.language != "triton" or _KERNEL.fullmatch(program.name) is None:
+        kernel = function_of(job.workload)
+        if job.workload.program.language != "triton" or _KERNEL.fullmatch(kernel) is None:
             return []
-        name = f"{program.name}.json"
+        name = f"{kernel}.json"
         content = kept.read(name)
         if content is None:
             return []

@@ -28,6 +28,7 @@ from .base import (
     Where,
     checked_knobs,
     dtypes_of,
+    function_of,
     parts_of,
     read_object,
     without_unset_options,
@@ -249,7 +250,7 @@ def _product_of(workload: Workload, parts: Mapping[str, object], where: Where) -
     The first product, [M, K] by [E, 2 N, K], hands each token to `top_k` experts; the second, [M top_k, N] by [E, K, N],
     hands each row to one. Both write [M, top_k, ...].
     """
-    if workload.program.name != _KERNEL or not all(type(parts.get(name)) is int for name in _KERNEL_PARTS):
+    if function_of(workload) != _KERNEL or not all(type(parts.get(name)) is int for name in _KERNEL_PARTS):
         return None
     experts, rows, columns, tokens, choices, top_k = (int(str(parts[name])) for name in _KERNEL_PARTS)
     stated = where.text("down")

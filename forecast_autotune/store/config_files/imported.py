@@ -88,14 +88,14 @@ def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
     return files
 
 
-def remove_imported(store: Path) -> int:
-    """Forget all imported files; returns how many there were."""
-    root = store / FOLDER
-    if root.is_symlink() or not root.is_dir():
-        return 0
-    count = sum(len(files) for _, _, files in os.walk(root))
-    shutil.rmtree(root)
-    return count
+def count_imported(store: Path) -> int:
+    """How many imported files a store has."""
+    return sum(len(files) for _, _, files in os.walk(store / FOLDER))
+
+
+def remove_imported(store: Path) -> None:
+    """Forget all imported files."""
+    shutil.rmtree(store / FOLDER)
 
 
 def suggested(store: Path, job: Job) -> tuple[Config, ...]:
