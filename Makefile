@@ -73,7 +73,7 @@ test-triton-%: .venv-triton-%/.ready
 	    $(if $(filter 3.4.% 3.5.% 3.6.%,$*),'numpy<2.4')
 	@touch $@
 
-test-third-party: .venv-third-party/.ready  ## other packages' kernels, unmodified, tuned through install()
+test-third-party: .venv-third-party/.ready  ## other packages, unmodified: kernels tuned through install(), config files read
 	.venv-third-party/bin/python -m pytest tests/test_third_party*.py
 
 .venv-third-party/.ready: $(VENV)/.ready
