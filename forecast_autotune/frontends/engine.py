@@ -41,6 +41,7 @@ from ..surrogates.recalibrated import Recalibrated
 from ..surrogates.roofline import Roofline
 from ..tuning.loop import stored, tune
 from ..tuning.policies import Exhaustive, First, Selective, StoredOnly, SuggestedFirst
+from .kept_models import keep_model
 from .pending import measuring_is_wanted, note_if_pending
 
 log = logging.getLogger(__name__)
@@ -238,6 +239,8 @@ def decide(
         earlier=earlier,
     )
     note_if_pending(store, job, resolution.decision, how.settings, budget, how.unmeasured)
+    if how.settings.model is None:
+        keep_model(how.settings.dir, resolution.decision)
     return resolution
 
 
