@@ -88,20 +88,21 @@ def install(only: str | Iterable[str] | None = None, skip: str | Iterable[str] =
     global _packages
     chosen = Packages(only=None if only is None else _module_names("only", only), skip=_module_names("skip", skip))
     try:
-        triton = importlib.import_module("triton.runtime.autotuner")
+        importlib.import_module("triton")
     except ImportError as err:
         raise MissingExtraError("Triton is not installed, so there is no tuner to reach: pip install triton") from err
+    kind = autotuner_class()
     with _lock:
         _packages = chosen
         for kernel in list(reached.values()):
             if chosen.why_not(module_of(kernel)):
                 _give_back(kernel)
         for name, make in (("run", _run), ("prune_configs", _prune_configs), ("__hash__", _hash)):
-            theirs = vars(triton.Autotuner).get(name)
+            theirs = vars(kind).get(name)
             if not any(theirs is each.ours for each in _exchanged):
-                ours = make(getattr(triton.Autotuner, name))
+                ours = make(getattr(kind, name))
                 _exchanged.append(Exchange(name, ours, theirs))
-                setattr(triton.Autotuner, name, ours)
+                setattr(kind, name, ours)
 
 
 def uninstall() -> None:
@@ -116,7 +117,7 @@ def uninstall() -> None:
             _give_back(kernel)
         while _exchanged:
             exchange = _exchanged.pop()
-            kind = importlib.import_module("triton.runtime.autotuner").Autotuner
+            kind = autotuner_class()
             if vars(kind).get(exchange.name) is not exchange.ours:
                 continue
             if exchange.theirs is None:
@@ -134,7 +135,7 @@ def tuner_of(kernel: Any) -> ForecastAutotuner | None:
 
     if is_forecast_tuner(kernel):
         return kernel  # type: ignore[no-any-return]
-    if not isinstance(kernel, importlib.import_module("triton.runtime.autotuner").Autotuner):
+    if not isinstance(kernel, autotuner_class()):
         return None
     if _packages is None or _packages.why_not(module_of(kernel)):
         return None
@@ -156,9 +157,14 @@ def why_left(kernel: Any) -> str:
     return tuner.why if isinstance(tuner, NotReached) else ""
 
 
+def autotuner_class() -> Any:
+    """Triton's class; importing this module imports no Triton."""
+    return importlib.import_module("triton.runtime.autotuner").Autotuner
+
+
 def taken_by_another(name: str) -> str:
     """What somebody put in the place of one of our methods after `install()`, by its name; empty if ours is still called."""
-    now = vars(importlib.import_module("triton.runtime.autotuner").Autotuner).get(name)
+    now = vars(autotuner_class()).get(name)
     function = now
     while function is not None:  # it may wrap ours
         if any(function is each.ours for each in _exchanged):
@@ -257,8 +263,7 @@ def _hash(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 def runs_of_its_own(kind: type[Any]) -> list[Any]:
     """The functions called `run` of a class derived from Triton's, down to Triton's; the outermost first."""
-    base = importlib.import_module("triton.runtime.autotuner").Autotuner
-    derived = kind.__mro__[: kind.__mro__.index(base)]
+    derived = kind.__mro__[: kind.__mro__.index(autotuner_class())]
     return [inspect.unwrap(run) for each in derived if callable(run := vars(each).get("run"))]
 
 
