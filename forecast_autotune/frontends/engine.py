@@ -29,6 +29,7 @@ from ..language.model import LanguageModel
 from ..language.named import named
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
 from ..settings import PREFIX, SURROGATES, Answer, Settings
+from ..store.config_files.imported import suggested
 from ..store.sqlite import SqliteStore, open_store
 from ..surrogates.base import Forecasts, StatelessSurrogate, WithContext
 from ..surrogates.blend import Blend
@@ -39,7 +40,8 @@ from ..surrogates.prior import Prior, held_prior
 from ..surrogates.recalibrated import Recalibrated
 from ..surrogates.roofline import Roofline
 from ..tuning.loop import stored, tune
-from ..tuning.policies import Exhaustive, First, Selective, StoredOnly
+from ..tuning.policies import Exhaustive, First, Selective, StoredOnly, SuggestedFirst
+from .kept_models import keep_model
 from .pending import measuring_is_wanted, note_if_pending
 
 log = logging.getLogger(__name__)
@@ -174,6 +176,14 @@ def make_policy(settings: Settings, budget: Budget) -> Policy:
     return Exhaustive() if budget.all else Selective()
 
 
+def _with_suggestions(policy: Policy, job: Job, settings: Settings, budget: Budget) -> Policy:
+    """A policy that tries first what imported config files name for a job; where all or nothing is tried, as it is."""
+    if not budget.measures or budget.all:
+        return policy
+    suggestions = suggested(settings.dir, job)
+    return SuggestedFirst(policy, suggestions) if suggestions else policy
+
+
 def make_store(settings: Settings) -> SqliteStore:
     """The store of these settings; in mode `forecast` an empty one, so that what is stored changes no answer."""
     return open_store(settings)
@@ -219,7 +229,7 @@ def decide(
         job,
         compiler=compiler,
         surrogate=surrogate,
-        policy=make_policy(how.settings, budget),
+        policy=_with_suggestions(make_policy(how.settings, budget), job, how.settings, budget),
         measurer=measurer,
         store=store,
         budget=budget,
@@ -229,6 +239,8 @@ def decide(
         earlier=earlier,
     )
     note_if_pending(store, job, resolution.decision, how.settings, budget, how.unmeasured)
+    if how.settings.model is None:
+        keep_model(how.settings.dir, resolution.decision)
     return resolution
 
 

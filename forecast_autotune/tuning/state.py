@@ -167,7 +167,7 @@ class RunState:
             left_behind=len(self.left_behind),
             run=self.id,
             now=time.time(),
-            model=self.forecaster.surrogate.model_version,
+            model=self.forecaster.model_version,
         )
 
     def report(self, doing: str, *, timing: bool = False) -> None:

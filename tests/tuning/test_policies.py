@@ -13,7 +13,7 @@ from forecast_autotune.core.job import Compile, Measure, Stop, View
 from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.features.knob_matrix import knob_matrix
-from forecast_autotune.tuning.policies import Exhaustive, First, Selective, StoredOnly
+from forecast_autotune.tuning.policies import Exhaustive, First, Selective, StoredOnly, SuggestedFirst
 
 WHOLE = recording()
 TRUE = WHOLE.log2_speedups()
@@ -37,6 +37,20 @@ class TestStoredOnly(PolicyContract):
 class TestFirst(PolicyContract):
     def make(self) -> First:
         return First()
+
+
+class TestSuggestedFirst(PolicyContract):
+    def make(self) -> SuggestedFirst:
+        return SuggestedFirst(Selective(), list(WHOLE.outcomes)[40:42])
+
+
+def test_what_is_suggested_is_tried_first_then_another_policy_chooses() -> None:
+    suggested = list(WHOLE.outcomes)[40:43]
+    policy = SuggestedFirst(Exhaustive(), suggested)
+    assert policy.step(view(WHOLE)) == Compile(tuple(suggested))
+    assert policy.step(replace(view(WHOLE), configs_left=2)) == Compile(tuple(suggested[:2]))
+    known = {config: WHOLE.outcomes[config] for config in suggested}
+    assert policy.step(replace(view(WHOLE), outcomes=known)) == Exhaustive().step(replace(view(WHOLE), outcomes=known))
 
 
 def test_exhaustive_goes_through_the_space_in_order() -> None:
@@ -173,6 +187,22 @@ def test_selective_stops_by_itself_only_when_nothing_is_worth_trying() -> None:
     assert not isinstance(Selective().step(replace(seen, forecasts=unsure, outcomes=best_known)), Stop)
     few = dict(list(best_known.items())[:20])
     assert not isinstance(Selective().step(replace(seen, forecasts=poor, outcomes=few)), Stop)
+
+
+def test_selective_stops_early_only_where_launches_were_forecast_before_anything_was_measured() -> None:
+    seen = view(WHOLE, known=20)
+    fastest = sorted(TRUE, key=TRUE.__getitem__, reverse=True)[:20]
+    best_known = {c: WHOLE.outcomes[c] for c in (WHOLE.default, *fastest)}
+    poor = [Forecast.normal(max(TRUE.values()) - 1.0, 0.1, source="oracle") for _ in seen.space]
+    guessed = [replace(forecast, grounded=False) for forecast in poor]
+    silent = [Abstention("oracle", "no idea")] * len(poor)
+    stops = [
+        isinstance(
+            Selective().step(replace(seen, forecasts=poor, outcomes=best_known, initial_forecasts=initial)), Stop
+        )
+        for initial in (poor, guessed, silent, [*poor[:-1], *guessed[-1:]])
+    ]
+    assert stops == [True, False, False, False]
 
 
 def test_selective_stops_when_the_later_outcomes_have_gained_nothing() -> None:
