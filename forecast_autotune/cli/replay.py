@@ -64,6 +64,13 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--seeds", type=_positive, default=10, metavar="N", help="runs per budget; default: %(default)s"
     )
+    parser.add_argument(
+        "--workers",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="how many configs compile side by side in a run, and beside timing; default: %(default)s",
+    )
     parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="processes to use")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     parser.set_defaults(run=run)
@@ -85,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
         traces=tuple(args.traces),
         histories=tuple(_history(trace, args.history) for trace in args.traces),
         policy=args.policy,
+        workers=args.workers,
         surrogate=partial(make_surrogate, args.surrogate, answer=settings.answer, model=settings.model),
     )
     tasks = _tasks(args, budgets)

@@ -63,15 +63,22 @@ class ReplayedRun:
 
 
 def replay(
-    space: RecordedSpace, *, surrogate: Surrogate, policy: Policy, budget: str, history: Sequence[Recording] = ()
+    space: RecordedSpace,
+    *,
+    surrogate: Surrogate,
+    policy: Policy,
+    budget: str,
+    history: Sequence[Recording] = (),
+    workers: int = 1,
 ) -> ReplayedRun:
     """Tune a recorded space as if its hardware were present, charging what the recording cost.
 
     Args:
         budget: as typed in FORECAST_AUTOTUNE_BUDGET.
         history: recordings that the store is to hold beforehand.
+        workers: how many configs compile side by side, and beside timing.
     """
-    device = Replay(space.recording)
+    device = Replay(space.recording, workers=workers)
     spent = Budget(budget, clock=device.clock)
     decision: Decision | None = None
     with contextlib.suppress(NoWorkingConfigError), recordings_unreported():
@@ -186,12 +193,14 @@ class ReplayPlan:
     Args:
         policy: a name of `POLICIES`.
         surrogate: makes the surrogate of one run; it is pickled when several processes work on the plan.
+        workers: how many configs compile side by side in the runs.
     """
 
     traces: tuple[Path, ...]
     histories: tuple[tuple[Path, ...], ...]
     policy: str
     surrogate: Callable[[], Surrogate]
+    workers: int = 1
 
     def do(self, task: Task) -> Row:
         """Carry out one task; the row names its trace and holds the figures of the run or of the scoring."""
@@ -212,7 +221,12 @@ class ReplayPlan:
     def _tune(self, space: RecordedSpace, history: Sequence[Recording], budget: str, seed: int) -> Row:
         """One tuning run; no slowdown where the decided config does not run."""
         run = replay(
-            space, surrogate=self.surrogate(), policy=POLICIES[self.policy](seed), budget=budget, history=history
+            space,
+            surrogate=self.surrogate(),
+            policy=POLICIES[self.policy](seed),
+            budget=budget,
+            history=history,
+            workers=self.workers,
         )
         slowdown = run.slowdown if math.isfinite(run.slowdown) else None
         return {

@@ -121,8 +121,18 @@ def test_abandoning_the_iterator_stops_the_builds(toy: Toy) -> None:
     configs = [Config({"MODE": "plain", "NUMBER": time.time_ns() + i}) for i in range(40)]
     building = compiler.compile(configs)
     next(building)
-    building.close()  # type: ignore[attr-defined]
+    building.close()
     assert sum(compiler.is_built(config) for config in configs) < 10
+
+
+def test_a_build_stands_still_while_something_is_timed_and_goes_on_after(toy: Toy) -> None:
+    compiler = toy.compiler()
+    config = Config({"MODE": "plain", "NUMBER": time.time_ns()})
+    with compiler.paused():
+        began = list(compiler.compile([config], patience_s=lambda: 1.0))
+        assert not began, "nothing is begun either"
+        assert not compiler.is_built(config)
+    assert isinstance(dict(compiler.compile([config]))[config], Evidence)
 
 
 def test_a_lock_that_torch_left_behind_does_not_hang_the_next_build(toy: Toy) -> None:

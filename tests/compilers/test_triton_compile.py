@@ -425,6 +425,25 @@ def test_a_compiler_that_is_brought_down_takes_only_its_worker_along(
     assert isinstance(again, Evidence)
 
 
+def test_what_is_abandoned_is_killed_with_the_tools_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_ptxas(tmp_path, monkeypatch, f"echo $$ > {tmp_path}/pid\nexec sleep 300")
+
+    def has_begun() -> float:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.05)
+        return 0.1
+
+    compiling = compiler(scale, (half(900), 900)).compile([Config({"BLOCK": 64})], patience_s=has_begun)
+    assert next(compiling, None) is None
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 60
+    while alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    monkeypatch.undo()
+    assert isinstance(only(compiler(scale, (half(900), 900)).compile([Config({"BLOCK": 64})])), Evidence)
+
+
 def test_a_compile_killed_from_outside_twice_is_a_transient_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -51,7 +51,27 @@ class CompilerContract(ABC):
         compiler = self.make_compiler()
         building = compiler.compile(self.good())
         assert next(building)[0] in self.good()
-        building.close()  # type: ignore[attr-defined]
+        building.close()
+        assert dict(compiler.compile(self.good())).keys() == set(self.good())
+
+    def test_a_config_is_taken_only_when_it_can_be_begun(self) -> None:
+        taken = []
+        compiler = self.make_compiler()
+
+        def choose() -> Iterator[Config]:
+            for config in self.good():
+                taken.append(config)
+                yield config
+
+        building = compiler.compile(choose(), workers=1)
+        for done in range(1, len(self.good()) + 1):
+            next(building)
+            assert len(taken) == done
+        assert next(building, None) is None
+
+    def test_who_has_no_patience_gets_no_more_and_may_ask_again(self) -> None:
+        compiler = self.make_compiler()
+        assert dict(compiler.compile(self.good(), patience_s=lambda: 0.0)).keys() <= set(self.good())
         assert dict(compiler.compile(self.good())).keys() == set(self.good())
 
     def test_nothing_to_build_is_no_work(self) -> None:

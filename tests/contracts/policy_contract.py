@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import pytest
 from recorded import recording
@@ -24,6 +25,7 @@ def view(
     configs_left: float = 20,
     workers: int = 1,
     outcomes: dict[Config, Outcome] | None = None,
+    under_way: Sequence[Config] = (),
 ) -> View:
     """A view of a recorded space after `known` outcomes; forecasts are `none`, or `true` with a little doubt."""
     space = Space(of.outcomes, default=of.default)
@@ -43,6 +45,7 @@ def view(
         configs_left=configs_left,
         seconds_left=100.0,
         workers=workers,
+        under_way=under_way,
     )
 
 
@@ -61,6 +64,17 @@ class PolicyContract(ABC):
             for config in step.configs:
                 assert config in seen.space
                 assert config not in seen.outcomes
+
+    @pytest.mark.parametrize("forecasts", ["none", "true"])
+    @pytest.mark.parametrize("known", [0, 1, 7])
+    def test_it_asks_for_nothing_that_is_under_way(self, known: int, forecasts: str) -> None:
+        whole = recording()
+        under_way = list(whole.outcomes)[known : known + 9]
+        built = {under_way[0]: Evidence(compile_s=0.1)}  # and waits for the default's time
+        step = self.make().step(view(whole, known=known, forecasts=forecasts, under_way=under_way, evidence=built))
+        if not isinstance(step, Stop):
+            assert step.configs
+            assert not set(step.configs) & set(under_way)
 
     @pytest.mark.parametrize("forecasts", ["none", "true"])
     def test_the_same_view_gives_the_same_step(self, forecasts: str) -> None:
