@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from ..core.budget import PROCESS_TOTAL, Budget, BudgetLimits
 from ..core.context import ForecastContext
-from ..core.decision import Decision, Resolution
+from ..core.decision import FIRST_RETRY_S, Decision, Resolution
 from ..core.forecast import Abstention
 from ..core.job import Job
 from ..core.model_names import is_language_model
@@ -28,8 +28,9 @@ from ..evaluation.scores import member_scores, recalibration
 from ..language.model import LanguageModel
 from ..language.named import named
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
+from ..remote.fleet_store import FleetStore, open_store
 from ..settings import PREFIX, SURROGATES, Answer, Settings
-from ..store.sqlite import SqliteStore, open_store
+from ..store.sqlite import SqliteStore
 from ..surrogates.base import Forecasts, StatelessSurrogate, WithContext
 from ..surrogates.blend import Blend
 from ..surrogates.history import History
@@ -39,7 +40,7 @@ from ..surrogates.prior import Prior, held_prior
 from ..surrogates.recalibrated import Recalibrated
 from ..surrogates.roofline import Roofline
 from ..tuning.loop import stored, tune
-from ..tuning.policies import Exhaustive, First, Selective, StoredOnly
+from ..tuning.policies import Exhaustive, First, Selective, StoredOnly, Suggested
 from .pending import measuring_is_wanted, note_if_pending
 
 log = logging.getLogger(__name__)
@@ -209,6 +210,10 @@ def decide(
     # Who leads a shared run asks before it lets others help; these would ask while it times, so they do not.
     surrogate = _informed(how, job, store, limit_s=_ask_limit_s(how, budget), busy=shares.wanted if shares else None)
     meanwhile = _informed(how, job, store, limit_s=0.0)
+    fleet = store if isinstance(store, FleetStore) else None
+    policy = make_policy(how.settings, budget)
+    if fleet is not None and budget.measures:
+        policy = Suggested(policy, partial(fleet.suggested, job))
     store = _with_ranks(store, how)
     if how.settings.mode == "strict":
         if recalled := _recalled(job, store):
@@ -219,7 +224,7 @@ def decide(
         job,
         compiler=compiler,
         surrogate=surrogate,
-        policy=make_policy(how.settings, budget),
+        policy=policy,
         measurer=measurer,
         store=store,
         budget=budget,
@@ -227,7 +232,10 @@ def decide(
         shares=shares,
         meanwhile=meanwhile,
         earlier=earlier,
+        arrived=None if fleet is None or budget.all else fleet.arrivals(job),
     )
+    if fleet is not None and fleet.is_reading(job) and resolution.decision.basis != "measured":
+        resolution = replace(resolution, retry_after_s=resolution.retry_after_s or FIRST_RETRY_S)
     note_if_pending(store, job, resolution.decision, how.settings, budget, how.unmeasured)
     return resolution
 

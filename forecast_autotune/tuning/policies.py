@@ -14,8 +14,12 @@ from ..features.knob_matrix import KnobMatrix, knob_matrix
 from ..features.knob_roles import role_of_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
+
+    from ..protocols import Policy
 
     Array = NDArray[np.float64]
 
@@ -74,6 +78,31 @@ class First:
     def step(self, view: View) -> Compile | Measure | Stop:
         """Stop, naming the default config."""
         return Stop("the first config was asked for", config=view.space.default)
+
+
+class Suggested:
+    """Another policy's steps, but a config that somebody suggests is tried first.
+
+    Args:
+        policy: the other one.
+        suggested: gives the config; None where there is none, or not yet.
+    """
+
+    def __init__(self, policy: Policy, suggested: Callable[[], Config | None]) -> None:
+        self.policy = policy
+        self.suggested = suggested
+
+    def step(self, view: View) -> Compile | Measure | Stop:
+        """The other policy's step, unless that would leave the suggested config for later."""
+        step = self.policy.step(view)
+        if isinstance(step, Measure) or view.configs_left < 1:
+            return step
+        config = self.suggested()
+        if config is None or config in view.outcomes or config in view.evidence or config not in view.space:
+            return step
+        others = step.configs if isinstance(step, Compile) else ()
+        room = max(1, len(others))
+        return Compile((config, *(c for c in others if c != config))[:room])
 
 
 class Selective:
