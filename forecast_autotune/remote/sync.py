@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401  # registers its end before ours, so that ours comes first; storages use it
 import logging
 import os
 import threading
@@ -52,6 +53,7 @@ class Sync:
         self._asked: dict[Folder, float] = {}  # when this process last asked for a folder
         self._wanted: dict[Folder, Program] = {}  # to be read next, and not read yet
         self._to_send = True  # what earlier processes left
+        self._busy = False  # the thread is at it
         self._failures = 0  # in a row
         self._over = False
         self.exchange.location.forget()
@@ -96,7 +98,7 @@ class Sync:
 
     @property
     def _idle(self) -> bool:
-        return not self._wanted and not self._to_send
+        return not (self._wanted or self._to_send or self._busy)
 
     def _wake(self) -> None:
         """Have the thread look; called with the condition held."""
@@ -122,7 +124,7 @@ class Sync:
                 elif not self._changed.wait_for(lambda: not self._idle, IDLE_S):
                     self._thread = None
                     return
-                wanted = dict(self._wanted)
+                wanted, self._busy = dict(self._wanted), True
             try:
                 for folder, program in wanted.items():
                     self._read(folder, program)
@@ -133,6 +135,7 @@ class Sync:
             with self._changed:
                 for folder in wanted:  # also after a failure: nobody is to look out for it any more
                     self._wanted.pop(folder, None)
+                self._busy = False
                 self._changed.notify_all()
 
     def _read(self, folder: Folder, program: Program) -> None:
@@ -155,7 +158,6 @@ class Sync:
                 raise
 
     def _fail(self, err: Exception) -> None:
-        self._failures += 1
         log.info("remote store: %s", error_text(err), exc_info=not isinstance(err, OSError))
         with suppress(Exception):  # the user may have made warnings errors, and this thread is nobody's call
             self.warnings.warn_once(
@@ -163,6 +165,7 @@ class Sync:
                 f"the remote store cannot be used: {plain(error_text(err))}. Tuning goes on with what is known here; what "
                 "this machine learns waits in its store and is sent later. 'forecast-autotune remote status' says more",
             )
+        self._failures += 1
 
 
 _ALL: weakref.WeakSet[Sync] = weakref.WeakSet()
