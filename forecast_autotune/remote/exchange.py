@@ -65,6 +65,13 @@ class Exchange:
         self.sources = sources
         self._complain = complain
 
+    def forget(self) -> None:
+        """Begin anew in the child of a fork."""
+        self.location.forget()
+
+    def close(self) -> None:
+        """Nothing to end here; an exchange in a process of its own has that process."""
+
     # Reading --------------------------------------------------------------------------------------------------------
 
     def pull(self, hardware: str, program: Program, *, fresh_s: float = 0.0) -> tuple[int, int]:

@@ -16,10 +16,11 @@ from ..settings import RemoteStore, Settings
 from ..store import sqlite
 from ..store.rows import Recall
 from ..store.sqlite import SqliteStore, on_scale_of, place_digests
+from .apart import ExchangeApart
 from .exchange import Exchange
 from .location import Location
 from .mirror import Mirror
-from .sync import END_S, Sync
+from .sync import Sync
 
 if TYPE_CHECKING:
     import sqlite3
@@ -37,6 +38,7 @@ class FleetStore(SqliteStore):
         directory: the folder of this machine's own store; None keeps all in memory.
         remote: where the other machines' is.
         packs, toolchain, alone: as `SqliteStore`.
+        apart: exchange in a process of its own. What is in memory, here or there, is exchanged in this one all the same.
     """
 
     def __init__(
@@ -47,18 +49,22 @@ class FleetStore(SqliteStore):
         packs: Sequence[Path | str] = (),
         toolchain: str = "exact",
         alone: bool = True,
+        apart: bool = True,
     ) -> None:
         super().__init__(directory, packs=packs, toolchain=toolchain, alone=alone)
         self.remote = remote
         self.mirror = Mirror(self.directory, remote.url, toolchain=toolchain)
-        exchange = Exchange(
-            self,
-            self.mirror,
-            Location(remote.url),
-            sources=remote.sources,
-            complain=lambda text: self.warnings.warn_once("segment", text),
-        )
+        exchange = self._exchange(apart and self.directory is not None and not remote.url.startswith("memory:"))
         self.sync = Sync(exchange, self.warnings)
+
+    def _exchange(self, apart: bool) -> Exchange | ExchangeApart:
+        def complain(text: str) -> None:
+            self.warnings.warn_once("segment", text)
+
+        if apart and self.directory is not None:
+            return ExchangeApart(self.directory, self.remote, complain=complain)
+        location = Location(self.remote.url)
+        return Exchange(self, self.mirror, location, sources=self.remote.sources, complain=complain)
 
     def recalled(
         self, job: Job, read: Callable[[sqlite3.Connection], Recall | None], *, any_toolchain: bool
@@ -125,7 +131,7 @@ class FleetStore(SqliteStore):
     def close(self) -> None:
         """See `SqliteStore.close`; waits a little for what is still to be sent."""
         if "sync" in self.__dict__:  # else the constructor raised
-            self.sync.finish(END_S)
+            self.sync.close()
             self.mirror.store.close()
         super().close()
 

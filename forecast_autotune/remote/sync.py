@@ -16,6 +16,7 @@ from ..core.job import Job
 from ..core.text import error_text, plain
 from ..core.workload import Program
 from ..store.held_warnings import HeldWarnings
+from .apart import ExchangeApart
 from .exchange import Exchange
 
 log = logging.getLogger(__name__)
@@ -32,14 +33,14 @@ Folder = tuple[str, str]  # digests of hardware and program
 
 
 class Sync:
-    """One process's exchange with a remote store. No method waits but `finish`, and none raises.
+    """One process's exchange with a remote store. No method waits but `finish`, `close` and `end`, and none raises.
 
     Args:
         exchange: what the thread does.
         warnings: where trouble is reported: once for each kind.
     """
 
-    def __init__(self, exchange: Exchange, warnings: HeldWarnings) -> None:
+    def __init__(self, exchange: Exchange | ExchangeApart, warnings: HeldWarnings) -> None:
         self.exchange = exchange
         self.warnings = warnings
         self.begin()
@@ -53,10 +54,11 @@ class Sync:
         self._asked: dict[Folder, float] = {}  # when this process last asked for a folder
         self._wanted: dict[Folder, Program] = {}  # to be read next, and not read yet
         self._to_send = True  # what earlier processes left
+        self._own_to_send = False  # what this one has decided
         self._busy = False  # the thread is at it
         self._failures = 0  # in a row
         self._over = False
-        self.exchange.location.forget()
+        self.exchange.forget()
 
     # On a launch's way ----------------------------------------------------------------------------------------------
 
@@ -76,7 +78,7 @@ class Sync:
         if hardware.kind in REHEARSAL_KINDS:
             return
         with self._changed:
-            self._to_send = True
+            self._to_send = self._own_to_send = True
             self._wake()
 
     def is_reading(self, job: Job) -> bool:
@@ -86,15 +88,26 @@ class Sync:
     def finish(self, wait_s: float) -> bool:
         """Wait until all is read and sent, so many seconds at most, or until something fails; whether all was."""
         with self._changed:
-            if self._thread is None or self._over:
+            if self._thread is None:
                 return self._idle
             return self._changed.wait_for(lambda: self._idle or self._failures > 0, wait_s) and self._idle
 
+    def close(self) -> None:
+        """Wait a little for what this process still has to send, and end what runs beside it; a later call starts anew."""
+        self._await_sent()
+        with self._changed:
+            if not self._busy:
+                self.exchange.close()
+
     def end(self) -> None:
-        """The process ends: send what can be sent soon."""
-        if not self._over:
-            self.finish(END_S)
-            self._over = True
+        """The process ends: send what it has decided, as far as that can be done soon."""
+        self._await_sent()
+        self._over = True
+
+    def _await_sent(self) -> None:
+        with self._changed:
+            if self._thread is not None and not self._over:
+                self._changed.wait_for(lambda: not self._own_to_send or self._failures > 0, END_S)
 
     @property
     def _idle(self) -> bool:
@@ -123,6 +136,7 @@ class Sync:
                     self._changed.wait(pause_s)
                 elif not self._changed.wait_for(lambda: not self._idle, IDLE_S):
                     self._thread = None
+                    self.exchange.close()
                     return
                 wanted, self._busy = dict(self._wanted), True
             try:
@@ -149,15 +163,18 @@ class Sync:
 
     def _send(self) -> None:
         with self._changed:
-            to_send, self._to_send = self._to_send, False
+            to_send, own = self._to_send, self._own_to_send
+            self._to_send = self._own_to_send = False
         if to_send:
             try:
                 self.exchange.push()
             except BaseException:
-                self._to_send = True
+                self._to_send, self._own_to_send = True, self._own_to_send or own
                 raise
 
     def _fail(self, err: Exception) -> None:
+        if self._over:
+            return  # what runs beside this process ends with it
         log.info("remote store: %s", error_text(err), exc_info=not isinstance(err, OSError))
         with suppress(Exception):  # the user may have made warnings errors, and this thread is nobody's call
             self.warnings.warn_once(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -53,7 +54,8 @@ class TestTrusted(StoreContract):
 class TestNotTrusted(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[FleetStore]:
-        with FleetStore(tmp_path / "own", RemoteStore(url=f"file://{tmp_path}/shared")) as store:
+        remote = RemoteStore(url=f"file://{tmp_path}/shared")
+        with FleetStore(tmp_path / "own", remote, apart=False) as store:
             yield store
 
 
@@ -71,7 +73,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 
     def machine(name: str, *, trusted: bool = True, **options: Any) -> FleetStore:
         remote = RemoteStore(url=f"file://{tmp_path}/shared", trusted=trusted)
-        made.append(FleetStore(tmp_path / name, remote, **options))
+        made.append(FleetStore(tmp_path / name, remote, **{"apart": False, **options}))
         return made[-1]
 
     yield machine
@@ -110,6 +112,29 @@ def test_a_trusted_machines_decision_and_outcomes_are_used(machines: Machines) -
     assert heard(other, a_job()).config == SPACE[1]
     assert set(other.outcomes(a_job())) == {SPACE[0], SPACE[1]}
     assert other.suggested(a_job()) is None
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_process_of_its_own_exchanges_the_same(machines: Machines, trusted: bool) -> None:
+    tuned(machines("one", apart=True), a_job())
+    other = machines("two", trusted=trusted, apart=True)
+    found = heard(other, a_job())
+    assert (found.config if trusted else other.suggested(a_job())) == SPACE[1]
+    (recorded,) = other.mirror.own_recordings(a_job())
+    assert set(recorded.outcomes) == {SPACE[0], SPACE[1]}
+
+
+def test_a_process_that_exchanges_and_is_killed_is_started_again(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "FIRST_PAUSE_S", 0.01)
+    store = machines("one", apart=True)
+    tuned(store, a_job())
+    worker = store.sync.exchange._worker  # type: ignore[union-attr]
+    assert worker is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    tuned(store, a_job(key={"n": 1}))
+    assert heard(machines("two"), a_job(key={"n": 1})) is not None
 
 
 def test_a_strangers_decision_is_no_decision_but_tried_first(machines: Machines) -> None:
@@ -263,7 +288,7 @@ def test_offline_is_one_warning_and_what_was_learned_is_sent_later(tmp_path: Pat
 
     def offline() -> None:
         for number in range(3):
-            with FleetStore(tmp_path / "one", remote) as store:
+            with FleetStore(tmp_path / "one", remote, apart=number > 0) as store:
                 job = a_job(key={"n": number})
                 store.record(job, "run", SPACE[1], a_measurement(), None)
                 store.decide(job, a_decision(job, decided_at=time.time()))
@@ -278,10 +303,10 @@ def test_offline_is_one_warning_and_what_was_learned_is_sent_later(tmp_path: Pat
     assert len(told) == 3, "one for each process"
     assert all("the remote store cannot be used: cannot" in text and "sent later" in text for text in told)
     (tmp_path / "file").unlink()
-    with FleetStore(tmp_path / "one", remote) as later:
+    with FleetStore(tmp_path / "one", remote, apart=False) as later:
         later.decision(a_job(key={"n": "new"}))
         assert later.sync.finish(LIMIT_S)
-    with FleetStore(tmp_path / "two", remote) as other:
+    with FleetStore(tmp_path / "two", remote) as other:  # apart
         assert all(heard(other, a_job(key={"n": number})) for number in range(3))
 
 
@@ -391,8 +416,9 @@ store.decide(a_job(), a_decision(a_job(), decided_at=time.time()))
     assert heard(machines("two"), a_job()) is not None
 
 
-def test_the_child_of_a_fork_exchanges_by_itself(machines: Machines) -> None:
-    store = machines("one")
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_child_of_a_fork_exchanges_by_itself(machines: Machines, apart: bool) -> None:
+    store = machines("one", apart=apart)
     heard(store, a_job())
 
     def child() -> bool:
