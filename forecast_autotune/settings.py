@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -121,7 +121,7 @@ class Settings:
     sync: str = "store"
     remote: str = "0"
     answer: Answer = field(default_factory=Answer)
-    model: str | None = None  # of the fitted one: a version, or an absolute path
+    model: str | None = None  # of the fitted one: a version, or an absolute path, that of a kept one included
 
     @classmethod
     def from_environment(
@@ -171,13 +171,21 @@ class Settings:
                 values["remote_store"] = RemoteStore.parse(text)
             except InvalidInputError as err:
                 raise InvalidInputError(f"{PREFIX}REMOTE_STORE={err}") from None
-        if text := env.get(PREFIX + "MODEL", "").strip():
-            values["model"] = text if is_model_version(text) else str(_path(text, "MODEL"))
         if text := env.get(PREFIX + "DIR", "").strip():
             values["dir"] = _path(text, "DIR")
         if text := env.get(PREFIX + "PACKS", "").strip():
             values["packs"] = tuple(_path(p, "PACKS", text) for p in text.split(os.pathsep) if p)
-        return cls(**values)  # type: ignore[arg-type]
+        if text := env.get(PREFIX + "MODEL", "").strip():
+            values["model"] = text if is_model_version(text) else str(_path(text, "MODEL"))
+        settings = cls(**values)  # type: ignore[arg-type]
+        if text and is_model_version(text) and (kept := kept_model(settings.dir, text)).is_file():
+            return replace(settings, model=str(kept))
+        return settings
+
+
+def kept_model(folder: Path, version: str) -> Path:
+    """Where a store's folder has a fitted model that decided there, if it has it."""
+    return folder / "models" / f"{version}.json"
 
 
 def _path(text: str, name: str, whole: str = "") -> Path:

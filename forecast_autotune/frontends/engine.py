@@ -30,6 +30,7 @@ from ..language.named import named
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
 from ..remote.fleet_store import FleetStore, open_store
 from ..settings import PREFIX, SURROGATES, Answer, Settings
+from ..store.config_files.imported import suggested
 from ..store.sqlite import SqliteStore
 from ..surrogates.base import Forecasts, StatelessSurrogate, WithContext
 from ..surrogates.blend import Blend
@@ -40,7 +41,8 @@ from ..surrogates.prior import Prior, held_prior
 from ..surrogates.recalibrated import Recalibrated
 from ..surrogates.roofline import Roofline
 from ..tuning.loop import stored, tune
-from ..tuning.policies import Exhaustive, First, Selective, StoredOnly, Suggested
+from ..tuning.policies import Exhaustive, First, Selective, StoredOnly, SuggestedFirst
+from .kept_models import keep_model
 from .pending import measuring_is_wanted, note_if_pending
 
 log = logging.getLogger(__name__)
@@ -175,6 +177,19 @@ def make_policy(settings: Settings, budget: Budget) -> Policy:
     return Exhaustive() if budget.all else Selective()
 
 
+def _with_suggestions(policy: Policy, job: Job, settings: Settings, budget: Budget, fleet: FleetStore | None) -> Policy:
+    """A policy that tries first what imported config files and other machines name for a job.
+
+    Where all or nothing is tried, it is as it was.
+    """
+    if not budget.measures or budget.all:
+        return policy
+    imported = suggested(settings.dir, job)
+    if fleet is not None:
+        return SuggestedFirst(policy, lambda: (*fleet.suggested(job), *imported))
+    return SuggestedFirst(policy, lambda: imported) if imported else policy
+
+
 def make_store(settings: Settings) -> SqliteStore:
     """The store of these settings; in mode `forecast` an empty one, so that what is stored changes no answer."""
     return open_store(settings)
@@ -211,9 +226,6 @@ def decide(
     surrogate = _informed(how, job, store, limit_s=_ask_limit_s(how, budget), busy=shares.wanted if shares else None)
     meanwhile = _informed(how, job, store, limit_s=0.0)
     fleet = store if isinstance(store, FleetStore) else None
-    policy = make_policy(how.settings, budget)
-    if fleet is not None and budget.measures:
-        policy = Suggested(policy, partial(fleet.suggested, job))
     store = _with_ranks(store, how)
     if how.settings.mode == "strict":
         if recalled := _recalled(job, store):
@@ -224,7 +236,7 @@ def decide(
         job,
         compiler=compiler,
         surrogate=surrogate,
-        policy=policy,
+        policy=_with_suggestions(make_policy(how.settings, budget), job, how.settings, budget, fleet),
         measurer=measurer,
         store=store,
         budget=budget,
@@ -237,6 +249,8 @@ def decide(
     if fleet is not None and fleet.is_reading(job) and resolution.decision.basis != "measured":
         resolution = replace(resolution, retry_after_s=resolution.retry_after_s or FIRST_RETRY_S)
     note_if_pending(store, job, resolution.decision, how.settings, budget, how.unmeasured)
+    if how.settings.model is None:
+        keep_model(how.settings.dir, resolution.decision)
     return resolution
 
 

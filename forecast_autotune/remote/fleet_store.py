@@ -103,12 +103,10 @@ class FleetStore(SqliteStore):
         if decision.basis == "measured":
             self.sync.send(job.hardware)
 
-    def suggested(self, job: Job) -> Config | None:
+    def suggested(self, job: Job) -> tuple[Config, ...]:
         """The config that other machines decided for, where their word alone is not enough; to be tried first."""
-        if self.remote.trusted:
-            return None
-        theirs = self.mirror.decision(job)
-        return None if theirs is None or theirs.config not in job.space else theirs.config
+        theirs = None if self.remote.trusted else self.mirror.decision(job)
+        return () if theirs is None or theirs.config not in job.space else (theirs.config,)
 
     def is_reading(self, job: Job) -> bool:
         """Whether a decision for a job may be about to come from a trusted remote store."""

@@ -27,21 +27,21 @@ MOST_LINE_BYTES = 2**27
 _AT_ONCE = 2**20
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
     """The whole text of a file, uncompressed if it is gzip, whatever its name.
 
     Raises:
         OSError: the file cannot be read.
-        InvalidInputError: it is no plain file, which might never end; it holds more than `MOST_BYTES`; the compressed data
+        InvalidInputError: it is no plain file, which might never end; it holds more than `most_bytes`; the compressed data
             is cut off or damaged; or the text is not UTF-8.
     """
     data = bytearray()
     with _unpacked(path) as file:
         while part := file.read(_AT_ONCE):
             data += part
-            if len(data) > MOST_BYTES:
+            if len(data) > most_bytes:
                 raise InvalidInputError(
-                    f"{path} holds more than {MOST_BYTES >> 20} MiB of text: split it into several files"
+                    f"{path} holds more than {most_bytes >> 20} MiB of text: split it into several files"
                 )
     return _decoded(bytes(data), path, 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.config import Config
@@ -15,8 +16,6 @@ from ..features.knob_matrix import KnobMatrix, knob_matrix
 from ..features.knob_roles import role_of_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -84,29 +83,24 @@ class First:
         return Stop("the first config was asked for", config=view.space.default)
 
 
-class Suggested:
-    """Another policy's steps, but a config that somebody suggests is tried first.
+class SuggestedFirst:
+    """Try some configs before those that another policy chooses: somebody else found them best, nobody has timed them here.
 
     Args:
-        policy: the other one.
-        suggested: gives the config; None where there is none, or not yet.
+        suggested: gives those of the space that are known by now, the most promising first.
     """
 
-    def __init__(self, policy: Policy, suggested: Callable[[], Config | None]) -> None:
+    def __init__(self, policy: Policy, suggested: Callable[[], Sequence[Config]]) -> None:
         self.policy = policy
         self.suggested = suggested
 
     def step(self, view: View) -> Compile | Measure | Stop:
-        """The other policy's step, unless that would leave the suggested config for later."""
-        step = self.policy.step(view)
-        if isinstance(step, Measure) or view.configs_left < 1:
-            return step
-        config = self.suggested()
-        if config is None or config in view.outcomes or config in view.evidence or config not in view.space:
-            return step
-        others = step.configs if isinstance(step, Compile) else ()
-        room = max(1, len(others))
-        return Compile((config, *(c for c in others if c != config))[:room])
+        """Measure what is compiled, else compile the suggested configs, else what the other policy says."""
+        if ready := _ready(view):
+            return Measure(ready)
+        untried = tuple(dict.fromkeys(c for c in self.suggested() if c not in view.outcomes))
+        room = int(max(1, min(view.configs_left, len(untried))))
+        return Compile(untried[:room]) if untried else self.policy.step(view)
 
 
 class Selective:

@@ -111,7 +111,7 @@ def test_a_trusted_machines_decision_and_outcomes_are_used(machines: Machines) -
     other = machines("two")
     assert heard(other, a_job()).config == SPACE[1]
     assert set(other.outcomes(a_job())) == {SPACE[0], SPACE[1]}
-    assert other.suggested(a_job()) is None
+    assert other.suggested(a_job()) == ()
 
 
 @pytest.mark.parametrize("trusted", [True, False])
@@ -119,7 +119,7 @@ def test_a_process_of_its_own_exchanges_the_same(machines: Machines, trusted: bo
     tuned(machines("one", apart=True), a_job())
     other = machines("two", trusted=trusted, apart=True)
     found = heard(other, a_job())
-    assert (found.config if trusted else other.suggested(a_job())) == SPACE[1]
+    assert (found.config if trusted else other.suggested(a_job())[0]) == SPACE[1]
     (recorded,) = other.mirror.own_recordings(a_job())
     assert set(recorded.outcomes) == {SPACE[0], SPACE[1]}
 
@@ -142,7 +142,7 @@ def test_a_strangers_decision_is_no_decision_but_tried_first(machines: Machines)
     other = machines("two", trusted=False)
     assert heard(other, a_job()) is None
     assert other.outcomes(a_job()) == {}
-    assert other.suggested(a_job()) == SPACE[1]
+    assert other.suggested(a_job()) == (SPACE[1],)
     (seed,) = other.related_recordings(a_job())
     assert set(seed.outcomes) == {SPACE[0], SPACE[1]}
 
@@ -155,7 +155,7 @@ def test_other_hardware_and_toolchains_seed_forecasts_alone(machines: Machines, 
     other = machines("three", trusted=trusted)
     assert heard(other, a_job()) is None
     assert other.outcomes(a_job()) == {}
-    assert other.suggested(a_job()) is None
+    assert other.suggested(a_job()) == ()
     assert {r.hardware.name for r in other.related_recordings(a_job())} == {"NVIDIA H200", "NVIDIA H100"}
 
 
@@ -221,7 +221,7 @@ def test_a_config_outside_of_the_space_is_not_taken(machines: Machines) -> None:
     assert lying.sync.finish(LIMIT_S)
     other = machines("two")
     assert heard(other, small) is None
-    assert other.suggested(small) is None
+    assert other.suggested(small) == ()
 
 
 def test_what_is_withdrawn_is_forgotten_also_when_it_comes_again(machines: Machines, tmp_path: Path) -> None:

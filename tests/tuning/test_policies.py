@@ -13,7 +13,7 @@ from forecast_autotune.core.job import Compile, Measure, Stop, View
 from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.features.knob_matrix import knob_matrix
-from forecast_autotune.tuning.policies import Exhaustive, First, Selective, StoredOnly, Suggested
+from forecast_autotune.tuning.policies import Exhaustive, First, Selective, StoredOnly, SuggestedFirst
 
 WHOLE = recording()
 TRUE = WHOLE.log2_speedups()
@@ -39,28 +39,18 @@ class TestFirst(PolicyContract):
         return First()
 
 
-class TestSuggested(PolicyContract):
-    def make(self) -> Suggested:
-        return Suggested(Selective(), lambda: tuple(WHOLE.outcomes)[40])
+class TestSuggestedFirst(PolicyContract):
+    def make(self) -> SuggestedFirst:
+        return SuggestedFirst(Selective(), lambda: list(WHOLE.outcomes)[40:42])
 
 
-def test_a_suggested_config_is_tried_next_and_once() -> None:
-    suggested = tuple(WHOLE.outcomes)[40]
-    policy = Suggested(Exhaustive(), lambda: suggested)
-    step = policy.step(view(WHOLE, known=1))
-    assert isinstance(step, Compile)
-    assert step.configs[0] == suggested
-    assert len(set(step.configs)) == len(step.configs)
-    known = view(WHOLE, known=41)
-    assert policy.step(known) == Exhaustive().step(known)
-
-
-def test_a_suggestion_is_tried_before_a_policy_stops_and_not_without_budget() -> None:
-    suggested = tuple(WHOLE.outcomes)[40]
-    policy = Suggested(StoredOnly(), lambda: suggested)
-    assert policy.step(view(WHOLE, known=1)) == Compile((suggested,))
-    assert isinstance(policy.step(replace(view(WHOLE, known=1), configs_left=0)), Stop)
-    assert isinstance(Suggested(StoredOnly(), lambda: Config({"of": "another space"})).step(view(WHOLE, known=1)), Stop)
+def test_what_is_suggested_is_tried_first_then_another_policy_chooses() -> None:
+    suggested = list(WHOLE.outcomes)[40:43]
+    policy = SuggestedFirst(Exhaustive(), lambda: [*suggested, suggested[0]])
+    assert policy.step(view(WHOLE)) == Compile(tuple(suggested))
+    assert policy.step(replace(view(WHOLE), configs_left=2)) == Compile(tuple(suggested[:2]))
+    known = {config: WHOLE.outcomes[config] for config in suggested}
+    assert policy.step(replace(view(WHOLE), outcomes=known)) == Exhaustive().step(replace(view(WHOLE), outcomes=known))
 
 
 def test_exhaustive_goes_through_the_space_in_order() -> None:
