@@ -8,7 +8,7 @@ COMMANDS = {
     "skills": ("skills", "what changes of one knob did, by what was measured"),
     "stats": ("stats", "size, hits, time saved, how honest the forecasts were"),
     "replay": ("replay", "tune against recorded spaces: loss, spend, honesty"),
-    "run": ("run", "run a program whose triton.autotune is ours"),
+    "run": ("run", "run a program with install() in effect"),
     "forecast": ("forecast", "rank a kernel's configs for a GPU without touching one"),
     "pending": ("pending", "keys met where measuring was not allowed"),
     "tune-pending": ("tune_pending", "run a program to tune pending keys"),
