@@ -209,7 +209,7 @@ class CppCompiler:
         began = time.perf_counter()
         try:
             self.builds.prepare(variant, slot)
-            given_up = None if abandoned is None else abandoned.is_set
+            given_up = abandoned.is_set if abandoned is not None else lambda: False
             with file_lock(folder / "build.lock", timeout=2 * self.timeout_s, given_up=given_up):
                 if ready := self.builds.evidence(variant):
                     return ready
@@ -217,7 +217,9 @@ class CppCompiler:
                 if isinstance(report, Failure):
                     return report
                 mark_used(slot)
-                self._pausing.wait()
+                self._pausing.wait(given_up)
+                if given_up():
+                    raise _AbandonedError
                 with self._start(variant, folder, slot) as worker:
                     self._pausing.add(worker)
                     try:

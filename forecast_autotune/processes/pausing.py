@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from .worker import Worker
+from .worker import WATCH_S, Worker
 
 
 class Pausing:
@@ -50,9 +50,10 @@ class Pausing:
         with self._lock:
             self._workers.discard(worker)
 
-    def wait(self) -> None:
-        """Wait until nothing is paused: to begin anything sooner would show in what is timed."""
-        self._may_run.wait()
+    def wait(self, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait until nothing is paused, or it is given up: to begin anything sooner would show in what is timed."""
+        while not self._may_run.wait(WATCH_S) and not given_up():
+            pass
 
     def give_up(self) -> None:
         """Let go of all that wait for the end of a pause: there is nothing left to run."""

@@ -180,9 +180,9 @@ class _Run:
             step = self.choose()
 
     def choose(self) -> Compile | Measure | Stop:
-        """The policy's next step; at first, before anything is forecast, the default."""
+        """The policy's next step; at first, where it can be built while the others are forecast, the default."""
         default = self.job.space.default
-        if self.sharing.tries_default_first and not self.state.is_busy(default):
+        if self.trials.workers > 1 and self.sharing.tries_default_first and not self.state.is_busy(default):
             return Compile((default,))
         with self.state.spending.on("choosing"):
             self.state.learn_from_others()

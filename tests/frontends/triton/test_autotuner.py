@@ -30,6 +30,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from rehearsed import BEST, call, configs, launched, own_triton_cache, playing, scale, tuned  # noqa: E402
 
+from forecast_autotune.compilers.triton_pool import WorkerPool  # noqa: E402
 from forecast_autotune.frontends import dispatch  # noqa: E402
 from forecast_autotune.frontends.triton import door  # noqa: E402
 from forecast_autotune.frontends.triton.autotuner import ForecastAutotuner  # noqa: E402
@@ -67,6 +68,28 @@ class Bench:
 
 def blocks_of(kernel: ForecastAutotuner) -> list[int]:
     return [config.kwargs["BLOCK"] for config in kernel.configs_timings]
+
+
+def test_keys_share_the_compiles_of_one_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    submit = WorkerPool.submit
+
+    def noting(pool: WorkerPool, task: Any, *others: Any) -> Any:
+        compiled.append(task.key)
+        return submit(pool, task, *others)
+
+    monkeypatch.setattr(WorkerPool, "submit", noting)
+    with own_triton_cache(tmp_path), playing() as on:
+        for n, compiles in (
+            (1000, 4),
+            (1001, 4),
+            (3003, 4),
+            (1024, 8),
+            (4096, 8),
+        ):  # multiples of 16 have their own binaries
+            call(tuned(budget="all"), n)
+            assert len(compiled) == len(set(compiled)) == compiles, n
+        assert not on.compiles
 
 
 # From the decorator to the store --------------------------------------------------------------------------------------
