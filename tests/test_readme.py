@@ -84,7 +84,7 @@ def comparable(output: str) -> list[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_every_command_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
     paths = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

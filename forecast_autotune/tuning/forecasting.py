@@ -46,6 +46,11 @@ class Forecaster:
             log.warning("surrogate %s failed (%r): tuning goes on without forecasts", name, err)
             self.forecasts = [Abstention(name, repr(err))] * len(self.job.space)
 
+    @property
+    def model_version(self) -> str:
+        """The version of the fitted model; empty where no config was forecast before this run measured anything."""
+        return self.surrogate.model_version if any(isinstance(f, Forecast) for f in self.initial) else ""
+
     def of(self, config: Config) -> Forecast | Abstention | None:
         """The newest forecast of a config of the space; None before the first."""
         return self.forecasts[self.job.space.index(config)] if self.forecasts else None

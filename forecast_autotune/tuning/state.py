@@ -142,7 +142,7 @@ class RunState:
             spent_s=self.budget.spent_s,
             run=self.id,
             now=time.time(),
-            model=self.forecaster.surrogate.model_version,
+            model=self.forecaster.model_version,
         )
 
     def report(self, doing: str, *, timing: bool = False) -> None:

@@ -105,13 +105,16 @@ def forecasting(held: str, tmp_path: Path) -> tuple[Decision, Decision]:
 
 def test_a_decision_names_the_version_of_the_model_that_forecast(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
-    path.write_text(prior.prior_text(following(), card={}))
+    path.write_text(prior.prior_text(prior.shipped_prior(), card={"held": True}))
     expected = prior.read_prior(path).version
     assert [d.model for d in forecasting(str(path), tmp_path)] == [expected] * 2
     assert expected != prior.shipped_prior().version
-    assert [d.model for d in forecasting(prior.shipped_prior().version, tmp_path)] == [
-        prior.shipped_prior().version
-    ] * 2
+
+
+def test_a_decision_names_no_model_that_had_nothing_to_say(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(prior.prior_text(following(), card={}))
+    assert [d.model for d in forecasting(str(path), tmp_path)] == ["", ""]
 
 
 @pytest.mark.parametrize("held", ["3-kernels-00000000", "no/such/model.json", __file__])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from forecast_autotune.core.budget import Budget
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision
+from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.outcome import Measurement, Outcome
 from forecast_autotune.evaluation.recorded_space import RecordedSpace, read_space
 from forecast_autotune.evaluation.replay_runner import HistoryStore
@@ -80,3 +84,34 @@ def test_a_larger_budget_goes_on_where_a_smaller_one_ends(name: str, workers: in
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_it_does_on_every_recorded_kernel(name: str, workers: int) -> None:
     goes_on_and_ends_no_worse(name, workers, seed=1)
+
+
+def by_the_top_of_the_forecasts(space: RecordedSpace, budget: int) -> float:
+    """The time over the best's that measuring whatever is forecast fastest, forecast anew each time, comes to."""
+    session = make_surrogate("auto").start(ForecastContext(job=space.job))
+    configs, outcomes = list(space.space), space.recording.outcomes
+    tried = {space.space.default: outcomes[space.space.default]}
+    while len(tried) < min(budget, len(configs)):
+        forecasts = zip(configs, session.predict(tried, {}), strict=True)
+        expected = {
+            c: f.mean + math.log2(1 - f.fail_probability) if isinstance(f, Forecast) else -math.inf
+            for c, f in forecasts
+            if c not in tried
+        }
+        top = max(expected, key=expected.__getitem__)
+        tried[top] = outcomes[top]
+    return min(o.median_us for o in tried.values() if isinstance(o, Measurement)) / space.best_us
+
+
+@pytest.mark.thorough
+def test_it_is_not_behind_the_top_of_its_own_forecasts() -> None:
+    spaces = [read_space(next(TRACES.glob(f"{name}.*.jsonl.gz"))) for name in ONE_OF_EACH]
+    for budget in (4, 8, 16, 32):
+        behind = []
+        for space in spaces:
+            decided = space.recording.outcomes[tuned(space, budget, workers=1, seed=0)[1].config]
+            assert isinstance(decided, Measurement)
+            behind.append(
+                math.log(decided.median_us / space.best_us) - math.log(by_the_top_of_the_forecasts(space, budget))
+            )
+        assert fmean(behind) <= SWITCH_MARGIN / 2, f"{budget} measured"

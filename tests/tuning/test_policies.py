@@ -175,6 +175,22 @@ def test_selective_stops_by_itself_only_when_nothing_is_worth_trying() -> None:
     assert not isinstance(Selective().step(replace(seen, forecasts=poor, outcomes=few)), Stop)
 
 
+def test_selective_stops_early_only_where_launches_were_forecast_before_anything_was_measured() -> None:
+    seen = view(WHOLE, known=20)
+    fastest = sorted(TRUE, key=TRUE.__getitem__, reverse=True)[:20]
+    best_known = {c: WHOLE.outcomes[c] for c in (WHOLE.default, *fastest)}
+    poor = [Forecast.normal(max(TRUE.values()) - 1.0, 0.1, source="oracle") for _ in seen.space]
+    guessed = [replace(forecast, grounded=False) for forecast in poor]
+    silent = [Abstention("oracle", "no idea")] * len(poor)
+    stops = [
+        isinstance(
+            Selective().step(replace(seen, forecasts=poor, outcomes=best_known, initial_forecasts=initial)), Stop
+        )
+        for initial in (poor, guessed, silent, [*poor[:-1], *guessed[-1:]])
+    ]
+    assert stops == [True, False, False, False]
+
+
 def test_selective_stops_when_the_later_outcomes_have_gained_nothing() -> None:
     space = Space([{"BLOCK": b} for b in range(1, 401)])
     small_chances = [Forecast.normal(-0.3, 0.3, source="s") for _ in space]

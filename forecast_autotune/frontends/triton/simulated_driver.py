@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -135,11 +136,33 @@ def rehearsal(
     driver.set_active(_driver_class()(device))
     knobs.compilation.listener = listener
     try:
-        yield device
+        with _unloaded_afterwards():
+            yield device
     finally:
         knobs.compilation.listener = listened
         vars(driver).clear()
         vars(driver).update(before)
+
+
+@contextmanager
+def _unloaded_afterwards() -> Iterator[None]:
+    """Let go of the kernels that are loaded meanwhile: Triton would unload them by the driver that is active later."""
+    from triton.compiler import CompiledKernel
+
+    loaded: weakref.WeakSet[Any] = weakref.WeakSet()
+    load = CompiledKernel._init_handles
+
+    def load_and_note(kernel: Any) -> None:
+        load(kernel)
+        loaded.add(kernel)
+
+    CompiledKernel._init_handles = load_and_note
+    try:
+        yield
+    finally:
+        CompiledKernel._init_handles = load
+        for kernel in loaded:
+            kernel.module = kernel._run = None
 
 
 def current_rehearsal() -> Rehearsal | None:

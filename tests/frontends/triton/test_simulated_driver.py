@@ -153,6 +153,16 @@ def test_the_driver_that_was_active_is_active_again() -> None:
     assert triton.knobs.compilation.listener is listener
 
 
+def test_a_kernel_that_outlives_its_rehearsal_is_unloaded_by_no_other_driver() -> None:
+    with rehearsal("cuda:90", 1.0):
+        kernel = scale[(4,)](torch.empty(100), 100, 2.0, BLOCK=32, num_warps=4)
+        assert kernel.module is not None
+    assert kernel.module is None
+    with rehearsal("cuda:90", 1.0) as again:
+        kernel._init_handles()
+        assert again.loads["scale"] == 1, "loaded anew by the driver that is active now"
+
+
 def test_rehearsals_for_different_targets_do_not_mix_their_kernels() -> None:
     for target, arch in (("cuda:80", 80), ("cuda:100", 100), ("cuda:90", 90)):
         with rehearsal(target, 1.0):
