@@ -170,6 +170,11 @@ def package_of(path: Path) -> str:
     return folder.name if folder.parent == CORPORA["packages"] else ""
 
 
+def _kernel_of(path: Path) -> str:
+    """As `Example.kernel`, by the name of the trace."""
+    return "/".join(filter(None, (package_of(path), path.name.partition(".")[0])))
+
+
 def corpus() -> tuple[Example, ...]:
     """All recorded spaces, read once."""
     return read_examples(corpus_paths())
@@ -179,19 +184,27 @@ def corpus() -> tuple[Example, ...]:
 def prior_without(left_out: str, seed: int = 0) -> Prior | None:
     """The model as fitted without a kernel, or without a whole package; None, for the shipped one, if none is so called.
 
-    Another seed draws another forest on the same traces: what differs between them is no merit of either.
+    With a kernel the others of its round are left out, a tenth of all: ten fits then serve every kernel. Another seed draws
+    another model on the same traces: what differs between them is no merit of either.
 
     Kept in `build/priors` for the next process that asks, under a name that changes with the traces and with what fits.
     """
-    if not any(left_out in (path.name.partition(".")[0], package_of(path)) for path in corpus_paths()):
+    paths = corpus_paths()
+    kernels = sorted({_kernel_of(path) for path in paths})
+    if left_out in kernels:
+        number = kernels.index(left_out) % KERNEL_ROUNDS
+        name, without = f"round-{number}", set(kernels[number::KERNEL_ROUNDS])
+    elif left_out and any(left_out == package_of(path) for path in paths):
+        name, without = left_out, {_kernel_of(path) for path in paths if left_out == package_of(path)}
+    else:
         return None
-    kept = LEFT_OUT / f"{left_out}.{seed}.{_fit_digest()}.json"
+    kept = LEFT_OUT / f"{name}.{seed}.{_fit_digest()}.json"
     try:
         return read_prior(kept)
     except (OSError, InvalidInputError):
-        prior = fit([e for e in corpus() if left_out not in (e.kernel, e.package)], seed=seed)
+        prior = fit([e for e in corpus() if e.kernel not in without], seed=seed)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    _write(kept, prior_text(prior, card={"left out": left_out}))
+    _write(kept, prior_text(prior, card={"left out": sorted(without)}))
     # As read, not as fitted: the same in every process.
     return read_prior(kept)
 
