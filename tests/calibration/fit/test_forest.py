@@ -390,6 +390,15 @@ def test_a_model_without_a_kernel_of_the_suite_does_not_know_it(small_suite: Pat
     assert not np.array_equal(another.threshold, found.threshold)
 
 
+def test_kernels_of_a_round_are_left_out_together_by_one_fit(
+    small_suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "KERNEL_ROUNDS", 2)
+    found = [prior_without(kernel) for kernel in ("one", "plain", "other", "third")]
+    assert [each.fitted_on for each in found if each is not None] == [("other", "third")] * 2 + [("one", "plain")] * 2
+    assert len(list(small_suite.iterdir())) == 2
+
+
 def test_a_model_fitted_without_a_kernel_is_kept_and_refitted_if_broken(
     small_suite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
