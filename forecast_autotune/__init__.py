@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from .frontends.pending import tune_pending as tune_pending
     from .frontends.triton.autotuner import ForecastAutotuner as ForecastAutotuner
     from .frontends.triton.install import install as install
+    from .frontends.triton.install import tuner_of as tuner_of
     from .frontends.triton.install import uninstall as uninstall
+    from .frontends.triton.installed import installed as installed
     from .frontends.triton.simulated_driver import rehearsal as rehearsal
     from .frontends.variants.tuned_variants import variants as variants
 
@@ -35,6 +37,8 @@ _HOMES = {
     "autotune": "decorator",
     "install": "frontends.triton.install",
     "uninstall": "frontends.triton.install",
+    "installed": "frontends.triton.installed",
+    "tuner_of": "frontends.triton.install",
     "tune_pending": "frontends.pending",
     "rehearsal": "frontends.triton.simulated_driver",
     "ForecastAutotuner": "frontends.triton.autotuner",

@@ -24,7 +24,6 @@ class Decorator(Autotune):
     """
 
     __name__ = "forecast_autotune"
-    _refuses_misspelt = True
 
     if TYPE_CHECKING:
         Config = package.Config
@@ -38,6 +37,8 @@ class Decorator(Autotune):
         TuningWarning = package.TuningWarning
         install = staticmethod(package.install)
         uninstall = staticmethod(package.uninstall)
+        installed = staticmethod(package.installed)
+        tuner_of = staticmethod(package.tuner_of)
         load_inline = staticmethod(package.load_inline)
         rehearsal = staticmethod(package.rehearsal)
         tune_pending = staticmethod(package.tune_pending)

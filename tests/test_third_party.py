@@ -34,6 +34,7 @@ def told_by(script: str, tmp_path: Path) -> Any:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
+        "FORECAST_AUTOTUNE_BUDGET": "16",  # and no limit of time, which a busy machine would reach first
         "TRITON_CACHE_DIR": str(tmp_path / "triton"),
         "TRITON_DEFAULT_FP_FUSION": "1",
     }
@@ -62,12 +63,12 @@ def test_an_elementwise_kernel_of_liger_is_tuned_and_recalled(tmp_path: Path) ->
             liger_dyt_fwd(x, alpha, gamma, beta)
             liger_dyt_fwd(x, alpha, gamma, None)
         print(json.dumps([
-            type(kernel).__name__, len(kernel.configs), [d.measured for d in kernel.decisions.values()],
+            type(kernel).__name__, len(kernel.configs), [d.measured for d in fa.tuner_of(kernel).decisions.values()],
             kernel.best_config.kwargs, kernel.best_config.num_warps, sum(on.launches.values()), len(on.compiles),
         ]))
     """
     name, configs, measured, best, warps, launches, compiles = told_by(script, tmp_path)
-    assert name == "ForecastAutotuner"
+    assert name == "Autotuner"
     assert configs == 18
     assert measured == [16, 16]
     assert (best, warps) == ({"BLOCK_N": 2048}, 8)
@@ -93,27 +94,26 @@ def test_a_liger_kernel_whose_hook_shapes_descriptors_is_tuned(tmp_path: Path) -
         x, gate, up = (torch.randn(*s).to(torch.bfloat16) for s in ((1, 256, 512), (1024, 512), (1024, 512)))
         with rehearsal("H100", times) as on:
             _, best = gemm_swiglu(x, gate, up, 1.0)
-        (decision,) = kernel.decisions.values()
+        (decision,) = fa.tuner_of(kernel).decisions.values()
         print(json.dumps([
             type(kernel).__name__, len(configs), decision.measured, best is kernel.configs[0], len(on.compiles),
             decision.failed + len(on.launches), decision.failed,
         ]))
     """
     *told, failed = told_by(script, tmp_path)
-    assert told == ["ForecastAutotuner", 32, 16, True, 0, 16]
+    assert told == ["Autotuner", 32, 16, True, 0, 16]
     assert failed <= 4, "what is too large for the shared memory: three stages of 128 x 128 tiles"
 
 
-def test_a_package_with_an_autotuner_of_its_own_keeps_it_beside_ours(tmp_path: Path) -> None:
+def test_flash_linear_attentions_own_tuner_class_and_kernels_made_before_are_tuned(tmp_path: Path) -> None:
     needs("fla")
     script = """
         import json
         import torch
-        import forecast_autotune as fa
-        fa.install()
         import fla.utils
-        from fla.ops.utils.cache import CachedAutotuner
+        import forecast_autotune as fa
         from fla.ops.utils.cumsum import chunk_local_cumsum_scalar, chunk_local_cumsum_scalar_kernel
+        fa.install()  # after one of the two, before the other
         from fla.ops.utils.softmax import softmax_fwd, softmax_fwd_kernel
         from forecast_autotune.core.config import Config
         from forecast_autotune.frontends.triton.simulated_driver import rehearsal
@@ -121,14 +121,48 @@ def test_a_package_with_an_autotuner_of_its_own_keeps_it_beside_ours(tmp_path: P
         def best_of(warps):
             return {Config({"num_warps": w}): 20_000.0 * max(w / warps, warps / w) for w in (1, 2, 4, 8, 16, 32)}
 
-        theirs, ours = chunk_local_cumsum_scalar_kernel.fn, softmax_fwd_kernel
+        kernels = chunk_local_cumsum_scalar_kernel.fn, softmax_fwd_kernel
         times = {"chunk_local_cumsum_scalar_kernel": best_of(2), "softmax_fwd_kernel": best_of(8)}
         with rehearsal("H100", times) as on:
-            chunk_local_cumsum_scalar(torch.randn(2, 128, 4), 64)
-            softmax_fwd(torch.randn(64, 512))
+            for _ in range(2):
+                chunk_local_cumsum_scalar(torch.randn(2, 128, 4), 64)
+                softmax_fwd(torch.randn(64, 512))
         print(json.dumps([
-            type(theirs).__name__, isinstance(theirs, fa.ForecastAutotuner), theirs.best_config.num_warps, len(theirs.cache),
-            type(ours).__name__, ours.best_config.num_warps, [d.measured for d in ours.decisions.values()],
+            [type(k).__name__, k.best_config.num_warps, len(k.cache)]
+            + [d.measured for d in fa.tuner_of(k).decisions.values()]
+            for k in kernels
         ]))
     """
-    assert told_by(script, tmp_path) == ["CachedAutotuner", False, 2, 1, "ForecastAutotuner", 8, [6]]
+    assert told_by(script, tmp_path) == [["CachedAutotuner", 2, 1, 4], ["Autotuner", 8, 1, 6]]
+
+
+@pytest.mark.parametrize(("mode", "warps", "decided"), [("strict", 1, 0), ("always", 1, 0), ("disabled", 2, 1)])
+def test_flash_linear_attentions_config_files_come_before_ours(
+    tmp_path: Path, mode: str, warps: int, decided: int
+) -> None:
+    needs("fla")
+    script = f"""
+        import json, os
+        os.environ.update(FLA_CACHE_MODE={mode!r}, FLA_CONFIG_DIR={str(tmp_path)!r})
+        import torch
+        import forecast_autotune as fa
+        fa.install()
+        import fla.utils
+        from fla.ops.utils.cache import AutotuneKey
+        from fla.ops.utils.cumsum import chunk_local_cumsum_scalar, chunk_local_cumsum_scalar_kernel
+        from forecast_autotune.core.config import Config
+        from forecast_autotune.frontends.triton.simulated_driver import rehearsal
+
+        kernel = chunk_local_cumsum_scalar_kernel.fn
+        key = (2, 4, 64, False, False, "torch.float32", "torch.float32")
+        config = dict(kwargs={{}}, num_warps=1, num_stages=3, num_ctas=1)
+        entries = {{AutotuneKey.key_hash(key): dict(autotune_key=list(key), config=config)}}
+        with open(os.environ["FLA_CONFIG_DIR"] + "/" + kernel.kernel_name + ".json", "w") as file:
+            json.dump(dict(autotune_entries=entries, default_config=config), file)
+        times = {{Config({{"num_warps": w}}): 20_000.0 * max(w / 2, 2 / w) for w in (1, 2, 4, 8)}}
+        with rehearsal("H100", times) as on:
+            for _ in range(2):
+                chunk_local_cumsum_scalar(torch.randn(2, 128, 4), 64)
+        print(json.dumps([kernel.best_config.num_warps, len(fa.tuner_of(kernel).decisions)]))
+    """
+    assert told_by(script, tmp_path) == [warps, decided]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import venv
 import zipfile
+from configparser import ConfigParser
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path, PurePosixPath
@@ -73,6 +74,15 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert says.get_payload() == (ROOT / "README.md").read_text()
     assert {"completion", "server", "hf", "vllm"} <= set(says.get_all("Provides-Extra", []))
     assert "Typing :: Typed" in says.get_all("Classifier", [])
+
+
+def test_the_wheel_offers_servers_a_plugin(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        (name,) = (n for n in packed.namelist() if n.endswith(".dist-info/entry_points.txt"))
+        offered = ConfigParser()
+        offered.read_string(packed.read(name).decode())
+    for group in ("vllm.general_plugins", "sglang.srt.plugins"):
+        assert dict(offered[group]) == {"forecast_autotune": "forecast_autotune.plugins:install_if_asked"}
 
 
 @pytest.fixture(scope="module")

@@ -53,11 +53,15 @@ class WhenTritonIsImported:
 
 
 def install() -> None:
-    """Have `triton.autotune` be ours; a failure is one warning."""
+    """Have Triton's tuners decided by ours; a failure is one warning."""
     try:
-        from forecast_autotune.frontends.triton.install import install as replace_autotune
+        from forecast_autotune.frontends.triton.install import install as reach_tuners
 
-        replace_autotune()
+        reach_tuners()
+        if folder := os.environ.get("_FORECAST_AUTOTUNE_TUNERS"):  # of `doctor SCRIPT`
+            from forecast_autotune.frontends.triton.installed import report_to
+
+            report_to(folder)
     except Exception as err:
         warn(repr(err))
 

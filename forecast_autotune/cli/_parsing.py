@@ -11,6 +11,9 @@ from ._exit_codes import EPILOG
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
+FORMATS = ("vllm", "sglang", "fla")
+"""Programs whose config files are written and read, as `store.config_files.FORMATS` names them: help imports no format."""
+
 JSON_HELP = "one JSON value on stdout, for programs"
 
 

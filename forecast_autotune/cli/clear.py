@@ -14,7 +14,9 @@ from .output import say
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb and its options."""
     parser = new_parser(
-        subparsers, "clear", "Remove everything from the store, builds included, or everything of one kernel."
+        subparsers,
+        "clear",
+        "Remove everything from the store, builds and imported config files included, or\neverything of one kernel.",
     )
     parser.add_argument("--kernel", metavar="K", help="only the kernel of exactly this name")
     parser.add_argument("--yes", action="store_true", help="do not ask; at a terminal the command asks otherwise")
@@ -24,10 +26,12 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Remove it, after asking at a terminal."""
+    from ..store.config_files.imported import count_imported, remove_imported
     from .prune import remove_builds, say_removed
 
     store = store_of(arguments)
-    if is_missing(store):
+    imported = arguments.kernel is None and count_imported(store.path.parent)
+    if not imported and is_missing(store):
         return NOTHING
     if not arguments.yes and sys.stdin.isatty():
         what = "everything" if arguments.kernel is None else f"everything of {arguments.kernel}"
@@ -35,6 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             say("nothing removed")
             return NOTHING
+    if imported:
+        remove_imported(store.path.parent)
+        say(f"removed {imported} imported config {'file' if imported == 1 else 'files'}")
+    if not store.exists():
+        return OK
     removed = store.clear(kernel=arguments.kernel)
     say_removed(removed)
     if arguments.kernel is None:

@@ -16,12 +16,21 @@ from ..store.explanation.failures_alike import failures_alike
 from ._exit_codes import NOTHING, OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
 from .output import print_json, print_table
+from .run import add_program_arguments
 
 if TYPE_CHECKING:
     from ..core.decision import Decision
     from ..language.model import LanguageModel
     from ..store.queries import StoreFile
     from ..store.stats import StoreStats
+
+DESCRIPTION = """\
+Check compilers, torch, Triton, devices, the store and the settings, and say what to do about each problem.
+
+With a program: run it as `run` does, and list the tuners that lived in it and in the Python processes it started: which
+were decided by this package, which were left to Triton or to a package of their own, and why. What the program prints
+goes to stderr. Of a process that is killed, or that ends by os._exit as forked workers do, it lists what lived when a
+kernel was last launched for the first time."""
 
 RECENT_FAILURES = 200
 MOST_TOLD = 10  # decisions for which nothing ran
@@ -41,11 +50,7 @@ class Finding:
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb and its options."""
-    parser = new_parser(
-        subparsers,
-        "doctor",
-        "Check compilers, torch, Triton, devices, the store and the settings, and say what to do about each problem.",
-    )
+    parser = new_parser(subparsers, "doctor", DESCRIPTION)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help=JSON_HELP)
     form.add_argument(
@@ -55,11 +60,17 @@ def add_parser(subparsers: Subparsers) -> None:
         "and decisions; no sources, and no secrets as far as they can be told: read it before you send it",
     )
     add_store_argument(parser)
+    add_program_arguments(parser)
+    parser.usage = f"{parser.prog} [options] [[-m] SCRIPT [ARGS ...]]"
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings, or write the bundle; a problem gives the exit code NOTHING."""
+    if arguments.program or arguments.module:
+        from .program_tuners import run_and_list
+
+        return run_and_list(arguments)
     if arguments.bundle is not None:
         from .bundle import write
 

@@ -1,4 +1,4 @@
-"""`import`: take in what another machine exported."""
+"""`import`: take in what another machine exported, or other programs' config files as configs to try first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ._exit_codes import OK
-from ._parsing import Subparsers, add_store_argument, new_parser
+from ._parsing import FORMATS, Subparsers, add_store_argument, new_parser
 from ._store import store_of
 from .output import say
 
@@ -18,15 +18,30 @@ def add_parser(subparsers: Subparsers) -> None:
         "import",
         "Take in exported decisions and outcomes. Every line is checked first; if one is broken, nothing is taken.\n"
         "Of two decisions for the same thing the newer holds; nothing that is here already is lost.\n"
-        "If it is killed in between, a part is taken in; running it again takes in the rest.",
+        "If it is killed in between, a part is taken in; running it again takes in the rest.\n\n"
+        "With --format, take in config files of another program, by name or in folders such as the one it ships. Such a\n"
+        "file names a winner and no time: where a key is tuned that it speaks of, its config is the first to be timed\n"
+        "after the default.",
     )
-    parser.add_argument("file", type=Path, nargs="+", metavar="FILE", help="written by `export`")
+    parser.add_argument(
+        "file", type=Path, nargs="+", metavar="FILE", help="written by `export`; with --format also folders"
+    )
+    parser.add_argument("--format", choices=FORMATS, help="whose config files these are")
     add_store_argument(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Take in the files."""
-    outcomes, decisions = store_of(arguments).import_files(arguments.file)
+    store = store_of(arguments)
+    if arguments.format is not None:
+        from ..store.config_files import FORMATS as BY_NAME
+        from ..store.config_files.imported import import_files
+
+        kept, others = import_files(store.path.parent, BY_NAME[arguments.format], arguments.file)
+        passed_by = f", and passed by {others} that are named otherwise" if others else ""
+        say(f"took in {kept} config {'file' if kept == 1 else 'files'} of {arguments.format}{passed_by}")
+        return OK
+    outcomes, decisions = store.import_files(arguments.file)
     say(f"took in {outcomes} outcomes and {decisions} decisions that were not here")
     return OK

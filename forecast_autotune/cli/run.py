@@ -1,4 +1,4 @@
-"""`run`: a program with `triton.autotune` ours in it and in every Python process it starts."""
+"""`run`: a program with Triton's tuners decided by ours in it and in every Python process it starts."""
 
 from __future__ import annotations
 

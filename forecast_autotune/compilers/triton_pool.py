@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..processes.channel import Message, memory_file
+from ..processes.core_slots import core_slots
 from ..processes.endings import WorkerDiedError, WorkerKilledError, WorkersUnavailableError, WorkerTimeoutError
 from ..processes.fork_server import ForkServer, last_words
 from ..processes.machine import workers_that_fit
@@ -243,7 +244,11 @@ class _Compiler:
             raise
 
     def run(self, job: _Job) -> Built:
-        """Have it compile; a worker that takes too long, not counting pauses, is killed."""
+        """Have it compile when a core is free; a worker that takes too long, not counting pauses, is killed."""
+        with core_slots().held():
+            return self._run(job)
+
+    def _run(self, job: _Job) -> Built:
         began = time.perf_counter()
         try:
             self.worker.send(job.task)

@@ -25,12 +25,18 @@ def ranks_on_node() -> int:
 
 
 def usable_cores() -> int:
-    """Cores this process may use, by its affinity and its cgroup's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many cores this process may use, by its affinity and its cgroup's quota."""
+    return len(usable_core_ids())
+
+
+def usable_core_ids() -> list[int]:
+    """The cores this process may use; under a quota the first of them, so that all processes under it name the same."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = sorted(allowed)
     with contextlib.suppress(OSError, ValueError):
         quota, period = (_CGROUP / "cpu.max").read_text().split()
         if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
+            cores = cores[: max(1, int(quota) // int(period))]
     return cores
 
 

@@ -250,6 +250,24 @@ def measurement_of(
     return outcome if isinstance(outcome, Measurement) else None
 
 
+def default_of(connection: sqlite3.Connection, decision: int, complain: Complain) -> Config | None:
+    """The default of the newest run at the place of the decision with this id; None where no outcome is left of it."""
+    row = connection.execute(
+        f"SELECT outcome.id, {text_of('default_config')} FROM decision JOIN outcome ON outcome.workload = decision.workload"  # noqa: S608  # ours
+        " AND outcome.hardware = decision.hardware AND outcome.toolchain = decision.toolchain"
+        " WHERE decision.id = ? ORDER BY recorded_at DESC, outcome.id DESC LIMIT 1",
+        (decision,),
+    ).fetchone()
+    if row is None:
+        return None
+    number, text = row
+    try:
+        return encoding.decode_config(from_text(text, f"outcome {number}"), f"outcome {number}'s default")
+    except InvalidInputError as err:
+        complain(str(err))
+        return None
+
+
 def newest_failures(
     connection: sqlite3.Connection, complain: Complain, limit: int
 ) -> list[tuple[Program, Config, Failure, float]]:

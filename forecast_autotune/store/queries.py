@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.config import Config
+from ..core.hardware import REHEARSAL_KINDS
 from ..core.job import Recording
 from ..core.outcome import Failure, Measurement
 from ..core.skill import Skill
@@ -20,12 +21,13 @@ from ..errors import InvalidInputError
 from ..language.skills import skills_of
 from . import filesystem, removal, rows
 from .calibration_pairs import Pair, kinds_of, newest_pairs
+from .config_files.base import Tuned
 from .database import damage, transaction
 from .decisions import Parameters, stored_decisions
 from .details import DecisionDetail, detail_of
 from .file_access import is_marked_read_only, reading, writing
 from .jsonl import export_lines, import_entries, stream_entries
-from .outcomes import measurement_of, newest_failures
+from .outcomes import default_of, measurement_of, newest_failures
 from .pending import stored_pending
 from .recordings import newest_recordings
 from .removal import Removed
@@ -96,6 +98,15 @@ class StoreFile:
             where, values = _which(connection, kernel, hardware, self.unreadable.append, superseded=superseded)
             for stored in stored_decisions(connection, self.unreadable.append, where, values):
                 yield stored, measurement_of(connection, stored.id, stored.decision.config, self.unreadable.append)
+
+    def each_tuned(self, *, kernel: str | None = None, hardware: str | None = None) -> Generator[Tuned]:
+        """Measured decisions, the newest first, each with the default it was compared with; those of rehearsals are not."""
+        with reading(self.path) as connection:
+            where, values = _which(connection, kernel, hardware, self.unreadable.append, superseded=False)
+            for stored in stored_decisions(connection, self.unreadable.append, where, values):
+                if stored.decision.basis == "measured" and stored.place.hardware.kind not in REHEARSAL_KINDS:
+                    default = default_of(connection, stored.id, self.unreadable.append)
+                    yield Tuned(place=stored.place, decision=stored.decision, default=default)
 
     def kernels(self) -> list[str]:
         """The names of all kernels that anything is known of."""

@@ -440,11 +440,15 @@ def held_prior(held: str) -> Prior:
 
 @cache
 def _held(held: str) -> Prior | OSError | InvalidInputError:
+    version = held if is_model_version(held) else Path(held).stem
     try:
-        if not is_model_version(held):
-            return read_prior(Path(held))
-        if (shipped := shipped_prior()).version == held:
+        if is_model_version(version) and (shipped := shipped_prior()).version == version:
             return shipped
+        if version != held:
+            prior = read_prior(Path(held))
+            if is_model_version(version) and prior.version != version:
+                return InvalidInputError(f"{held} holds {prior.version}, which is not what its name says: remove it")
+            return prior
     except (OSError, InvalidInputError) as err:
         return err
     return InvalidInputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.config import Config
@@ -17,6 +18,8 @@ from ..features.knob_roles import role_of_name
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from ..protocols import Policy
 
     Array = NDArray[np.float64]
 
@@ -78,6 +81,26 @@ class First:
     def step(self, view: View) -> Compile | Measure | Stop:
         """Stop, naming the default config."""
         return Stop("the first config was asked for", config=view.space.default)
+
+
+class SuggestedFirst:
+    """Try some configs before those that another policy chooses: somebody else found them best, nobody has timed them here.
+
+    Args:
+        suggested: gives those of the space that are known by now, the most promising first.
+    """
+
+    def __init__(self, policy: Policy, suggested: Callable[[], Sequence[Config]]) -> None:
+        self.policy = policy
+        self.suggested = suggested
+
+    def step(self, view: View) -> Compile | Measure | Stop:
+        """Measure what is compiled, else compile the suggested configs, else what the other policy says."""
+        if ready := _ready(view):
+            return Measure(ready)
+        untried = tuple(dict.fromkeys(c for c in self.suggested() if c not in view.outcomes))
+        room = int(max(1, min(view.configs_left, len(untried))))
+        return Compile(untried[:room]) if untried else self.policy.step(view)
 
 
 class Selective:

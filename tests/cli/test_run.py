@@ -39,22 +39,22 @@ def command(*arguments: str, text: str = "", **environment: str) -> subprocess.C
     )
 
 
-def test_a_program_and_a_process_it_spawns_have_our_autotune() -> None:
+def test_a_program_and_a_process_it_spawns_are_decided_by_ours() -> None:
     told = command("run", PROGRAM, "1000", "--spawn", "--code", "3")
     assert told.returncode == 3, told.stderr
-    assert told.stdout == "rank -: ForecastAutotuner launched 2 configs\n"
+    assert told.stdout == "rank -: ours launched 2 configs\n"
 
 
 def test_without_run_the_same_program_has_tritons() -> None:
     told = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, check=True)
-    assert told.stdout == "rank -: Autotuner launched 6 configs\n"
+    assert told.stdout == "rank -: Triton's launched 6 configs\n"
 
 
 @pytest.mark.thorough
 def test_every_rank_of_torchrun_has_our_autotune() -> None:
     told = command("run", "-m", "torch.distributed.run", "--nproc-per-node", "2", PROGRAM)
     ranks = sorted(line for line in told.stdout.splitlines() if line.startswith("rank"))
-    assert [line[:25] for line in ranks] == ["rank 0: ForecastAutotuner", "rank 1: ForecastAutotuner"], told.stderr
+    assert [line[:12] for line in ranks] == ["rank 0: ours", "rank 1: ours"], told.stderr
 
 
 def test_a_program_without_triton_is_left_as_it_is(tmp_path: Path) -> None:
@@ -110,11 +110,11 @@ def test_a_folder_is_a_program_only_with_a_main_in_it(tmp_path: Path, monkeypatc
 def test_asking_whether_triton_is_there_does_not_lose_the_hook() -> None:
     code = (
         "import importlib.util; spec = importlib.util.find_spec('triton'); import triton; "
-        "print(triton.autotune.__module__, triton.runtime.autotuner.autotune is triton.autotune, "
+        "print(triton.runtime.Autotuner.run.__code__.co_filename.rpartition('/')[2], "
         "type(triton.__spec__.loader).__name__, 'torch' in __import__('sys').modules)"
     )
     told = command("run", sys.executable, "-c", code)
-    assert told.stdout == "forecast_autotune.frontends.triton.autotune True SourceFileLoader False\n", told.stderr
+    assert told.stdout == "install.py SourceFileLoader False\n", told.stderr
 
 
 def test_an_interpreter_without_the_package_says_so_and_goes_on() -> None:
@@ -156,14 +156,66 @@ def test_keys_met_without_measuring_are_listed_tuned_and_settled(capsys: pytest.
 
     told = command("tune-pending", PROGRAM, "512", FORECAST_AUTOTUNE_MODE="cached", FORECAST_AUTOTUNE_BUDGET="0")
     assert told.returncode == 1
-    assert told.stdout == "rank -: ForecastAutotuner launched 6 configs\n"  # the budget of 0 is left aside
+    assert told.stdout == "rank -: ours launched 6 configs\n"  # the budget of 0 is left aside
     assert "settled: __main__.scale(n=512" in told.stderr
     assert "was not met" in told.stderr
     assert "1 of 2 pending keys settled" in told.stderr
     assert [p["key"]["n"] for p in pending(capsys)] == [600]  # type: ignore[index]
 
     told = command("tune-pending", "--budget", "2", PROGRAM, "600")
-    assert (told.returncode, told.stdout) == (0, "rank -: ForecastAutotuner launched 2 configs\n"), told.stderr
+    assert (told.returncode, told.stdout) == (0, "rank -: ours launched 2 configs\n"), told.stderr
     assert pending(capsys, code=1) == []
     assert main(["tune-pending", PROGRAM, "600"]) == 0
     assert "no key is pending" in capsys.readouterr().err
+
+
+# doctor SCRIPT ----------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_lists_the_tuners_of_a_program_and_of_a_process_it_spawns(tmp_path: Path) -> None:
+    told = command("doctor", "--json", PROGRAM, "1000", "--spawn")
+    assert told.returncode == 0, told.stderr
+    assert "rank -: ours launched 2 configs" in told.stderr
+    # The child has imported the program as `__mp_main__`, and launched there.
+    rows = {row["kernel"]: row for row in json.loads(told.stdout)}
+    assert {name: row["decided"] for name, row in rows.items()} == {"__main__.scale": 0, "__mp_main__.scale": 1}
+    assert all(row["ours"] and row["configs"] == 6 for row in rows.values())
+    assert {row["tuner"] for row in rows.values()} == {"triton.runtime.autotuner.Autotuner"}
+
+
+def test_doctor_says_why_a_tuner_is_not_ours_and_how_a_program_failed(tmp_path: Path) -> None:
+    (tmp_path / "deaf.py").write_text(
+        "import sys, triton\n"
+        "from triton.runtime.autotuner import Autotuner\n"
+        f"sys.path.insert(0, {str(Path(PROGRAM).parent)!r})\n"
+        "import scaling\n"
+        "class Deaf(Autotuner):\n"
+        "    def run(self, *args, **kwargs): pass\n"
+        "kernel = Deaf(scaling.scale.fn, scaling.scale.arg_names, scaling.CONFIGS, ['n'], None, None)\n"
+        "print('printed')\n"
+        "sys.exit(3)\n"
+    )
+    told = command("doctor", str(tmp_path / "deaf.py"))
+    assert told.returncode == 1
+    assert "printed" in told.stderr
+    assert "ended with exit code 3" in told.stderr
+    lines = told.stdout.splitlines()
+    assert [line.split()[:5] for line in lines[1:]] == [
+        ["scaling.scale", "__main__.Deaf", "6", "0", "no"],
+        ["scaling.scale", "triton.runtime.autotuner.Autotuner", "6", "0", "yes"],
+    ]
+    assert "Deaf.run launches without Triton's own run" in lines[1]
+
+
+@pytest.mark.parametrize("arguments", [["-m"], ["no-such-file.py"], ["--bundle", "-", PROGRAM]])
+def test_doctor_of_no_program_is_one_message(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *arguments]) == 2
+    told = capfd.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+
+
+def test_doctor_of_a_program_without_a_tuner_says_that(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import triton")
+    told = command("doctor", "--json", str(tmp_path / "plain.py"))
+    assert (told.returncode, told.stdout) == (1, "[]\n")
+    assert "no kernel with a tuner lived in the program" in told.stderr

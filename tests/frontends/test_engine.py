@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -15,7 +16,8 @@ import pytest
 import torch
 from asking import Question, ask
 from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
-from recorded import job_of, recording
+from moe import layer_job
+from recorded import job_of, measurement, recording
 from talking import Talking, knob, named_by_settings, sure_of
 from toy_prior import following
 
@@ -36,6 +38,9 @@ from forecast_autotune.language.prompt import Prompt
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import SurrogateSession
 from forecast_autotune.settings import Settings
+from forecast_autotune.store.config_files import VLLM
+from forecast_autotune.store.config_files.fused_moe import ROW
+from forecast_autotune.store.config_files.imported import import_files
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates import prior
@@ -63,6 +68,38 @@ def test_mode_strict_takes_a_stored_decision_only_if_the_space_holds_it() -> Non
         decide(job, STRICT, store=store, **acting)
     store.decide(job, a_decision(job, job.space[1]))
     assert decide(job, STRICT, store=store, **acting).config == job.space[1]
+
+
+def test_what_a_config_file_names_is_tried_before_what_is_forecast(tmp_path: Path) -> None:
+    job = layer_job({"M": 8})
+    best = job.space[4]
+    outcomes = {config: measurement(50.0 if config == best else 100.0) for config in job.space}
+    whole = Recording(
+        workload=job.workload, hardware=job.hardware, toolchain=job.toolchain, default=job.space[0], outcomes=outcomes
+    )
+    rows = {"8": {name: best[name] for name in ROW}}
+    file = tmp_path / "E=8,N=14336,device_name=NVIDIA_H100_80GB_HBM3.json"
+    file.write_text(json.dumps(rows))
+    for folder, tried in (("without", False), ("with", True)):
+        if folder == "with":
+            import_files(tmp_path / folder, VLLM, [file])
+        replay = Replay(whole)
+        how = Request(settings=Settings(dir=tmp_path / folder), budget="2", surrogate=_SecondIsBest())
+        with SqliteStore(tmp_path / folder) as store:
+            decision = decide(job, how, compiler=replay, measurer=replay, store=store)
+            assert (best in store.outcomes(job)) is tried
+        assert decision.measured == 2
+        assert decision.config == (best if tried else job.space[0])
+
+
+class _SecondIsBest(StatelessSurrogate):
+    """Forecasts the config after the default as the best."""
+
+    name = "second"
+
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Sequence[Forecast | Abstention]:
+        space = context.job.space
+        return [Forecast.normal(1.0 if config == space[1] else -1.0, 0.1, source=self.name) for config in space]
 
 
 def test_a_broken_shipped_model_is_reported_once_and_tuning_continues(

@@ -14,8 +14,8 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 
+from forecast_autotune import autotune  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
-from forecast_autotune.frontends.triton.autotune import autotune  # noqa: E402
 from forecast_autotune.frontends.triton.autotuner import ForecastAutotuner  # noqa: E402
 from forecast_autotune.frontends.triton.simulated_driver import Rehearsal, rehearsal  # noqa: E402
 

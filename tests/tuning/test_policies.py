@@ -13,7 +13,7 @@ from forecast_autotune.core.job import Compile, Measure, Stop, View
 from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.features.knob_matrix import knob_matrix
-from forecast_autotune.tuning.policies import Exhaustive, First, Selective, StoredOnly
+from forecast_autotune.tuning.policies import Exhaustive, First, Selective, StoredOnly, SuggestedFirst
 
 WHOLE = recording()
 TRUE = WHOLE.log2_speedups()
@@ -37,6 +37,20 @@ class TestStoredOnly(PolicyContract):
 class TestFirst(PolicyContract):
     def make(self) -> First:
         return First()
+
+
+class TestSuggestedFirst(PolicyContract):
+    def make(self) -> SuggestedFirst:
+        return SuggestedFirst(Selective(), lambda: list(WHOLE.outcomes)[40:42])
+
+
+def test_what_is_suggested_is_tried_first_then_another_policy_chooses() -> None:
+    suggested = list(WHOLE.outcomes)[40:43]
+    policy = SuggestedFirst(Exhaustive(), lambda: [*suggested, suggested[0]])
+    assert policy.step(view(WHOLE)) == Compile(tuple(suggested))
+    assert policy.step(replace(view(WHOLE), configs_left=2)) == Compile(tuple(suggested[:2]))
+    known = {config: WHOLE.outcomes[config] for config in suggested}
+    assert policy.step(replace(view(WHOLE), outcomes=known)) == Exhaustive().step(replace(view(WHOLE), outcomes=known))
 
 
 def test_exhaustive_goes_through_the_space_in_order() -> None:

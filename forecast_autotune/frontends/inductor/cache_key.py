@@ -17,8 +17,8 @@ import torch
 from ...core.digest import digest
 from ...store.queries import StoreFile
 from ..engine import ranks_decide
+from ..triton.install import tuner_of
 from ..triton.kernel_program import program_of
-from ..triton.kernel_spec import is_forecast_tuner
 
 if TYPE_CHECKING:
     from ..triton.autotuner import ForecastAutotuner
@@ -34,8 +34,8 @@ def with_decisions(sources: Callable[..., list[str]]) -> Callable[..., list[str]
     @functools.wraps(sources)
     def get_triton_source_codes_from_gm(self: Any, gm: Any) -> list[str]:
         texts: list[str] = list(sources(self, gm))
-        kernels = {id(k): k for k in _kernels_of_ops(gm) if is_forecast_tuner(k)}
-        return texts + [_state(kernel) for kernel in kernels.values()]
+        tuners = {id(tuner): tuner for k in _kernels_of_ops(gm) if (tuner := tuner_of(k)) is not None}
+        return texts + [_state(tuner) for tuner in tuners.values()]
 
     return get_triton_source_codes_from_gm
 

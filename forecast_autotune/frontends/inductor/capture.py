@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from triton.runtime.autotuner import Autotuner
 
-from ..triton.kernel_spec import is_forecast_tuner
+from ..triton.install import tuner_of
+from .recompilation import EPOCH
 from .traced_call import TracedCall
 
 log = logging.getLogger(__name__)
@@ -37,16 +37,16 @@ def decide_before(capture: Callable[..., Any], prepare: Callable[[], None]) -> C
     def call_triton_kernel(self: Any, variable: Any, args: Sequence[Any], kwargs: dict[str, Any], tx: Any) -> Any:
         kernel, index = variable.kernel, variable.kernel_idx
         if (outermost := getattr(_thread, "outermost", None)) is not None:
-            _mend_rebuilt(self, variable, outermost)
+            _mend_rebuilt(variable.kernel, outermost)
             return capture(self, variable, args, kwargs, tx)
-        captured = None
-        if is_forecast_tuner(kernel) and variable.grid is not None and "num_ctas" not in kwargs:
+        captured, tuner = None, tuner_of(kernel)
+        if tuner is not None and variable.grid is not None and "num_ctas" not in kwargs:
             if tx is None and not _is_traced(args, kwargs):
                 return kernel[variable.grid](*args, **kwargs)
             if len(kernel.configs) > 1 or kernel.early_config_prune or kernel.perf_model:
                 prepare()
-                _guard(self, variable, tx, "epoch")
-                call = TracedCall(self, variable, args, kwargs, tx)
+                _guard(self, variable, tx, EPOCH)
+                call = TracedCall(self, variable, tuner, args, kwargs, tx)
                 captured = call.captured()
                 if call.epoch:
                     _guard(self, variable, tx, call.epoch)
@@ -71,24 +71,15 @@ def _guard(hopifier: Any, variable: Any, tx: Any, epoch: str) -> None:
         value = getattr(variable.kernel, epoch)
         hopifier.wrap_user_defined_obj(value, tx, variable, epoch).guard_as_python_constant()
     except Exception as err:
-        log.debug("kernel %s: compiled code holds for good: %s", variable.kernel.name, err)
+        log.debug("kernel %s: compiled code holds for good: %s", variable.kernel.base_fn.__name__, err)
 
 
-def _mend_rebuilt(hopifier: Any, variable: Any, outermost: Any) -> None:
-    """Mend a kernel that torch has rebuilt after pruning, heuristics or options at the call.
-
-    Torch rebuilds it by `triton.autotune`, which is ours after `install()`: a kernel of Triton's becomes Triton's again.
-    Torch also drops `top_k`, `reset_to_zero` and `restore_value`; a kernel of ours gets them back.
-    """
-    made = variable.kernel
-    if is_forecast_tuner(outermost):
+def _mend_rebuilt(made: Any, outermost: Any) -> None:
+    """Give a kernel that torch has rebuilt, after pruning, heuristics or options at the call, what torch drops of it."""
+    if tuner_of(outermost) is not None:
         made.configs_top_k = outermost.configs_top_k
         made.reset_to_zero = made.reset_to_zero or list(outermost.reset_to_zero)
         made.restore_value = made.restore_value or list(outermost.restore_value)
-    elif is_forecast_tuner(made):
-        by = {"early_config_prune": made.early_config_prune, "perf_model": made.perf_model}
-        own = Autotuner(made.fn, made.arg_names, list(made.configs), [], None, None, prune_configs_by=by)
-        hopifier.init_variable(variable, own, None, variable.grid)
 
 
 def _is_traced(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

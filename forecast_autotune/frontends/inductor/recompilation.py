@@ -14,6 +14,9 @@ from ..pending import after_tuning, is_unmeasured
 if TYPE_CHECKING:
     from ..triton.autotuner import ForecastAutotuner
 
+EPOCH = "_forecast_autotuner_epoch"
+"""The attribute by which Dynamo guards code that holds a kernel; one with a key's digest after it guards that key's."""
+
 _lock = threading.RLock()
 _unmeasured: weakref.WeakKeyDictionary[Any, dict[tuple[str, Config | None], tuple[Job, Request]]]
 _unmeasured = weakref.WeakKeyDictionary()  # by tuner, epoch and captured config: jobs decided without a measurement
@@ -25,20 +28,21 @@ def hold_until_measured(tuner: ForecastAutotuner, epoch: str, config: Config | N
     With one epoch for the whole kernel, a measurement of this key would have other keys' graphs compiled again.
 
     Args:
-        epoch: the attribute of the tuner that the code is guarded by; made now if it is new.
+        epoch: the attribute of `tuner.guarded` that the code is guarded by; made now if it is new.
     """
     with _lock:
-        tuner.__dict__.setdefault(epoch, "0")
+        vars(tuner.guarded).setdefault(epoch, "0")
         _unmeasured.setdefault(tuner, {})[epoch, config] = job, how
 
 
-def recompile(tuner: ForecastAutotuner, epoch: str = "epoch") -> None:
+def recompile(tuner: ForecastAutotuner, epoch: str = EPOCH) -> None:
     """Have Dynamo compile again, before it next runs, the code that holds a kernel.
 
     Args:
-        epoch: the tuner's attribute that this code is guarded by: of the whole kernel, or of one key.
+        epoch: the attribute that this code is guarded by: of the whole kernel, or of one key.
     """
-    setattr(tuner, epoch, str(int(getattr(tuner, epoch)) + 1))
+    kernel = tuner.guarded
+    setattr(kernel, epoch, str(int(getattr(kernel, epoch, "0")) + 1))
 
 
 def recompile_measured() -> None:

@@ -27,7 +27,7 @@ from ..engine import Request, decide
 from ..pending import is_unmeasured
 from ..triton.call import TritonCall
 from ..triton.kernel_spec import KernelSpec
-from .recompilation import hold_until_measured
+from .recompilation import EPOCH, hold_until_measured
 from .traced_arguments import fake_tensor, hinted, meta_tensor, without_modes
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ AT_THE_CALL = ("num_warps", "num_stages", "num_consumer_groups", "num_buffers_wa
 """Options that torch takes out of a call and puts into every config."""
 
 _lock = threading.RLock()
-_captured: weakref.WeakKeyDictionary[Any, dict[str, Autotuner]] = weakref.WeakKeyDictionary()
+captured_tuners: weakref.WeakKeyDictionary[Any, dict[str, Autotuner]] = weakref.WeakKeyDictionary()
+"""By tuner: those that torch has captured in its place, by the text of their configs."""
+
 _warned: set[str] = set()
 
 
@@ -47,12 +49,19 @@ class TracedCall:
     """A call of our kernel under a compiler: its arguments are fake, symbolic or Dynamo's stand-ins.
 
     Attributes:
-        epoch: the tuner's attribute that guards code compiled for this call's key; empty where none is needed.
+        epoch: the kernel's attribute that guards code compiled for this call's key; empty where none is needed.
     """
 
-    def __init__(self, hopifier: Any, variable: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tx: Any) -> None:
-        self.hopifier, self.variable, self.tx = hopifier, variable, tx
-        self.tuner: ForecastAutotuner = variable.kernel  # whose attributes Dynamo guards
+    def __init__(
+        self,
+        hopifier: Any,
+        variable: Any,
+        tuner: ForecastAutotuner,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tx: Any,
+    ) -> None:
+        self.hopifier, self.variable, self.tuner, self.tx = hopifier, variable, tuner, tx
         self.spec = self.tuner.spec
         self.given = args, {name: value for name, value in kwargs.items() if name not in AT_THE_CALL}
         self.options = {name: kwargs[name] for name in AT_THE_CALL if name in kwargs}
@@ -90,7 +99,7 @@ class TracedCall:
         """The same object for the same config: torch's table of kernels only grows, and its index is in the graph."""
         spec = self.spec
         with _lock:
-            made = _captured.setdefault(self.tuner, {})
+            made = captured_tuners.setdefault(self.tuner, {})
             text = "\n".join(str(c) for c in configs)
             if text not in made or made[text].fn is not spec.fn:
                 made[text] = Autotuner(
@@ -159,7 +168,7 @@ class TracedCall:
         decision = decide(tuning.job, how, compiler=tuning.compiler, measurer=_NoMeasurer(), store=store).decision
         config = self._compiled(dict.fromkeys((decision.config, tuning.job.space.default)), tuning, store)
         if is_unmeasured(decision) and self.tx is not None:
-            self.epoch = f"epoch_{digest(*TuningKey.of(tuning.job).digests, tuning.job.space.digest)}"
+            self.epoch = f"{EPOCH}_{digest(*TuningKey.of(tuning.job).digests, tuning.job.space.digest)}"
             hold_until_measured(self.tuner, self.epoch, config, tuning.job, how)
         return candidates if config is None else [tuning.theirs(config)]
 

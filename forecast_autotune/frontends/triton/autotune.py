@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 
 class Autotune:
-    """Decorates kernels as `triton.autotune` does; `install()` puts an instance in its place."""
+    """Decorates kernels as `triton.autotune` does."""
 
     __name__ = "autotune"
-    _refuses_misspelt = False  # a parameter in a list of somebody else's, who may never launch that config
 
     def __init__(self) -> None:
         self.__qualname__ = self.__name__
@@ -103,7 +102,7 @@ class Autotune:
             from .autotuner import ForecastAutotuner
             from .config_checks import misspelt_refused
 
-            with misspelt_refused(self._refuses_misspelt):
+            with misspelt_refused():
                 return ForecastAutotuner(
                     fn, fn.arg_names, configs, key, reset_to_zero, restore_value, pre_hook, post_hook,
                     prune_configs_by, warmup, rep, use_cuda_graph, do_bench, cache_results,
@@ -112,6 +111,3 @@ class Autotune:
                 )  # fmt: skip
 
         return decorate
-
-
-autotune = Autotune()

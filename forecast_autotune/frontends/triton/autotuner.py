@@ -18,7 +18,7 @@ from ...measure.checks import Check, validate
 from ...protocols import Surrogate
 from ...store.explanation.explanation import Explanation
 from ..dispatch import Dispatcher
-from ..inductor.recompilation import recompile
+from ..inductor.recompilation import EPOCH, recompile
 from ..inductor.torch_patches import patch_torch
 from ..nested_tuning import ever_nested, of_thread
 from .call import by_knobs
@@ -95,7 +95,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         isolate: bool = False,
         shard: bool = False,
     ) -> None:
-        self.epoch = "0"  # compiled code holds as long as this stays
+        setattr(self, EPOCH, "0")
         self._set_own_state([])
         self.dispatcher = Dispatcher(
             TritonDoor(self), default_budget=DEFAULT_BUDGET, budget=budget, mode=mode, surrogate=surrogate, shard=shard,
@@ -183,6 +183,11 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
     def nargs(self, named: dict[str, Any] | None) -> None:
         """Set them for this thread."""
         self._local.nargs = named
+
+    @property
+    def guarded(self) -> Any:
+        """The kernel as torch knows it, by whose attributes compiled code is guarded."""
+        return self
 
     @property
     def spec(self) -> KernelSpec:

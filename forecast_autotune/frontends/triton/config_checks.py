@@ -26,12 +26,12 @@ _refused: ContextVar[bool] = ContextVar("misspelt parameters are refused", defau
 
 
 @contextmanager
-def misspelt_refused(refused: bool) -> Iterator[None]:
-    """Whether a misspelt parameter is an error meanwhile, as where somebody decorates by our name; else it is a warning.
+def misspelt_refused() -> Iterator[None]:
+    """Have a misspelt parameter be an error meanwhile, as where somebody decorates by our name; else it is a warning.
 
     Under `install()` it stands in a package of somebody else's, which may never launch that config.
     """
-    token = _refused.set(refused)
+    token = _refused.set(True)
     try:
         yield
     finally:

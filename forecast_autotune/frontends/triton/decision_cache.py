@@ -61,6 +61,15 @@ class DecisionCache(MutableMapping[Any, Any]):
         """Forget every decision, and what the program put in."""
         self._table.clear()
 
+    def by_tritons_key(self) -> dict[Any, Any]:
+        """A plain dictionary under the keys that Triton's own tuner makes, which have no device."""
+        table, on_device = self._table, current_device() is not None
+        return {
+            key if table.is_pinned(key) or not on_device or not isinstance(key, tuple) else key[:-1]: entry.launcher
+            for key, entry in table.items()
+            if entry.provisional is None
+        }
+
     def copy(self) -> dict[Any, Any]:
         """A plain dictionary of the configs decided so far."""
         return dict(self)

@@ -26,6 +26,12 @@ def plain(x_ptr, n):
     tl.store(x_ptr, n)
 
 
+def whose() -> str:
+    import forecast_autotune as fa
+
+    return "Triton's" if fa.tuner_of(scale) is None else "ours"
+
+
 def rehearse(n: int) -> str:
     import torch
 
@@ -36,7 +42,7 @@ def rehearse(n: int) -> str:
 
     with rehearsal("cuda:90", times=400.0) as on:  # long launches: a benchmark repeats them less often
         scale[grid](torch.empty(n), n, 2.0)
-    return f"rank {os.environ.get('RANK', '-')}: {type(scale).__name__} launched {len(on.launches)} configs"
+    return f"rank {os.environ.get('RANK', '-')}: {whose()} launched {len(on.launches)} configs"
 
 
 if __name__ == "__main__":

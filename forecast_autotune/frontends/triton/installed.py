@@ -1,0 +1,122 @@
+"""installed(): which tuners of this process are decided here and which are not, and why."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .install import ATTRIBUTE, after_first_launch, module_of, reached, runs_of_its_own, taken_by_another, why_left
+from .kernel_spec import is_forecast_tuner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledTuner:
+    """One tuner of Triton's class, or of a class derived from it.
+
+    Attributes:
+        kernel: the module and the name of the kernel's function.
+        package: the module's first name.
+        tuner: the tuner's class.
+        configs: how many it chooses among.
+        ours: whether its next launch of a new key is decided here.
+        why: in what way, or why not.
+        decided: keys decided here so far.
+    """
+
+    kernel: str
+    package: str
+    tuner: str
+    configs: int
+    ours: bool
+    why: str
+    decided: int
+
+
+def installed() -> list[InstalledTuner]:
+    """All tuners that live in this process, by kernel: those that `install()` reaches, those it does not, and our own.
+
+    A tuner of a class that does not derive from Triton's is not known to anybody but its package, and not listed.
+    """
+    autotuner = sys.modules.get("triton.runtime.autotuner")
+    if autotuner is None:
+        return []
+    # Types are asked, not objects: some stand for others, and would load those.
+    tuners = [each for each in gc.get_objects() if issubclass(type(each), autotuner.Autotuner)]
+    behind = _behind_others()
+    rows = [_described(each) for each in tuners if id(each) not in behind]
+    return sorted(filter(None, rows), key=lambda row: (row.kernel, row.tuner, row.configs))
+
+
+def report_to(folder: str) -> None:
+    """Keep `installed()` in a file of this process's own in a folder, as JSON.
+
+    It is written when a kernel was first launched here, for a process may be killed, and when the process ends.
+    """
+
+    def write() -> None:
+        path = Path(folder) / str(os.getpid())
+        path.write_text(json.dumps([asdict(row) for row in installed()]), encoding="utf-8")
+        path.replace(path.with_suffix(".json"))
+
+    atexit.register(write)
+    after_first_launch.append(write)
+
+
+def _behind_others() -> set[int]:
+    """Identities of tuners that stand for others: those behind reached kernels, and those that torch has captured."""
+    here = __package__ or ""
+    behind = {id(vars(kernel).get(ATTRIBUTE)) for kernel in list(reached.values())}
+    traced = sys.modules.get(f"{here.rpartition('.')[0]}.inductor.traced_call")
+    for made in [] if traced is None else list(traced.captured_tuners.values()):
+        behind |= {id(each) for each in made.values()}
+    return behind
+
+
+def _described(kernel: Any) -> InstalledTuner | None:
+    function = getattr(kernel, "base_fn", None)
+    if function is None:  # one that is being made, or that a test left half made
+        return None
+    try:
+        count = len(kernel.configs)
+    except (AttributeError, TypeError):
+        count = 0
+    ours, why = _how(kernel)
+    tuner = kernel if is_forecast_tuner(kernel) else vars(kernel).get(ATTRIBUTE)
+    return InstalledTuner(
+        kernel=f"{module_of(kernel)}.{getattr(function, '__qualname__', function)}",
+        package=module_of(kernel).partition(".")[0],
+        tuner=_name(type(kernel)),
+        configs=count,
+        ours=ours,
+        why=why,
+        decided=len(getattr(tuner, "decisions", ())),
+    )
+
+
+def _how(kernel: Any) -> tuple[bool, str]:
+    if is_forecast_tuner(kernel):
+        return True, "decorated by forecast_autotune"
+    if why := why_left(kernel):
+        return False, why
+    for run in runs_of_its_own(type(kernel)):
+        names = set(getattr(getattr(run, "__code__", None), "co_names", ()))
+        if {"super", "run"} <= names or {"Autotuner", "run"} <= names:
+            continue
+        if "prune_configs" in names:
+            return True, f"{run.__qualname__} chooses among what is decided here"
+        return False, f"{run.__qualname__} launches without Triton's own run, and asks for no list"
+    if other := taken_by_another("run"):
+        return False, f"{other} took the place of Autotuner.run after install()"
+    if type(kernel.cache) is not dict and not hasattr(kernel.cache, "by_tritons_key"):  # a `DecisionCache`
+        return False, f"its cache is a {_name(type(kernel.cache))}, which may hold what is not known here"
+    return True, "launches are decided here"
+
+
+def _name(kind: type[Any]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

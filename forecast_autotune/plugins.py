@@ -1,0 +1,25 @@
+"""What servers load in each of their processes: `install()`, where the environment asks for it.
+
+vLLM calls the entry points of `vllm.general_plugins`, SGLang those of `sglang.srt.plugins`, if the package is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+
+def install_if_asked() -> None:
+    """Install where FORECAST_AUTOTUNE_MODE is set; where that fails, warn and let the server start without."""
+    if not os.environ.get("FORECAST_AUTOTUNE_MODE", "").strip():
+        return
+    try:
+        from .frontends.triton.install import install
+
+        install()
+    except Exception as err:  # vLLM catches nothing that a plugin raises
+        from .errors import TuningWarning
+
+        warnings.warn(
+            f"forecast_autotune is not installed here: {type(err).__name__}: {err}", TuningWarning, stacklevel=2
+        )
