@@ -92,6 +92,16 @@ class Location:
         with self._reached("write to") as (fs, root):
             fs.pipe_file(f"{root}/{LAYOUT}/{hardware}/{program}/{name}", data)
 
+    def read_file(self, name: str) -> bytes:
+        """The bytes of a file that lies beside the segments."""
+        with self._reached("read") as (fs, root):
+            return bytes(fs.cat_file(f"{root}/{name}"))
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Write a file beside the segments."""
+        with self._reached("write to") as (fs, root):
+            fs.pipe_file(f"{root}/{name}", data)
+
     def remove(self, segments: Sequence[Listed]) -> None:
         """Remove segments; those that are gone already are no error."""
         for segment in segments:
