@@ -37,7 +37,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "file",
         metavar="FILE|DIR|URL",
-        help="where to; in gzip when the name ends in .gz; a URL, or a folder that is there or ends in /, gets a tree",
+        help="where to; in gzip when the name ends in .gz; a URL, or a folder's name that ends in /, gets a tree",
     )
     parser.add_argument("--sources", action="store_true", help="a tree: with the source text of the kernels")
     parser.add_argument("--format", choices=FORMATS, help="whose config files to write into DIR")
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.file = Path(target)
     if arguments.format is not None:
         return _write_config_files(arguments)
-    if "://" in target or target.endswith("/") or arguments.file.is_dir():
+    if "://" in target or target.endswith("/"):
         return _write_tree(target, store, sources=arguments.sources)
     lines = store.export(arguments.file)
     warn_unreadable(store)

@@ -47,8 +47,13 @@ def write_tree(location: Location, contents: Iterable[tuple[str, str, Contents]]
         contents: what it is to hold, with the digests of the hardware and the program.
         sources: whether it holds the source text of kernels.
     Raises:
+        InvalidInputError: other files are there, and no pack.
         RemoteStoreError: it cannot be written there.
     """
+    there = location.names()
+    interrupted = LAYOUT in there and set(there) <= {LAYOUT, CARD}
+    if there and MANIFEST not in there and not interrupted:
+        raise InvalidInputError(f"{location.shown} holds other files ({plain(there[0])}): name a new folder")
     paths: list[str] = []
     decided: list[Decided] = []
     for hardware, program, held in contents:

@@ -113,6 +113,14 @@ def test_the_card_says_what_is_in_it_and_no_name_is_mark_up(
     assert b"def rmsnorm" not in __import__("gzip").decompress(everything)
 
 
+def test_other_files_are_not_written_over(tmp_path: Path, tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / CARD).write_text("mine")
+    assert main(["export", f"{tmp_path}/project/", "--dir", str(tuned)]) == 2
+    assert "holds other files (README.md): name a new folder" in capsys.readouterr().err
+    assert [p.name for p in (tmp_path / "project").iterdir()] == [CARD]
+
+
 def test_own_decisions_go_before_a_pack(tmp_path: Path, tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = a_job(key={"n": 2})
     with used(tmp_path / "own", export(tuned, f"{tmp_path}/tree/", capsys)) as store:
