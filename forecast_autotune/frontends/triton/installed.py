@@ -43,14 +43,18 @@ def installed() -> list[InstalledTuner]:
 
     A tuner of a class that does not derive from Triton's is not known to anybody but its package, and not listed.
     """
+    return sorted(filter(None, map(_described, living_tuners())), key=lambda row: (row.kernel, row.tuner, row.configs))
+
+
+def living_tuners() -> list[Any]:
+    """The tuners of Triton's class, and of classes derived from it, that live in this process."""
     autotuner = sys.modules.get("triton.runtime.autotuner")
     if autotuner is None:
         return []
+    behind = _behind_others()
     # Types are asked, not objects: some stand for others, and would load those.
     tuners = [each for each in gc.get_objects() if issubclass(type(each), autotuner.Autotuner)]
-    behind = _behind_others()
-    rows = [_described(each) for each in tuners if id(each) not in behind]
-    return sorted(filter(None, rows), key=lambda row: (row.kernel, row.tuner, row.configs))
+    return [each for each in tuners if id(each) not in behind]
 
 
 def report_to(folder: str) -> None:
