@@ -41,6 +41,10 @@ class StoreError(AutotuneError, RuntimeError):
     """A store cannot be read by this version, or cannot be opened where the user asked for it by name."""
 
 
+class RemoteStoreError(AutotuneError, RuntimeError):
+    """A remote store cannot be reached, or refuses what was asked of it; names the address and what to do."""
+
+
 class WorkerError(AutotuneError, RuntimeError):
     """Worker processes died again and again, so that what they were to do is not done."""
 

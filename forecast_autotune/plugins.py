@@ -6,12 +6,19 @@ vLLM calls the entry points of `vllm.general_plugins`, SGLang those of `sglang.s
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 
 
 def install_if_asked() -> None:
-    """Install where FORECAST_AUTOTUNE_MODE is set; where that fails, warn and let the server start without."""
+    """Install where FORECAST_AUTOTUNE_MODE is set; where that fails, warn and let the server start without.
+
+    Not for an engine that forecasts for us in this process.
+    """
     if not os.environ.get("FORECAST_AUTOTUNE_MODE", "").strip():
+        return
+    forecasting = sys.modules.get("forecast_autotune.language.in_vllm")
+    if forecasting is not None and forecasting.is_making_engine():
         return
     try:
         from .frontends.triton.install import install

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -65,6 +66,47 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteStore:
+    """A store that machines share: where it is, and how far it is trusted.
+
+    `trusted`: decisions in it are believed. Else the config of one is the first to be tried. `sources`: what is sent holds
+    the source text of kernels and the messages of failures; else digests stand in their place.
+    """
+
+    url: str
+    trusted: bool = False
+    sources: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> RemoteStore:
+        """Read a URL of fsspec's, followed by `,trusted`, `,sources` or both.
+
+        Raises:
+            InvalidInputError: it is none.
+        """
+        url, *words = (part.strip() for part in text.split(","))
+        if not is_url(url) or not set(words) <= {"trusted", "sources"}:
+            raise InvalidInputError(
+                f"{text!r}: accepted is a URL that fsspec knows, such as s3://bucket/folder, gs://bucket/folder or "
+                "file:///folder, and after it ,trusted or ,sources or both"
+            )
+        return cls(url=url.rstrip("/"), trusted="trusted" in words, sources="sources" in words)
+
+    def __str__(self) -> str:
+        return ",".join([without_password(self.url), *(["trusted"] * self.trusted), *(["sources"] * self.sources)])
+
+
+def is_url(text: str) -> bool:
+    """Whether a text has a URL's form, fsspec's chains of them (`simplecache::s3://…`) included."""
+    return re.fullmatch(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]*://[^\s\x00-\x1f\x7f]+", text) is not None
+
+
+def without_password(url: str) -> str:
+    """A URL as it may be shown: the name and password before its host are left out, and what follows a `?`."""
+    return re.sub(r"\?.*", "?…", re.sub(r"://[^/@]*:[^/@]*@", "://…@", url))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What the environment says, checked; a field is None where it says nothing and the front end's default holds."""
 
@@ -72,6 +114,7 @@ class Settings:
     mode: str = "tune"
     dir: Path = field(default_factory=lambda: default_dir())
     packs: tuple[Path, ...] = ()
+    remote_store: RemoteStore | None = None
     surrogate: str | None = None
     isolate: str = "auto"
     toolchain: str = "exact"
@@ -123,6 +166,11 @@ class Settings:
             except InvalidInputError as err:
                 raise InvalidInputError(f"{PREFIX}BUDGET: {err}") from None
             values["budget"] = text
+        if text := env.get(PREFIX + "REMOTE_STORE", "").strip():
+            try:
+                values["remote_store"] = RemoteStore.parse(text)
+            except InvalidInputError as err:
+                raise InvalidInputError(f"{PREFIX}REMOTE_STORE={err}") from None
         if text := env.get(PREFIX + "DIR", "").strip():
             values["dir"] = _path(text, "DIR")
         if text := env.get(PREFIX + "PACKS", "").strip():

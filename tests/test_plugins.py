@@ -47,6 +47,19 @@ print("install.py" in triton.runtime.Autotuner.run.__code__.co_filename, taken_b
     assert printed_by(program, FORECAST_AUTOTUNE_MODE="cached") == "True"
 
 
+def test_an_engine_that_forecasts_in_this_process_gets_no_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    pytest.importorskip("torch")
+    from forecast_autotune.language import in_vllm
+
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "cached")
+    before = triton.autotune
+    with in_vllm._program_untouched():
+        plugins.install_if_asked()
+        assert triton.autotune is before
+    assert not in_vllm.is_making_engine()
+
+
 def test_a_plugin_that_fails_lets_the_server_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "cached")
     monkeypatch.setitem(sys.modules, "triton", None)  # as where it is not installed

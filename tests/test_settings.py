@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.errors import InvalidInputError, TuningWarning
-from forecast_autotune.settings import Answer, Settings, unknown_variables
+from forecast_autotune.settings import Answer, RemoteStore, Settings, unknown_variables
 
 
 def test_without_variables_the_defaults_hold() -> None:
@@ -175,3 +175,25 @@ def test_a_relative_folder_stays_where_it_was_when_it_was_first_read(
         settings = Settings.from_environment(environment)
         assert settings.dir == tmp_path / name
         assert settings.packs == (tmp_path / f"{name}.jsonl",)
+
+
+@pytest.mark.parametrize(
+    ("text", "stands_for"),
+    [
+        ("s3://team/tuning", RemoteStore(url="s3://team/tuning")),
+        ("file:///shared/,trusted", RemoteStore(url="file:///shared", trusted=True)),
+        ("gs://team , sources,trusted", RemoteStore(url="gs://team", trusted=True, sources=True)),
+        ("simplecache::s3://team/tuning", RemoteStore(url="simplecache::s3://team/tuning")),
+    ],
+)
+def test_a_remote_store_is_a_url_and_how_far_it_is_trusted(text: str, stands_for: RemoteStore) -> None:
+    assert Settings.from_environment({"FORECAST_AUTOTUNE_REMOTE_STORE": text}).remote_store == stands_for
+    assert RemoteStore.parse(str(stands_for)) == stands_for
+
+
+@pytest.mark.parametrize("text", ["team", "s3:/team", "://x", "s3://", "s3://a b", "s3://a,trust", "s3://a,", ","])
+def test_a_remote_store_that_does_not_parse_is_named_with_what_is_accepted(text: str) -> None:
+    with pytest.raises(
+        InvalidInputError, match=r"FORECAST_AUTOTUNE_REMOTE_STORE=.*accepted is a URL that fsspec knows"
+    ):
+        Settings.from_environment({"FORECAST_AUTOTUNE_REMOTE_STORE": text})

@@ -224,49 +224,44 @@ def test_vllms_own_kernel_tuned_here_gives_the_file_it_looks_for(tmp_path: Path)
 
 
 FLA = """
-import torch, triton
+import torch
 import forecast_autotune as fa
-fa.install()
-from fla.ops.utils import cache
-from fla.ops.utils.softmax import softmax_fwd, softmax_fwd_kernel as kernel
+OURS
+from fla.ops.utils.cumsum import chunk_local_cumsum_scalar, chunk_local_cumsum_scalar_kernel as heuristics
 from forecast_autotune.core.config import Config
 
-called = []
-real = type(kernel).run
-def run(self, *args, **kwargs):
-    called.append((args, {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}))
-    return real(self, *args, **kwargs)
-type(kernel).run = run
-times = {Config({"num_warps": w}): 20_000.0 * max(w / 8, 8 / w) for w in (1, 2, 4, 8, 16, 32)}
-with fa.rehearsal("H100", {"softmax_fwd_kernel": times}):
-    softmax_fwd(torch.randn(64, 512))
-args, kwargs = called[0]
-key = cache.AutotuneKey.build(kernel.arg_names, kernel.keys, args, kwargs)
+kernel = heuristics.fn
+times = {Config({"num_warps": w}): 20_000.0 * max(w / 4, 4 / w) for w in (1, 2, 4, 8)}
+def launched(heads):
+    with fa.rehearsal("H100", {"chunk_local_cumsum_scalar_kernel": times}) as on:
+        chunk_local_cumsum_scalar(torch.randn(2, 128, heads), 64)
+    return [type(kernel).__name__, kernel.best_config.num_warps, sum(on.launches.values())]
 """
 
 
-def test_fla_reads_what_was_decided_under_the_key_it_builds(tmp_path: Path) -> None:
+def test_fla_launches_at_once_what_was_decided_here(tmp_path: Path) -> None:
     needs("fla")
     store, out = tmp_path / "rehearsed", tmp_path / "out"
-    told_by(tmp_path, FLA, "print(json.dumps(kernel.best_config.num_warps))", FORECAST_AUTOTUNE_DIR=str(store))
+    ours, theirs = FLA.replace("OURS", "fa.install()"), FLA.replace("OURS", "")
+    name, warps, launches = told_by(tmp_path, ours, "print(json.dumps(launched(4)))", FORECAST_AUTOTUNE_DIR=str(store))
+    assert (name, warps) == ("CachedAutotuner", 4)
+    assert launches > 4
     command("export", "--dir", store, tmp_path / "all.jsonl")
     text = (tmp_path / "all.jsonl").read_text().replace('"kind":"stub"', '"kind":"cuda"')
     (tmp_path / "all.jsonl").write_text(text)
     command("import", "--dir", tmp_path / "store", tmp_path / "all.jsonl")
     command("export", "--dir", tmp_path / "store", "--format", "fla", out)
     script = """
-        read = cache.KernelConfigFile.from_file(cache.get_fla_config_dir() / "softmax_fwd_kernel.json")
-        exact = read.lookup_exact(key)
-        theirs = cache.CachedAutotuner(kernel.fn, kernel.arg_names, kernel.configs, kernel.keys, None, None)
-        theirs.maybe_load_cached_config(key, dict(zip(kernel.arg_names, args)), kwargs)
-        (config,) = theirs.cache.values()
-        other = cache.load_cached_config("other", key)
-        print(json.dumps([exact["config"], config.num_warps, config in kernel.configs, other]))
+        from fla.ops.utils import cache
+        read = cache.KernelConfigFile.from_file(cache.get_fla_config_dir() / "chunk_local_cumsum_scalar_kernel.json")
+        print(json.dumps([launched(4), launched(8), len(read.autotune_entries), read.default_config]))
     """
-    environment = {"FLA_CONFIG_DIR": str(out), "FLA_CACHE_MODE": "strict", "FORECAST_AUTOTUNE_MODE": "first"}
-    exact, warps, is_listed, other = told_by(tmp_path, FLA, script, **environment)
-    assert exact["kwargs"] == {}
-    assert (exact["num_warps"], warps, is_listed, other) == (8, 8, True, None)
+    decided, other, entries, default = told_by(
+        tmp_path, theirs, script, FLA_CONFIG_DIR=str(out), FLA_CACHE_MODE="strict"
+    )
+    assert decided == ["CachedAutotuner", 4, 1], "by FLA alone, without us: one launch, nothing tuned"
+    assert other[2] > 4, "a key that is in no file is tuned"
+    assert (entries, default) == (1, None)
 
 
 # Files that are taken in ----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ COMMANDS = {
     "tune-pending": ("tune_pending", "run a program to tune pending keys"),
     "export": ("export", "write decisions and outcomes as JSON lines"),
     "import": ("import_", "take in exported decisions and outcomes"),
+    "remote": ("remote", "the store that machines share: look, send, read, tidy, withdraw"),
     "prune": ("prune", "remove superseded decisions and what nothing uses any more"),
     "clear": ("clear", "remove everything, or one kernel"),
     "completion": ("completion", "a script that completes this command in your shell"),

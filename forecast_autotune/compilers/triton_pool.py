@@ -245,7 +245,7 @@ class _Compiler:
 
     def run(self, job: _Job) -> Built:
         """Have it compile when a core is free; a worker that takes too long, not counting pauses, is killed."""
-        with core_slots().held():
+        with core_slots().held(given_up=lambda: self.worker.has_ended):
             return self._run(job)
 
     def _run(self, job: _Job) -> Built:

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from ..core.budget import PROCESS_TOTAL, Budget, BudgetLimits
 from ..core.context import ForecastContext
-from ..core.decision import Decision, Resolution
+from ..core.decision import FIRST_RETRY_S, Decision, Resolution
 from ..core.forecast import Abstention
 from ..core.job import Job
 from ..core.model_names import is_language_model
@@ -28,9 +28,10 @@ from ..evaluation.scores import member_scores, recalibration
 from ..language.model import LanguageModel
 from ..language.named import named
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
+from ..remote.fleet_store import FleetStore, open_store
 from ..settings import PREFIX, SURROGATES, Answer, Settings
 from ..store.config_files.imported import suggested
-from ..store.sqlite import SqliteStore, open_store
+from ..store.sqlite import SqliteStore
 from ..surrogates.base import Forecasts, StatelessSurrogate, WithContext
 from ..surrogates.blend import Blend
 from ..surrogates.history import History
@@ -176,12 +177,17 @@ def make_policy(settings: Settings, budget: Budget) -> Policy:
     return Exhaustive() if budget.all else Selective()
 
 
-def _with_suggestions(policy: Policy, job: Job, settings: Settings, budget: Budget) -> Policy:
-    """A policy that tries first what imported config files name for a job; where all or nothing is tried, as it is."""
+def _with_suggestions(policy: Policy, job: Job, settings: Settings, budget: Budget, fleet: FleetStore | None) -> Policy:
+    """A policy that tries first what imported config files and other machines name for a job.
+
+    Where all or nothing is tried, it is as it was.
+    """
     if not budget.measures or budget.all:
         return policy
-    suggestions = suggested(settings.dir, job)
-    return SuggestedFirst(policy, suggestions) if suggestions else policy
+    imported = suggested(settings.dir, job)
+    if fleet is not None:
+        return SuggestedFirst(policy, lambda: (*fleet.suggested(job), *imported))
+    return SuggestedFirst(policy, lambda: imported) if imported else policy
 
 
 def make_store(settings: Settings) -> SqliteStore:
@@ -219,6 +225,7 @@ def decide(
     # Who leads a shared run asks before it lets others help; these would ask while it times, so they do not.
     surrogate = _informed(how, job, store, limit_s=_ask_limit_s(how, budget), busy=shares.wanted if shares else None)
     meanwhile = _informed(how, job, store, limit_s=0.0)
+    fleet = store if isinstance(store, FleetStore) else None
     store = _with_ranks(store, how)
     if how.settings.mode == "strict":
         if recalled := _recalled(job, store):
@@ -229,7 +236,7 @@ def decide(
         job,
         compiler=compiler,
         surrogate=surrogate,
-        policy=_with_suggestions(make_policy(how.settings, budget), job, how.settings, budget),
+        policy=_with_suggestions(make_policy(how.settings, budget), job, how.settings, budget, fleet),
         measurer=measurer,
         store=store,
         budget=budget,
@@ -237,7 +244,10 @@ def decide(
         shares=shares,
         meanwhile=meanwhile,
         earlier=earlier,
+        arrived=None if fleet is None or budget.all else fleet.arrivals(job),
     )
+    if fleet is not None and fleet.is_reading(job) and resolution.decision.basis != "measured":
+        resolution = replace(resolution, retry_after_s=resolution.retry_after_s or FIRST_RETRY_S)
     note_if_pending(store, job, resolution.decision, how.settings, budget, how.unmeasured)
     if how.settings.model is None:
         keep_model(how.settings.dir, resolution.decision)

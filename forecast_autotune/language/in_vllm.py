@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,14 @@ _ENVIRONMENT = {
     "VLLM_CONFIGURE_LOGGING": "0",  # it would log to stdout; this way it logs as the program says
     "VLLM_NO_USAGE_STATS": "1",
 }
+
+
+_making = threading.local()
+
+
+def is_making_engine() -> bool:
+    """Whether this thread makes an engine that forecasts: its kernels are not to be tuned, for they would ask it how."""
+    return getattr(_making, "engine", False)
 
 
 class VllmModel:
@@ -254,10 +263,12 @@ def _program_untouched() -> Iterator[None]:
     drawn, drawn_by_numpy = random.getstate(), np.random.get_state()
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     os.environ.update(_ENVIRONMENT)
+    _making.engine = True
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
     finally:
+        _making.engine = False
         for variable in [name for name in os.environ if name not in variables]:
             del os.environ[variable]
         os.environ.update({name: value for name, value in variables.items() if os.environ.get(name) != value})

@@ -36,20 +36,24 @@ class CoreSlots:
         self._running = 0  # compiles of this process
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Compile while this is held; it may have to be waited for."""
+    def held(self, given_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Compile while this is held; it may have to be waited for.
+
+        Args:
+            given_up: whether nobody wants the compile any more, so that it need not wait.
+        """
         with contextlib.ExitStack() as stack:
-            self._begin(stack)
+            self._begin(stack, given_up)
             try:
                 yield
             finally:
                 with self._lock:
                     self._running -= 1
 
-    def _begin(self, stack: contextlib.ExitStack) -> None:
+    def _begin(self, stack: contextlib.ExitStack, given_up: Callable[[], bool]) -> None:
         while True:
             with self._lock:
-                if self._take_core(stack) or not self._running:
+                if self._take_core(stack) or not self._running or given_up():
                     self._running += 1
                     return
             time.sleep(LOOK_EVERY_S)

@@ -21,13 +21,13 @@ from ..core.decision import Decision
 from ..core.file_format import FileFormat
 from ..core.outcome import Failure
 from ..core.text import shown
-from ..core.workload import Workload
+from ..core.workload import Program, Workload
 from ..errors import InvalidInputError
 from . import encoding, rows
 from .decisions import import_decision, stored_decisions
 from .encoding import Json, from_text, to_text
 from .outcomes import keep_outcome, stored_outcomes
-from .rows import Complain, StoredDecision, StoredOutcome, TuningKey
+from .rows import Complain, Ids, StoredDecision, StoredOutcome, TuningKey
 from .textfile import MOST_BYTES, MOST_STREAMED_BYTES, stream_lines
 from .tuning_keys import KeyReader, keep_tuning_key
 
@@ -73,30 +73,36 @@ def export_lines(connection: sqlite3.Connection, complain: Complain) -> Iterator
         except InvalidInputError as err:
             complain(str(err))
             continue
-        runs: dict[tuple[str, str], list[StoredOutcome]] = {}
-        for stored in stored_outcomes(connection, (workload, hardware, toolchain), complain):
-            if not (isinstance(stored.outcome, Failure) and stored.outcome.transient):  # nobody else's concern
-                runs.setdefault((stored.run, stored.default.text), []).append(stored)
-        for outcomes in runs.values():
-            yield to_text(_encode_run(Run(place=place, outcomes=tuple(outcomes))))
+        for run in runs_at(connection, place, (workload, hardware, toolchain), complain):
+            yield to_text(encode_run(run))
     for decided in stored_decisions(connection, complain, newest_first=False):  # as they were made
-        yield to_text(_encode_decided(decided))
+        yield to_text(encode_decided(decided))
 
 
-def _encode_place(place: TuningKey) -> Json:
+def runs_at(connection: sqlite3.Connection, place: TuningKey, ids: Ids, complain: Complain) -> list[Run]:
+    """The outcomes at a place, run by run, for other machines: transient failures are not their concern."""
+    runs: dict[tuple[str, str], list[StoredOutcome]] = {}
+    for stored in stored_outcomes(connection, ids, complain):
+        if not (isinstance(stored.outcome, Failure) and stored.outcome.transient):
+            runs.setdefault((stored.run, stored.default.text), []).append(stored)
+    return [Run(place=place, outcomes=tuple(outcomes)) for outcomes in runs.values()]
+
+
+def _encode_place(place: TuningKey, encode_program: Callable[[Program], Json]) -> Json:
     return {
-        "program": encoding.encode_program(place.workload.program),
+        "program": encode_program(place.workload.program),
         "workload": encoding.encode_workload(place.workload),
         "hardware": encoding.encode_hardware(place.hardware),
         "toolchain": encoding.encode_toolchain(place.toolchain),
     }
 
 
-def _encode_run(run: Run) -> Json:
+def encode_run(run: Run, encode_program: Callable[[Program], Json] = encoding.encode_program) -> Json:
+    """One tuning run's outcomes as the fields of a line."""
     first = run.outcomes[0]
     return {
         "line": "run",
-        **_encode_place(run.place),
+        **_encode_place(run.place, encode_program),
         "run": first.run,
         "default": encoding.encode_config(first.default),
         "outcomes": [
@@ -112,10 +118,13 @@ def _encode_run(run: Run) -> Json:
     }
 
 
-def _encode_decided(decided: StoredDecision) -> Json:
+def encode_decided(
+    decided: StoredDecision | Decided, encode_program: Callable[[Program], Json] = encoding.encode_program
+) -> Json:
+    """A decision as the fields of a line."""
     line: Json = {
         "line": "decision",
-        **_encode_place(decided.place),
+        **_encode_place(decided.place, encode_program),
         "decision": encoding.encode_decision(decided.decision),
     }
     if decided.superseded_at is not None:
@@ -150,7 +159,7 @@ def stream_entries(path: Path, *, most_bytes: int = MOST_STREAMED_BYTES) -> Iter
         if not line.strip():
             continue
         try:
-            yield _decode_line(from_text(line, "it"))
+            yield decode_entry(from_text(line, "it"))
         except InvalidInputError as err:
             count += 1
             if len(broken) < 5:
@@ -187,13 +196,18 @@ def _check_header(path: Path, line: str) -> None:
     FORMAT.check(header, path, accepted=accepted, remedy="export it again with this version, or update")
 
 
-def _decode_line(value: object) -> Entry:
+def decode_entry(value: object, decode_program: Callable[[object], Program] = encoding.decode_program) -> Entry:
+    """A line's entry, every field checked.
+
+    Raises:
+        InvalidInputError: it is none; names the field and the value seen.
+    """
     data = encoding.fields(value, "it")
     decode: dict[object, Callable[[Json, TuningKey], Entry]] = {"run": _decode_run, "decision": _decode_decided}
     kind = data.get("line")
     if not isinstance(kind, str) or kind not in decode:
         raise InvalidInputError(f"its 'line' is {shown(kind)}: accepted are {', '.join(map(str, decode))}")
-    program = encoding.decode_program(data.get("program"))
+    program = decode_program(data.get("program"))
     place = TuningKey(
         workload=encoding.decode_workload(data.get("workload"), program),
         hardware=encoding.decode_hardware(data.get("hardware")),

@@ -100,11 +100,11 @@ class StoreFile:
                 yield stored, measurement_of(connection, stored.id, stored.decision.config, self.unreadable.append)
 
     def each_tuned(self, *, kernel: str | None = None, hardware: str | None = None) -> Generator[Tuned]:
-        """Measured decisions, the newest first, each with the default it was compared with; those of rehearsals are not."""
+        """Measured decisions for GPUs, the newest first, each with the default it was compared with."""
         with reading(self.path) as connection:
             where, values = _which(connection, kernel, hardware, self.unreadable.append, superseded=False)
             for stored in stored_decisions(connection, self.unreadable.append, where, values):
-                if stored.decision.basis == "measured" and stored.place.hardware.kind not in REHEARSAL_KINDS:
+                if stored.decision.basis == "measured" and stored.place.hardware.kind not in (*REHEARSAL_KINDS, "cpu"):
                     default = default_of(connection, stored.id, self.unreadable.append)
                     yield Tuned(place=stored.place, decision=stored.decision, default=default)
 

@@ -104,12 +104,31 @@ class SqliteStore:
             def read(connection: sqlite3.Connection, any_toolchain: bool = any_toolchain) -> rows.Recall | None:
                 return decisions.recall(connection, job, any_toolchain=any_toolchain, complain=self.connection.complain)
 
-            if own := self.connection.run(read):
-                self._count(own)
-                return own.decision
-            if from_pack := self.run_on_packs(read):
-                return from_pack.decision
+            if found := self.recalled(job, read, any_toolchain=any_toolchain):
+                return found
         return None
+
+    def recalled(
+        self,
+        job: Job,  # noqa: ARG002  # for stores that look elsewhere too
+        read: Callable[[sqlite3.Connection], rows.Recall | None],
+        *,
+        any_toolchain: bool,  # noqa: ARG002
+    ) -> Decision | None:
+        """The decision for a job under one toolchain, or under any, by what `read` finds in a store and in packs."""
+        return self.own_decision(read) or self.pack_decision(read)
+
+    def own_decision(self, read: Callable[[sqlite3.Connection], rows.Recall | None]) -> Decision | None:
+        """What is recalled from the store's own file."""
+        if own := self.connection.run(read):
+            self._count(own)
+            return own.decision
+        return None
+
+    def pack_decision(self, read: Callable[[sqlite3.Connection], rows.Recall | None]) -> Decision | None:
+        """What is recalled from packs."""
+        from_pack = self.run_on_packs(read)
+        return None if from_pack is None else from_pack.decision
 
     def outcomes(self, job: Job) -> Mapping[Config, Outcome]:
         """The newest outcome of each config of this job; the store's before a pack's, brought to its scale."""
@@ -121,7 +140,7 @@ class SqliteStore:
             return newest
 
         packed, own = self.run_on_packs(read) or {}, self.connection.run(read) or {}
-        return {**_on_scale_of(own, packed, job.space.default), **own}
+        return {**on_scale_of(own, packed, job.space.default), **own}
 
     def related_recordings(self, job: Job) -> Sequence[Recording]:
         """The same program at other keys, on other hardware, under other toolchains, or in older source."""
@@ -130,8 +149,8 @@ class SqliteStore:
             return related_recordings(connection, job, self.connection.complain)
 
         own = self.connection.run(read) or []
-        known = {_place_digests(r) for r in own}
-        return [*own, *(r for r in self.run_on_packs(read) or [] if _place_digests(r) not in known)]
+        known = {place_digests(r) for r in own}
+        return [*own, *(r for r in self.run_on_packs(read) or [] if place_digests(r) not in known)]
 
     def record(
         self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
@@ -229,7 +248,7 @@ class SqliteStore:
 
         recordings = [*(self.connection.run(read) or []), *(self.run_on_packs(read) or [])]
         own = TuningKey.of(job).digests[:2]
-        return fitting(skills_of([r for r in recordings if _place_digests(r)[:2] != own]), job, most)
+        return fitting(skills_of([r for r in recordings if place_digests(r)[:2] != own]), job, most)
 
     def answers(self, digests: Sequence[str]) -> dict[str, Bins]:
         """A language model's earlier answers by digest of the question; questions without one are left out."""
@@ -294,11 +313,12 @@ class SqliteStore:
             return read(self.packs.open())
 
 
-def _place_digests(recording: Recording) -> tuple[str, str, str]:
+def place_digests(recording: Recording) -> tuple[str, str, str]:
+    """Of a recording's workload, hardware and toolchain."""
     return recording.workload.digest, recording.hardware.digest, recording.toolchain.digest
 
 
-def _on_scale_of(
+def on_scale_of(
     own: Mapping[Config, Outcome], packed: Mapping[Config, Outcome], default: Config
 ) -> dict[Config, Outcome]:
     """A pack's outcomes, their times multiplied by how much longer the default took in the store's own."""

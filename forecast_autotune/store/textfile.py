@@ -7,6 +7,7 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -51,19 +52,41 @@ def stream_lines(path: Path, *, most_bytes: int = MOST_STREAMED_BYTES) -> Iterat
     Raises:
         OSError, InvalidInputError: as `read_text`, with a limit for all and `MOST_LINE_BYTES` for one line.
     """
-    at = 0
     with _unpacked(path) as file:
-        while line := file.readline(MOST_LINE_BYTES + 1):
-            if len(line) > MOST_LINE_BYTES or at + len(line) > most_bytes:
-                what, most = ("a line", MOST_LINE_BYTES) if len(line) > MOST_LINE_BYTES else ("text", most_bytes)
-                raise InvalidInputError(
-                    f"{path} holds {what} of more than {most >> 20} MiB: split it into several files"
-                )
-            yield _decoded(line, path, at)
-            at += len(line)
+        yield from _lines(file, path, most_bytes)
 
 
-def _decoded(data: bytes, path: Path, at: int) -> str:
+def unpack_lines(data: bytes, name: str, *, most_bytes: int) -> Iterator[str]:
+    """The lines of a text that is gzip in memory.
+
+    Args:
+        name: for the messages.
+    Raises:
+        InvalidInputError: as `stream_lines`.
+    """
+    with _gunzipped(BytesIO(data), name) as file:
+        yield from _lines(file, name, min(most_bytes, MOST_LINE_BYTES))
+
+
+def pack_lines(lines: Iterable[str]) -> bytes:
+    """Lines in gzip, the same bytes for the same lines: no name and no time inside."""
+    import gzip
+
+    return gzip.compress("".join(f"{line}\n" for line in lines).encode(), compresslevel=6, mtime=0)
+
+
+def _lines(file: BinaryIO, name: Path | str, most_bytes: int) -> Iterator[str]:
+    at = 0
+    longest = min(MOST_LINE_BYTES, most_bytes)
+    while line := file.readline(longest + 1):
+        if len(line) > MOST_LINE_BYTES or at + len(line) > most_bytes:
+            what, most = ("a line", MOST_LINE_BYTES) if len(line) > MOST_LINE_BYTES else ("text", most_bytes)
+            raise InvalidInputError(f"{name} holds {what} of more than {most >> 20} MiB: split it into several files")
+        yield _decoded(line, name, at)
+        at += len(line)
+
+
+def _decoded(data: bytes, path: Path | str, at: int) -> str:
     try:
         return data.decode("utf-8" if at else "utf-8-sig")
     except UnicodeDecodeError as err:
@@ -74,22 +97,28 @@ def _decoded(data: bytes, path: Path, at: int) -> str:
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[BinaryIO]:
-    import gzip
-    import zlib
-
     with open(path, "rb", opener=_not_blocking) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise InvalidInputError(f"{path} is no plain file: copy what it gives into one, and name that")
         if file.peek(2)[:2] != _GZIP_MAGIC:
             yield file
             return
-        try:
-            with gzip.GzipFile(fileobj=file) as unpacked:
-                yield cast("BinaryIO", unpacked)
-        except EOFError:
-            raise InvalidInputError(f"{path} is cut off: its gzip data ends early; copy the file again") from None
-        except (zlib.error, gzip.BadGzipFile) as err:
-            raise InvalidInputError(f"{path} holds damaged gzip data ({err}): copy the file again") from None
+        with _gunzipped(file, path) as unpacked:
+            yield unpacked
+
+
+@contextmanager
+def _gunzipped(file: BinaryIO, name: Path | str) -> Iterator[BinaryIO]:
+    import gzip
+    import zlib
+
+    try:
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            yield cast("BinaryIO", unpacked)
+    except EOFError:
+        raise InvalidInputError(f"{name} is cut off: its gzip data ends early; copy the file again") from None
+    except (zlib.error, gzip.BadGzipFile) as err:
+        raise InvalidInputError(f"{name} holds damaged gzip data ({err}): copy the file again") from None
 
 
 def _not_blocking(path: str, flags: int) -> int:

@@ -9,10 +9,10 @@ from ..core.decision import Decision
 
 
 class Ending:
-    """A run ends when its budget is spent, or as soon as the ranks of the job hold to a decision.
+    """A run ends when its budget is spent, or as soon as others have decided: the ranks of the job, or another machine.
 
     Args:
-        shared_decision: looks up the decision of the ranks; without it, the budget alone ends the run.
+        shared_decision: looks up the decision of the others; without it, the budget alone ends the run.
     """
 
     def __init__(self, budget: Budget, shared_decision: Callable[[], Decision | None] = lambda: None) -> None:

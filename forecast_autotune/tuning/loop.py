@@ -40,6 +40,7 @@ def tune(
     shares: WorkSharing | None = None,
     meanwhile: Surrogate | None = None,
     earlier: Decision | None = None,
+    arrived: Callable[[], Decision | None] | None = None,
 ) -> Resolution:
     """Decide which config of the job's space to run, measuring no more than the budget allows.
 
@@ -51,6 +52,7 @@ def tune(
     Args:
         meanwhile: forecasts in place of `surrogate` while another process tunes the key.
         earlier: what this process was given last time, while another one was tuning the key.
+        arrived: gives a decision that another machine has made meanwhile, which ends the run; asked before every config.
     Raises:
         NoWorkingConfigError: the default brings its process down or never ends, and nothing else was found to run.
     """
@@ -58,7 +60,8 @@ def tune(
         return Resolution(store.publish_decision(job, known))
     parts = Parts(compiler, surrogate, policy, measurer, store, listener)
     sharing = Sharing() if shares is None else Leading(shares, store, job)
-    run = _Run(job, parts, budget, sharing, Ending(budget, lambda: store.shared_decision(job)))
+    ending = Ending(budget, lambda: store.shared_decision(job) or (arrived() if arrived is not None else None))
+    run = _Run(job, parts, budget, sharing, ending)
     if not budget.measures:
         return Resolution(store.publish_decision(job, run.decide_unmeasured()))
     with contextlib.ExitStack() as held:
@@ -109,8 +112,8 @@ class _Run:
             if self.parts.measurer.repeatable and self.ending.shared_decision is None:
                 measure_finalists(self.state, self.trials)
         if (theirs := self.ending.shared_decision) is not None:
-            log.info("%s: other ranks hold to %s, so tuning it ends", self.job.workload, theirs.config)
-            return theirs
+            log.info("%s: others have decided for %s, so tuning it ends", self.job.workload, theirs.config)
+            return self.parts.store.publish_decision(self.job, theirs)
         if self.budget.total_left_s <= 0 and set(self.state.outcomes) <= {self.job.space.default}:
             return self.leave_pending(stop)
         decision = self.decide(stop)

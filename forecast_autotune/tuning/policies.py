@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.config import Config
@@ -87,18 +87,18 @@ class SuggestedFirst:
     """Try some configs before those that another policy chooses: somebody else found them best, nobody has timed them here.
 
     Args:
-        suggested: of the space; the most promising first.
+        suggested: gives those of the space that are known by now, the most promising first.
     """
 
-    def __init__(self, policy: Policy, suggested: Sequence[Config]) -> None:
+    def __init__(self, policy: Policy, suggested: Callable[[], Sequence[Config]]) -> None:
         self.policy = policy
-        self.suggested = tuple(suggested)
+        self.suggested = suggested
 
     def step(self, view: View) -> Compile | Measure | Stop:
         """Measure what is compiled, else compile the suggested configs, else what the other policy says."""
         if ready := _ready(view):
             return Measure(ready)
-        untried = tuple(c for c in self.suggested if c not in view.outcomes)
+        untried = tuple(dict.fromkeys(c for c in self.suggested() if c not in view.outcomes))
         room = int(max(1, min(view.configs_left, len(untried))))
         return Compile(untried[:room]) if untried else self.policy.step(view)
 

@@ -72,6 +72,12 @@ def test_processes_share_the_cores_and_each_may_have_one(tmp_path: Path) -> None
         assert held_in_time(slots, 60)
 
 
+def test_who_is_given_up_does_not_wait(tmp_path: Path) -> None:
+    slots = CoreSlots(tmp_path, lambda: [0])
+    with slots.held(), slots.held(given_up=lambda: True):
+        pass
+
+
 def test_the_core_of_a_killed_process_is_free(tmp_path: Path) -> None:
     other = holder(tmp_path)
     slots = CoreSlots(tmp_path, lambda: [0, 1])

@@ -20,8 +20,8 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError, StoreWarning
 from forecast_autotune.store.config_files import FLA, FORMATS, SGLANG, VLLM
-from forecast_autotune.store.config_files.base import Export, Where, write
-from forecast_autotune.store.config_files.fused_moe import BATCH_SIZES
+from forecast_autotune.store.config_files.base import Export, Tuned, Where, write
+from forecast_autotune.store.config_files.fused_moe import BATCH_SIZES, Layer, layer_of
 from forecast_autotune.store.config_files.imported import (
     FOLDER,
     count_imported,
@@ -464,3 +464,34 @@ def test_a_job_of_other_knobs_is_asked_for_nothing(tmp_path: Path) -> None:
     assert suggested(tmp_path, a_job()) == ()
     assert suggested(tmp_path / "none", layer_job()) == ()
     assert isinstance(SPACE[0], Config)
+
+
+# A whole layer that is tuned ------------------------------------------------------------------------------------------
+
+
+def test_the_key_of_a_function_that_runs_the_layer_tells_the_layer(own_settings: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import forecast_autotune as fa
+
+    tried = []
+
+    def layer(hidden_states: Any, w1: Any, w2: Any, topk_ids: Any, **config: int) -> Any:
+        tried.append(config)
+        return hidden_states @ w1[0].T[:, : w2.shape[2]] @ w2[0].T
+
+    space = fa.Space([DEFAULT, {**DEFAULT, "BLOCK_SIZE_M": 32}])
+    tuned = fa.variants([(layer, space)], key="hidden_states, w2", budget="all")
+    tuned(torch.ones(24, 8), torch.ones(4, 32, 8), torch.ones(4, 8, 16), torch.zeros(24, 2, dtype=torch.int32))
+    (stored,) = StoreFile(own_settings).decisions()
+    assert layer_of(stored.place.workload, Where()) == Layer(tokens=24, experts=4, width=16, hidden=8, dtype="float32")
+    here = replace(stored.place, hardware=H100)  # it ran on this CPU, whose decisions go into no file
+    assert exported(own_settings).files == []
+    variant = stored.decision.config["variant"]
+    one = Tuned(place=here, decision=stored.decision, default=Config({**space.default.knobs, "variant": variant}))
+    ((name, content),) = files_of(VLLM.export([one], Where())).items()
+    assert name == "E=4,N=16,device_name=NVIDIA_H100_80GB_HBM3,dtype=float32.json"
+    assert content["24"] in tried
+    other = replace(one, default=Config({**space.default.knobs, "variant": "other"}))
+    assert why(VLLM.export([other], Where())).endswith(
+        f"the variant {variant} won, and files are for the default's, other"
+    )

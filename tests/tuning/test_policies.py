@@ -41,12 +41,12 @@ class TestFirst(PolicyContract):
 
 class TestSuggestedFirst(PolicyContract):
     def make(self) -> SuggestedFirst:
-        return SuggestedFirst(Selective(), list(WHOLE.outcomes)[40:42])
+        return SuggestedFirst(Selective(), lambda: list(WHOLE.outcomes)[40:42])
 
 
 def test_what_is_suggested_is_tried_first_then_another_policy_chooses() -> None:
     suggested = list(WHOLE.outcomes)[40:43]
-    policy = SuggestedFirst(Exhaustive(), suggested)
+    policy = SuggestedFirst(Exhaustive(), lambda: [*suggested, suggested[0]])
     assert policy.step(view(WHOLE)) == Compile(tuple(suggested))
     assert policy.step(replace(view(WHOLE), configs_left=2)) == Compile(tuple(suggested[:2]))
     known = {config: WHOLE.outcomes[config] for config in suggested}

@@ -26,6 +26,9 @@ MOST_FILE_BYTES = 2**22
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 """What a `triton.Config` sets beside the kernel's own parameters."""
 
+VARIANT = "variant"
+"""The knob by which `fa.variants` tells its callables apart."""
+
 _STATEMENT = re.compile(r"(\w+)=(.+)", re.DOTALL)
 _PART = re.compile(r"([A-Za-z_]\w*)(?:/([1-9]\d{0,5}))?")
 
@@ -241,7 +244,8 @@ def checked_knobs(value: object, what: str) -> dict[str, Value]:
     return value
 
 
-def without_unset_options(config: Config) -> dict[str, Value]:
-    """A config's knobs without the options of Triton that hold their default, which files leave out."""
+def own_knobs(config: Config) -> dict[str, Value]:
+    """A config's knobs as a file has them: without options of Triton that hold their default, and which variant it is."""
     unset: dict[str, Value] = {"num_ctas": 1, "maxnreg": None, "ir_override": None}
-    return {name: value for name, value in config.knobs.items() if not (name in unset and value in (None, unset[name]))}
+    own = {name: value for name, value in config.knobs.items() if name != VARIANT}
+    return {name: value for name, value in own.items() if not (name in unset and value in (None, unset[name]))}

@@ -21,6 +21,7 @@ from ...core.workload import Workload
 from ...errors import InvalidInputError
 from ..encoding import Json
 from .base import (
+    VARIANT,
     ConfigFile,
     Export,
     Kept,
@@ -29,9 +30,9 @@ from .base import (
     checked_knobs,
     dtypes_of,
     function_of,
+    own_knobs,
     parts_of,
     read_object,
-    without_unset_options,
 )
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
@@ -101,6 +102,7 @@ class FusedMoe:
             workload = one.place.workload
             try:
                 self._row(one.decision.config)
+                _refuse_other_variants(one)
                 layer = layer_of(workload, where)
                 path = self._path(layer, one.place.hardware, one.place.toolchain.versions.get("triton", ""), where)
             except InvalidInputError as err:
@@ -154,7 +156,7 @@ class FusedMoe:
         if missing := [name for name in ROW if name not in config.knobs]:
             raise InvalidInputError(f"its configs set no {', '.join(missing)}, which {self.name}'s kernel needs")
         row: Json = {name: config[name] for name in ROW}
-        for name, value in without_unset_options(config).items():
+        for name, value in own_knobs(config).items():
             if name in row or (name == "SPLIT_K" and value in (None, 1)):  # the only one there is by now
                 continue
             if name not in self.extra:
@@ -330,6 +332,12 @@ def _sizes_and(layer: Layer, device: str) -> str:
 
 def _blocks(layer: Layer, between: str) -> str:
     return f",block_shape=[{between.join(map(str, layer.block_shape))}]" if layer.block_shape else ""
+
+
+def _refuse_other_variants(one: Tuned) -> None:
+    chosen = one.decision.config.knobs.get(VARIANT)
+    if one.default is not None and chosen != (default := one.default.knobs.get(VARIANT)):
+        raise InvalidInputError(f"the variant {chosen} won, and files are for the default's, {default}")
 
 
 def _suggestion(name: str, rows: Mapping[str, object], tokens: int) -> tuple[str, Mapping[str, Value]]:

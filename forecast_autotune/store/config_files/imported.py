@@ -100,12 +100,9 @@ def remove_imported(store: Path) -> None:
 
 def suggested(store: Path, job: Job) -> tuple[Config, ...]:
     """Configs of a job's space that imported files name as the best; never raises."""
-    root = store / FOLDER
-    if not root.is_dir():
-        return ()
     configs: dict[Config, None] = {}
     for known in FORMATS.values():
-        kept = _KeptFiles(root / known.name)
+        kept = _KeptFiles(store / FOLDER / known.name)
         try:
             for source, knobs in known.suggest(job, kept) if kept.root.is_dir() else ():
                 config = _in_space(knobs, job)

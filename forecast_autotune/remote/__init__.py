@@ -1,0 +1,1 @@
+"""What machines learn, shared through storage that all of them can reach."""

@@ -1,0 +1,143 @@
+"""The exchange in a process of its own: launches would wait while a storage's package is imported, and it may hang."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.text import error_text
+from ..core.workload import Program
+from ..errors import AutotuneError, RemoteStoreError
+from ..processes.channel import Channel, Message
+from ..processes.endings import (
+    WorkerDiedError,
+    WorkerKilledError,
+    WorkerRaisedError,
+    WorkersUnavailableError,
+    WorkerTimeoutError,
+)
+from ..processes.fork_server import ForkServer
+from ..settings import RemoteStore
+from ..store import encoding
+from ..store.sqlite import SqliteStore
+from .exchange import Complain, Exchange
+from .location import Location
+from .mirror import Mirror
+
+if TYPE_CHECKING:
+    from ..processes.worker import Worker
+
+START_S = 60.0
+ANSWER_S = 600.0  # for one thing that is asked: a storage that takes longer counts as one that cannot be reached
+NICENESS = 10  # of that process: it is nobody's hurry
+
+_servers = ForkServer(__name__)
+
+
+class ExchangeApart:
+    """What `Exchange` does, done by a worker process; it ends with this one, or when it is closed.
+
+    Args:
+        directory: the folder of this machine's own store.
+        remote: the remote store.
+        complain: gets why a segment is left out.
+    """
+
+    def __init__(self, directory: Path, remote: RemoteStore, *, complain: Complain) -> None:
+        self._request = {"directory": str(directory.absolute()), "url": remote.url, "sources": remote.sources}
+        self._complain = complain
+        self._worker: Worker | None = None
+
+    def forget(self) -> None:
+        """Leave the worker to the parent, in the child of a fork."""
+        self._worker = None
+
+    def close(self) -> None:
+        """End the worker; the next thing that is asked starts another."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+
+    def pull(self, hardware: str, program: Program, *, fresh_s: float = 0.0) -> object:
+        """See `Exchange.pull`."""
+        return self._ask(
+            "pull", {"hardware": hardware, "program": encoding.encode_program(program), "fresh_s": fresh_s}
+        )
+
+    def pull_from_other_hardware(self, hardware: str, program: Program, *, fresh_s: float) -> object:
+        """See `Exchange.pull_from_other_hardware`."""
+        return self._ask(
+            "pull_from_other_hardware",
+            {"hardware": hardware, "program": encoding.encode_program(program), "fresh_s": fresh_s},
+        )
+
+    def push(self) -> object:
+        """See `Exchange.push`."""
+        return self._ask("push", {})
+
+    def _ask(self, what: str, given: Mapping[str, Any]) -> object:
+        """What the worker answers; one that ends before it has answered is asked again, another one.
+
+        Raises:
+            RemoteStoreError: the storage failed, or the workers did.
+        """
+        try:
+            try:
+                answer = self._asked(what, given)
+            except WorkerKilledError:
+                self.close()
+                answer = self._asked(what, given)
+        except (WorkerDiedError, WorkerRaisedError, WorkerTimeoutError, WorkersUnavailableError) as err:
+            self.close()
+            raise RemoteStoreError(f"the process that reads and sends: {err}") from None
+        for complaint in answer["complaints"]:
+            self._complain(str(complaint))
+        if "failed" in answer:
+            raise RemoteStoreError(str(answer["failed"]))
+        return answer["done"]
+
+    def _asked(self, what: str, given: Mapping[str, Any]) -> Message:
+        if self._worker is None or self._worker.has_ended:
+            self.close()
+            self._worker = _servers.start(
+                exchange, self._request, ready_s=START_S, environment=dict(os.environ), folder=os.sep
+            )
+        self._worker.send({"do": what, "given": dict(given)})
+        return self._worker.receive(ANSWER_S)
+
+
+def exchange(channel: Channel, request: Mapping[str, Any]) -> None:
+    """Do what is asked until the caller hangs up; a worker's job."""
+    os.nice(NICENESS)
+    complaints: list[str] = []
+    directory = Path(request["directory"])
+    done_by = Exchange(
+        SqliteStore(directory, quiet=True),
+        Mirror(directory, request["url"]),
+        Location(request["url"]),
+        sources=bool(request["sources"]),
+        complain=complaints.append,
+    )
+    channel.send({"ready": True})
+    while True:
+        message = channel.receive()
+        complaints.clear()
+        answer: dict[str, Any]
+        try:
+            answer = {"done": _do(done_by, str(message["do"]), message["given"])}
+        except (AutotuneError, OSError) as err:
+            answer = {"failed": error_text(err)}
+        channel.send({**answer, "complaints": complaints})
+
+
+def _do(done_by: Exchange, what: str, given: Mapping[str, Any]) -> object:
+    if what == "push":
+        return done_by.push()
+    program = encoding.decode_program(given["program"])
+    fresh_s = float(given["fresh_s"])
+    if what == "pull":
+        return done_by.pull(str(given["hardware"]), program, fresh_s=fresh_s)
+    done_by.pull_from_other_hardware(str(given["hardware"]), program, fresh_s=fresh_s)
+    return None

@@ -1,0 +1,174 @@
+"""Where segments lie: a folder behind any URL that fsspec knows, with few verbs and errors that say what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ..errors import InvalidInputError, MissingExtraError, RemoteStoreError
+from ..settings import without_password
+
+LAYOUT = "v1"
+ENDING = ".jsonl.gz"
+
+_DIGEST = re.compile("[0-9a-f]{32}")
+_LOCAL = ("file", "local")
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub", "abfs": "adlfs"}
+_TIME_FIELDS = ("LastModified", "last_modified", "mtime", "updated", "created")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A segment as a listing shows it."""
+
+    hardware: str  # digests
+    program: str
+    name: str
+    size: int  # bytes
+    at: (
+        float | None
+    )  # when the storage got it, by its own clock, in seconds since the epoch; None where it does not tell
+
+    @property
+    def path(self) -> str:
+        """Below the location."""
+        return f"{LAYOUT}/{self.hardware}/{self.program}/{self.name}"
+
+
+class Location:
+    """A folder of segments behind a URL. fsspec is imported at the first use; credentials are where it looks for them.
+
+    Every method raises:
+        InvalidInputError: the URL names no storage that fsspec knows.
+        MissingExtraError: the package for its scheme is not installed.
+        RemoteStoreError: the storage cannot be reached, or refuses.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.shown = without_password(url)
+        self._opened: tuple[Any, str] | None = None
+        self.requests = 0  # made so far; pages of a listing count as one
+
+    def forget(self) -> None:
+        """Open it anew at the next call: connections of another process cannot be used after a fork."""
+        self._opened = None
+
+    def segments(self, hardware: str, program: str) -> list[Listed]:
+        """The segments of one program on one hardware; none where nobody has written any."""
+        infos = self._list(f"{LAYOUT}/{hardware}/{program}")
+        return [found for info in infos if (found := _listed(info)) is not None]
+
+    def hardware(self) -> list[str]:
+        """Digests of the hardware that anything is known of."""
+        names = (str(info["name"]).rstrip("/").rpartition("/")[2] for info in self._list(LAYOUT))
+        return sorted(name for name in names if _DIGEST.fullmatch(name))
+
+    def all_segments(self) -> list[Listed]:
+        """Every segment there is; for commands, as it lists the whole location."""
+        with self._reached("list") as (fs, root):
+            infos = fs.find(f"{root}/{LAYOUT}", detail=True).values()
+        return sorted((s for info in infos if (s := _listed(info)) is not None), key=lambda s: s.path)
+
+    def read(self, segments: Sequence[Listed]) -> Iterator[tuple[Listed, bytes]]:
+        """The bytes of segments, read side by side; one that somebody has removed meanwhile is left out."""
+        with self._reached("read", requests=len(segments)) as (fs, root):
+            paths = [f"{root}/{s.path}" for s in segments]
+            answers = fs.cat(paths, on_error="return") if paths else {}
+        for segment, path in zip(segments, paths, strict=True):
+            answer = answers.get(path)
+            if isinstance(answer, FileNotFoundError) or answer is None:
+                continue
+            if isinstance(answer, BaseException):
+                raise self._error("read", answer)
+            yield segment, bytes(answer)
+
+    def write(self, hardware: str, program: str, name: str, data: bytes) -> None:
+        """Write a segment. One that is cut off by a crash has the wrong content for its name, and readers see that."""
+        with self._reached("write to") as (fs, root):
+            fs.pipe_file(f"{root}/{LAYOUT}/{hardware}/{program}/{name}", data)
+
+    def remove(self, segments: Sequence[Listed]) -> None:
+        """Remove segments; those that are gone already are no error."""
+        for segment in segments:
+            with self._reached("remove from") as (fs, root):
+                try:
+                    fs.rm_file(f"{root}/{segment.path}")
+                except FileNotFoundError:
+                    continue
+
+    def _list(self, below: str) -> list[dict[str, Any]]:
+        with self._reached("list") as (fs, root):
+            fs.invalidate_cache()  # some keep listings; another machine may have written since
+            try:
+                infos: list[dict[str, Any]] = fs.ls(f"{root}/{below}", detail=True)
+            except FileNotFoundError:
+                return []
+        return infos
+
+    @contextmanager
+    def _reached(self, verb: str, *, requests: int = 1) -> Iterator[tuple[Any, str]]:
+        self.requests += requests
+        try:
+            yield self._open()
+        except (InvalidInputError, MissingExtraError, RemoteStoreError):
+            raise
+        except Exception as err:  # each storage has errors of its own, and not all are OSErrors
+            raise self._error(verb, err) from err
+
+    def _open(self) -> tuple[Any, str]:
+        if self._opened is None:
+            try:
+                import fsspec
+            except ImportError:
+                raise MissingExtraError("pip install 'forecast-autotune[remote]'") from None
+            scheme = self.url.partition("://")[0].rpartition("::")[2]
+            options = {"auto_mkdir": True} if scheme in _LOCAL else {}
+            try:
+                # An instance of our own: a cached one may have been made before a fork.
+                fs, root = fsspec.url_to_fs(self.url, skip_instance_cache=True, **options)
+            except ImportError:
+                package = _PACKAGES.get(scheme, f"the package that fsspec names for {scheme}://")
+                raise MissingExtraError(f"pip install {package}: {self.shown} needs it") from None
+            except ValueError as err:
+                raise InvalidInputError(f"{self.shown}: {err}") from None
+            self._opened = fs, str(root).rstrip("/")
+        return self._opened
+
+    def _error(self, verb: str, err: BaseException) -> RemoteStoreError:
+        what = f"cannot {verb} {self.shown} ({type(err).__name__}: {str(err)[:300]})"
+        if isinstance(err, PermissionError):
+            return RemoteStoreError(f"{what}: look at its permissions, and at the credentials that fsspec finds here")
+        if isinstance(err, FileNotFoundError):
+            return RemoteStoreError(f"{what}: look at its spelling, and whether the bucket or folder is there")
+        return RemoteStoreError(what)
+
+
+def _listed(info: dict[str, Any]) -> Listed | None:
+    """A segment of a listing; None for what is none: folders, and what somebody else has put there."""
+    parts = str(info["name"]).split("/")[-3:]
+    if info.get("type") != "file" or len(parts) != 3:
+        return None
+    hardware, program, name = parts
+    if not all(_DIGEST.fullmatch(part) for part in (hardware, program, name.removesuffix(ENDING))):
+        return None
+    return Listed(hardware=hardware, program=program, name=name, size=int(info.get("size") or 0), at=_time_of(info))
+
+
+def _time_of(info: dict[str, Any]) -> float | None:
+    for field in _TIME_FIELDS:
+        value = info.get(field)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        if isinstance(value, str):
+            try:
+                return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
+            except ValueError:
+                continue
+    return None

@@ -1,0 +1,205 @@
+"""The thread that exchanges with a remote store in the background; a launch only tells it what it would like to know."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures.thread  # noqa: F401  # registers its end before ours, so that ours comes first; storages use it
+import logging
+import os
+import threading
+import time
+import weakref
+from contextlib import suppress
+
+from ..core.hardware import REHEARSAL_KINDS, Hardware
+from ..core.job import Job
+from ..core.text import error_text, plain
+from ..core.workload import Program
+from ..store.held_warnings import HeldWarnings
+from .apart import ExchangeApart
+from .exchange import Exchange
+
+log = logging.getLogger(__name__)
+
+FRESH_S = 60.0  # a listing is good for so long, in all processes of a machine
+OTHERS_FRESH_S = 3600.0  # one of other hardware, which only seeds forecasts
+IDLE_S = 30.0  # without anything to do, after which the thread ends; the next thing to do starts another
+FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # after a failure: doubled each time
+END_S = (
+    5.0  # that a process which ends waits for what it has to send, if nothing has failed; the rest is sent by the next
+)
+
+Folder = tuple[str, str]  # digests of hardware and program
+
+
+class Sync:
+    """One process's exchange with a remote store. No method waits but `finish`, `close` and `end`, and none raises.
+
+    Args:
+        exchange: what the thread does.
+        warnings: where trouble is reported: once for each kind.
+    """
+
+    def __init__(self, exchange: Exchange | ExchangeApart, warnings: HeldWarnings) -> None:
+        self.exchange = exchange
+        self.warnings = warnings
+        self.begin()
+        _ALL.add(self)
+
+    def begin(self) -> None:
+        """Nothing asked for yet and no thread: in a new one, and in the child of a fork."""
+        self.generation = 0  # changes with what is known here of other machines
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._asked: dict[Folder, float] = {}  # when this process last asked for a folder
+        self._wanted: dict[Folder, Program] = {}  # to be read next, and not read yet
+        self._to_send = True  # what earlier processes left
+        self._own_to_send = False  # what this one has decided
+        self._busy = False  # the thread is at it
+        self._failures = 0  # in a row
+        self._over = False
+        self.exchange.forget()
+
+    # On a launch's way ----------------------------------------------------------------------------------------------
+
+    def want(self, job: Job) -> None:
+        """Have what bears on a job read, unless that was done a moment ago."""
+        hardware, program = job.hardware, job.workload.program
+        folder, now = (hardware.digest, program.digest), time.monotonic()
+        if now - self._asked.get(folder, -FRESH_S) < FRESH_S or hardware.kind in REHEARSAL_KINDS:
+            return
+        self._asked[folder] = now
+        with self._changed:
+            self._wanted[folder] = program
+            self._wake()
+
+    def send(self, hardware: Hardware) -> None:
+        """Have sent what was decided on some hardware."""
+        if hardware.kind in REHEARSAL_KINDS:
+            return
+        with self._changed:
+            self._to_send = self._own_to_send = True
+            self._wake()
+
+    def is_reading(self, job: Job) -> bool:
+        """Whether what bears on a job is still to come."""
+        return (job.hardware.digest, job.workload.program.digest) in self._wanted
+
+    def finish(self, wait_s: float) -> bool:
+        """Wait until all is read and sent, so many seconds at most, or until something fails; whether all was."""
+        with self._changed:
+            if self._thread is None:
+                return self._idle
+            return self._changed.wait_for(lambda: self._idle or self._failures > 0, wait_s) and self._idle
+
+    def close(self) -> None:
+        """Wait a little for what this process still has to send, and end what runs beside it; a later call starts anew."""
+        self._await_sent()
+        with self._changed:
+            if not self._busy:
+                self.exchange.close()
+
+    def end(self) -> None:
+        """The process ends: send what it has decided, as far as that can be done soon."""
+        self._await_sent()
+        self._over = True
+
+    def _await_sent(self) -> None:
+        with self._changed:
+            if self._thread is not None and not self._over:
+                self._changed.wait_for(lambda: not self._own_to_send or self._failures > 0, END_S)
+
+    @property
+    def _idle(self) -> bool:
+        return not (self._wanted or self._to_send or self._busy)
+
+    def _wake(self) -> None:
+        """Have the thread look; called with the condition held."""
+        self._changed.notify_all()
+        if self._thread is None and not self._over:
+            thread = threading.Thread(target=self._work, name="forecast-autotune-remote", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as err:  # no more threads can be had, or the interpreter is ending
+                log.debug("no thread for the remote store: %s", err)
+                self._wanted.clear()
+                return
+            self._thread = thread
+
+    # In the thread --------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1)) if self._failures else 0.0
+                if self._failures and not self._wanted:
+                    self._changed.wait(pause_s)
+                elif not self._changed.wait_for(lambda: not self._idle, IDLE_S):
+                    self._thread = None
+                    self.exchange.close()
+                    return
+                wanted, self._busy = dict(self._wanted), True
+            try:
+                for folder, program in wanted.items():
+                    self._read(folder, program)
+                self._send()
+                self._failures = 0
+            except Exception as err:
+                self._fail(err)
+            with self._changed:
+                for folder in wanted:  # also after a failure: nobody is to look out for it any more
+                    self._wanted.pop(folder, None)
+                self._busy = False
+                self._changed.notify_all()
+
+    def _read(self, folder: Folder, program: Program) -> None:
+        hardware, _ = folder
+        self.exchange.pull(hardware, program, fresh_s=FRESH_S)
+        self.generation += 1
+        with self._changed:
+            self._wanted.pop(folder, None)
+            self._changed.notify_all()
+        self.exchange.pull_from_other_hardware(hardware, program, fresh_s=OTHERS_FRESH_S)
+
+    def _send(self) -> None:
+        with self._changed:
+            to_send, own = self._to_send, self._own_to_send
+            self._to_send = self._own_to_send = False
+        if to_send:
+            try:
+                self.exchange.push()
+            except BaseException:
+                self._to_send, self._own_to_send = True, self._own_to_send or own
+                raise
+
+    def _fail(self, err: Exception) -> None:
+        if self._over:
+            return  # what runs beside this process ends with it
+        log.info("remote store: %s", error_text(err), exc_info=not isinstance(err, OSError))
+        with suppress(Exception):  # the user may have made warnings errors, and this thread is nobody's call
+            self.warnings.warn_once(
+                "remote",
+                f"the remote store cannot be used: {plain(error_text(err))}. Tuning goes on with what is known here; what "
+                "this machine learns waits in its store and is sent later. 'forecast-autotune remote status' says more",
+            )
+        self._failures += 1
+
+
+_ALL: weakref.WeakSet[Sync] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    for sync in list(_ALL):
+        sync.end()
+
+
+def _after_fork_in_child() -> None:
+    for sync in list(_ALL):
+        sync.begin()
+
+
+# At `atexit` it would be too late: by then no executor takes work any more, by which storages look up names of hosts.
+getattr(threading, "_register_atexit", atexit.register)(_end_all)
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,80 @@
+"""`remote`: what the command says and does, on a folder that two machines share."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
+
+from forecast_autotune.cli import main
+from forecast_autotune.store.sqlite import SqliteStore
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE_STORE", f"file://{tmp_path}/shared,trusted")
+    for name, keys in (("one", 3), ("two", 1)):
+        with SqliteStore(tmp_path / name) as store:
+            for n in range(keys):
+                job = a_job(key={"n": n})
+                store.record(job, "run", SPACE[1], a_measurement(), None)
+                store.decide(job, a_decision(job, decided_at=time.time()))
+    return tmp_path / "shared"
+
+
+def remote(tmp_path: Path, machine: str, *words: str) -> int:
+    return main(["remote", *words, "--dir", str(tmp_path / machine)])
+
+
+def test_what_one_machine_pushes_another_one_pulls(
+    tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert remote(tmp_path, "one", "status") == 1
+    assert "3 decisions of this machine wait" in capsys.readouterr().err
+    assert remote(tmp_path, "one", "push") == 0
+    assert remote(tmp_path, "one", "status") == 0
+    said = capsys.readouterr()
+    assert "NVIDIA H200  rmsnorm         1" in said.out
+    assert "nothing waits here" in said.err
+    assert remote(tmp_path, "two", "pull", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"outcomes": 3, "decisions": 3}
+
+
+def test_json_and_compact_and_withdraw(tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for machine in ("one", "two"):
+        assert remote(tmp_path, machine, "push", "--json") == 0
+    capsys.readouterr()
+    assert remote(tmp_path, "one", "status", "--json") == 0
+    (folder,) = json.loads(capsys.readouterr().out)["folders"]
+    assert (folder["segments"], folder["hardware_name"], folder["program_name"]) == (2, "NVIDIA H200", "rmsnorm")
+    assert remote(tmp_path, "one", "compact", "--json") == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (len(done["written"]), len(done["removed"])) == (1, 2)
+    assert all((shared / path).exists() for path in done["written"])
+    assert not any((shared / path).exists() for path in done["removed"])
+    assert remote(tmp_path, "one", "withdraw", "nothing-of-that-name") == 1
+    assert remote(tmp_path, "one", "withdraw", "rmsnorm") == 0
+    assert remote(tmp_path, "one", "compact", "--days", "30") == 0
+    assert remote(tmp_path, "two", "pull") == 0
+    capsys.readouterr()
+    assert remote(tmp_path, "one", "withdraw", "rmsnorm") == 1
+
+
+def test_without_the_setting_or_with_a_bad_one_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert remote(tmp_path, "one", "status") == 2
+    assert "set FORECAST_AUTOTUNE_REMOTE_STORE" in capsys.readouterr().err
+    monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE_STORE", "nothing://x")
+    assert remote(tmp_path, "one", "status") == 2
+    assert "Protocol not known" in capsys.readouterr().err
+    assert remote(tmp_path, "one", "compact", "--days", "nan") == 2
+
+
+def test_looking_creates_no_store(tmp_path: Path, shared: Path) -> None:
+    for word in ("status", "push", "pull"):
+        assert remote(tmp_path, "three", word) == 1
+    assert not (tmp_path / "three").exists()

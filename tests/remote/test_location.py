@@ -1,0 +1,103 @@
+"""Storages: folders, memory, and a real server that speaks S3's protocol."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from s3_server import BUCKET, S3Server, s3_environment, s3_server
+
+from forecast_autotune.errors import InvalidInputError, MissingExtraError, RemoteStoreError
+from forecast_autotune.remote.location import Listed, Location
+from forecast_autotune.remote.segments import name_of
+
+HARDWARE, OTHER, PROGRAM = "a" * 32, "b" * 32, "c" * 32
+DATA = b"what a segment holds"
+NAME = name_of(DATA)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
+def location(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Location:
+    if request.param == "s3":
+        for name, value in s3_environment(request.getfixturevalue("server").url).items():
+            monkeypatch.setenv(name, value)
+        return Location(f"s3://{BUCKET}/{tmp_path.name}")
+    return Location(f"{request.param}://{tmp_path}/shared")
+
+
+def test_what_is_written_is_listed_read_and_removed(location: Location) -> None:
+    assert location.segments(HARDWARE, PROGRAM) == []
+    assert location.hardware() == []
+    location.write(HARDWARE, PROGRAM, NAME, DATA)
+    location.write(OTHER, PROGRAM, NAME, DATA)
+    (found,) = location.segments(HARDWARE, PROGRAM)
+    assert (found.hardware, found.program, found.name, found.size) == (HARDWARE, PROGRAM, NAME, len(DATA))
+    assert found.at is not None
+    assert abs(found.at - time.time()) < 3600
+    assert location.hardware() == [HARDWARE, OTHER]
+    assert [s.hardware for s in location.all_segments()] == [HARDWARE, OTHER]
+    assert list(location.read([found])) == [(found, DATA)]
+    location.remove([found, found])
+    assert location.segments(HARDWARE, PROGRAM) == []
+
+
+def test_a_segment_that_somebody_removed_meanwhile_is_left_out(location: Location) -> None:
+    location.write(HARDWARE, PROGRAM, NAME, DATA)
+    gone = Listed(hardware=HARDWARE, program=PROGRAM, name=name_of(b"gone"), size=4, at=None)
+    (found,) = location.segments(HARDWARE, PROGRAM)
+    assert list(location.read([gone, found])) == [(found, DATA)]
+
+
+def test_files_that_are_no_segments_are_passed_over(location: Location) -> None:
+    for name in ("README.md", "x.jsonl.gz", NAME.upper()):
+        location.write(HARDWARE, PROGRAM, name, b"hello")
+    location.write("not a digest", PROGRAM, NAME, b"hello")
+    assert location.segments(HARDWARE, PROGRAM) == []
+    assert location.all_segments() == []
+    assert location.hardware() == [HARDWARE]
+
+
+def test_what_another_machine_has_written_since_is_seen(location: Location) -> None:
+    other = Location(location.url)
+    assert location.segments(HARDWARE, PROGRAM) == []
+    other.write(HARDWARE, PROGRAM, NAME, DATA)
+    assert len(location.segments(HARDWARE, PROGRAM)) == 1
+
+
+def test_wrong_credentials_and_buckets_are_errors_that_say_what_to_do(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3_environment(server.url).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RemoteStoreError, match=r"cannot write to s3://nowhere.*look at its spelling"):
+        Location("s3://nowhere/tuning").write(HARDWARE, PROGRAM, NAME, DATA)
+    assert not (server.folder / "nowhere").exists(), "a bucket was made that nobody asked for"
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    with pytest.raises(RemoteStoreError, match="look at its permissions, and at the credentials"):
+        Location(f"s3://{BUCKET}/tuning").segments(HARDWARE, PROGRAM)
+
+
+def test_a_folder_without_permission_is_an_error_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(RemoteStoreError, match="cannot write to file://"):
+        Location(f"file://{tmp_path}/file").write(HARDWARE, PROGRAM, NAME, DATA)
+
+
+def test_a_storage_that_is_unknown_or_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidInputError, match="Protocol not known: nothing"):
+        Location("nothing://here").hardware()
+    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
+    with pytest.raises(MissingExtraError, match="pip install gcsfs"):
+        Location("gs://bucket/tuning").hardware()
+
+
+def test_a_password_in_a_url_is_not_shown() -> None:
+    assert Location("ftp://me:secret@host/x?token=1").shown == "ftp://…@host/x?…"
