@@ -262,6 +262,10 @@ def test_fla_launches_at_once_what_was_decided_here(tmp_path: Path) -> None:
     assert decided == ["CachedAutotuner", 4, 1], "by FLA alone, without us: one launch, nothing tuned"
     assert other[2] > 4, "a key that is in no file is tuned"
     assert (entries, default) == (1, None)
+    command("import", "--dir", tmp_path / "elsewhere", "--format", "fla", out)
+    elsewhere = {"FORECAST_AUTOTUNE_DIR": str(tmp_path / "elsewhere"), "FORECAST_AUTOTUNE_BUDGET": "2"}
+    _, warps, _ = told_by(tmp_path, ours, "print(json.dumps(launched(4)))", **elsewhere)
+    assert warps == 4, "of four configs two were tried: the first, and the one that the file names"
 
 
 # Files that are taken in ----------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """Fit the shipped model on all recorded spaces: `make fit`, or `python -m calibration fit [TRACE …] [--to FILE]`.
 
-Two things are fitted, both explained in `forecast_autotune/surrogates/prior.py`: a forest over features of launches, of
-randomised trees that each see a part of the kernels; and the factors of the rules of thumb over knobs' roles. The file's
-card says on which traces, and how well the model does on kernels and on sizes that were left out: in 10 rounds each kernel
-once with all its sizes; then, in at most 3, each size once. Only forecasts are scored: no outcome of the space and no
-recording of the kernel is known to the model.
+Three things are fitted, all explained in `forecast_autotune/surrogates/prior.py`: a forest over features of launches, of
+randomised trees that each see a part of the kernels; a few small networks beside it; and the factors of the rules of thumb
+over knobs' roles. The file's card says on which traces, and how well the model does on kernels and on sizes that were left
+out: in 10 rounds each kernel once with all its sizes; then, in at most 3, each size once. Only forecasts are scored: no
+outcome of the space and no recording of the kernel is known to the model.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from forecast_autotune.features.forecast_columns import columns_of
 from forecast_autotune.features.kernel_kinds import KINDS, kernel_kind
 from forecast_autotune.processes.machine import usable_cores
 from forecast_autotune.processes.side_by_side import side_by_side
+from forecast_autotune.surrogates import networks as networks_module
 from forecast_autotune.surrogates import prior as prior_module
 from forecast_autotune.surrogates import static_features as traits_module
 from forecast_autotune.surrogates.learned import Learned
@@ -60,6 +61,8 @@ from forecast_autotune.surrogates.static_features import launch_features
 
 from ..command import positive
 from ..paths import CORPORA, REPOSITORY, TRACES, traces
+from . import networks as fitting_networks
+from .networks import fit_networks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,11 +72,12 @@ if TYPE_CHECKING:
 
 LEFT_OUT = REPOSITORY / "build" / "priors"
 TREES, LEAVES, LEAST_IN_A_LEAF = 120, 600, 5
+TREES_FOR_A_NETWORK = 20  # 6 networks beside 120 trees, which take about as long to fit
 MOST_ROWS = 8_000  # configs that a tree is grown on, drawn at random: more cost time and gain nothing
 TRAITS_TRIED = 0.3  # share of them at each split
 KERNELS_SEEN = 0.7  # of all, by each tree: how far trees then disagree says how sure they are of a kernel none has seen
 CLIP = (-3.0, 1.5)  # octaves around a space's median: what is slower is slow, and how slow matters to nobody
-WIDTH = Width(constant=0.6, disagreement=0.3, space=0.6, distance=0.45)  # as `fit_width` finds it on the suite
+WIDTH = Width(constant=0.2, disagreement=1.05, space=0.0, distance=0.7)  # as `fit_width` finds it on the corpus
 JUDGED = 30  # configs of a trace that the width is fitted on, evenly spaced: most are alike
 KERNEL_ROUNDS, SIZE_ROUNDS = 10, 3  # fits in which all kernels are left out once, and all sizes
 LEAST_KERNELS = 3  # of fewer, hardly any are left to fit on when one is left out
@@ -141,7 +145,7 @@ def fit(examples: Sequence[Example], *, trees: int = TREES, seed: int = 0) -> Pr
     """
     if not examples:
         raise InvalidInputError("no traces to fit on: record some with 'make record', or name some")
-    grown = fit_trees([e for e in examples if e.traits is not None], trees=trees, seed=seed)
+    grown = fit_launches([e for e in examples if e.traits is not None], trees=trees, seed=seed)
     return replace(grown, fitted_on=tuple(sorted({e.kernel for e in examples})), factors=fit_factors(examples))
 
 
@@ -166,6 +170,11 @@ def package_of(path: Path) -> str:
     return folder.name if folder.parent == CORPORA["packages"] else ""
 
 
+def _kernel_of(path: Path) -> str:
+    """As `Example.kernel`, by the name of the trace."""
+    return "/".join(filter(None, (package_of(path), path.name.partition(".")[0])))
+
+
 def corpus() -> tuple[Example, ...]:
     """All recorded spaces, read once."""
     return read_examples(corpus_paths())
@@ -175,19 +184,27 @@ def corpus() -> tuple[Example, ...]:
 def prior_without(left_out: str, seed: int = 0) -> Prior | None:
     """The model as fitted without a kernel, or without a whole package; None, for the shipped one, if none is so called.
 
-    Another seed draws another forest on the same traces: what differs between them is no merit of either.
+    With a kernel the others of its round are left out, a tenth of all: ten fits then serve every kernel. Another seed draws
+    another model on the same traces: what differs between them is no merit of either.
 
     Kept in `build/priors` for the next process that asks, under a name that changes with the traces and with what fits.
     """
-    if not any(left_out in (path.name.partition(".")[0], package_of(path)) for path in corpus_paths()):
+    paths = corpus_paths()
+    kernels = sorted({_kernel_of(path) for path in paths})
+    if left_out in kernels:
+        number = kernels.index(left_out) % KERNEL_ROUNDS
+        name, without = f"round-{number}", set(kernels[number::KERNEL_ROUNDS])
+    elif left_out and any(left_out == package_of(path) for path in paths):
+        name, without = left_out, {_kernel_of(path) for path in paths if left_out == package_of(path)}
+    else:
         return None
-    kept = LEFT_OUT / f"{left_out}.{seed}.{_fit_digest()}.json"
+    kept = LEFT_OUT / f"{name}.{seed}.{_fit_digest()}.json"
     try:
         return read_prior(kept)
     except (OSError, InvalidInputError):
-        prior = fit([e for e in corpus() if left_out not in (e.kernel, e.package)], seed=seed)
+        prior = fit([e for e in corpus() if e.kernel not in without], seed=seed)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    _write(kept, prior_text(prior, card={"left out": left_out}))
+    _write(kept, prior_text(prior, card={"left out": sorted(without)}))
     # As read, not as fitted: the same in every process.
     return read_prior(kept)
 
@@ -202,13 +219,13 @@ def _write(path: Path, text: str) -> None:
 @cache
 def _fit_digest() -> str:
     """Of all that a fit depends on."""
-    modules = (sys.modules[__name__], prior_module, traits_module, knob_roles)
+    modules = (sys.modules[__name__], fitting_networks, networks_module, prior_module, traits_module, knob_roles)
     sources = [Path(module.__file__ or "").read_text(encoding="utf-8") for module in modules]
     return digest(*sources, *(f"{path.relative_to(TRACES)} {path.stat().st_size}" for path in corpus_paths()))
 
 
-def fit_trees(examples: Sequence[Example], *, trees: int = TREES, seed: int = 0) -> Prior:
-    """The forest alone. Every kernel counts alike, whatever the number of its sizes and configs."""
+def fit_launches(examples: Sequence[Example], *, trees: int = TREES, seed: int = 0) -> Prior:
+    """Forest and networks alone. Every kernel counts alike, whatever the number of its sizes and configs."""
     import numpy as np
     from sklearn.tree import ExtraTreeRegressor
 
@@ -243,7 +260,11 @@ def fit_trees(examples: Sequence[Example], *, trees: int = TREES, seed: int = 0)
     for number, tree in enumerate(grown):
         for name, column in _in_preorder(tree).items():
             tables[name][number, : tree.node_count] = column
-    return Prior(fitted_on=tuple(kernels), **tables, width=WIDTH, factors={})
+    networks = None
+    if kernels:
+        count = math.ceil(trees / TREES_FOR_A_NETWORK)
+        networks = fit_networks(x.astype(float), y, of_kernel, count=count, seen=KERNELS_SEEN, seed=seed)
+    return Prior(fitted_on=tuple(kernels), **tables, networks=networks, width=WIDTH, factors={})
 
 
 def _in_preorder(tree: Any) -> dict[str, NDArray[Any]]:
@@ -286,16 +307,16 @@ class Missed:
 
 
 def misses(example: Example, prior: Prior) -> Missed:
-    """What the trees expected of a space beside what was measured."""
+    """What trees and networks expected of a space beside what was measured."""
     import numpy as np
 
     described = np.array([bool(d) for d in example.job.static_features])
-    of_trees = prior.members(_traits(example)[described])
-    expected = of_trees.mean(axis=0)
+    of_launches = prior.expected(_traits(example)[described])
+    expected = of_launches.mean
     ran = np.flatnonzero(~np.isnan(example.log2_time[described]))
     some = ran[np.linspace(0, ran.size - 1, min(JUDGED, ran.size)).round().astype(int)] if ran.size else ran
     return Missed(
-        columns=width_columns(expected, of_trees.std(axis=0))[some],
+        columns=width_columns(expected, of_launches.disagreement)[some],
         expected=(np.median(expected) - expected)[some],
         measured=-example.log2_time[described][some],
     )
@@ -610,6 +631,7 @@ def fit_and_score(
     card = {
         "data": data_card(examples),
         "trees": {"count": len(prior.feature), "nodes": sum(2 * int((f >= 0).sum()) + 1 for f in prior.feature)},
+        "networks": 0 if prior.networks is None else len(prior.networks.layers[0][0]),
         "width": asdict(prior.width),
         "honesty_by_kind": kind_card(examples, bins),
         "kernels_left_out": split_card(examples, scored(1, by_kernel)),

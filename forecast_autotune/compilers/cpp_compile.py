@@ -22,6 +22,7 @@ from ..core.config import Config
 from ..core.hardware import Hardware, Toolchain
 from ..core.outcome import Evidence, Failure
 from ..errors import BuildError
+from ..processes.core_slots import core_slots
 from ..processes.endings import (
     WorkerDiedError,
     WorkerKilledError,
@@ -134,8 +135,9 @@ class CppCompiler:
         def work(config: Config) -> None:
             slot = slots.get()
             try:
-                if not abandoned.is_set():
-                    done.put((config, self._build(config, slot, abandoned)))
+                with core_slots().held(given_up=abandoned.is_set):
+                    if not abandoned.is_set():
+                        done.put((config, self._build(config, slot, abandoned)))
             except BaseException as err:  # handed over, or whoever waits for this build would wait for ever
                 done.put((config, err))
             finally:

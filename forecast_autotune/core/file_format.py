@@ -12,13 +12,14 @@ from .text import shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFormat:
-    """A file format of ours, in the version that this package writes and reads.
+    """A file format of ours, in the version that this package writes.
 
     The header is the first line of a JSON-lines file, or stands at the top of a JSON document.
     """
 
     schema: str  # its name
     version: int
+    reads_too: tuple[int, ...] = ()  # other versions that are read
 
     @property
     def header(self) -> dict[str, object]:
@@ -38,7 +39,7 @@ class FileFormat:
         """
         if header.get("schema") != self.schema:
             raise InvalidInputError(f"{path} has the schema {shown(header.get('schema'))}: {accepted}")
-        if header.get("version") != self.version:
+        if header.get("version") not in (self.version, *self.reads_too):
             raise InvalidInputError(
                 f"{path} has version {shown(header.get('version'))}, this version of forecast_autotune reads "
                 f"{self.version}: {remedy}"

@@ -35,22 +35,22 @@ TREES_DOUBT = 0.4  # what trees expect holds by a factor of 1, give or take this
 # How outcomes correct the trees, chosen on the suite, kernels left out. Each may be half as large or half as large again,
 # at a loss of at most 0.6 % of the time found; lengths that outcomes choose lose 1.3 % (3 to 16 outcomes, three forests).
 MISSED_SIGMA = 0.6  # octaves that configs alike in launch and knobs miss together
-MEMBERS_COUNT = 0.7  # of how far the trees' own forecasts are apart, the share by which outcomes may follow one of them
+MEMBERS_COUNT = 0.7  # of how far members' own forecasts are apart, the share by which outcomes may follow one of them
 TREND_DOUBT = 0.7  # what trees expect holds by a factor of 1, give or take this
 LEVEL = 28.0  # variance of the default's own surprise, as a multiple of `MISSED_SIGMA` squared: it need not be usual
 LAUNCH_LENGTH = 0.7  # length per square root of the number of launch features; of knobs it is `LENGTH`
 MISSED_NUGGET = 0.03  # share of `MISSED_SIGMA` squared that each config has for itself
-MEMBERS_KEPT = 0.99  # of the variance between members: some 20 columns instead of 120
+MEMBERS_KEPT = 0.99  # of the variance between members: some 20 columns instead of 126
 OWN_WEIGHT = 0.03  # of the model among recordings: like one of another size, 10 octaves away
 
 
 class Learned(BaseSurrogate):
     """Forecast from what kernels at large teach, and correct it by outcomes.
 
-    Where a job says what each config's launch does, trees fitted on other kernels predict times from that; elsewhere, rules
-    of thumb over knobs' roles do, each by a factor that is known roughly. Recordings of the same program say what the trees
-    miss; where only rules are known, they replace these. Outcomes of this job then correct the factors, and a Gaussian
-    process what is left. Abstains where the job has nothing that the model knows, and nothing was measured.
+    Where a job says what each config's launch does, a model fitted on other kernels predicts times from that; elsewhere,
+    rules of thumb over knobs' roles do, each by a factor that is known roughly. Recordings of the same program say what
+    the trees miss; where only rules are known, they replace these. Outcomes of this job then correct the factors, and a
+    Gaussian process what is left. Abstains where the job has nothing that the model knows, and nothing was measured.
 
     Args:
         prior: the model, or what `held_prior` takes; the shipped one if not given.
@@ -235,17 +235,16 @@ def _model_prior(job: Job, prior: Prior) -> _ModelPrior:
 def _missed(of: LaunchForecast, job: Job) -> GPPrior:
     """What outcomes may miss of what the trees expect: one of fixed scale and lengths, for two to ten outcomes choose none.
 
-    They may follow the forecast itself, more or less than it says; any of the trees, which saw other kernels each; and, all
-    configs alike in launch and knobs together, what none of them knows.
+    They may follow the forecast itself, more or less than it says; any of the trees and networks, which saw other kernels
+    each; and, all configs alike in launch and knobs together, what none of them knows.
     """
     import numpy as np
 
     mean = of.mean - of.mean[0]
-    apart = of.members - of.members.mean(axis=0)
-    apart = apart - apart.mean(axis=1, keepdims=True)
-    variances, directions = np.linalg.eigh(apart @ apart.T / len(apart))
+    apart = of.apart - of.apart.mean(axis=1, keepdims=True)
+    variances, directions = np.linalg.eigh(apart @ apart.T)
     kept = max(1, int((np.cumsum(variances[::-1]) < MEMBERS_KEPT * variances.sum()).sum()) + 1)
-    members = (directions[:, ::-1][:, :kept].T @ apart).T / np.sqrt(len(apart))
+    members = (directions[:, ::-1][:, :kept].T @ apart).T
     basis = np.hstack([MEMBERS_COUNT * members, TREND_DOUBT * (mean - np.median(mean))[:, None]]) / MISSED_SIGMA
     launches = _standardised(of)
     knobs = knob_matrix(job.space).values

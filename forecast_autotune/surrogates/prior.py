@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,8 @@ from ..core.job import Job
 from ..core.model_names import is_model_version, model_version
 from ..core.text import shown
 from ..errors import InvalidInputError
+from .networks import Networks, packed_networks, read_networks
+from .packed_numbers import packed, unpacked
 from .static_features import LAUNCH_FEATURES, launch_features, role_features
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 SHIPPED = Path(__file__).with_name("prior.json")
-FORMAT = FileFormat(schema="forecast_autotune.prior", version=2)
+FORMAT = FileFormat(schema="forecast_autotune.prior", version=3, reads_too=(2,))  # 2 is one of trees alone
 REMEDY = "run 'make fit', or install the package again"
 LEAST_DESCRIBED = 0.5  # share of a space's configs whose launches must be described for the trees to be used
 
@@ -104,7 +105,7 @@ class LaunchForecast:
     Attributes:
         mean, sigma: of log2 speed-up, up to a constant; shape `(configs,)`.
         fail: chance of failing, shape `(configs,)`.
-        members: what each member of the model expects: log2 of time, up to a constant; shape `(members, configs)`.
+        apart: how far the members of the model are from its mean, as of `Expected`; shape `(members, configs)`.
         features: what it was told; shape `(configs, len(LAUNCH_FEATURES))`.
         known: which configs are described; shape `(configs,)`.
     """
@@ -112,22 +113,45 @@ class LaunchForecast:
     mean: Array
     sigma: Array
     fail: Array
-    members: Array
+    apart: Array
     features: Array
     known: NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a model expects of configs: log2 of time, up to a constant.
+
+    Attributes:
+        mean: over members, each with its weight; shape `(configs,)`.
+        apart: each member's expectation less the mean, times the root of its weight; shape `(members, configs)`.
+    """
+
+    mean: Array
+    apart: Array
+
+    @property
+    def disagreement(self) -> Array:
+        """The members' standard deviation, shape `(configs,)`."""
+        import numpy as np
+
+        deviation: Array = np.sqrt((self.apart**2).sum(axis=0))
+        return deviation
+
+
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """A fitted model: trees over what launches do, factors for the rules of thumb over knobs' roles.
+    """A fitted model: trees and networks over what launches do, factors for the rules of thumb over knobs' roles.
 
-    The trees' mean is the expected log2 of time within a space, up to a constant. Each tree saw other kernels: how far they
-    disagree says, among other things, how far off they may be.
+    The mean of the trees and that of the networks, half and half, is the expected log2 of time within a space, up to a
+    constant. Each tree and each network saw other kernels: how far they disagree says, among other things, how far off they
+    may be.
 
     Attributes:
         fitted_on: the kernels whose measurements it was fitted on.
         feature, threshold, left, right, value: a row for each tree, a column for each node: where the feature numbered
             `feature` is at most the threshold, go to `left`, else to `right`; a leaf has a feature of -1.
+        networks: small neural networks over the same features; None for a model of trees alone.
         width: how wide forecasts are.
         factors: by the name of a rule.
         version: what tells it from every other model that was written: how many kernels it was fitted on, and the digest of
@@ -143,11 +167,12 @@ class Prior:
     value: Array = field(repr=False)
     width: Width
     factors: Mapping[str, Factor]
+    networks: Networks | None = field(default=None, repr=False)
     version: str = ""
     card: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def of_launches(self, described: Sequence[Mapping[str, float]], job: Job) -> LaunchForecast | None:
-        """What the trees expect of each config, from what its launch does.
+        """What trees and networks expect of each config, from what its launch does.
 
         Args:
             described: of each config, as `Job.static_features`. Where it has `asked`, a config that nobody asked about is
@@ -162,8 +187,8 @@ class Prior:
         if not self.feature.size or known.sum() < max(1.0, LEAST_DESCRIBED * len(described)):
             return None
         features = launch_features(described, job.hardware)
-        expected = self.members(features)
-        mean, disagreement = expected.mean(axis=0), expected.std(axis=0)
+        expected = self.expected(features)
+        mean, disagreement = expected.mean, expected.disagreement
         asked = np.array(getattr(described, "asked", True)) | known
         share = float(known.sum() / asked.sum())
         refused = REFUSED_FAILS if share >= MOSTLY_DESCRIBED else DESCRIBED_FAILS
@@ -173,18 +198,18 @@ class Prior:
         sigma = np.empty(len(described))
         sigma[known] = self.width.sigma(mean[known], disagreement[known])
         sigma[~known] = sigma[known].max()
-        return LaunchForecast(-mean, sigma, fail, expected, features, known)
+        return LaunchForecast(-mean, sigma, fail, expected.apart, features, known)
 
-    def members(self, features: Array) -> Array:
-        """What each member of the model expects: log2 of time, up to a constant; the model's mean is that over members.
+    def expected(self, features: Array) -> Expected:
+        """What the model expects of configs, from their launches' features, shape `(configs, len(LAUNCH_FEATURES))`."""
+        import numpy as np
 
-        Args:
-            features: shape `(configs, len(LAUNCH_FEATURES))`.
-        Returns:
-            shape `(members, configs)`.
-        """
-        expected: Array = self.each_tree(features).T
-        return expected
+        kinds = [self.each_tree(features).T]
+        if self.networks is not None:
+            kinds.append(self.networks.expected(features))
+        mean = np.mean([of_kind.mean(axis=0) for of_kind in kinds], axis=0)
+        apart = [(of_kind - mean) / math.sqrt(len(kinds) * len(of_kind)) for of_kind in kinds]
+        return Expected(mean, np.vstack(apart))
 
     def each_tree(self, features: Array) -> Array:
         """What each tree expects: log2 of time, up to a constant.
@@ -269,6 +294,7 @@ def prior_text(prior: Prior, *, card: Mapping[str, object]) -> str:
         "width": asdict(prior.width),
         "factors": {name: [f.mean, f.sigma] for name, f in prior.factors.items()},
         "trees": _packed_trees(prior),
+        "networks": None if prior.networks is None else packed_networks(prior.networks),
     }
     return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
 
@@ -293,32 +319,14 @@ def _packed_trees(prior: Prior) -> dict[str, object]:
         raise ValueError("of each inner node the left child stands right behind it")
     return {
         "nodes": sizes,
-        "feature": _packed(np.where(inner, feature, _LEAF), "u1"),
-        "number": _packed(np.where(inner, row(prior.threshold), row(prior.value)), "<f4"),
-        "right": _packed(np.where(inner, row(prior.right), 0), "<u2"),
+        "feature": packed(np.where(inner, feature, _LEAF), "u1"),
+        "number": packed(np.where(inner, row(prior.threshold), row(prior.value)), "<f4"),
+        "right": packed(np.where(inner, row(prior.right), 0), "<u2"),
     }
 
 
-def _packed(values: NDArray[Any], kind: str) -> str:
-    return base64.b64encode(values.astype(kind).tobytes()).decode()
-
-
-def _unpacked(text: str, kind: str, count: int) -> NDArray[Any]:
-    """Numbers from base64.
-
-    Raises:
-        ValueError, TypeError: it is none, or there are not so many, or one is not finite.
-    """
-    import numpy as np
-
-    values = np.frombuffer(base64.b64decode(text, validate=True), dtype=kind)
-    if values.size != count or not np.isfinite(values).all():
-        raise ValueError(f"{values.size} numbers in the place of {count}, or not all finite")
-    return values
-
-
 def read_prior(path: Path) -> Prior:
-    """Read a model. One of fewer features than this version knows is read too.
+    """Read a model. One of fewer features than this version knows is read too, and one of trees alone.
 
     Raises:
         OSError: the file cannot be read.
@@ -340,9 +348,12 @@ def read_prior(path: Path) -> Prior:
             )
         if not isinstance(kernels, list) or not all(isinstance(name, str) for name in kernels):
             raise ValueError("fitted_on holds names of kernels")
+        columns = [LAUNCH_FEATURES.index(name) for name in names]
+        networks = document["networks"] if document["version"] == FORMAT.version else None
         prior = Prior(
             tuple(kernels),
-            **_read_trees(document["trees"], [LAUNCH_FEATURES.index(name) for name in names]),
+            **_read_trees(document["trees"], columns),
+            networks=None if networks is None else read_networks(networks, columns),
             width=Width(**{name: float(value) for name, value in document["width"].items()}),
             factors={str(name): Factor(float(mean), float(sigma)) for name, (mean, sigma) in factors.items()},
             version=model_version(len(kernels), text),
@@ -361,7 +372,7 @@ def read_prior(path: Path) -> Prior:
     return prior
 
 
-def _read_trees(packed: Mapping[str, Any], features: Sequence[int]) -> dict[str, NDArray[Any]]:
+def _read_trees(found: Mapping[str, Any], features: Sequence[int]) -> dict[str, NDArray[Any]]:
     """The trees as tables, a row each, filled up with leaves to the longest.
 
     Args:
@@ -371,13 +382,13 @@ def _read_trees(packed: Mapping[str, Any], features: Sequence[int]) -> dict[str,
     """
     import numpy as np
 
-    sizes = np.array(packed["nodes"], dtype=int).reshape(-1)
-    if (sizes < 1).any() or sizes.tolist() != packed["nodes"]:
+    sizes = np.array(found["nodes"], dtype=int).reshape(-1)
+    if (sizes < 1).any() or sizes.tolist() != found["nodes"]:
         raise ValueError("the trees' sizes are no counts")
     total, most = int(sizes.sum()), int(sizes.max(initial=0))
-    feature = _unpacked(packed["feature"], "u1", total).astype(int)
-    number = _unpacked(packed["number"], "<f4", total).astype(float)
-    right = _unpacked(packed["right"], "<u2", total).astype(int)
+    feature = unpacked(found["feature"], "u1", total).astype(int)
+    number = unpacked(found["number"], "<f4", total).astype(float)
+    right = unpacked(found["right"], "<u2", total).astype(int)
     inner = feature != _LEAF
     if (feature[inner] >= len(features)).any():
         raise ValueError("a tree asks for a feature that is not there")

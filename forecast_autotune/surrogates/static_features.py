@@ -85,6 +85,15 @@ def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware
     return np.hstack([features, features - features[default]])
 
 
+def unknown_features(features: Array) -> NDArray[np.bool_]:
+    """Which of the numbers of `launch_features` stand for what is unknown, of a config or of the one it is compared with."""
+    import numpy as np
+
+    own, over = np.hsplit(features, 2)
+    unknown = own == UNKNOWN
+    return np.hstack([unknown, unknown | (own - over == UNKNOWN)])
+
+
 def _of_a_unit(column: Callable[[str], Array]) -> list[Array]:
     """What one unit of the device holds and has on its way, and how products fit its instructions.
 

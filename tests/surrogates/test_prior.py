@@ -22,6 +22,7 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.model_names import is_model_version
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.surrogates.networks import Networks, packed_networks
 from forecast_autotune.surrogates.prior import (
     RULES,
     SHIPPED,
@@ -33,7 +34,7 @@ from forecast_autotune.surrogates.prior import (
     rules,
     shipped_prior,
 )
-from forecast_autotune.surrogates.static_features import LAUNCH_FEATURES
+from forecast_autotune.surrogates.static_features import LAUNCH_FEATURES, UNKNOWN
 
 RECORDED_ELSEWHERE = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -100,7 +101,44 @@ def test_trees_of_different_sizes_stand_side_by_side(tmp_path: Path) -> None:
     traits = np.zeros((3, len(LAUNCH_FEATURES)))
     traits[:, LAUNCH_FEATURES.index("bound")] = [0.1, 3.0, 3.1]
     assert found.each_tree(traits).tolist() == [[0.5, 7.0], [0.5, 7.0], [2.5, 7.0]]
-    assert found.members(traits).tolist() == [[0.5, 0.5, 2.5], [7.0, 7.0, 7.0]]
+    expected = found.expected(traits)
+    assert expected.mean.tolist() == [3.75, 3.75, 4.75]
+    assert expected.disagreement == pytest.approx([3.25, 3.25, 2.25])
+    assert expected.apart == pytest.approx(np.array([[-3.25, -3.25, -2.25], [3.25, 3.25, 2.25]]) / math.sqrt(2))
+
+
+def with_networks() -> Document:
+    """The same trees beside three networks of two layers, which say 4, 5 and 6 where the threads' number is unknown."""
+    columns = np.arange(len(LAUNCH_FEATURES))
+    threads = LAUNCH_FEATURES.index("threads")
+    first, last = np.zeros((3, 2 * columns.size, 2)), np.ones((3, 2, 1))
+    first[:, threads, 0] = 1.0
+    first[:, columns.size + threads, 1] = [1.0, 2.0, 3.0]
+    layers = ((first, np.zeros((3, 1, 2))), (last, np.full((3, 1, 1), 3.0)))
+    networks = Networks(columns, np.full(columns.size, 2.0), np.full(columns.size, 4.0), layers)
+    return {**small(), "networks": packed_networks(networks)}
+
+
+def test_networks_count_as_much_as_all_trees_together(tmp_path: Path) -> None:
+    found = read_prior(written(tmp_path / "m.json", with_networks()))
+    assert found.networks is not None
+    traits = np.zeros((2, len(LAUNCH_FEATURES)))
+    traits[:, LAUNCH_FEATURES.index("threads")] = [UNKNOWN, 6.0]
+    assert found.networks.expected(traits).tolist() == [[4.0, 4.0], [5.0, 4.0], [6.0, 4.0]]
+    expected = found.expected(traits)
+    assert expected.mean.tolist() == [4.375, 3.875]  # of trees 3.75
+    of_kinds = [np.array([0.5, 7.0]), np.array([4.0, 5.0, 6.0])]
+    variance = np.mean([((each - 4.375) ** 2).mean() for each in of_kinds])
+    assert expected.disagreement[0] == pytest.approx(math.sqrt(variance))
+    assert expected.apart.shape == (5, 2)
+
+
+def test_a_model_of_trees_alone_is_read_as_it_was_when_there_were_no_networks(tmp_path: Path) -> None:
+    former = {**with_networks(), "version": 2}
+    del former["networks"]
+    found = read_prior(written(tmp_path / "m.json", former))
+    assert found.networks is None
+    assert found.expected(np.zeros((1, len(LAUNCH_FEATURES)))).mean.tolist() == [3.75]
 
 
 def test_a_model_of_fewer_features_is_read_as_it_was_meant(tmp_path: Path) -> None:
@@ -129,6 +167,10 @@ def in_trees(name: str, values: list[float] | str) -> Callable[[Document], objec
     )
 
 
+def in_networks(**values: object) -> Callable[[Document], object]:
+    return lambda found: found["networks"].update(values)
+
+
 NAN = float("nan")
 DAMAGE: dict[str, Callable[[Document], object]] = {
     "the former version": changed(version=1),
@@ -153,6 +195,21 @@ DAMAGE: dict[str, Callable[[Document], object]] = {
     "trees without values": lambda d: d["trees"].pop("number"),
     "trees that are a number": changed(trees=3),
     "no trees": lambda d: d.pop("trees"),
+    "no networks": lambda d: d.pop("networks"),
+    "networks that are a list": changed(networks=[1]),
+    "networks of nothing": changed(networks={}),
+    "less than no networks": in_networks(count=-3),
+    "half a network": in_networks(count=1.5),
+    "networks with several answers": in_networks(outputs=[2, 2]),
+    "networks without layers": in_networks(outputs=[]),
+    "fewer layers than weights": in_networks(outputs=[1]),
+    "weights of another shape": in_networks(count=2),
+    "weights that are NaN": in_networks(weights=[packed([NAN], "<f2")] * 2),
+    "weights that are no base64": in_networks(weights=["fast", "slow"]),
+    "too few centres": in_networks(centre=[0.0]),
+    "centres that are NaN": in_networks(centre=[NAN] * len(LAUNCH_FEATURES)),
+    "centres that are lists": in_networks(centre=[[0.0]] * len(LAUNCH_FEATURES)),
+    "scales of nothing": in_networks(scale=[0.0] * len(LAUNCH_FEATURES)),
     "a width that is NaN": changed(width={"constant": NAN}),
     "a width of something else": changed(width={"constant": 0.1, "luck": 1.0}),
     "a width of nothing": changed(width={}),
@@ -168,7 +225,7 @@ DAMAGE: dict[str, Callable[[Document], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_model_that_is_damaged_is_refused_by_name_with_what_to_do(tmp_path: Path, damage: str) -> None:
-    found = small()
+    found = with_networks()
     DAMAGE[damage](found)
     path = written(tmp_path / "model.json", found)
     with pytest.raises(InvalidInputError) as raised:
@@ -240,7 +297,7 @@ def test_the_shipped_model_is_read_and_asked_without_scikit_learn() -> None:
         "from forecast_autotune.surrogates.prior import shipped_prior\n"
         "from forecast_autotune.surrogates.static_features import LAUNCH_FEATURES\n"
         "import numpy as np\n"
-        "print(np.isfinite(shipped_prior().each_tree(np.zeros((3, len(LAUNCH_FEATURES))))).all())"
+        "print(np.isfinite(shipped_prior().expected(np.zeros((3, len(LAUNCH_FEATURES)))).mean).all())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.returncode) == ("True", 0), done.stderr
@@ -269,6 +326,7 @@ def test_the_card_counts_what_the_file_holds() -> None:
         "count": len(found["trees"]["nodes"]),
         "nodes": sum(found["trees"]["nodes"]),
     }
+    assert found["card"]["networks"] == found["networks"]["count"]
     assert found["card"]["width"] == found["width"]
     assert set(found["card"]["kernels_left_out"]["by_kernel"]) == set(found["fitted_on"])
     several = {kernel for kernel, names in found["card"]["data"]["traces"].items() if len(names) > 1}
@@ -291,6 +349,37 @@ def test_what_the_trees_say_is_what_one_reads_in_the_file_by_hand() -> None:
                 goes_left = traits[row, LAUNCH_FEATURES.index(found["features"][asked])] <= numbers[root + node]
                 node = node + 1 if goes_left else int(right[root + node])
             assert said[row, number] == numbers[root + node]
+
+
+def test_what_the_networks_say_is_what_one_computes_from_the_file_by_hand() -> None:
+    draw = np.random.default_rng(0)
+    traits = draw.normal(0, 4, (5, len(LAUNCH_FEATURES)))
+    own = len(LAUNCH_FEATURES) // 2
+    traits[1, 3] = traits[2, own - 1] = UNKNOWN
+    traits[3, own + 7] = traits[3, 7] - UNKNOWN  # unknown of the default
+    traits[4] = 1e6
+    networks = shipped_prior().networks
+    assert networks is not None
+    said = networks.expected(traits)
+    found = shipped()["networks"]
+    assert len(said) == found["count"]
+    for row, traits_of_one in enumerate(traits):
+        inputs, flags = [], []
+        for place, value in enumerate(traits_of_one):
+            usual, over = traits_of_one[place % own], traits_of_one[own + place % own]
+            flags.append(usual == UNKNOWN or (place >= own and usual - over == UNKNOWN))
+            away = (value - found["centre"][place]) / found["scale"][place]
+            inputs.append(0.0 if flags[-1] else max(-5.0, min(5.0, away)))
+        values = np.array([*inputs, *map(float, flags)])
+        assert sum(flags) == {1: 2, 2: 2, 3: 1}.get(row, 0)
+        last = len(found["outputs"]) - 1
+        for layer, size in enumerate(found["outputs"]):
+            weights, biases = (
+                np.frombuffer(base64.b64decode(found[name][layer]), "<f2") for name in ("weights", "biases")
+            )
+            values = values @ weights[: values.size * size].reshape(values.size, size).astype(float) + biases[:size]
+            values = values if layer == last else np.maximum(values, 0.0)
+        assert said[0, row] == pytest.approx(values[0], abs=1e-3)
 
 
 # Rules ------------------------------------------------------------------------------------------------------------------

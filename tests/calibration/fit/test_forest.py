@@ -38,12 +38,14 @@ from calibration.fit.forest import (
     score,
     sizes_left_out,
 )
+from calibration.fit.networks import fit_networks
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.surrogates.prior import SHIPPED, Width, read_prior, shipped_prior, width_columns
+from forecast_autotune.surrogates.static_features import LAUNCH_FEATURES
 
 NONE_RAN = Failure(stage="launch", message="no")
 
@@ -121,6 +123,25 @@ def test_the_same_examples_give_the_same_model(traces: list[Path]) -> None:
     for name in ("feature", "threshold", "left", "right", "value"):
         assert getattr(one, name).tolist() == getattr(other, name).tolist()
     assert one.factors == other.factors
+    assert one.networks is not None
+    assert other.networks is not None
+    for (weights, biases), (same, and_same) in zip(one.networks.layers, other.networks.layers, strict=True):
+        assert (weights == same).all()
+        assert (biases == and_same).all()
+
+
+def test_networks_learn_what_kernels_share_each_kernel_counting_alike() -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(0, 2, (8000, len(LAUNCH_FEATURES)))
+    y = 0.7 * x[:, 3] - 0.4 * abs(x[:, 5])
+    of_kernel = np.repeat([0, 1, 2, 3], 2000)
+    found = fit_networks(x[:6000], y[:6000], of_kernel[:6000], count=3, seen=0.7, seed=0)
+    assert np.corrcoef(found.expected(x[6000:]).mean(axis=0), y[6000:])[0, 1] > 0.9
+    # 30 configs of one kernel say one thing, 3,000 of two others another: each kernel is a third.
+    told = np.zeros((3030, len(LAUNCH_FEATURES)))
+    answers = np.repeat([3.0, 0.0], [30, 3000])
+    alone = fit_networks(told, answers, np.repeat([0, 1, 2], [30, 1500, 1500]), count=4, seen=1.0, seed=0)
+    assert alone.expected(told[:1]).mean() == pytest.approx(1.0, abs=0.15)
 
 
 def test_examples_without_launches_teach_the_rules_alone(traces: list[Path]) -> None:
@@ -369,6 +390,15 @@ def test_a_model_without_a_kernel_of_the_suite_does_not_know_it(small_suite: Pat
     assert not np.array_equal(another.threshold, found.threshold)
 
 
+def test_kernels_of_a_round_are_left_out_together_by_one_fit(
+    small_suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "KERNEL_ROUNDS", 2)
+    found = [prior_without(kernel) for kernel in ("one", "plain", "other", "third")]
+    assert [each.fitted_on for each in found if each is not None] == [("other", "third")] * 2 + [("one", "plain")] * 2
+    assert len(list(small_suite.iterdir())) == 2
+
+
 def test_a_model_fitted_without_a_kernel_is_kept_and_refitted_if_broken(
     small_suite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,3 +433,8 @@ def test_the_shipped_model_is_what_the_suites_recordings_give() -> None:
     for name in ("feature", "left", "right"):
         assert getattr(fitted, name).tolist() == getattr(found, name).tolist()
     assert np.abs(fitted.value - found.value).max() < 1e-3
+    assert fitted.networks is not None
+    assert found.networks is not None
+    some = np.vstack([e.traits for e in corpus()[::40] if e.traits is not None])
+    of_both = (networks.expected(some).mean(axis=0) for networks in (fitted.networks, found.networks))
+    assert np.corrcoef(*of_both)[0, 1] > 0.9  # their last digits depend on the machine's arithmetic
