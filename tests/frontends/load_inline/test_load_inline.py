@@ -35,8 +35,8 @@ class Counting:
         self.built = self.timed = 0
         compile_, measure = CppCompiler.compile, Isolated.measure
 
-        def counted_compile(compiler: CppCompiler, configs: Any) -> Any:
-            for found in compile_(compiler, configs):
+        def counted_compile(compiler: CppCompiler, configs: Any, **how: Any) -> Any:
+            for found in compile_(compiler, configs, **how):
                 self.built += 1
                 yield found
 
