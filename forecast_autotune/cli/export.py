@@ -62,18 +62,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidInputError(
             "--kernel, --hardware and --where choose what --format writes: an export without it is whole"
         )
+    target = str(arguments.file)
+    if arguments.format is not None and ("://" in target or arguments.sources):
+        raise InvalidInputError(
+            "--format writes config files, which hold no sources, into a folder of this machine: name one"
+        )
     store = store_of(arguments)
     if is_missing(store):
         return NOTHING
-    target = str(arguments.file)
-    arguments.file = Path(target)
     if arguments.format is not None:
-        return _write_config_files(arguments)
+        return _write_config_files(Path(target), store, arguments)
     if "://" in target or target.endswith("/"):
         return _write_tree(target, store, sources=arguments.sources)
-    lines = store.export(arguments.file)
+    lines = store.export(Path(target))
     warn_unreadable(store)
-    say(f"wrote {lines} lines to {arguments.file}")
+    say(f"wrote {lines} lines to {target}")
     return OK
 
 
@@ -97,18 +100,18 @@ def _write_tree(target: str, store: StoreFile, *, sources: bool) -> int:
     return OK
 
 
-def _write_config_files(arguments: argparse.Namespace) -> int:
+def _write_config_files(folder: Path, store: StoreFile, arguments: argparse.Namespace) -> int:
     from ..store.config_files import FORMATS as BY_NAME
     from ..store.config_files.base import Where, write
 
-    known, store = BY_NAME[arguments.format], store_of(arguments)
+    known = BY_NAME[arguments.format]
     where = Where(arguments.where, known.where)
     with closing(store.each_tuned(kernel=arguments.kernel, hardware=arguments.hardware)) as tuned:
         export = known.export(tuned, where)
     warn_unreadable(store)
     for file in export.files:
-        write(arguments.file, file)
-        say(f"{arguments.file / file.path}: {file.note}")
+        write(folder, file)
+        say(f"{folder / file.path}: {file.note}")
     reasons = sorted(export.left_out.items(), key=lambda reason: -reason[1])
     for why, count in reasons[:REASONS]:
         say(f"left out {count} {'decision' if count == 1 else 'decisions'}, {why}")
@@ -117,5 +120,5 @@ def _write_config_files(arguments: argparse.Namespace) -> int:
     if not export.files:
         say(f"nothing measured here goes into files of {known.name}{hardware_meant(store, arguments.hardware)}")
         return NOTHING
-    say(f"they are read under {known.use.format(folder=arguments.file.absolute())}")
+    say(f"they are read under {known.use.format(folder=folder.absolute())}")
     return OK
