@@ -14,8 +14,8 @@ honesty      skill and calibration of forecasts, and whether error falls as conf
 uncertainty  ours against measuring the top of the same forecasts
 
 The last three know the same kernel's other traces, of --history or else of those given, and do without them too.
-`--models 5 --seeds 5` draws the fitted model anew for each seed. `--keep FILE` keeps each result, and a later run with the same
-file goes on from there. After Ctrl-C what is done is shown.
+`--models 5 --seeds 5` draws the fitted model anew for each seed. `--keep FILE` keeps each result, and a later run with the
+same file goes on from there. After Ctrl-C what is done is shown.
 
 Exit codes: 0 done, 1 some searches failed, 2 bad input, 130 interrupted.
 """
