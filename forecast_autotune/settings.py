@@ -96,6 +96,38 @@ class RemoteStore:
         return ",".join([without_password(self.url), *(["trusted"] * self.trusted), *(["sources"] * self.sources)])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackUrl:
+    """A pack behind a URL, pinned: by the SHA-256 of its manifest, or by a revision of a hub's that the URL names."""
+
+    url: str
+    digest: str = ""  # 64 hex digits
+
+    @classmethod
+    def parse(cls, text: str) -> PackUrl:
+        """Read `URL#DIGEST`, or `hf://…@REVISION`.
+
+        Raises:
+            InvalidInputError: it is neither.
+        """
+        url, _, digest = text.partition("#")
+        pinned = re.fullmatch("[0-9a-f]{64}", digest) or (not digest and re.match(r"hf://.*[^/]@[^/@]+", url))
+        if not is_url(url) or not pinned:
+            raise InvalidInputError(
+                f"{without_password(text)!r} is no URL that is pinned: give URL#DIGEST, with the digest that "
+                "'forecast-autotune export' printed, or hf://…@REVISION"
+            )
+        return cls(url=url.rstrip("/"), digest=digest)
+
+    def __str__(self) -> str:
+        return without_password(self.url) + (f"#{self.digest}" if self.digest else "")
+
+
+_PACKS = re.compile(
+    rf"[a-z][a-z0-9+.-]*://[^{os.pathsep}]*(?::[0-9]+(?=[/#])[^{os.pathsep}]*)?|[^{os.pathsep}]+"  # a URL may name a port
+)
+
+
 def is_url(text: str) -> bool:
     """Whether a text has a URL's form, fsspec's chains of them (`simplecache::s3://…`) included."""
     return re.fullmatch(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]*://[^\s\x00-\x1f\x7f]+", text) is not None
@@ -113,7 +145,7 @@ class Settings:
     budget: str | None = None
     mode: str = "tune"
     dir: Path = field(default_factory=lambda: default_dir())
-    packs: tuple[Path, ...] = ()
+    packs: tuple[Path | PackUrl, ...] = ()
     remote_store: RemoteStore | None = None
     surrogate: str | None = None
     isolate: str = "auto"
@@ -174,7 +206,7 @@ class Settings:
         if text := env.get(PREFIX + "DIR", "").strip():
             values["dir"] = _path(text, "DIR")
         if text := env.get(PREFIX + "PACKS", "").strip():
-            values["packs"] = tuple(_path(p, "PACKS", text) for p in text.split(os.pathsep) if p)
+            values["packs"] = tuple(_pack(part, text) for part in _PACKS.findall(text))
         if text := env.get(PREFIX + "MODEL", "").strip():
             values["model"] = text if is_model_version(text) else str(_path(text, "MODEL"))
         settings = cls(**values)  # type: ignore[arg-type]
@@ -186,6 +218,15 @@ class Settings:
 def kept_model(folder: Path, version: str) -> Path:
     """Where a store's folder has a fitted model that decided there, if it has it."""
     return folder / "models" / f"{version}.json"
+
+
+def _pack(text: str, whole: str) -> Path | PackUrl:
+    if "://" not in text:
+        return _path(text, "PACKS", whole)
+    try:
+        return PackUrl.parse(text)
+    except InvalidInputError as err:
+        raise InvalidInputError(f"{PREFIX}PACKS: {err}") from None
 
 
 def _path(text: str, name: str, whole: str = "") -> Path:

@@ -166,3 +166,91 @@ def test_flash_linear_attentions_config_files_come_before_ours(
         print(json.dumps([kernel.best_config.num_warps, len(fa.tuner_of(kernel).decisions)]))
     """
     assert told_by(script, tmp_path) == [warps, decided]
+
+
+def test_flag_gems_policy_times_the_decided_config_and_its_database_keeps_it(tmp_path: Path) -> None:
+    needs("flag_gems")
+    package = """
+        import triton
+        import triton.language as tl
+        from flag_gems.utils import libtuner
+        from flag_gems.utils.libentry import LibTuner
+
+        asked = []
+
+        @LibTuner.register_policy("noting")
+        def noting(bench, configs, args, kwargs):
+            timings = {config: bench(config) for config in configs}
+            asked.append(len(timings))
+            return min(timings, key=timings.get), timings
+
+        @libtuner([triton.Config({"BLOCK": b}) for b in (64, 128, 256)], key=["n"], strategy=["log"], policy="noting")
+        @triton.jit
+        def scale(x_ptr, n, BLOCK: tl.constexpr):
+            offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+            tl.store(x_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n) * 2, mask=offsets < n)
+    """
+    (tmp_path / "of_a_package.py").write_text(textwrap.dedent(package))
+    script = f"""
+        import json, os, sys
+        os.environ.update(GEMS_VENDOR="nvidia", HOME={str(tmp_path)!r})
+        sys.path.insert(0, {str(tmp_path)!r})
+        import torch
+        import forecast_autotune as fa
+        from calibration.record.programs.dry_run import pretended_cuda
+        from forecast_autotune.core.config import Config
+
+        times = {{Config({{"BLOCK": b}}): 20_000.0 * (1 + (b != 128)) for b in (64, 128, 256)}}
+        with pretended_cuda(), fa.rehearsal("H200", times) as on:
+            import of_a_package
+            from of_a_package import asked, scale
+            fa.install()
+            for n in (1000, 1000, 1024):  # one key of its strategy
+                scale[lambda meta: (4,)](torch.ones(1000), n)
+            decided = len(fa.tuner_of(scale).decisions)
+            print(json.dumps([asked, scale.best_config.kwargs, decided, type(scale.cache).__name__]))
+    """
+    assert told_by(script, tmp_path) == [[1], {"BLOCK": 128}, 1, "ConfigCache"]
+    assert told_by(script, tmp_path) == [[], {"BLOCK": 128}, 0, "ConfigCache"], "its database knew"
+
+
+def answer_of_the_verb(*words: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "calibration", "third-party", "--json", *words],
+        cwd=REPOSITORY,
+        env={**os.environ, "TRITON_DEFAULT_FP_FUSION": "1"},
+        text=True,
+        capture_output=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("package", "least", "own"),
+    [("fla", 250, "CachedAutotuner"), ("liger_kernel", 12, ""), ("flag_gems", 120, "LibTuner"), ("torchao", 45, "")],
+)
+def test_every_tuner_of_a_package_is_reached(package: str, least: int, own: str, tmp_path: Path) -> None:
+    needs(package)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path))  # FlagGems makes a database in it as it is imported
+        (found,) = answer_of_the_verb("--list", package)
+    assert [tuner for tuner in found["tuners"] if not tuner["ours"]] == []
+    assert len(found["tuners"]) >= least
+    assert any(own in tuner["tuner"] for tuner in found["tuners"])
+    assert len(found["missing"]) < found["modules"] / 2
+
+
+def test_the_table_of_steps_has_keys_of_both_tuners_side_by_side() -> None:
+    needs("fla")
+    (found,) = answer_of_the_verb("--rehearse", "--budget", "2", "gated_norm")
+    stock, ours = found["stock"], found["ours"]
+    assert len(stock["timings_ms"]) == len(stock["chosen"]) == 2
+    assert ours["timings_ms"] == {}, "nothing was timed by Triton's own tuner"
+    assert ours["chosen"].keys() == stock["timings_ms"].keys()
+    assert all(ours["chosen"][key] in times for key, times in stock["timings_ms"].items())
+    assert len(found["untuned"]["chosen"]) == 0
+    assert all(
+        found[way][name] > 0 for way in ("stock", "untuned", "ours") for name in ("first_s", "steady_ms", "host_ms")
+    )

@@ -1,8 +1,8 @@
 """Have every autotuned launch of this process go through a function of ours, whoever made the tuner, and when.
 
-`install()` replaces the decorator, for kernels that are decorated later. Here the method `run` of Triton's class is
-exchanged, and that of every class derived from it, so that kernels decorated before, and tuners of packages' own classes,
-are reached too.
+`install()` lets a class that derives from Triton's launch as it likes, and keep what it likes. A recording wants each launch
+whole, also those of kernels without a tuner. So here the method `run` of Triton's class, of every class derived from it and
+of JIT functions is exchanged.
 """
 
 from __future__ import annotations

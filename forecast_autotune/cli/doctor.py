@@ -21,6 +21,7 @@ from .run import add_program_arguments
 if TYPE_CHECKING:
     from ..core.decision import Decision
     from ..language.model import LanguageModel
+    from ..settings import PackUrl
     from ..store.queries import StoreFile
     from ..store.stats import StoreStats
 
@@ -201,14 +202,23 @@ def _trouble_asking(model: LanguageModel, *, until: float) -> str:
     return f"it gave no answer in {MODEL_S:g} s"
 
 
-def _check_pack(pack: Path) -> Finding:
+def _check_pack(pack: Path | PackUrl) -> Finding:
     from ..core.text import error_text
-    from ..errors import InvalidInputError
+    from ..errors import AutotuneError
+    from ..remote.location import Location
+    from ..remote.trees import MANIFEST, read_manifest
+    from ..settings import PackUrl
     from ..store.jsonl import read_entries
 
     try:
+        if isinstance(pack, PackUrl):
+            named = read_manifest(Location(pack.url).read_file(MANIFEST), str(pack), digest=pack.digest)
+            return Finding(check="pack", status="ok", found=f"{pack}: {len(named)} segments")
+        if pack.is_dir():
+            named = read_manifest((pack / MANIFEST).read_bytes(), str(pack / MANIFEST))
+            return Finding(check="pack", status="ok", found=f"{pack}: {len(named)} segments")
         entries = read_entries(pack)
-    except (OSError, InvalidInputError) as err:
+    except (OSError, AutotuneError) as err:
         advice = "write it again with 'forecast-autotune export', or take it out of FORECAST_AUTOTUNE_PACKS"
         return Finding(check="pack", status="problem", found=error_text(err), advice=advice)
     return Finding(check="pack", status="ok", found=f"{pack}: {len(entries)} lines")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,13 @@ from ..processes.endings import (
     WorkerTimeoutError,
 )
 from ..processes.fork_server import ForkServer
-from ..settings import RemoteStore
+from ..settings import PackUrl, RemoteStore
 from ..store import encoding
 from ..store.sqlite import SqliteStore
 from .exchange import Complain, Exchange
 from .location import Location
 from .mirror import Mirror
+from .trees import PackCopy
 
 if TYPE_CHECKING:
     from ..processes.worker import Worker
@@ -37,16 +39,16 @@ _servers = ForkServer(__name__)
 
 
 class ExchangeApart:
-    """What `Exchange` does, done by a worker process; it ends with this one, or when it is closed.
+    """What an `Exchange` or a `PackCopy` does, done by a worker process; it ends with this one, or when it is closed.
 
     Args:
-        directory: the folder of this machine's own store.
-        remote: the remote store.
+        folder: of this machine's own store, or of the copy of a pack.
+        address: of the remote store, or of the pack.
         complain: gets why a segment is left out.
     """
 
-    def __init__(self, directory: Path, remote: RemoteStore, *, complain: Complain) -> None:
-        self._request = {"directory": str(directory.absolute()), "url": remote.url, "sources": remote.sources}
+    def __init__(self, folder: Path, address: RemoteStore | PackUrl, *, complain: Complain) -> None:
+        self._request = {"folder": str(folder.absolute()), "pack": isinstance(address, PackUrl), **asdict(address)}
         self._complain = complain
         self._worker: Worker | None = None
 
@@ -60,25 +62,23 @@ class ExchangeApart:
         if worker is not None:
             worker.close()
 
-    def pull(self, hardware: str, program: Program, *, fresh_s: float = 0.0) -> object:
+    def pull(self, hardware: str, program: Program, *, fresh_s: float = 0.0) -> None:
         """See `Exchange.pull`."""
-        return self._ask(
-            "pull", {"hardware": hardware, "program": encoding.encode_program(program), "fresh_s": fresh_s}
-        )
+        self._ask("pull", {"hardware": hardware, "program": encoding.encode_program(program), "fresh_s": fresh_s})
 
-    def pull_from_other_hardware(self, hardware: str, program: Program, *, fresh_s: float) -> object:
+    def pull_from_other_hardware(self, hardware: str, program: Program, *, fresh_s: float) -> None:
         """See `Exchange.pull_from_other_hardware`."""
-        return self._ask(
+        self._ask(
             "pull_from_other_hardware",
             {"hardware": hardware, "program": encoding.encode_program(program), "fresh_s": fresh_s},
         )
 
-    def push(self) -> object:
+    def push(self) -> None:
         """See `Exchange.push`."""
-        return self._ask("push", {})
+        self._ask("push", {})
 
-    def _ask(self, what: str, given: Mapping[str, Any]) -> object:
-        """What the worker answers; one that ends before it has answered is asked again, another one.
+    def _ask(self, what: str, given: Mapping[str, Any]) -> None:
+        """Have the worker do something; where it ends before it has answered, another one is asked.
 
         Raises:
             RemoteStoreError: the storage failed, or the workers did.
@@ -96,7 +96,6 @@ class ExchangeApart:
             self._complain(str(complaint))
         if "failed" in answer:
             raise RemoteStoreError(str(answer["failed"]))
-        return answer["done"]
 
     def _asked(self, what: str, given: Mapping[str, Any]) -> Message:
         if self._worker is None or self._worker.has_ended:
@@ -112,32 +111,31 @@ def exchange(channel: Channel, request: Mapping[str, Any]) -> None:
     """Do what is asked until the caller hangs up; a worker's job."""
     os.nice(NICENESS)
     complaints: list[str] = []
-    directory = Path(request["directory"])
-    done_by = Exchange(
-        SqliteStore(directory, quiet=True),
-        Mirror(directory, request["url"]),
-        Location(request["url"]),
-        sources=bool(request["sources"]),
-        complain=complaints.append,
-    )
+    done_by = _exchange_of(request, complaints.append)
     channel.send({"ready": True})
     while True:
         message = channel.receive()
         complaints.clear()
-        answer: dict[str, Any]
+        failed: dict[str, str] = {}
         try:
-            answer = {"done": _do(done_by, str(message["do"]), message["given"])}
+            _do(done_by, str(message["do"]), message["given"])
         except (AutotuneError, OSError) as err:
-            answer = {"failed": error_text(err)}
-        channel.send({**answer, "complaints": complaints})
+            failed = {"failed": error_text(err)}
+        channel.send({**failed, "complaints": complaints})
 
 
-def _do(done_by: Exchange, what: str, given: Mapping[str, Any]) -> object:
+def _exchange_of(request: Mapping[str, Any], complain: Complain) -> Exchange | PackCopy:
+    folder, url = Path(request["folder"]), str(request["url"])
+    if request["pack"]:
+        return PackCopy(folder, PackUrl(url=url, digest=str(request["digest"])))
+    own, mirror = SqliteStore(folder, quiet=True), Mirror(folder, url)
+    return Exchange(own, mirror, Location(url), sources=bool(request["sources"]), complain=complain)
+
+
+def _do(done_by: Exchange | PackCopy, what: str, given: Mapping[str, Any]) -> None:
     if what == "push":
-        return done_by.push()
-    program = encoding.decode_program(given["program"])
-    fresh_s = float(given["fresh_s"])
-    if what == "pull":
-        return done_by.pull(str(given["hardware"]), program, fresh_s=fresh_s)
-    done_by.pull_from_other_hardware(str(given["hardware"]), program, fresh_s=fresh_s)
-    return None
+        done_by.push()
+        return
+    hardware, program = str(given["hardware"]), encoding.decode_program(given["program"])
+    pull = done_by.pull if what == "pull" else done_by.pull_from_other_hardware
+    pull(hardware, program, fresh_s=float(given["fresh_s"]))

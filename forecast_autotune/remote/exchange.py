@@ -217,6 +217,12 @@ class Exchange:
             written.append(Listed(hardware=hardware, program=program, name=name, size=len(data), at=None))
         return written
 
+    def everything(self) -> Iterator[tuple[str, str, Contents]]:
+        """All of this machine's own that may be sent, sent or not, each with the digests of its hardware and program."""
+        for (hardware, program), decisions in self._by_folder(self._decisions()).items():
+            entries = tuple(entry for each in decisions for entry in self._entries(each))
+            yield hardware, program, Contents(entries=entries)
+
     # Tidying --------------------------------------------------------------------------------------------------------
 
     def compact(self, *, since: float | None = None) -> tuple[list[Listed], list[Listed]]:

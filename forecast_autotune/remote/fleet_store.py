@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from ..core.config import Config
 from ..core.decision import Decision
+from ..core.digest import digest
 from ..core.job import Job, Recording
 from ..core.outcome import Outcome
-from ..settings import RemoteStore, Settings
+from ..settings import PackUrl, RemoteStore, Settings
 from ..store import sqlite
 from ..store.rows import Recall
 from ..store.sqlite import SqliteStore, on_scale_of, place_digests
@@ -21,116 +22,163 @@ from .exchange import Exchange
 from .location import Location
 from .mirror import Mirror
 from .sync import Sync
+from .trees import PackCopy, Tree
 
 if TYPE_CHECKING:
     import sqlite3
 
 
 class FleetStore(SqliteStore):
-    """A store that sends what it learns to a remote one, and knows what other machines have sent there.
+    """A store that sends what it learns to a remote one, and knows what other machines have sent there or put into packs.
 
-    No call waits for the remote store: reading and sending are a thread's. What it read is kept in a mirror on disk.
+    No call waits for a network: reading and sending are a thread's, and its worker's. What it read is kept on disk.
 
     Of a trusted remote store decisions are believed: of one of its own and one from there, the newer holds. Of any other
     the outcomes seed forecasts alone, and the config of a decision is to be tried first; see `suggested`.
 
     Args:
         directory: the folder of this machine's own store; None keeps all in memory.
-        remote: where the other machines' is.
-        packs, toolchain, alone: as `SqliteStore`.
+        remote: where the other machines' is; None for packs alone.
+        packs: files as for `SqliteStore`, folders that are trees, and trees behind URLs.
+        toolchain, alone: as `SqliteStore`.
         apart: exchange in a process of its own. What is in memory, here or there, is exchanged in this one all the same.
     """
 
     def __init__(
         self,
         directory: Path | str | None,
-        remote: RemoteStore,
+        remote: RemoteStore | None,
         *,
-        packs: Sequence[Path | str] = (),
+        packs: Sequence[Path | str | PackUrl] = (),
         toolchain: str = "exact",
         alone: bool = True,
         apart: bool = True,
     ) -> None:
-        super().__init__(directory, packs=packs, toolchain=toolchain, alone=alone)
+        folders = [Path(p) for p in packs if not isinstance(p, PackUrl) and Path(p).is_dir()]
+        files = [Path(p) for p in packs if not isinstance(p, PackUrl) and Path(p) not in folders]
+        super().__init__(directory, packs=files, toolchain=toolchain, alone=alone)
         self.remote = remote
-        self.mirror = Mirror(self.directory, remote.url, toolchain=toolchain)
-        exchange = self._exchange(apart and self.directory is not None and not remote.url.startswith("memory:"))
-        self.sync = Sync(exchange, self.warnings)
+        self._apart = apart
+        self.syncs: list[Sync] = []
+        self.mirror = None if remote is None else Mirror(self.directory, remote.url, toolchain=toolchain)
+        if remote is not None and self.mirror is not None:
+            self.syncs.append(Sync(self._exchange(remote, self.mirror), self.warnings))
+        for pack in packs:
+            if isinstance(pack, PackUrl) and self.directory is not None:
+                folders.append(self.directory / "packs" / digest(pack.url, pack.digest))
+                copying = self._copying(folders[-1], pack)
+                self.syncs.append(Sync(copying, self.warnings, f"the pack at {pack}"))
+        self.trees = [Tree(folder, complain=self._complain, toolchain=toolchain) for folder in folders]
 
-    def _exchange(self, apart: bool) -> Exchange | ExchangeApart:
-        def complain(text: str) -> None:
-            self.warnings.warn_once("segment", text)
+    def _complain(self, text: str) -> None:
+        self.warnings.warn_once("segment", text)
 
-        if apart and self.directory is not None:
-            return ExchangeApart(self.directory, self.remote, complain=complain)
-        location = Location(self.remote.url)
-        return Exchange(self, self.mirror, location, sources=self.remote.sources, complain=complain)
+    def _exchange(self, remote: RemoteStore, mirror: Mirror) -> Exchange | ExchangeApart:
+        if self._apart and self.directory is not None and not remote.url.startswith("memory:"):
+            return ExchangeApart(self.directory, remote, complain=self._complain)
+        return Exchange(self, mirror, Location(remote.url), sources=remote.sources, complain=self._complain)
+
+    def _copying(self, folder: Path, pack: PackUrl) -> PackCopy | ExchangeApart:
+        if self._apart and not pack.url.startswith("memory:"):
+            return ExchangeApart(folder, pack, complain=self._complain)
+        return PackCopy(folder, pack)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether decisions of the remote store are believed."""
+        return self.remote is not None and self.remote.trusted
 
     def recalled(
         self, job: Job, read: Callable[[sqlite3.Connection], Recall | None], *, any_toolchain: bool
     ) -> Decision | None:
-        """The newer of this machine's own decision and the remote store's, if that is trusted; else a pack's."""
+        """The newer of this machine's own decision and the remote store's, if that is trusted; else the newest of packs."""
         own = self.own_decision(read)
-        theirs = self.mirror.decision(job, any_toolchain=any_toolchain) if self.remote.trusted else None
+        theirs = self.mirror.decision(job, any_toolchain=any_toolchain) if self.mirror and self.is_trusted else None
         if theirs is not None and theirs.config in job.space and (own is None or theirs.decided_at > own.decided_at):
             return theirs
-        return own or self.pack_decision(read)
+        if own is not None:
+            return own
+        packed = [self.pack_decision(read), *(tree.own_decision(read) for tree in self._trees(job))]
+        return max((d for d in packed if d is not None), key=lambda d: d.decided_at, default=None)
+
+    def _trees(self, job: Job) -> list[SqliteStore]:
+        generation = self._generation
+        return [tree.prepare(job, generation) for tree in self.trees]
+
+    @property
+    def _generation(self) -> int:
+        return sum(sync.generation for sync in self.syncs)
 
     def decision(self, job: Job) -> Decision | None:
         """See `SqliteStore.decision`; has what other machines know of the job read, for a later call."""
-        self.sync.want(job)
+        for sync in self.syncs:
+            sync.want(job)
         return super().decision(job)
 
     def outcomes(self, job: Job) -> Mapping[Config, Outcome]:
-        """See `SqliteStore.outcomes`; those of a trusted remote store come after its own and a pack's."""
-        own = super().outcomes(job)
-        if not self.remote.trusted:
-            return own
-        return {**on_scale_of(own, self.mirror.outcomes(job), job.space.default), **own}
+        """See `SqliteStore.outcomes`; those of a trusted remote store and of packs come after its own."""
+        own = dict(super().outcomes(job))
+        others = [tree.outcomes(job) for tree in self._trees(job)]
+        if self.mirror is not None and self.is_trusted:
+            others.insert(0, self.mirror.outcomes(job))
+        for other in others:
+            own = {**on_scale_of(own, other, job.space.default), **own}
+        return own
 
     def related_recordings(self, job: Job) -> Sequence[Recording]:
         """See `SqliteStore.related_recordings`; other machines' of the same places as its own are left out."""
-        own = list(super().related_recordings(job))
-        known = {place_digests(recording) for recording in own}
-        theirs = list(self.mirror.related_recordings(job))
-        if not self.remote.trusted:
-            theirs += self.mirror.own_recordings(job)
-        return [*own, *(recording for recording in theirs if place_digests(recording) not in known)]
+        found = {place_digests(recording): recording for recording in super().related_recordings(job)}
+        others = [recording for tree in self._trees(job) for recording in tree.related_recordings(job)]
+        if self.mirror is not None:
+            others += self.mirror.related_recordings(job)
+            others += [] if self.is_trusted else self.mirror.own_recordings(job)
+        for recording in others:
+            found.setdefault(place_digests(recording), recording)
+        return list(found.values())
 
     def decide(self, job: Job, decision: Decision) -> None:
         """See `SqliteStore.decide`; has it sent, with the outcomes it rests on."""
         super().decide(job, decision)
-        if decision.basis == "measured":
-            self.sync.send(job.hardware)
+        if decision.basis == "measured" and self.remote is not None:
+            self.syncs[0].send(job.hardware)
 
     def suggested(self, job: Job) -> tuple[Config, ...]:
         """The config that other machines decided for, where their word alone is not enough; to be tried first."""
-        theirs = None if self.remote.trusted else self.mirror.decision(job)
+        theirs = None if self.mirror is None or self.is_trusted else self.mirror.decision(job)
         return () if theirs is None or theirs.config not in job.space else (theirs.config,)
 
     def is_reading(self, job: Job) -> bool:
-        """Whether a decision for a job may be about to come from a trusted remote store."""
-        return self.remote.trusted and self.sync.is_reading(job)
+        """Whether a decision for a job that would be believed may be about to come."""
+        believed = self.syncs if self.is_trusted or self.remote is None else self.syncs[1:]
+        return any(sync.is_reading(job) for sync in believed)
 
     def arrivals(self, job: Job) -> Callable[[], Decision | None]:
-        """A function that gives a trusted decision for a job once it has come from another machine. It is quick."""
-        seen = self.sync.generation
+        """A function that gives a decision for a job once it has come from elsewhere and is believed. It is quick."""
+        seen = self._generation
 
         def arrived() -> Decision | None:
             nonlocal seen
-            if not self.remote.trusted or self.sync.generation == seen:
+            if self._generation == seen:
                 return None
-            seen = self.sync.generation
-            theirs = self.mirror.decision(job)
-            return theirs if theirs is not None and theirs.config in job.space else None
+            seen = self._generation
+            found = SqliteStore.decision(self, job)
+            return found if found is not None and found.config in job.space and found.basis == "measured" else None
 
         return arrived
 
+    def after_fork_in_child(self) -> None:
+        """See `SqliteStore.after_fork_in_child`."""
+        super().after_fork_in_child()
+        for tree in self.trees:
+            tree.after_fork_in_child()
+
     def close(self) -> None:
         """See `SqliteStore.close`; waits a little for what is still to be sent."""
-        if "sync" in self.__dict__:  # else the constructor raised
-            self.sync.close()
-            self.mirror.store.close()
+        if "trees" in self.__dict__:  # else the constructor raised
+            for sync in self.syncs:
+                sync.close()
+            if self.mirror is not None:
+                self.mirror.store.close()
         super().close()
 
     def __repr__(self) -> str:
@@ -142,20 +190,19 @@ _OPENING = threading.Lock()
 
 
 def open_store(settings: Settings) -> SqliteStore:
-    """The store that the settings name, one for each folder in a process, with a remote one behind it if they name one.
+    """The store that the settings name, one for each folder in a process, with a remote one and packs behind it.
 
-    Mode `forecast` reads no store, and so no remote one.
+    Mode `forecast` reads no store, and so none of others.
     """
-    remote = settings.remote_store
-    if remote is None or settings.mode == "forecast":
+    remote, packs = settings.remote_store, settings.packs
+    shared = remote is not None or any(isinstance(pack, PackUrl) or pack.is_dir() for pack in packs)
+    if not shared or settings.mode == "forecast":
         return sqlite.open_store(settings)
     alone = settings.sync != "none"
-    key = (str(settings.dir), tuple(str(p) for p in settings.packs), settings.toolchain, alone, remote)
+    key = (str(settings.dir), packs, settings.toolchain, alone, remote)
     with _OPENING:
         if key not in _OPENED:
-            _OPENED[key] = FleetStore(
-                settings.dir, remote, packs=settings.packs, toolchain=settings.toolchain, alone=alone
-            )
+            _OPENED[key] = FleetStore(settings.dir, remote, packs=packs, toolchain=settings.toolchain, alone=alone)
         return _OPENED[key]
 
 

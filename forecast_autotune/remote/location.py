@@ -92,6 +92,20 @@ class Location:
         with self._reached("write to") as (fs, root):
             fs.pipe_file(f"{root}/{LAYOUT}/{hardware}/{program}/{name}", data)
 
+    def names(self) -> list[str]:
+        """What lies beside the segments, and the folder of them."""
+        return [str(info["name"]).rstrip("/").rpartition("/")[2] for info in self._list("")]
+
+    def read_file(self, name: str) -> bytes:
+        """The bytes of a file that lies beside the segments."""
+        with self._reached("read") as (fs, root):
+            return bytes(fs.cat_file(f"{root}/{name}"))
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Write a file beside the segments."""
+        with self._reached("write to") as (fs, root):
+            fs.pipe_file(f"{root}/{name}", data)
+
     def remove(self, segments: Sequence[Listed]) -> None:
         """Remove segments; those that are gone already are no error."""
         for segment in segments:
@@ -105,7 +119,7 @@ class Location:
         with self._reached("list") as (fs, root):
             fs.invalidate_cache()  # some keep listings; another machine may have written since
             try:
-                infos: list[dict[str, Any]] = fs.ls(f"{root}/{below}", detail=True)
+                infos: list[dict[str, Any]] = fs.ls(f"{root}/{below}".rstrip("/"), detail=True)
             except FileNotFoundError:
                 return []
         return infos

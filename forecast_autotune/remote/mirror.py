@@ -49,6 +49,11 @@ CREATE TABLE IF NOT EXISTS sent (  -- for each decision's digest, the digest of 
 _T = TypeVar("_T")
 
 
+def mirror_folder(directory: Path, url: str) -> Path:
+    """Where the mirror of a remote store lies in a store's folder."""
+    return directory / "remote" / digest(url)
+
+
 class Mirror:
     """What this machine has read from one remote store, shared by its processes. No method raises; see `SqliteStore`.
 
@@ -59,10 +64,15 @@ class Mirror:
     """
 
     def __init__(self, directory: Path | None, url: str, *, toolchain: str = "exact") -> None:
-        self.folder = None if directory is None else directory / "remote" / digest(url)
+        self.folder = None if directory is None else mirror_folder(directory, url)
         self.store = SqliteStore(self.folder, toolchain=toolchain, alone=False)
 
     # What a launch asks ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_there(self) -> bool:
+        """Whether anything was ever read; if not, no launch pays for making the file."""
+        return self.store.path is None or self.store.connection.is_open or self.store.path.exists()
 
     def decision(self, job: Job, *, any_toolchain: bool = False) -> Decision | None:
         """The newest decision that holds for a job."""
@@ -71,16 +81,16 @@ class Mirror:
             complain = self.store.connection.complain
             return decisions.recall(connection, job, any_toolchain=any_toolchain, complain=complain)
 
-        recalled = self.store.connection.run(read)
+        recalled = self.store.connection.run(read) if self.is_there else None
         return None if recalled is None else recalled.decision
 
     def outcomes(self, job: Job) -> Mapping[Config, Outcome]:
         """The newest outcome of each config of a job."""
-        return self.store.outcomes(job)
+        return self.store.outcomes(job) if self.is_there else {}
 
     def related_recordings(self, job: Job) -> Sequence[Recording]:
         """The same program at other keys, on other hardware and under other toolchains."""
-        return self.store.related_recordings(job)
+        return self.store.related_recordings(job) if self.is_there else ()
 
     def own_recordings(self, job: Job) -> list[Recording]:
         """The job's own outcomes on other machines, as recordings: to forecast from, not to decide by."""
@@ -102,7 +112,7 @@ class Mirror:
                     )
             return found
 
-        return self.store.connection.run(read) or []
+        return (self.store.connection.run(read) if self.is_there else None) or []
 
     # Notes ----------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from ..core.workload import Program
 from ..store.held_warnings import HeldWarnings
 from .apart import ExchangeApart
 from .exchange import Exchange
+from .trees import PackCopy
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +34,22 @@ Folder = tuple[str, str]  # digests of hardware and program
 
 
 class Sync:
-    """One process's exchange with a remote store. No method waits but `finish`, `close` and `end`, and none raises.
+    """One process's exchange with a remote store, or its copying of a pack. None of its methods raises.
+
+    None waits but `finish`, `close` and `end`.
 
     Args:
         exchange: what the thread does.
         warnings: where trouble is reported: once for each kind.
+        what: the exchange is with, for the warning.
     """
 
-    def __init__(self, exchange: Exchange | ExchangeApart, warnings: HeldWarnings) -> None:
+    def __init__(
+        self, exchange: Exchange | PackCopy | ExchangeApart, warnings: HeldWarnings, what: str = "the remote store"
+    ) -> None:
         self.exchange = exchange
         self.warnings = warnings
+        self.what = what
         self.begin()
         _ALL.add(self)
 
@@ -175,12 +182,12 @@ class Sync:
     def _fail(self, err: Exception) -> None:
         if self._over:
             return  # what runs beside this process ends with it
-        log.info("remote store: %s", error_text(err), exc_info=not isinstance(err, OSError))
+        log.info("%s: %s", self.what, error_text(err), exc_info=not isinstance(err, OSError))
         with suppress(Exception):  # the user may have made warnings errors, and this thread is nobody's call
             self.warnings.warn_once(
-                "remote",
-                f"the remote store cannot be used: {plain(error_text(err))}. Tuning goes on with what is known here; what "
-                "this machine learns waits in its store and is sent later. 'forecast-autotune remote status' says more",
+                self.what,
+                f"{self.what} cannot be used: {plain(error_text(err))}. Tuning goes on with what is known here; what this "
+                "machine learns waits in its store and is sent later",
             )
         self._failures += 1
 

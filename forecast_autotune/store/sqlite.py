@@ -349,7 +349,8 @@ def open_store(settings: Settings) -> SqliteStore:
     key = (str(settings.dir), tuple(str(p) for p in settings.packs), settings.toolchain, alone)
     with _OPENING:
         if key not in _OPENED:
-            _OPENED[key] = SqliteStore(settings.dir, packs=settings.packs, toolchain=settings.toolchain, alone=alone)
+            packs = [pack for pack in settings.packs if isinstance(pack, Path)]
+            _OPENED[key] = SqliteStore(settings.dir, packs=packs, toolchain=settings.toolchain, alone=alone)
         return _OPENED[key]
 
 

@@ -15,13 +15,19 @@ from calibration.__main__ import VERBS, main
 
 FOLDER = Path(calibration.__file__).parent
 SOURCES = sorted(FOLDER.rglob("*.py"))
-ROOMS = {"record": (), "fit": (), "evaluate": ("fit",), "report": ("evaluate",)}  # which others each may import
+ROOMS = {
+    "record": (),
+    "fit": (),
+    "evaluate": ("fit",),
+    "report": ("evaluate",),
+    "third_party": ("record",),
+}  # which others each may import
 PRIVATE = {"_subclasses", "_pytree"}  # modules of torch that have no public name
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if verb == "gpu-report":
+    if verb in ("gpu-report", "third-party"):
         pytest.importorskip("triton")
     with pytest.raises(SystemExit) as ended:
         main([verb, "--help"])

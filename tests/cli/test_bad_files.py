@@ -19,6 +19,7 @@ READERS = [["import", "{}"], ["replay", "{}"], ["replay", TRACE, "--history", "{
 WRITERS = [["export", "{}"], ["doctor", "--bundle", "{}"]]
 PROGRAMS = [["run", "{}"], ["tune-pending", "{}"]]
 STORES = [[verb, "--dir", "{}"] for verb in ("list", "stats", "skills", "pending", "prune")]
+STORES += [["remote", word, "--dir", "{}"] for word in ("push", "pull")]
 STORES += [["show", "x", "--dir", "{}"], ["clear", "--yes", "--dir", "{}"], ["export", "new.jsonl", "--dir", "{}"]]
 KERNELS = [["forecast", "{}:kernel", "--target", "H100"]]
 
@@ -28,6 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder: a store, a folder, a text, and a file of bytes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "store"))
+    monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE_STORE", f"file://{tmp_path}/shared")
     job = a_job()
     with SqliteStore(tmp_path / "store") as store:
         store.record(job, "run-1", SPACE[0], a_measurement(15.0), None)

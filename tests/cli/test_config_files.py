@@ -74,6 +74,7 @@ def test_where_nothing_fits_the_exit_code_says_so(capsys: pytest.CaptureFixture[
         (("--format", "vllm", "--where", "K"), "accepted is NAME=VALUE"),
         (("--format", "fla", "--hardware", "NVIDIA"), "choose one with --hardware"),
         (("--format", "other"), "invalid choice: 'other'"),
+        (("--format", "vllm", "--sources"), "into a folder of this machine"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

@@ -87,14 +87,14 @@ def tuned(store: FleetStore, job: Job, chosen: int = 1, **changes: Any) -> None:
     for number, us in ((0, 15.0), (chosen, 10.0)):
         store.record(job, values["run"], job.space[number], a_measurement(us), None)
     store.decide(job, a_decision(job, job.space[chosen], **values))
-    assert store.sync.finish(LIMIT_S)
+    assert store.syncs[0].finish(LIMIT_S)
 
 
 def heard(store: FleetStore, job: Job) -> Any:
     """A machine's decision for a job once it has heard of the others."""
-    store.sync._asked.clear()  # as after a minute
+    store.syncs[0]._asked.clear()  # as after a minute
     store.decision(job)
-    assert store.sync.finish(LIMIT_S)
+    assert store.syncs[0].finish(LIMIT_S)
     return store.decision(job)
 
 
@@ -130,7 +130,7 @@ def test_a_process_that_exchanges_and_is_killed_is_started_again(
     monkeypatch.setattr(sync, "FIRST_PAUSE_S", 0.01)
     store = machines("one", apart=True)
     tuned(store, a_job())
-    worker = store.sync.exchange._worker  # type: ignore[union-attr]
+    worker = store.syncs[0].exchange._worker  # type: ignore[union-attr]
     assert worker is not None
     os.kill(worker.pid, signal.SIGKILL)
     tuned(store, a_job(key={"n": 1}))
@@ -193,11 +193,11 @@ def test_another_process_of_a_machine_finds_what_the_first_has_read(machines: Ma
     heard(machines("two"), a_job())
     second = machines("two")
     assert second.decision(a_job()) is not None
-    assert second.sync.finish(LIMIT_S)
-    before = second.sync.exchange.location.requests
+    assert second.syncs[0].finish(LIMIT_S)
+    before = second.syncs[0].exchange.location.requests
     assert heard(second, a_job()) is not None
     # A listing here, and one of all hardware; no segment is read again.
-    assert second.sync.exchange.location.requests - before == 2
+    assert second.syncs[0].exchange.location.requests - before == 2
 
 
 def test_a_decision_ends_the_run_of_a_machine_that_is_tuning(machines: Machines) -> None:
@@ -218,7 +218,7 @@ def test_a_config_outside_of_the_space_is_not_taken(machines: Machines) -> None:
     small = replace(job, space=type(SPACE)([SPACE[0], SPACE[2], SPACE[3]]))
     lying = machines("liar")
     lying.decide(small, a_decision(small, SPACE[1], decided_at=time.time()))
-    assert lying.sync.finish(LIMIT_S)
+    assert lying.syncs[0].finish(LIMIT_S)
     other = machines("two")
     assert heard(other, small) is None
     assert other.suggested(small) == ()
@@ -231,12 +231,12 @@ def test_what_is_withdrawn_is_forgotten_also_when_it_comes_again(machines: Machi
     shutil.copytree(tmp_path / "shared", tmp_path / "backup")
     assert heard(other, a_job()) is not None
     (stored,) = [s for s in StoreFile(tmp_path / "one").decisions() if s.place.workload.key == {"n": 4096}]
-    one.sync.exchange.withdraw([stored])
+    one.syncs[0].exchange.withdraw([stored])
     assert one.decision(a_job()) is None
     assert heard(other, a_job()) is None
     assert other.outcomes(a_job()) == {}
     assert other.decision(a_job(key={"n": 7})) is not None
-    one.sync.exchange.compact()
+    one.syncs[0].exchange.compact()
     shutil.copytree(tmp_path / "backup", tmp_path / "shared", dirs_exist_ok=True)  # a machine that was offline
     assert heard(machines("three"), a_job()) is None
     assert heard(other, a_job()) is None
@@ -251,13 +251,13 @@ def test_compacting_keeps_all_that_counts(machines: Machines, tmp_path: Path) ->
             tuned(machines(name), job, chosen=number)
     before = machines("three")
     found = {job.digest: (heard(before, job), before.outcomes(job)) for job in jobs}
-    written, removed = before.sync.exchange.compact()
+    written, removed = before.syncs[0].exchange.compact()
     assert len(written) == 1
     assert len(removed) == 10
     assert len(list((tmp_path / "shared").rglob("*.gz"))) == 1
     after = machines("four")
     assert {job.digest: (heard(after, job), after.outcomes(job)) for job in jobs} == found
-    assert before.sync.exchange.compact() == ([], [])
+    assert before.syncs[0].exchange.compact() == ([], [])
     # Who has read all of it before gets nothing twice.
     heard(before, jobs[0])
     with sqlite3.connect(before.mirror.folder / "store.sqlite3") as opened:  # type: ignore[operator]
@@ -274,7 +274,7 @@ def test_what_is_older_than_wanted_is_deleted(
         patch.setattr(rows, "now", lambda: time.time() - 5 * 86_400)
         tuned(store, a_job(), decided_at=time.time() - 5 * 86_400)
     tuned(store, a_job(name="young"))
-    store.sync.exchange.compact(since=time.time() - 4 * 86_400)
+    store.syncs[0].exchange.compact(since=time.time() - 4 * 86_400)
     assert heard(machines("two"), a_job()) is None
     assert heard(machines("two"), a_job(name="young")) is not None
 
@@ -292,7 +292,7 @@ def test_offline_is_one_warning_and_what_was_learned_is_sent_later(tmp_path: Pat
                 job = a_job(key={"n": number})
                 store.record(job, "run", SPACE[1], a_measurement(), None)
                 store.decide(job, a_decision(job, decided_at=time.time()))
-                assert not store.sync.finish(LIMIT_S)
+                assert not store.syncs[0].finish(LIMIT_S)
                 store.decide(job, a_decision(job, decided_at=time.time()))
                 assert store.decision(job) is not None
             if number == 0:
@@ -305,7 +305,7 @@ def test_offline_is_one_warning_and_what_was_learned_is_sent_later(tmp_path: Pat
     (tmp_path / "file").unlink()
     with FleetStore(tmp_path / "one", remote, apart=False) as later:
         later.decision(a_job(key={"n": "new"}))
-        assert later.sync.finish(LIMIT_S)
+        assert later.syncs[0].finish(LIMIT_S)
     with FleetStore(tmp_path / "two", remote) as other:  # apart
         assert all(heard(other, a_job(key={"n": number})) for number in range(3))
 
@@ -326,10 +326,10 @@ def test_a_storage_that_comes_back_is_used_without_a_new_process(
     monkeypatch.setattr(Location, "write", sometimes)
     one.decide(a_job(), a_decision(a_job(), decided_at=time.time()))
     with pytest.warns(StoreWarning, match="no space left"):
-        one.sync.finish(LIMIT_S)
+        one.syncs[0].finish(LIMIT_S)
     failing.clear()
     deadline = time.monotonic() + LIMIT_S
-    while not one.sync.finish(LIMIT_S) and time.monotonic() < deadline:
+    while not one.syncs[0].finish(LIMIT_S) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert heard(machines("two"), a_job()) is not None
 
@@ -340,7 +340,7 @@ def test_warnings_that_are_errors_stop_nothing(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         with FleetStore(tmp_path / "one", RemoteStore(url=f"file://{tmp_path}/shared", trusted=True)) as store:
             store.decide(a_job(), a_decision(a_job()))
-            assert not store.sync.finish(LIMIT_S)
+            assert not store.syncs[0].finish(LIMIT_S)
             assert store.decision(a_job()) == a_decision(a_job())
 
 
@@ -385,7 +385,7 @@ def test_a_launch_waits_for_nothing_of_a_storage_that_hangs(
     assert not over.is_set()
     assert store.is_reading(a_job())
     over.set()
-    assert store.sync.finish(LIMIT_S)
+    assert store.syncs[0].finish(LIMIT_S)
     assert not store.is_reading(a_job())
 
 
@@ -441,8 +441,8 @@ def test_rehearsals_stay_here(machines: Machines, tmp_path: Path) -> None:
 def test_what_was_not_measured_is_not_sent(machines: Machines, tmp_path: Path) -> None:
     store = machines("one")
     store.decide(a_job(), a_decision(a_job(), basis="forecast", measured=0))
-    store.sync.send(HARDWARE)
-    assert store.sync.finish(LIMIT_S)
+    store.syncs[0].send(HARDWARE)
+    assert store.syncs[0].finish(LIMIT_S)
     assert not list(tmp_path.glob("shared/**/*.gz"))
 
 
@@ -468,7 +468,7 @@ def test_a_strangers_config_is_tried_right_after_the_default(machines: Machines,
     job, suggested = extreme(best)
     stranger, other = machines("stranger"), machines("two", trusted=False)
     stranger.decide(job, a_decision(job, suggested, decided_at=time.time()))
-    assert stranger.sync.finish(LIMIT_S)
+    assert stranger.syncs[0].finish(LIMIT_S)
     heard(other, job)
     decision, tried = tune_with(other, "2")
     assert tried == [job.space.default, suggested]
@@ -480,7 +480,7 @@ def test_a_trusted_decision_needs_no_measurement(machines: Machines) -> None:
     job, suggested = extreme(False)
     friend, other = machines("friend"), machines("two")
     friend.decide(job, a_decision(job, suggested, decided_at=time.time()))
-    assert friend.sync.finish(LIMIT_S)
+    assert friend.syncs[0].finish(LIMIT_S)
     heard(other, job)
     assert tune_with(other, "2")[0].config == suggested
     assert SqliteStore.outcomes(other, job) == {}
@@ -494,7 +494,7 @@ def test_a_decision_that_arrives_ends_the_run(machines: Machines, monkeypatch: p
     job, suggested = extreme(True)
     friend, other = machines("friend"), machines("two")
     friend.decide(job, a_decision(job, suggested, decided_at=time.time()))
-    assert friend.sync.finish(LIMIT_S)
+    assert friend.syncs[0].finish(LIMIT_S)
     measure, segments, measuring = Replay.measure, Location.segments, threading.Event()
 
     def late(self: Location, *folder: str) -> Any:
@@ -505,7 +505,7 @@ def test_a_decision_that_arrives_ends_the_run(machines: Machines, monkeypatch: p
 
     def first_waits(self: Replay, config: Config, **more: Any) -> Any:
         measuring.set()
-        assert other.sync.finish(LIMIT_S)
+        assert other.syncs[0].finish(LIMIT_S)
         return measure(self, config, **more)
 
     monkeypatch.setattr(Replay, "measure", first_waits)
@@ -520,7 +520,7 @@ def test_where_nothing_is_measured_a_key_is_looked_up_again_once_others_are_hear
     job, suggested = extreme(True)
     friend, other = machines("friend"), machines("two")
     friend.decide(job, a_decision(job, suggested, decided_at=time.time()))
-    assert friend.sync.finish(LIMIT_S)
+    assert friend.syncs[0].finish(LIMIT_S)
     found = recording(failures=False)
     environment: dict[str, str] = {}
     how = request("0", default_budget="0", surrogate=History(), environment=environment)
@@ -539,7 +539,7 @@ def test_where_nothing_is_measured_a_key_is_looked_up_again_once_others_are_hear
     assert first.decision.basis != "measured"
     assert first.retry_after_s is not None
     answered.set()
-    assert other.sync.finish(LIMIT_S)
+    assert other.syncs[0].finish(LIMIT_S)
     assert resolved().decision.config == suggested
     assert resolved().retry_after_s is None
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.thorough
 
 TESTS = Path(__file__).parents[1]
 URL = f"s3://{BUCKET}/tuning"
-LIMIT_S = 250.0
+LIMIT_S = 1_000.0
 SEED = 20261123
 
 
@@ -56,6 +56,7 @@ def exchange_of(folder: Path) -> Exchange:
     return Exchange(SqliteStore(folder), Mirror(folder, URL), Location(URL), sources=False, complain=pytest.fail)
 
 
+@pytest.mark.timeout(1_200)
 def test_whatever_befalls_the_server_nothing_is_lost_and_nothing_is_there_twice(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -315,11 +315,14 @@ def test_files_of_other_layers_and_devices_suggest_nothing(tmp_path: Path, chang
     assert suggested(tmp_path, layer_job(**changes)) == ()
 
 
-def test_a_config_outside_the_space_is_not_suggested(tmp_path: Path) -> None:
+def test_a_config_outside_the_space_is_not_suggested(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = {"1": {**DEFAULT, "BLOCK_SIZE_M": 256}, "64": {**DEFAULT, "USE_TMA": True}}
     taken_in(tmp_path, a_file(tmp_path / "in", rows))
     assert suggested(tmp_path, layer_job({"M": 1})) == ()
     assert suggested(tmp_path, layer_job({"M": 64})) == ()
+    outside, strange = caplog.messages
+    assert "row 1, of vllm names is none of its configs: add it to them to have it tried (BLOCK_SIZE_M=256" in outside
+    assert "row 64, of vllm names is not tried, for the kernel has no knob USE_TMA" in strange
 
 
 def test_sglangs_files_of_ones_own_triton_go_first_then_the_newest(tmp_path: Path) -> None:

@@ -162,6 +162,28 @@ def _backward(output: Any, gradient: Any = None, **_: Any) -> None:
 
 
 @contextlib.contextmanager
+def pretended_cuda() -> Iterator[None]:
+    """What torch says of its GPU, as on an H200 that is not there."""
+    import torch
+
+    answers: Mapping[str, Any] = {
+        "is_available": True, "device_count": 1, "current_device": 0, "get_device_capability": (9, 0),
+        "get_device_properties": PROPERTIES, "get_device_name": "NVIDIA H200", "synchronize": None, "set_device": None,
+        "is_bf16_supported": True, "is_current_stream_capturing": False, "empty_cache": None, "_lazy_init": None,
+        "mem_get_info": (140 << 30, 150 << 30),
+    }  # fmt: skip
+    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None, wait_stream=lambda _: None)
+    with contextlib.ExitStack() as stack:
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, return_value=answer))
+        stack.enter_context(mock.patch.object(torch.cuda, "current_stream", return_value=stream))
+        stack.enter_context(mock.patch.object(torch.cuda, "device", return_value=contextlib.nullcontext()))
+        stack.enter_context(mock.patch.object(torch.version, "cuda", "12.9"))
+        stack.enter_context(mock.patch.object(torch, "get_device_module", return_value=torch.cuda))
+        yield
+
+
+@contextlib.contextmanager
 def pretended_gpu(*, compiled: bool = False) -> Iterator[Launches]:
     """An H200 that is not there: torch's tensors have no data, Triton's launches are noted."""
     import torch
@@ -187,20 +209,8 @@ def pretended_gpu(*, compiled: bool = False) -> Iterator[Launches]:
         if "run" in vars(tuner):
             tuner.run = tune
 
-    answers: Mapping[str, Any] = {
-        "is_available": True, "device_count": 1, "current_device": 0, "get_device_capability": (9, 0),
-        "get_device_properties": PROPERTIES, "get_device_name": "NVIDIA H200", "synchronize": None, "set_device": None,
-        "is_bf16_supported": True, "is_current_stream_capturing": False, "empty_cache": None, "_lazy_init": None,
-        "mem_get_info": (140 << 30, 150 << 30),
-    }  # fmt: skip
-    stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None, wait_stream=lambda _: None)
     with contextlib.ExitStack() as stack:
-        for name, answer in answers.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, return_value=answer))
-        stack.enter_context(mock.patch.object(torch.cuda, "current_stream", return_value=stream))
-        stack.enter_context(mock.patch.object(torch.cuda, "device", return_value=contextlib.nullcontext()))
-        stack.enter_context(mock.patch.object(torch.version, "cuda", "12.9"))
-        stack.enter_context(mock.patch.object(torch, "get_device_module", return_value=torch.cuda))
+        stack.enter_context(pretended_cuda())
         stack.enter_context(mock.patch.object(torch.Tensor, "backward", _backward))
         # An operator of a library would answer with its own shapes, and launch nothing.
         stack.enter_context(

@@ -10,11 +10,15 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...core.digest import digest
+from ...remote.mirror import mirror_folder
+from ...remote.trees import MANIFEST
+from ...settings import PackUrl
 from ...store.queries import StoreFile
 from ..engine import ranks_decide
 from ..triton.install import tuner_of
@@ -74,13 +78,24 @@ def _state(tuner: ForecastAutotuner) -> str:
     try:
         if settings.mode not in ("first", "forecast"):
             program = program_of(tuner.spec)
-            known = StoreFile(settings.dir)
+            folders = [settings.dir]
+            if settings.remote_store is not None and settings.remote_store.trusted:
+                folders.append(mirror_folder(settings.dir, settings.remote_store.url))
             parts += sorted(
                 f"{d.digest} {d.decision.config.digest} {d.decision.decided_at}"
+                for known in map(StoreFile, folders)
                 for d in (known.decisions(kernel=program.name) if known.exists() else ())
                 if d.place.workload.program.digest == program.digest
             )
-            parts += [f"{pack} {pack.stat().st_mtime_ns}" for pack in settings.packs if pack.exists()]
+            parts += [_pack(pack) for pack in settings.packs]
     except Exception:
         log.debug("kernel %s: what is decided is not part of the cache key", tuner.name, exc_info=True)
     return f"forecast_autotune {digest(*parts)}"
+
+
+def _pack(pack: Path | PackUrl) -> str:
+    """What changes with a pack: one behind a URL is pinned, a tree has a new manifest when it is written again."""
+    if isinstance(pack, PackUrl):
+        return str(pack)
+    file = pack / MANIFEST if pack.is_dir() else pack
+    return f"{pack} {file.stat().st_mtime_ns}" if file.exists() else ""

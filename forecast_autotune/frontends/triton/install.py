@@ -58,7 +58,9 @@ class NotReached:
     kernel = None
 
 
-_lock = threading.RLock()
+lock = threading.RLock()
+"""Held while a kernel is reached or given back."""
+
 _packages: Packages | None = None  # None: nothing is installed
 _exchanged: list[Exchange] = []
 reached: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -92,7 +94,7 @@ def install(only: str | Iterable[str] | None = None, skip: str | Iterable[str] =
     except ImportError as err:
         raise MissingExtraError("Triton is not installed, so there is no tuner to reach: pip install triton") from err
     kind = autotuner_class()
-    with _lock:
+    with lock:
         _packages = chosen
         for kernel in list(reached.values()):
             if chosen.why_not(module_of(kernel)):
@@ -111,7 +113,7 @@ def uninstall() -> None:
     A method of the class that somebody else has replaced since keeps theirs. A call that a thread is in ends as it began.
     """
     global _packages
-    with _lock:
+    with lock:
         _packages = None
         for kernel in list(reached.values()):
             _give_back(kernel)
@@ -180,6 +182,7 @@ def module_of(kernel: Any) -> str:
 
 def _reach(kernel: Any) -> Any:
     """Make the tuner that decides for a kernel; None, with one warning, where it cannot be made."""
+    from ..inductor.recompilation import EPOCH
     from .reached_tuner import ReachedTuner
 
     try:
@@ -190,13 +193,15 @@ def _reach(kernel: Any) -> Any:
         tuner = NotReached(f"it cannot be tuned here: {type(err).__name__}: {err}")
         name = getattr(getattr(kernel, "base_fn", None), "__qualname__", repr(kernel))
         warn_user(f"kernel {name} is left to Triton's own tuner: {type(err).__name__}: {err}", TuningWarning)
-    with _lock:
+    with lock:
         if _packages is None:
             return None
         present = vars(kernel).get(ATTRIBUTE)
         if getattr(present, "kernel", None) is kernel:  # another thread was quicker
             return present
         vars(kernel)[ATTRIBUTE] = tuner
+        if not isinstance(tuner, NotReached):
+            vars(kernel)[EPOCH] = "0"
         reached[id(kernel)] = kernel
     return None if isinstance(tuner, NotReached) else tuner
 

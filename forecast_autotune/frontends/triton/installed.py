@@ -5,14 +5,18 @@ from __future__ import annotations
 import atexit
 import gc
 import json
+import logging
 import os
 import sys
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .install import ATTRIBUTE, after_first_launch, module_of, reached, runs_of_its_own, taken_by_another, why_left
+from .install import ATTRIBUTE, after_first_launch, module_of, runs_of_its_own, taken_by_another, why_left
 from .kernel_spec import is_forecast_tuner
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +47,21 @@ def installed() -> list[InstalledTuner]:
 
     A tuner of a class that does not derive from Triton's is not known to anybody but its package, and not listed.
     """
+    return sorted(filter(None, map(_described, living_tuners())), key=lambda row: (row.kernel, row.tuner, row.configs))
+
+
+def living_tuners() -> list[Any]:
+    """The tuners of Triton's class, and of classes derived from it, that live in this process."""
     autotuner = sys.modules.get("triton.runtime.autotuner")
     if autotuner is None:
         return []
+    classes, captured = [autotuner.Autotuner], _captured()
+    for kind in classes:
+        classes += [derived for derived in kind.__subclasses__() if derived not in classes]
+    # An object refers to its class. `gc.get_objects()` would hand out tuples that other threads still make, and break those.
     # Types are asked, not objects: some stand for others, and would load those.
-    tuners = [each for each in gc.get_objects() if issubclass(type(each), autotuner.Autotuner)]
-    behind = _behind_others()
-    rows = [_described(each) for each in tuners if id(each) not in behind]
-    return sorted(filter(None, rows), key=lambda row: (row.kernel, row.tuner, row.configs))
+    tuners = [each for each in gc.get_referrers(*classes) if issubclass(type(each), autotuner.Autotuner)]
+    return [each for each in tuners if type(each) is not _reached_tuner() and id(each) not in captured]
 
 
 def report_to(folder: str) -> None:
@@ -60,22 +71,26 @@ def report_to(folder: str) -> None:
     """
 
     def write() -> None:
-        path = Path(folder) / str(os.getpid())
-        path.write_text(json.dumps([asdict(row) for row in installed()]), encoding="utf-8")
-        path.replace(path.with_suffix(".json"))
+        path = Path(folder) / f"{os.getpid()}-{threading.get_ident()}"
+        try:
+            path.write_text(json.dumps([asdict(row) for row in installed()]), encoding="utf-8")
+            path.replace(path.with_name(f"{os.getpid()}.json"))
+        except Exception:  # who asked is gone, or the disk is full: the program goes on
+            log.debug("no list of tuners was written to %s", folder, exc_info=True)
 
     atexit.register(write)
     after_first_launch.append(write)
 
 
-def _behind_others() -> set[int]:
-    """Identities of tuners that stand for others: those behind reached kernels, and those that torch has captured."""
-    here = __package__ or ""
-    behind = {id(vars(kernel).get(ATTRIBUTE)) for kernel in list(reached.values())}
-    traced = sys.modules.get(f"{here.rpartition('.')[0]}.inductor.traced_call")
-    for made in [] if traced is None else list(traced.captured_tuners.values()):
-        behind |= {id(each) for each in made.values()}
-    return behind
+def _reached_tuner() -> Any:
+    return getattr(sys.modules.get(f"{__package__}.reached_tuner"), "ReachedTuner", None)
+
+
+def _captured() -> set[int]:
+    """Identities of the tuners that stand for others in what torch has captured."""
+    traced = sys.modules.get(f"{(__package__ or '').rpartition('.')[0]}.inductor.traced_call")
+    by_tuner = dict(getattr(traced, "captured_tuners", {}))
+    return {id(each) for made in by_tuner.values() for each in made.values()}
 
 
 def _described(kernel: Any) -> InstalledTuner | None:

@@ -20,6 +20,7 @@ from ...errors import InvalidInputError
 from ...protocols import Store, Surrogate
 from .autotuner import ForecastAutotuner
 from .call import TritonCall
+from .reached_tuner import ReachedTuner
 
 
 class OfflineCall:
@@ -98,20 +99,7 @@ def as_forecast_autotuner(kernel: Any) -> ForecastAutotuner:
         raise InvalidInputError(f"kernel {name} has no JIT function under it: {why}")
     if isinstance(tuner, ForecastAutotuner):
         return tuner
-    plain = tuner.num_warmups is None and tuner.num_reps is None and not tuner.use_cuda_graph
-    return ForecastAutotuner(
-        tuner.fn,
-        tuner.arg_names,
-        tuner.configs,
-        tuner.keys,
-        prune_configs_by={
-            "perf_model": tuner.perf_model,
-            "early_config_prune": tuner.early_config_prune,
-            "top_k": tuner.configs_top_k,
-        },
-        do_bench=tuner._do_bench if plain else None,
-        timing="graph" if tuner.use_cuda_graph else "eager",
-    )
+    return ReachedTuner(tuner)
 
 
 def _with_outer_heuristics(kernel: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

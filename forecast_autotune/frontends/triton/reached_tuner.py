@@ -8,12 +8,11 @@ from typing import Any
 from triton.runtime.autotuner import Autotuner
 
 from ..dispatch import Dispatcher
-from ..inductor.recompilation import EPOCH
 from .autotuner import DEFAULT_BUDGET, ForecastAutotuner
 from .config_checks import checked_configs
 from .decision_cache import DecisionCache, tuning_key
 from .door import TritonDoor
-from .install import after_first_launch
+from .install import ATTRIBUTE, after_first_launch, lock
 from .simulated_driver import times_mean_nothing
 from .tuner_options import install_default_hooks, timing_of
 
@@ -54,7 +53,6 @@ class ReachedTuner(ForecastAutotuner):
         self.timing = timing_of(self.name, "eager", bool(kernel.use_cuda_graph))
         self.check, self.space, self.isolate, self.buckets = None, None, False, {}
         install_default_hooks(self)
-        vars(kernel).setdefault(EPOCH, "0")
         self.configs_followed: Any = kernel.configs
         self.cache_given_out: DecisionCache | None = None
         self._own_cache: dict[Any, Any] = {}
@@ -83,8 +81,8 @@ class ReachedTuner(ForecastAutotuner):
 
     @nargs.setter
     def nargs(self, named: dict[str, Any] | None) -> None:
-        """Set them for this thread, and as Triton does on the kernel, where code of its class may read them."""
-        self._positional.named = self.kernel.nargs = named
+        """Set them for this thread. Not on the kernel: a thread may be in Triton's own launch of it, which reads them."""
+        self._positional.named = named
 
     @property
     def user_do_bench(self) -> Any:  # type: ignore[override]  # a property alone
@@ -101,8 +99,10 @@ class ReachedTuner(ForecastAutotuner):
         if kernel.configs is not self.configs_followed:
             self.configs_followed = kernel.configs
             self.configs = kernel.configs
-        with table.lock:
+        with lock, table.lock:
             given = kernel.cache
+            if vars(kernel).get(ATTRIBUTE) is not self:  # given back meanwhile: this call alone is launched here
+                return True
             if given is self.cache_given_out and given is not None:
                 return True
             if isinstance(given, DecisionCache):  # of the kernel that this one is a copy of
@@ -139,7 +139,7 @@ class ReachedTuner(ForecastAutotuner):
         try:
             entry = self.dispatcher.entry(tuning_key(self, call), (args, kwargs))
         finally:
-            kernel.nargs = positional
+            self.nargs = None
         self._tell()
         return None if entry.provisional is not None and not entry.provisional.why else entry.launcher
 
@@ -156,9 +156,14 @@ class ReachedTuner(ForecastAutotuner):
 
     def prune_configs(self, kwargs: dict[str, Any]) -> list[Any]:
         """As the kernel's class prunes."""
-        if getattr(self.kernel.prune_configs, "__func__", None) is Autotuner.prune_configs:
+        kernel = self.kernel
+        if getattr(kernel.prune_configs, "__func__", None) is Autotuner.prune_configs:
             return super().prune_configs(kwargs)
-        return list(self.kernel.prune_configs(kwargs))
+        before, kernel.nargs = getattr(kernel, "nargs", None), self.nargs
+        try:
+            return list(kernel.prune_configs(kwargs))
+        finally:
+            kernel.nargs = before
 
 
 def _nothing() -> None:

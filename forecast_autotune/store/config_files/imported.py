@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...core.config import Config
 from ...core.digest import Value
 from ...core.job import Job
-from ...core.text import error_text
+from ...core.text import error_text, plain
 from ...core.user_warnings import warn_user
 from ...errors import InvalidInputError, StoreWarning
 from ..encoding import Json, from_text, to_text
@@ -107,9 +107,7 @@ def suggested(store: Path, job: Job) -> tuple[Config, ...]:
             for source, knobs in known.suggest(job, kept) if kept.root.is_dir() else ():
                 config = _in_space(knobs, job)
                 if config is None:
-                    log.info(
-                        "%s: %s of %s names %s, which is none of its configs", job.workload, source, known.name, knobs
-                    )
+                    log.warning("%s: what %s of %s names %s", job.workload, source, known.name, _unfit(knobs, job))
                 else:
                     log.info("%s: %s is tried first, for %s of %s names it", job.workload, config, source, known.name)
                     configs[config] = None
@@ -123,6 +121,13 @@ def _in_space(knobs: Mapping[str, Value], job: Job) -> Config | None:
     fitting = [c for c in job.space if all(n in c.knobs and c.knobs[n] == v for n, v in knobs.items())]
     default = job.space.default.knobs
     return max(fitting, key=lambda c: sum(c.knobs[n] == default[n] for n in default if n in c.knobs), default=None)
+
+
+def _unfit(knobs: Mapping[str, Value], job: Job) -> str:
+    """Why a job cannot try these knobs, as the end of a sentence."""
+    if strange := [name for name in knobs if name not in job.space.default.knobs]:
+        return f"is not tried, for the kernel has no knob {', '.join(strange)}"
+    return f"is none of its configs: add it to them to have it tried ({plain(str(Config(knobs)))})"
 
 
 class _KeptFiles:

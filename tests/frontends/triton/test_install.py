@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import pickle
 import subprocess
 import sys
@@ -485,13 +486,12 @@ def test_a_thread_in_triton_s_own_launch_ends_it_while_another_is_reached() -> N
         thread.start()
         assert inside.wait(60)
         fa.install()
-        kernel.cache[2000, "torch.float32"] = kernel.configs[2]
+        kernel.do_bench = lambda *_, **__: [1.0] * 3
         call(kernel, 2000)
-        assert block(kernel) == 256
+        assert len(fa.tuner_of(kernel).decisions) == 1  # type: ignore[union-attr]
         go_on.set()
         thread.join(60)
         assert not failed
-        assert fa.tuner_of(kernel) is not None
         assert len(kernel.cache) == 2
 
 
@@ -525,6 +525,40 @@ def test_a_thread_that_is_tuning_ends_that_while_another_uninstalls() -> None:
         assert not failed
         assert kernel.cache is before["cache"]
         call(kernel)
+
+
+@pytest.mark.thorough
+def test_threads_that_launch_bear_any_number_of_installs_and_lists() -> None:
+    the_class, failed, kernels, done = class_as_it_is(), [], [], threading.Event()
+
+    def launches() -> None:  # kernels of its own, for Triton's own launches are for one thread
+        mine = [stock(), made_by(Counting), made_by(Database)]
+        kernels.extend(mine)
+        try:
+            for i in itertools.count():
+                call(mine[i % 3], 1000 + i // 10 % 3)
+                if i % 50 == 0:
+                    mine[0].cache.clear()
+                if done.is_set():
+                    break
+        except BaseException as err:
+            failed.append(err)
+
+    with fa.rehearsal("H100", TIMES):
+        threads = [threading.Thread(target=launches) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for i in range(100):
+            fa.install(skip=[__name__] if i % 5 == 0 else ())
+            fa.installed()
+            fa.uninstall()
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert failed == []
+    assert class_as_it_is() == the_class
+    assert {type(kernel.cache) for kernel in kernels} == {dict, _Rows}
+    assert not [name for kernel in kernels for name in vars(kernel) if name.startswith("_forecast")]
 
 
 # only= and skip= ---------------------------------------------------------------------------------------------------------

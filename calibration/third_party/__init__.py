@@ -1,0 +1,1 @@
+"""Other people's packages, unmodified, under `install()`."""

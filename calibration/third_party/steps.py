@@ -1,0 +1,127 @@
+"""One operation in one process of its own: how long its first step takes, and each later one, and what was chosen.
+
+`python -m calibration.third_party.steps` is started by the verb, with caches that are empty; the last line of stdout is the
+answer, as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from triton.runtime.autotuner import Autotuner
+
+import forecast_autotune as fa
+from calibration.record.programs.dry_run import pretended_cuda
+from forecast_autotune.frontends.triton.installed import living_tuners
+
+from .operations import OPERATIONS, Size
+
+WAYS = ("stock", "untuned", "ours")
+WARM_STEPS, TIMED_STEPS = 3, 20
+REHEARSED = Size(device="cpu", batch=1, tokens=128, heads=2, width=64, slots=16)
+REHEARSED_US = 400.0  # every launch's
+
+Timings = dict[str, dict[str, float]]
+"""By kernel and key: the median of each config in milliseconds, by its text."""
+
+
+@contextlib.contextmanager
+def noting_timings() -> Iterator[Timings]:
+    """What Triton's own tuner times meanwhile."""
+    found: Timings = {}
+    theirs = Autotuner._bench
+
+    def bench(self: Any, *args: Any, config: Any, **meta: Any) -> Any:
+        times = theirs(self, *args, config=config, **meta)
+        call = {**dict(zip(self.arg_names, args, strict=False)), **meta}
+        key = [call[name] for name in self.keys if name in call]
+        key += [str(call[name].dtype) for name in call if name in self.arg_names and hasattr(call[name], "dtype")]
+        found.setdefault(key_text(self, tuple(key)), {})[str(config)] = float(times[0])
+        return times
+
+    Autotuner._bench = bench
+    try:
+        yield found
+    finally:
+        Autotuner._bench = theirs
+
+
+def key_text(kernel: Any, key: tuple[Any, ...]) -> str:
+    """A kernel and a key as Triton makes it, so that two processes write the same."""
+    return f"{kernel.base_fn.__module__}.{kernel.base_fn.__qualname__} {key}"
+
+
+def chosen() -> dict[str, str]:
+    """The config decided for each key of every tuner that lives, by its text."""
+    found = {}
+    for kernel in living_tuners():
+        tuner = fa.tuner_of(kernel)
+        known = dict(kernel.cache) if tuner is None else tuner.cache.by_tritons_key()
+        if tuner is None or tuner.decisions:
+            found.update({key_text(kernel, key): str(config) for key, config in known.items()})
+    return found
+
+
+def synchronize(size: Size) -> None:
+    """Wait for the device."""
+    if size.device != "cpu":
+        torch.cuda.synchronize()
+
+
+def measured(operation: str, size: Size) -> dict[str, float]:
+    """Seconds of the first step, and milliseconds of a later one: until it is done, and until the host is free again."""
+    torch.manual_seed(0)
+    step = OPERATIONS[operation](size)
+
+    def train() -> None:
+        output = step()
+        output.backward(torch.ones_like(output))
+
+    synchronize(size)
+    began = time.perf_counter()
+    train()
+    synchronize(size)
+    first_s = time.perf_counter() - began
+    for _ in range(WARM_STEPS):
+        train()
+    host_ms, steady_ms = [], []
+    for _ in range(TIMED_STEPS):
+        synchronize(size)
+        began = time.perf_counter()
+        train()
+        host_ms.append(1e3 * (time.perf_counter() - began))
+        synchronize(size)
+        steady_ms.append(1e3 * (time.perf_counter() - began))
+    return {"first_s": first_s, "steady_ms": statistics.median(steady_ms), "host_ms": statistics.median(host_ms)}
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run the operation in one of the `WAYS`; the environment says with what budget."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("operation", choices=OPERATIONS)
+    parser.add_argument("way", choices=WAYS)
+    parser.add_argument("--rehearse", action="store_true")
+    given = parser.parse_args(words)
+    if given.way != "stock":
+        fa.install()
+    size = REHEARSED if given.rehearse else Size(device="cuda")
+    with contextlib.ExitStack() as stack:
+        if given.rehearse:
+            stack.enter_context(pretended_cuda())
+            stack.enter_context(fa.rehearsal("H200", REHEARSED_US))
+        timings = stack.enter_context(noting_timings())
+        found = measured(given.operation, size)
+        print(json.dumps({**found, "timings_ms": timings, "chosen": chosen()}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

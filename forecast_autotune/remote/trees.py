@@ -1,0 +1,262 @@
+"""Packs as trees: segments in a folder or behind a URL, a manifest that pins them, and a card for people.
+
+`manifest.json` names every segment, and a segment is named by its content: the manifest's SHA-256 pins the whole pack.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ..core.file_format import FileFormat
+from ..core.job import Job
+from ..core.text import error_text, plain
+from ..core.workload import Program
+from ..errors import InvalidInputError
+from ..settings import PackUrl
+from ..store import encoding
+from ..store.encoding import from_text
+from ..store.filesystem import make_folder
+from ..store.jsonl import Decided, import_entries
+from ..store.sqlite import SqliteStore
+from . import segments
+from .exchange import READ_AT_ONCE, Complain
+from .location import ENDING, LAYOUT, Listed, Location
+from .segments import MOST_PACKED_BYTES, Contents
+
+FORMAT = FileFormat(schema="forecast_autotune.pack", version=1)
+MANIFEST, CARD = "manifest.json", "README.md"
+MOST_MANIFEST_BYTES = 2**24  # 150,000 segments
+
+_PATH = re.compile(rf"{LAYOUT}/([0-9a-f]{{32}})/([0-9a-f]{{32}})/([0-9a-f]{{32}}{re.escape(ENDING)})")
+
+
+# Writing ----------------------------------------------------------------------------------------------------------------
+
+
+def write_tree(location: Location, contents: Iterable[tuple[str, str, Contents]], *, sources: bool) -> tuple[str, int]:
+    """Write a pack: segments, then the card, then the manifest; returns the manifest's SHA-256 and how many segments.
+
+    Args:
+        contents: what it is to hold, with the digests of the hardware and the program.
+        sources: whether it holds the source text of kernels.
+    Raises:
+        InvalidInputError: other files are there, and no pack.
+        RemoteStoreError: it cannot be written there.
+    """
+    there = location.names()
+    interrupted = LAYOUT in there and set(there) <= {LAYOUT, CARD}
+    if there and MANIFEST not in there and not interrupted:
+        raise InvalidInputError(f"{location.shown} holds other files ({plain(there[0])}): name a new folder")
+    paths: list[str] = []
+    decided: list[Decided] = []
+    for hardware, program, held in contents:
+        decided += [entry for entry in held.entries if isinstance(entry, Decided)]
+        for data in segments.encode(hardware, program, held, sources=sources):
+            name = segments.name_of(data)
+            location.write(hardware, program, name, data)
+            paths.append(f"{LAYOUT}/{hardware}/{program}/{name}")
+    manifest = (json.dumps({**FORMAT.header, "segments": sorted(paths)}, indent=1) + "\n").encode()
+    location.write_file(CARD, card(decided, sources=sources).encode())
+    location.write_file(MANIFEST, manifest)
+    return hashlib.sha256(manifest).hexdigest(), len(paths)
+
+
+def card(decided: Sequence[Decided], *, sources: bool) -> str:
+    """What people see of a pack: hardware, versions, programs and figures, as Markdown with a hub's header."""
+    hardware = sorted({str(d.place.hardware) for d in decided})
+    toolchains = sorted({str(d.place.toolchain) for d in decided})
+    lines = ["---", "tags:", "- forecast-autotune", "---", "", "# Tuned kernels", ""]
+    lines += [
+        f"Decisions of forecast_autotune for {len(decided)} keys, each measured, with the outcomes that they rest on. "
+        f"{'With' if sources else 'Without'} the kernels' sources.",
+        "",
+        "Hardware:",
+        *(f"- {_cell(name)}" for name in hardware),
+        "",
+        "Versions:",
+        *(f"- {_cell(versions)}" for versions in toolchains),
+        "",
+        "| program | hardware | keys | median speed-up against the default | most |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    rows: dict[tuple[str, str], list[float]] = {}
+    for d in decided:
+        speedup = d.decision.speedup or 1.0
+        rows.setdefault((d.place.workload.program.name, str(d.place.hardware)), []).append(speedup)
+    for (program, device), speedups in sorted(rows.items()):
+        figures = f"{len(speedups)} | {statistics.median(speedups):.2f} | {max(speedups):.2f}"
+        lines.append(f"| {_cell(program)} | {_cell(device)} | {figures} |")
+    return "\n".join([*lines, ""])
+
+
+def _cell(text: str) -> str:
+    """A name that anybody may have chosen, as text in Markdown."""
+    return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", plain(text))
+
+
+# Reading ----------------------------------------------------------------------------------------------------------------
+
+
+def read_manifest(data: bytes, name: str, *, digest: str = "") -> list[Listed]:
+    """The segments that a manifest names.
+
+    Args:
+        name: for the messages.
+        digest: the SHA-256 that it must have; empty where it is pinned otherwise.
+    Raises:
+        InvalidInputError: it is another one, or none.
+    """
+    if len(data) > MOST_MANIFEST_BYTES:
+        raise InvalidInputError(f"{name} has {len(data)} bytes, more than {MOST_MANIFEST_BYTES}: it is not read")
+    if digest and (seen := hashlib.sha256(data).hexdigest()) != digest:
+        raise InvalidInputError(
+            f"{name} has the digest {seen}, not {digest} as it is pinned: it was changed, or is cut off"
+        )
+    value = encoding.fields(from_text(data.decode(errors="replace"), name), name)
+    FORMAT.check(
+        value, Path(name), accepted="a pack is written by 'forecast-autotune export'", remedy="export it again"
+    )
+    found = []
+    for path in encoding.list_field(value, "segments", name):
+        match = _PATH.fullmatch(path) if isinstance(path, str) else None
+        if match is None:
+            raise InvalidInputError(f"{name} names {str(path)[:100]!r}, which is no segment's path")
+        found.append(Listed(hardware=match[1], program=match[2], name=match[3], size=0, at=None))
+    return found
+
+
+class Tree:
+    """A pack in a folder, of which the segments of a program are read when it is first met. No method raises.
+
+    Args:
+        folder: with a manifest; one that has none yet may get it later, see `PackCopy`.
+        complain: gets why something is left out.
+        toolchain: as `SqliteStore`.
+    """
+
+    def __init__(self, folder: Path, *, complain: Complain, toolchain: str = "exact") -> None:
+        self.folder = folder
+        self.store = SqliteStore(None, toolchain=toolchain)
+        self._complain = complain
+        self._begin()
+
+    def _begin(self) -> None:
+        self._taken: set[str] = set()
+        self._looked: set[tuple[str, int]] = set()
+        self._manifest: list[Listed] | None = None
+
+    def prepare(self, job: Job, generation: int = 0) -> SqliteStore:
+        """What the pack holds of a job's program, in a store in memory.
+
+        Args:
+            generation: it is looked into again when this has changed.
+        """
+        program = job.workload.program
+        if (program.digest, generation) not in self._looked:
+            self._looked.add((program.digest, generation))
+            contents = [held for segment in self._segments_of(program) if (held := self._read(segment, program))]
+            if contents:
+                self.store.connection.write(lambda opened: [import_entries(opened, held.entries) for held in contents])
+        return self.store
+
+    def after_fork_in_child(self) -> None:
+        """Read it again: what was read is the parent's."""
+        self._begin()
+
+    def _segments_of(self, program: Program) -> Iterator[Listed]:
+        if self._manifest is None:
+            path = self.folder / MANIFEST
+            try:
+                self._manifest = read_manifest(path.read_bytes(), str(path))
+            except FileNotFoundError:
+                return
+            except (OSError, InvalidInputError) as err:
+                self._manifest = []
+                self._complain(f"pack {self.folder} is left out: {error_text(err)}")
+        for segment in self._manifest:
+            if segment.program == program.digest and segment.path not in self._taken:
+                yield segment
+
+    def _read(self, segment: Listed, program: Program) -> Contents | None:
+        path = self.folder / segment.path
+        try:
+            if path.stat().st_size > MOST_PACKED_BYTES:
+                raise InvalidInputError(f"{path} has more than {MOST_PACKED_BYTES} bytes")
+            contents = segments.decode(
+                path.read_bytes(), segment.path, hardware=segment.hardware, program=segment.program, known=program
+            )
+        except FileNotFoundError:
+            return None  # of a copy that is not whole yet
+        except (OSError, InvalidInputError) as err:
+            self._complain(f"a segment of pack {self.folder} is left out: {error_text(err)}")
+            contents = Contents()
+        self._taken.add(segment.path)
+        return contents
+
+
+class PackCopy:
+    """The way from a pack behind a URL to a copy on this disk; in the place of an `Exchange`, and it sends nothing.
+
+    Every method raises what `Location` raises, and InvalidInputError for a pack that is not the pinned one.
+
+    Args:
+        folder: of the copy.
+        pack: where it is.
+    """
+
+    def __init__(self, folder: Path, pack: PackUrl) -> None:
+        self.folder = folder
+        self.pack = pack
+        self.location = Location(pack.url)
+
+    def forget(self) -> None:
+        """Begin anew in the child of a fork."""
+        self.location.forget()
+
+    def close(self) -> None:
+        """Nothing to end here."""
+
+    def pull(self, hardware: str, program: Program, *, fresh_s: float = 0.0) -> None:  # noqa: ARG002  # as `Exchange`
+        """Copy what the pack holds of a program, on all hardware, and is not here yet."""
+        missing = [
+            segment
+            for segment in self._manifest()
+            if segment.program == program.digest and not (self.folder / segment.path).exists()
+        ]
+        for start in range(0, len(missing), READ_AT_ONCE):
+            for segment, data in self.location.read(missing[start : start + READ_AT_ONCE]):
+                if segments.name_of(data) != segment.name:
+                    raise InvalidInputError(f"{segment.path} of {self.location.shown} is cut off or was changed")
+                _write(self.folder / segment.path, data)
+
+    def pull_from_other_hardware(self, hardware: str, program: Program, *, fresh_s: float) -> None:
+        """`pull` has copied that too."""
+
+    def push(self) -> None:
+        """Nothing is sent to a pack."""
+
+    def _manifest(self) -> list[Listed]:
+        path = self.folder / MANIFEST
+        try:
+            return read_manifest(path.read_bytes(), str(path), digest=self.pack.digest)
+        except (OSError, InvalidInputError):  # not copied yet, or damaged on this disk
+            data = self.location.read_file(MANIFEST)
+            found = read_manifest(data, f"{self.location.shown}/{MANIFEST}", digest=self.pack.digest)
+            _write(path, data)
+            return found
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    make_folder(path.parent)
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+    os.replace(unfinished, path)

@@ -1,0 +1,72 @@
+"""`third-party` where the packages are not installed; `tests/test_third_party.py` runs it where they are."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from calibration.third_party import verb
+from calibration.third_party.package_tuners import import_module, modules_of
+
+KERNEL = """
+import triton
+import triton.language as tl
+
+@triton.autotune([triton.Config({{}}, num_warps=w) for w in (2, 4)], key=["n"])
+@triton.jit
+def {name}(x_ptr, n):
+    tl.store(x_ptr, n)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A package whose `__init__` asks for what is not there, and one module of which does."""
+    folder = tmp_path / "of_somebody"
+    (folder / "ops" / "tests").mkdir(parents=True)
+    (folder / "__init__.py").write_text("import not_there_at_all")
+    for module in ("one", "two", "three", "tests/test_one"):
+        (folder / "ops" / f"{module}.py").write_text(KERNEL.format(name=module.rpartition("/")[2]))
+    (folder / "ops" / "three.py").write_text("import not_there_either  # triton.autotune\n")
+    (folder / "ops" / "plain.py").write_text("raise AssertionError('it names no tuner')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return folder.name
+
+
+def test_a_package_that_is_half_there_is_listed_as_far_as_it_is(
+    package: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert list(modules_of(package)) == [f"{package}.ops.{name}" for name in ("one", "three", "two")]
+    assert verb.main(["--list", package, "not_there_at_all", "--json"]) == 1
+    found, missing = json.loads(capsys.readouterr().out)
+    assert [(t["kernel"], t["configs"], t["ours"]) for t in found["tuners"]] == [
+        (f"{package}.ops.{name}.{name}", 2, True) for name in ("one", "two")
+    ]
+    assert (found["modules"], list(found["missing"])) == (3, [f"{package}.ops.three"])
+    assert "not_there_either" in found["missing"][f"{package}.ops.three"]
+    assert "no package of that name" in missing["problem"]
+
+
+def test_what_a_module_lacks_is_told_in_one_line() -> None:
+    assert import_module("not_there_at_all") == "ModuleNotFoundError: No module named 'not_there_at_all'"
+
+
+@pytest.mark.parametrize("words", [["chunk_nothing"], ["swiglu"]])
+def test_without_a_gpu_or_the_package_one_line_says_what_to_do(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verb.main(words) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+
+
+def test_a_choice_is_judged_by_the_times_of_triton_s_own_tuner() -> None:
+    stock = {"timings_ms": {"a": {"x": 2.0, "y": 1.0}, "b": {"x": math.inf, "y": 1.0}, "c": {"x": 1.0}}}
+    assert verb.over_best(stock, {"chosen": {"a": "x", "b": "x", "c": "x", "d": "x"}}) == {"a": 2.0, "c": 1.0}
