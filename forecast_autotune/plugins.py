@@ -22,7 +22,9 @@ def install_if_asked() -> None:
         return
     try:
         from .frontends.triton.install import install
+        from .settings import Settings
 
+        Settings.from_environment()  # else what does not parse would be told by the first kernel that is launched
         install()
     except Exception as err:  # vLLM catches nothing that a plugin raises
         from .errors import TuningWarning

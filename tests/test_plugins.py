@@ -60,6 +60,15 @@ def test_an_engine_that_forecasts_in_this_process_gets_no_plugin(monkeypatch: py
     assert not in_vllm.is_making_engine()
 
 
+def test_settings_that_do_not_parse_are_told_and_the_server_starts_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "cashed")
+    before = triton.autotune, triton.runtime.autotuner.Autotuner.run
+    with pytest.warns(TuningWarning, match=r"not installed here: .*FORECAST_AUTOTUNE_MODE='cashed': accepted are tune"):
+        plugins.install_if_asked()
+    assert (triton.autotune, triton.runtime.autotuner.Autotuner.run) == before
+
+
 def test_a_plugin_that_fails_lets_the_server_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "cached")
     monkeypatch.setitem(sys.modules, "triton", None)  # as where it is not installed

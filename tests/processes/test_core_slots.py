@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -104,12 +105,66 @@ def test_a_fork_does_not_hold_its_parents_core(tmp_path: Path) -> None:
         os.waitpid(child, 0)
 
 
+FORKER = """
+import os, signal, sys
+from pathlib import Path
+from forecast_autotune.processes import core_slots
+from forecast_autotune.processes.core_slots import CoreSlots
+core_slots._shared = CoreSlots(Path(sys.argv[1]), lambda: [0, 1])
+with core_slots.core_slots().held():
+    child = os.fork()
+    if child == 0:
+        print(os.getpid(), flush=True)
+        signal.pause()
+    signal.pause()
+"""
+
+
+def test_the_core_of_a_killed_process_is_free_though_a_fork_of_it_lives(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", FORKER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        slots = CoreSlots(tmp_path, lambda: [0, 1])
+        try:
+            with slots.held():
+                assert not held_in_time(slots, 0.3)
+                parent.kill()
+                parent.wait()
+                assert held_in_time(slots, 60)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
 def test_processes_on_other_cores_do_not_meet(tmp_path: Path) -> None:
     holder_here = holder(tmp_path)
     slots = CoreSlots(tmp_path, lambda: [2, 3])
     with slots.held():
         assert held_in_time(slots, 60)
     holder_here.communicate("end\n")
+
+
+def test_a_lock_file_that_was_removed_is_made_anew(tmp_path: Path) -> None:
+    slots = CoreSlots(tmp_path, lambda: [0])
+    with slots.held():
+        pass
+    (tmp_path / "core-0.lock").unlink()  # as what tidies temporary files does
+    with slots.held():
+        neighbour = CoreSlots(tmp_path, lambda: [0])
+        with neighbour.held():  # its first, for which it waits for no core
+            assert not neighbour._held
+
+
+def test_files_that_the_program_closed_are_let_alone(tmp_path: Path) -> None:
+    slots = CoreSlots(tmp_path, lambda: [0])
+    with slots.held():
+        ((number, _),) = slots._files.values()
+        os.close(number)
+        theirs = os.open(tmp_path / "theirs", os.O_RDWR | os.O_CREAT)
+        assert theirs == number, "the program's own file has the number now"
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+    with slots.held(), open(tmp_path / "theirs") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(theirs)
 
 
 def test_where_no_lock_can_be_had_nobody_waits(tmp_path: Path) -> None:
