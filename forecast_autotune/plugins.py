@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 
 
 def install_if_asked() -> None:
@@ -27,8 +26,7 @@ def install_if_asked() -> None:
         Settings.from_environment()  # else what does not parse would be told by the first kernel that is launched
         install()
     except Exception as err:  # vLLM catches nothing that a plugin raises
+        from .core.user_warnings import warn_user
         from .errors import TuningWarning
 
-        warnings.warn(
-            f"forecast_autotune is not installed here: {type(err).__name__}: {err}", TuningWarning, stacklevel=2
-        )
+        warn_user(f"forecast_autotune is not installed here: {type(err).__name__}: {err}", TuningWarning)

@@ -14,8 +14,8 @@ honesty      skill and calibration of forecasts, and whether error falls as conf
 uncertainty  ours against measuring the top of the same forecasts
 
 The last three know the same kernel's other traces, of --history or else of those given, and do without them too.
-`--models 5 --seeds 5` draws the forest anew for each seed. `--keep FILE` keeps each result, and a later run with the same
-file goes on from there. After Ctrl-C what is done is shown.
+`--models 5 --seeds 5` draws the fitted model anew for each seed. `--keep FILE` keeps each result, and a later run with the
+same file goes on from there. After Ctrl-C what is done is shown.
 
 Exit codes: 0 done, 1 some searches failed, 2 bad input, 130 interrupted.
 """
@@ -315,7 +315,7 @@ def main(words: Sequence[str] | None = None) -> int:
         type=positive,
         default=1,
         metavar="N",
-        help="forests drawn anew, of which seeds take turns; default: 1",
+        help="models drawn anew, of which seeds take turns; default: 1",
     )
     parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes to use")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="where results are kept and found again")

@@ -46,7 +46,7 @@ def surrogate_without(left_out: str, model: int = 0) -> Surrogate:
 
     Args:
         left_out: the kernel or the package.
-        model: number of the forest's draw.
+        model: number of the model's draw.
     """
     return make_surrogate("auto", prior=prior_without(left_out, model))
 
@@ -142,7 +142,7 @@ class Task(Protocol):
 class Search:
     """One search by one method, looked at at some budgets; a row for each.
 
-    Of several models, each the forest drawn anew, seeds take turns.
+    Of several models, each drawn anew, seeds take turns.
     """
 
     entry: Entry

@@ -1,1 +1,1 @@
-"""Fitting what forecasts: the shipped forest, and language models."""
+"""Fitting what forecasts: the shipped model, and language models."""

@@ -52,7 +52,6 @@ class Location:
         self.url = url
         self.shown = without_password(url)
         self._opened: tuple[Any, str] | None = None
-        self.requests = 0  # made so far; pages of a listing count as one
 
     def forget(self) -> None:
         """Open it anew at the next call: connections of another process cannot be used after a fork."""
@@ -76,7 +75,7 @@ class Location:
 
     def read(self, segments: Sequence[Listed]) -> Iterator[tuple[Listed, bytes]]:
         """The bytes of segments, read side by side; one that somebody has removed meanwhile is left out."""
-        with self._reached("read", requests=len(segments)) as (fs, root):
+        with self._reached("read") as (fs, root):
             paths = [f"{root}/{s.path}" for s in segments]
             answers = fs.cat(paths, on_error="return") if paths else {}
         for segment, path in zip(segments, paths, strict=True):
@@ -125,8 +124,7 @@ class Location:
         return infos
 
     @contextmanager
-    def _reached(self, verb: str, *, requests: int = 1) -> Iterator[tuple[Any, str]]:
-        self.requests += requests
+    def _reached(self, verb: str) -> Iterator[tuple[Any, str]]:
         try:
             yield self._open()
         except (InvalidInputError, MissingExtraError, RemoteStoreError):

@@ -74,7 +74,7 @@ def card(decided: Sequence[Decided], *, sources: bool) -> str:
     toolchains = sorted({str(d.place.toolchain) for d in decided})
     lines = ["---", "tags:", "- forecast-autotune", "---", "", "# Tuned kernels", ""]
     lines += [
-        f"Decisions of forecast_autotune for {len(decided)} keys, each measured, with the outcomes that they rest on. "
+        f"Decisions of forecast_autotune, each measured, with the outcomes that they rest on. Keys: {len(decided)}. "
         f"{'With' if sources else 'Without'} the kernels' sources.",
         "",
         "Hardware:",

@@ -52,9 +52,10 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NotReached:
-    """Stands in the place of a `ReachedTuner` where none could be made."""
+    """Stands in the place of a `ReachedTuner` where there is to be none, or none could be made."""
 
     why: str
+    packages: Packages  # with others it says nothing, as one that came with a copy of a kernel may
     kernel = None
 
 
@@ -97,7 +98,7 @@ def install(only: str | Iterable[str] | None = None, skip: str | Iterable[str] =
     with lock:
         _packages = chosen
         for kernel in list(reached.values()):
-            if chosen.why_not(module_of(kernel)):
+            if isinstance(vars(kernel).get(ATTRIBUTE), NotReached) or chosen.why_not(module_of(kernel)):
                 _give_back(kernel)
         for name, make in (("run", _run), ("prune_configs", _prune_configs), ("__hash__", _hash)):
             theirs = vars(kind).get(name)
@@ -139,10 +140,10 @@ def tuner_of(kernel: Any) -> ForecastAutotuner | None:
         return kernel  # type: ignore[no-any-return]
     if not isinstance(kernel, autotuner_class()):
         return None
-    if _packages is None or _packages.why_not(module_of(kernel)):
+    if _packages is None:
         return None
     tuner = vars(kernel).get(ATTRIBUTE)
-    if isinstance(tuner, NotReached):
+    if isinstance(tuner, NotReached) and tuner.packages is _packages:
         return None
     if tuner is None or tuner.kernel is not kernel:  # one that was copied from another kernel
         tuner = _reach(kernel)
@@ -181,20 +182,23 @@ def module_of(kernel: Any) -> str:
 
 
 def _reach(kernel: Any) -> Any:
-    """Make the tuner that decides for a kernel; None, with one warning, where it cannot be made."""
+    """Make the tuner that decides for a kernel; None where it is left to Triton, with a warning if none can be made."""
     from ..inductor.recompilation import EPOCH
     from .reached_tuner import ReachedTuner
 
+    if (packages := _packages) is None:
+        return None
+    why = packages.why_not(module_of(kernel))
     try:
-        tuner: Any = ReachedTuner(kernel)
+        tuner: Any = NotReached(why, packages) if why else ReachedTuner(kernel)
     except Exception as err:
         if isinstance(err, InvalidInputError) and "FORECAST_AUTOTUNE_" in str(err):
             raise  # a setting that does not parse is the user's to mend
-        tuner = NotReached(f"it cannot be tuned here: {type(err).__name__}: {err}")
+        tuner = NotReached(f"it cannot be tuned here: {type(err).__name__}: {err}", packages)
         name = getattr(getattr(kernel, "base_fn", None), "__qualname__", repr(kernel))
         warn_user(f"kernel {name} is left to Triton's own tuner: {type(err).__name__}: {err}", TuningWarning)
     with lock:
-        if _packages is None:
+        if _packages is not packages:  # chosen anew meanwhile: the next launch asks again
             return None
         present = vars(kernel).get(ATTRIBUTE)
         if getattr(present, "kernel", None) is kernel:  # another thread was quicker
@@ -224,6 +228,8 @@ def _run(theirs: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(theirs)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         tuner = self.__dict__.get(ATTRIBUTE)
+        if tuner.__class__ is NotReached and tuner.packages is _packages:
+            return theirs(self, *args, **kwargs)
         if (
             tuner is None
             or tuner.kernel is not self

@@ -572,7 +572,9 @@ def test_packages_are_chosen_by_name_and_chosen_again() -> None:
             fa.install(**left)  # type: ignore[arg-type]
             assert fa.tuner_of(kernel) is None
             assert "install(" in in_list(kernel).why
+        copied = copy.copy(kernel)
         fa.install(only=here)
+        assert fa.tuner_of(copied) is not None
         call(kernel)
         assert len(fa.tuner_of(kernel).decisions) == 1  # type: ignore[union-attr]
         tuner = fa.tuner_of(kernel)
