@@ -226,7 +226,7 @@ def _pack(text: str, whole: str) -> Path | PackUrl:
     try:
         return PackUrl.parse(text)
     except InvalidInputError as err:
-        raise InvalidInputError(f"{PREFIX}PACKS: {err}") from None
+        raise InvalidInputError(f"{PREFIX}PACKS={without_password(whole)!r}: {err}") from None
 
 
 def _path(text: str, name: str, whole: str = "") -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 TIMES = 2.0  # the longest of the other builds: beyond, what is left is left behind
 ENOUGH = 3  # builds that others can be compared with
-LEAST_S = 2.0  # so long any build is waited for: a worker that starts, a core that is busy with something else
+LEAST_S = 10.0  # so long any build is waited for: others may have come from a cache, or its core may be busy
 
 
 def patience_s(took_s: Sequence[float], waited_s: float) -> float:

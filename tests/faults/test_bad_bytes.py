@@ -729,7 +729,10 @@ def test_parsers_fuzzed_by_coverage_raise_only_their_documented_errors(tmp_path:
 
 # Settings, answers, models -----------------------------------------------------------------------------------------------
 
-VARIABLES = ("BUDGET", "MODE", "DIR", "PACKS", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC", "REMOTE", "ANSWER", "MODEL")
+VARIABLES = (
+    "BUDGET", "MODE", "DIR", "PACKS", "REMOTE_STORE", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC", "REMOTE", "ANSWER",
+    "MODEL",
+)  # fmt: skip
 SETTING_TEXTS = st.one_of(
     st.text(max_size=12),
     st.text(st.sampled_from("0123456789.,%sminall reasonedlgitvhf:/[]@#?~\u0661\u00b2\n"), max_size=16),

@@ -150,7 +150,7 @@ def test_the_default_is_begun_before_anything_is_forecast_and_timed_before_all_o
 def test_a_straggler_is_left_behind_and_no_failure_is_held_against_it() -> None:
     store = Memory()
     device, decision = run(compiled_in([1, 2, 1, HOUR_S, 1]), workers=2, budget="5", store=store)
-    assert device.charged_s < 10
+    assert device.charged_s < 20
     assert (decision.measured, decision.failed) == (4, 0)
     assert "1 left behind" in decision.reason
     assert Config({"i": 3}) not in {c for c, _, _ in store.recorded}
@@ -160,7 +160,7 @@ def test_a_straggler_is_left_behind_and_no_failure_is_held_against_it() -> None:
 def test_a_worker_with_a_straggler_goes_on_with_others() -> None:
     device, decision = run(compiled_in([1, 2, 1, HOUR_S, 1, 1, 1]), workers=1)
     assert [i for _, i in device.timed] == [0, 1, 2, 4, 5, 6]
-    assert device.charged_s < 20
+    assert device.charged_s < 30
     assert decision.measured == 6
 
 
