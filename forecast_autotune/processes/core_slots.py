@@ -76,7 +76,7 @@ class CoreSlots:
         import fcntl
 
         cores = self._cores()
-        folder = self._folder or _own_folder()
+        folder = self._folder or own_folder()
         for i in range(len(cores)):
             core = cores[(os.getpid() + i) % len(cores)]  # so that neighbours do not all begin with the same
             if core in self._held:
@@ -122,7 +122,7 @@ class CoreSlots:
             self._close(core)
 
 
-def _own_folder() -> Path:
+def own_folder() -> Path:
     """This user's folder for locks that hold on this machine alone.
 
     Raises:

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from forecast_autotune.processes.core_slots import own_folder
+
 MARK = "FAULT_CASE"  # in the environment of everything that a case starts
 LEAVE_S = 60.0  # for what a killed process started to notice and go
 
@@ -127,7 +129,10 @@ class Case:
         return [f"held lock {path}" for path in held]
 
     def _files_left(self) -> list[str]:
-        return [f"temporary file {path}" for path in sorted(self.temporary.iterdir()) if not _is_filelocks(path)]
+        """The folder of locks on cores is shared by all that compile on this machine, and stays."""
+        cores = own_folder().name
+        found = [path for path in sorted(self.temporary.iterdir()) if path.name != cores]
+        return [f"temporary file {path}" for path in found if not _is_filelocks(path)]
 
 
 class Ledger:
