@@ -106,7 +106,7 @@ class Case:
     def finish(self) -> None:
         """Look for payloads that ran, and for processes (which are killed), held locks and temporary files that are left."""
         self.row.code_run += len(list(self.folder.glob("canary*")))
-        left = [*self._processes_left(), *self._locks_held(), *self._files_left()]
+        left = [*self._processes_left(), *self._locks_held(), *self.files_left()]
         self.row.left_behind += len(left)
         assert not self.row.code_run, f"{self.row.fault}: hostile data was executed"
         assert not left, f"{self.row.fault}: left behind: {left}"
@@ -128,7 +128,7 @@ class Case:
             time.sleep(0.05)
         return [f"held lock {path}" for path in held]
 
-    def _files_left(self) -> list[str]:
+    def files_left(self) -> list[str]:
         """The folder of locks on cores is shared by all that compile on this machine, and stays."""
         cores = own_folder().name
         found = [path for path in sorted(self.temporary.iterdir()) if path.name != cores]

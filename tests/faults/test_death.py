@@ -300,7 +300,7 @@ def test_a_killed_triton_tuning_leaves_no_worker_and_the_next_finishes_it(
                     running.process.kill()
                     running.end()
                     wait_until_gone(case)
-                assert not list(case.temporary.iterdir())
+                assert not case.files_left()
                 reported |= set(running.numbers("kept"))
                 lost = reported - set(kept(case.store))
                 case.kept(reported=len(running.numbers("kept")), lost=len(lost))
