@@ -16,7 +16,7 @@ from ..core.job import Job, Recording
 from ..core.outcome import Outcome
 from ..store import decisions, rows, tuning_keys
 from ..store.jsonl import import_entries
-from ..store.outcomes import newest_outcomes
+from ..store.recordings import recording_at
 from ..store.sqlite import SqliteStore
 from .location import Listed
 from .segments import Contents, Withdrawn
@@ -96,21 +96,11 @@ class Mirror:
         """The job's own outcomes on other machines, as recordings: to forecast from, not to decide by."""
 
         def read(connection: sqlite3.Connection) -> list[Recording]:
-            place, found = rows.TuningKey.of(job), []
-            for ids in tuning_keys.tuning_keys_of(connection, place):
-                newest = newest_outcomes(connection, ids, self.store.connection.complain, described=True)
-                if newest.outcomes and newest.default is not None:
-                    found.append(
-                        Recording(
-                            workload=place.workload,
-                            hardware=place.hardware,
-                            toolchain=place.toolchain,
-                            default=newest.default,
-                            outcomes=newest.outcomes,
-                            static_features=newest.described,
-                        )
-                    )
-            return found
+            place, complain = rows.TuningKey.of(job), self.store.connection.complain
+            found = (
+                recording_at(connection, place, ids, complain) for ids in tuning_keys.tuning_keys_of(connection, place)
+            )
+            return [recording for recording in found if recording is not None]
 
         return (self.store.connection.run(read) if self.is_there else None) or []
 

@@ -15,7 +15,7 @@ from . import encoding
 from .calibration_pairs import WINDOW
 from .encoding import from_text
 from .outcomes import newest_outcomes, text_of
-from .rows import Complain, TuningKey
+from .rows import Complain, Ids, TuningKey
 from .tuning_keys import KeyReader, alike, hardware_of, ids_of, marks, tuning_keys_of
 
 if TYPE_CHECKING:
@@ -63,20 +63,33 @@ def related_recordings(connection: sqlite3.Connection, job: Job, complain: Compl
             continue
         if not _bears_on(place, job):
             continue
-        newest = newest_outcomes(connection, ids, complain, limit=rows_left, described=True)
-        if newest.outcomes and newest.default is not None:
+        recording = recording_at(connection, place, ids, complain, limit=rows_left)
+        if recording is not None:
             rows_left -= rows
-            recordings.append(
-                Recording(
-                    workload=place.workload,
-                    hardware=place.hardware,
-                    toolchain=place.toolchain,
-                    default=newest.default,
-                    outcomes=newest.outcomes,
-                    static_features=newest.described,
-                )
-            )
+            recordings.append(recording)
     return recordings
+
+
+def recording_at(
+    connection: sqlite3.Connection,
+    place: TuningKey,
+    ids: Ids,
+    complain: Complain,
+    *,
+    limit: int = -1,
+) -> Recording | None:
+    """The newest outcomes of a place, from so many of its rows; None where there are none, or no default is known."""
+    newest = newest_outcomes(connection, ids, complain, limit=limit, described=True)
+    if not newest.outcomes or newest.default is None:
+        return None
+    return Recording(
+        workload=place.workload,
+        hardware=place.hardware,
+        toolchain=place.toolchain,
+        default=newest.default,
+        outcomes=newest.outcomes,
+        static_features=newest.described,
+    )
 
 
 def _bears_on(place: TuningKey, job: Job) -> bool:
