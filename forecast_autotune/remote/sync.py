@@ -26,9 +26,7 @@ FRESH_S = 60.0  # a listing is good for so long, in all processes of a machine
 OTHERS_FRESH_S = 3600.0  # one of other hardware, which only seeds forecasts
 IDLE_S = 30.0  # without anything to do, after which the thread ends; the next thing to do starts another
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # after a failure: doubled each time
-END_S = (
-    5.0  # that a process which ends waits for what it has to send, if nothing has failed; the rest is sent by the next
-)
+END_S = 5.0  # a process that ends waits for what it has to send, if nothing has failed; the next one sends the rest
 
 Folder = tuple[str, str]  # digests of hardware and program
 
@@ -59,9 +57,10 @@ class Sync:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._asked: dict[Folder, float] = {}  # when this process last asked for a folder
-        self._wanted: dict[Folder, Program] = {}  # to be read next, and not read yet
+        self._wanted: dict[Folder, Program] = {}  # to be read next
+        self._reading: dict[Folder, Program] = {}  # being read; one that is wanted again meanwhile is read again
         self._to_send = True  # what earlier processes left
-        self._own_to_send = False  # what this one has decided
+        self._own, self._own_sent = 0, 0  # decisions of this one, and how many of them have arrived
         self._busy = False  # the thread is at it
         self._failures = 0  # in a row
         self._over = False
@@ -85,12 +84,14 @@ class Sync:
         if hardware.kind in REHEARSAL_KINDS:
             return
         with self._changed:
-            self._to_send = self._own_to_send = True
+            self._to_send = True
+            self._own += 1
             self._wake()
 
     def is_reading(self, job: Job) -> bool:
         """Whether what bears on a job is still to come."""
-        return (job.hardware.digest, job.workload.program.digest) in self._wanted
+        folder = job.hardware.digest, job.workload.program.digest
+        return folder in self._wanted or folder in self._reading
 
     def finish(self, wait_s: float) -> bool:
         """Wait until all is read and sent, so many seconds at most, or until something fails; whether all was."""
@@ -114,7 +115,7 @@ class Sync:
     def _await_sent(self) -> None:
         with self._changed:
             if self._thread is not None and not self._over:
-                self._changed.wait_for(lambda: not self._own_to_send or self._failures > 0, END_S)
+                self._changed.wait_for(lambda: self._own_sent == self._own or self._failures > 0, END_S)
 
     @property
     def _idle(self) -> bool:
@@ -145,17 +146,16 @@ class Sync:
                     self._thread = None
                     self.exchange.close()
                     return
-                wanted, self._busy = dict(self._wanted), True
+                self._reading, self._wanted, self._busy = self._wanted, {}, True
             try:
-                for folder, program in wanted.items():
+                for folder, program in list(self._reading.items()):
                     self._read(folder, program)
                 self._send()
                 self._failures = 0
             except Exception as err:
                 self._fail(err)
             with self._changed:
-                for folder in wanted:  # also after a failure: nobody is to look out for it any more
-                    self._wanted.pop(folder, None)
+                self._reading = {}  # also after a failure: nobody is to look out for it any more
                 self._busy = False
                 self._changed.notify_all()
 
@@ -164,20 +164,21 @@ class Sync:
         self.exchange.pull(hardware, program, fresh_s=FRESH_S)
         self.generation += 1
         with self._changed:
-            self._wanted.pop(folder, None)
+            self._reading.pop(folder, None)
             self._changed.notify_all()
         self.exchange.pull_from_other_hardware(hardware, program, fresh_s=OTHERS_FRESH_S)
 
     def _send(self) -> None:
         with self._changed:
-            to_send, own = self._to_send, self._own_to_send
-            self._to_send = self._own_to_send = False
+            to_send, own = self._to_send, self._own
+            self._to_send = False
         if to_send:
             try:
                 self.exchange.push()
             except BaseException:
-                self._to_send, self._own_to_send = True, self._own_to_send or own
+                self._to_send = True
                 raise
+            self._own_sent = own
 
     def _fail(self, err: Exception) -> None:
         if self._over:

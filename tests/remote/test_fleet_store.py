@@ -401,20 +401,28 @@ def test_a_process_that_is_killed_leaves_the_rest_to_the_next(machines: Machines
     assert heard(machines("two"), a_job()) is not None
 
 
-def test_a_process_that_ends_sends_what_it_has_learned(tmp_path: Path, machines: Machines) -> None:
+@pytest.mark.parametrize("pause_s", [0.0, 0.1], ids=["at once", "while it is being sent"])
+def test_a_process_that_ends_sends_what_it_has_learned(tmp_path: Path, machines: Machines, pause_s: float) -> None:
     program = """
 import sys, time
 from contracts.store_contract import a_decision, a_job
+from forecast_autotune.remote import sync
 from forecast_autotune.remote.fleet_store import FleetStore
 from forecast_autotune.settings import RemoteStore
+sync.END_S = float(sys.argv[3])  # a busy machine may take longer than a user would wait
 store = FleetStore(sys.argv[1], RemoteStore(url=sys.argv[2]))
 store.decide(a_job(), a_decision(a_job(), decided_at=time.time()))
+time.sleep(float(sys.argv[4]))
 """
     tests = Path(__file__).parents[1]
     path = os.pathsep.join([str(tests), str(tests / "support")])
-    words = [sys.executable, "-c", program, str(tmp_path / "one"), f"file://{tmp_path}/shared"]
+    words = [sys.executable, "-c", program, str(tmp_path / "one"), f"file://{tmp_path}/shared", str(LIMIT_S)]
     ended = subprocess.run(
-        words, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=LIMIT_S * 4
+        [*words, str(pause_s)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S * 4,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert heard(machines("two"), a_job()) is not None
