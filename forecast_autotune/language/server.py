@@ -18,6 +18,8 @@ from .prompt import Prompt
 MOST_BYTES = 8 * 2**20  # of a response; 32 answers take 40 kB
 BATCH = 32  # prompts in a request for log-probabilities
 WRITERS = 16  # requests for texts under way at once
+WRITING = 0.9  # temperature of a program that is asked for: several from one prompt are to differ
+CHARACTERS_A_TOKEN = 8  # at most, of source text: what a server says that it used is not believed below that
 REQUEST = (400, 413, 422)  # statuses that speak of the prompt; all others do of the server
 
 T = TypeVar("T")
@@ -109,6 +111,36 @@ class ServedModel:
 
         yield from self._each(range(len(prompts)), WRITERS, ask, until)
 
+    def written(
+        self, prompts: Sequence[str], *, until: float, most_tokens: int
+    ) -> Iterator[tuple[int, WrittenText | Unanswered]]:
+        """Ask for programs: free texts, drawn and not the likeliest. Any server of OpenAI's protocol will do.
+
+        Args:
+            prompts: one message each.
+            until: by `time.monotonic`; what is not there by then is not waited for.
+            most_tokens: of one answer.
+        Raises:
+            ModelError: it is not there, or broke down.
+        """
+        with self._line() as line:
+            listed = line.call(until, lambda: line.json("GET", "/v1/models"))
+        model, _ = _chosen(listed, self._model, self.name, self._url)
+
+        async def ask(line: _Line, position: int, answers: Answers) -> None:
+            status, body = await line.request("POST", "/v1/chat/completions", {
+                "model": model,
+                "messages": [{"role": "user", "content": prompts[position]}],
+                "max_tokens": most_tokens,
+                "temperature": WRITING,
+            })  # fmt: skip
+            if status in REQUEST:
+                answers.append((position, Unanswered(f"{self._url} refuses the prompt: {_message(body)}")))
+            else:
+                answers.append((position, _written(line.parsed(status, body), prompts[position])))
+
+        yield from self._each(range(len(prompts)), WRITERS, ask, until)
+
     def close(self) -> None:
         """Forget what was learned of the server; connections are closed with each call."""
         self._known = None
@@ -156,6 +188,14 @@ class ServedModel:
             )
             with portal.wrap_async_context_manager(client):
                 yield _Line(client=client, portal=portal, name=self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenText:
+    """What a model wrote, and the tokens that it read and wrote."""
+
+    text: str
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +358,18 @@ def _text(answer: Any) -> str | Unanswered:
     match answer:
         case {"choices": [{"message": {"content": str(text)}}, *_]} | {"choices": [{"text": str(text)}, *_]}:
             return as_json(text)
+    return Unanswered(f"the server gives no text: {_clean(repr(answer))}")
+
+
+def _written(answer: Any, prompt: str) -> WrittenText | Unanswered:
+    """A free text with its tokens."""
+    match answer:
+        case {"choices": [{"message": {"content": str(text)}}, *_]}:
+            least = (len(prompt) + len(text)) // CHARACTERS_A_TOKEN
+            match answer:
+                case {"usage": {"total_tokens": int(told)}} if told > least:
+                    return WrittenText(text, told)
+            return WrittenText(text, least)
     return Unanswered(f"the server gives no text: {_clean(repr(answer))}")
 
 

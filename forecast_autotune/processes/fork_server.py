@@ -46,10 +46,13 @@ class ForkServer:
     Args:
         preload: the module. Nothing more of it: torch.utils.cpp_extension asks for a GPU when imported, and CUDA cannot be
             used in the fork of a process that has asked (seen on an H200, torch 2.11).
+        environment: what the server is started with, instead of the caller's; its workers can read that whatever they are
+            given themselves.
     """
 
-    def __init__(self, preload: str) -> None:
+    def __init__(self, preload: str, *, environment: Mapping[str, str] | None = None) -> None:
         self._preload = preload
+        self._environment = environment
         self._forget()
         _servers.add(self)
 
@@ -160,6 +163,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env=self._environment,
                 start_new_session=True,  # Ctrl-C is the caller's; it ends the server by closing the connection
             )
         except BaseException:

@@ -153,7 +153,7 @@ class _Server:
 
     def _orphans(self) -> set[int] | None:
         """The children of this process that are no workers, nor are to stay. None where Linux does not tell."""
-        children = _children(os.getpid())
+        children = children_of(os.getpid())
         return None if children is None else children - self._workers.keys() - self._staying
 
 
@@ -172,7 +172,7 @@ def signal_at_death_of_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
-def _children(pid: int) -> set[int] | None:
+def children_of(pid: int) -> set[int] | None:
     """The children of a process; None where Linux does not tell."""
     try:
         lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
@@ -182,7 +182,7 @@ def _children(pid: int) -> set[int] | None:
 
 
 def _descendants(pids: Iterable[int]) -> set[int]:
-    below = {child for pid in pids for child in _children(pid) or ()}
+    below = {child for pid in pids for child in children_of(pid) or ()}
     return below | _descendants(below) if below else below
 
 

@@ -1,0 +1,1 @@
+"""Search over programs: candidates proposed, forecast, and the promising few built and measured in a box."""

@@ -1,0 +1,71 @@
+"""What a search may spend, and what it has spent: measurements, builds, seconds and tokens."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+from ..core.outcome import Failure
+from ..errors import InvalidInputError
+from .candidate import Tried
+
+BUILDS_PER_MEASUREMENT = 2  # that a search may come to: a proposer whose programs do not build must end too
+LEAST = 2  # measurements: the seed, and something beside it
+
+
+@dataclass(slots=True, kw_only=True)
+class SearchBudget:
+    """Limits of a search, all that its archive holds included; and a tally.
+
+    `measurements` are candidates run on the device, those that turned out wrong included; the seed is one. `tokens`
+    are those that models have read and written.
+
+    Raises:
+        InvalidInputError: fewer than 2 measurements, or a limit that is no positive number.
+    """
+
+    measurements: int
+    minutes: float = math.inf
+    tokens: float = math.inf
+    measured: int = 0
+    built: int = 0
+    failed: int = 0
+    tokens_used: int = 0
+    _began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.measurements, bool) or not isinstance(self.measurements, int) or self.measurements < LEAST:
+            raise InvalidInputError(
+                f"a budget of {self.measurements!r}: a search measures the seed and something beside it, so give "
+                f"at least {LEAST}"
+            )
+        if not self.minutes > 0 or not self.tokens >= 0:
+            raise InvalidInputError(f"{self.minutes} minutes, {self.tokens} tokens: give positive numbers")
+
+    def count(self, tried: Tried) -> None:
+        """Count what was tried, now or by an earlier run."""
+        builds_alone = isinstance(tried.outcome, Failure) and tried.outcome.stage == "compile"
+        self.built += 1
+        self.measured += not builds_alone
+        self.failed += isinstance(tried.outcome, Failure)
+
+    @property
+    def left(self) -> int:
+        """Measurements left."""
+        return max(0, self.measurements - self.measured)
+
+    @property
+    def seconds(self) -> float:
+        """Since this run of the search began."""
+        return time.monotonic() - self._began
+
+    def spent(self) -> str:
+        """Why nothing more may be tried; empty while something may."""
+        if not self.left:
+            return f"its {self.measurements} measurements are spent"
+        if self.built >= BUILDS_PER_MEASUREMENT * self.measurements:
+            return f"{self.built} builds came to {self.measured} measurements"
+        if self.seconds >= 60 * self.minutes:
+            return f"its {self.minutes:g} minutes are over"
+        return ""

@@ -1,0 +1,108 @@
+"""Candidate: one program with its knobs, where it came from, and what became of it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+from ..core.config import Config
+from ..core.digest import digest
+from ..core.forecast import Forecast
+from ..core.outcome import Measurement, Outcome
+
+_CPP_TOKENS = re.compile(
+    r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|^[ \t]*#(?:\\\n|[^\n])*|\s+",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A program to try: its text, which of its variants is called, and the knobs it is called with.
+
+    `steps` says in words what was done to the task's own source, one after the other, back to the seed. `parents` are
+    digests.
+    """
+
+    source: str = field(repr=False)
+    language: str  # "c++", "cuda" or "triton"
+    variant: str
+    config: Config
+    proposer: str
+    parents: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+
+    @cached_property
+    def digest(self) -> str:
+        """The same for programs that differ in comments, blank space or line breaks alone; 32 hex digits."""
+        return digest(normalised(self.source, self.language), self.variant, self.config.text)
+
+    @property
+    def source_digest(self) -> str:
+        """The same for all configs of one text."""
+        return digest(normalised(self.source, self.language))[:8]
+
+
+@lru_cache(maxsize=512)
+def normalised(source: str, language: str) -> str:
+    """A program's text without what does not change it: comments, blank space, and docstrings of Python."""
+    if language == "triton":
+        return _normalised_python(source)
+    parts, at = [""], 0
+
+    def add(text: str, *, line: bool = False) -> None:
+        if line or (text == " " and not parts[-1].endswith((" ", "\n"))) or text.strip():
+            parts.append(text)
+
+    for match in _CPP_TOKENS.finditer(source):
+        add(source[at : match.start()])
+        at, text = match.end(), match[0]
+        if text.startswith(("//", "/*")) or text.isspace():
+            add(" ")
+        elif text.lstrip().startswith("#"):  # a line of the preprocessor stays a line
+            add("\n" + " ".join(re.sub(r"//.*|/\*.*?\*/", " ", text.replace("\\\n", " ")).split()) + "\n", line=True)
+        else:
+            add(text)
+    add(source[at:])
+    return "".join(parts).strip()
+
+
+def _normalised_python(source: str) -> str:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return source
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.dump(tree)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A candidate with its outcome, as the archive keeps it.
+
+    `chosen` says why it was tried: `seed`, `promise`, `random`, `repair`. `times_us` holds the median of each size,
+    by its name. `code` is a digest of what it was compiled to; empty where that is not known.
+    """
+
+    candidate: Candidate
+    outcome: Outcome
+    forecast: Forecast | None  # of log2 speed-up against the seed, made before it was tried
+    chosen: str
+    times_us: Mapping[str, float] = field(default_factory=dict)
+    code: str = ""
+
+    @property
+    def time_us(self) -> float | None:
+        """The geometric mean over its sizes; None where it failed."""
+        return self.outcome.median_us if isinstance(self.outcome, Measurement) else None
+
+
+def incumbent(tried: Sequence[Tried]) -> Tried | None:
+    """The fastest so far; None where nothing ran."""
+    ran = [t for t in tried if t.time_us is not None]
+    return min(ran, key=lambda t: t.outcome.median_us if isinstance(t.outcome, Measurement) else 0.0, default=None)

@@ -1,0 +1,580 @@
+"""The caller's side of trying a candidate: it draws the inputs, reads the clock, and looks at what timed launches wrote.
+
+Nothing that the worker says is believed but that it is done. While inputs are drawn the worker is stopped, so that
+nothing can be computed ahead; when it says that it is done it is stopped again, so that nothing can be computed
+after. Every launch has inputs that were never seen before, outputs of its own that hold NaN before, and guard zones
+around them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.hardware import Hardware
+from ..core.outcome import Failure, Measurement
+from ..errors import InvalidInputError
+from ..processes.box import TOO_MANY, Box, NoBoxError, boxed_environment, boxed_server
+from ..processes.channel import Message, memory_file
+from ..processes.endings import (
+    WorkerDiedError,
+    WorkerMemoryError,
+    WorkerRaisedError,
+    WorkersUnavailableError,
+    WorkerTimeoutError,
+)
+from ..processes.machine import usable_memory_bytes
+from ..processes.worker import Worker
+from .task import SearchTask, Sizes
+from .trial import serve_candidate
+
+if TYPE_CHECKING:
+    import torch
+
+BATCHES = 7  # timed, of each size
+BATCH_S = 0.004  # that a batch lasts at least: a message there and back takes 60 us, which is taken off
+MOST_SETS = 24  # in a batch
+MOST_BYTES = 512 << 20  # of all sets together
+ALIGNMENT = 64
+GUARD_BYTES = 4096
+GUARD = 0xA5
+LOAD_TIMEOUT_S = 180.0  # Triton compiles within it
+FIRST_TIMEOUT_S = 60.0
+TIMEOUT_RATIO, TIMEOUT_FLOOR_S = 30.0, 5.0
+SLOW_RATIO = 2.0  # a candidate so many times slower than the best is not timed to the end
+PRECISION_RATIO = (
+    16.0  # of root-mean-square errors to the seed's: half precision in place of single is off by thousands
+)
+LIGHT_RATIO = 0.8  # of the least time that the device's peaks allow: sheets are not exact
+TRITON = ".triton"  # where Triton keeps what it compiled, in its home
+SHIFT = 1  # elements off the usual alignment
+OVERHEAD_RATIO, OVERHEAD_US = 4.0, 30.0  # of what a launch takes beyond the device's own time, against the seed's
+
+
+class _WrongError(Exception):
+    """A candidate computed something else; the message says what."""
+
+
+class _FasterThanLightError(_WrongError):
+    """A candidate was done before it can have been."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loadable:
+    """What a worker loads a candidate by: see `trial.serve_candidate`.
+
+    `modules` are imported before the box is closed. `code` is a digest of what it was compiled to; empty where that
+    is not known.
+    """
+
+    message: Message
+    readable: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    may_start: bool = False  # Triton starts an assembler
+    compile_s: float = 0.0
+    code: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Bar:
+    """What the seed has shown, which candidates are held against; filled in while the seed is examined.
+
+    By size: its error (see `_error`), whether it is exact on zeros and ones, runs at shifted addresses, and the
+    time of a launch beyond the device's own.
+    """
+
+    errors: dict[str, float] = field(default_factory=dict)
+    exact: dict[str, bool] = field(default_factory=dict)
+    shifts: dict[str, bool] = field(default_factory=dict)
+    overhead_us: dict[str, float] = field(default_factory=dict)
+    time_s: dict[str, float] = field(default_factory=dict)  # of a launch, for time limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What an exam came to: the outcome, and of each size the median in microseconds."""
+
+    outcome: Measurement | Failure
+    times_us: Mapping[str, float] = field(default_factory=dict)
+
+
+class Examiner:
+    """Tries candidates of one task, each in a worker of its own.
+
+    Args:
+        task: what is searched for.
+        hardware: whose peaks bound what can be believed.
+        folder: where each worker gets a folder to write to, which is removed with it.
+        bar: what the seed has shown; empty to examine the seed first.
+    """
+
+    def __init__(self, task: SearchTask, hardware: Hardware, folder: Path, bar: Bar | None = None) -> None:
+        self.task, self.hardware, self.bar = task, hardware, bar or Bar()
+        self._folder = folder
+        self._trials = 0
+        self._warm: Path | None = None
+
+    def examine(
+        self,
+        candidate: Loadable,
+        *,
+        best_us: Mapping[str, float] | None = None,
+        sizes: Mapping[str, Sizes] | None = None,
+        is_seed: bool = False,
+    ) -> Result:
+        """Load a candidate, see whether it is right, and time it.
+
+        Args:
+            best_us: the fastest so far at each size: far slower ones are not timed to the end.
+            sizes: in place of the task's.
+            is_seed: it is a person's: what it shows becomes the bar.
+        Raises:
+            NoBoxError: the system has no box.
+            WorkersUnavailableError: no worker can be had.
+            InvalidInputError: the task's own reference or inputs do not fit.
+        """
+        began = time.perf_counter()
+        folder = self._new_folder()
+        try:
+            with self._start(candidate, folder) as worker:
+                exam = _Exam(self, worker, is_seed=is_seed)
+                exam.load(candidate.message)
+                exam.check()
+                timed = {
+                    name: exam.time(name, one, (best_us or {}).get(name))
+                    for name, one in (sizes or self.task.sizes).items()
+                }
+        except (WorkerTimeoutError, WorkerMemoryError, WorkerRaisedError, WorkerDiedError, _WrongError) as err:
+            return Result(outcome=replace(_failure(err), cost_s=time.perf_counter() - began))
+        else:
+            if is_seed and (folder / TRITON).is_dir():
+                self._warm = self._folder / f"warm-{os.getpid()}"
+                shutil.rmtree(self._warm, ignore_errors=True)
+                shutil.move(folder / TRITON, self._warm)
+            return _result(timed, time.perf_counter() - began)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _new_folder(self) -> Path:
+        """An empty folder for one worker, but for what Triton compiled for the seed: no candidate finds what another
+        left."""
+        self._trials += 1
+        folder = self._folder / f"trial-{os.getpid()}-{self._trials}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, mode=0o700)
+        if self._warm is not None:
+            shutil.copytree(self._warm, folder / TRITON)
+        return folder
+
+    def _start(self, candidate: Loadable, folder: Path) -> Worker:
+        import torch
+
+        file = memory_file(self.bytes, "forecast_autotune_search")
+        box = Box(
+            folder=str(folder),
+            readable=candidate.readable,
+            gpu=self.task.device.startswith("cuda"),
+            may_start=candidate.may_start,
+            memory_bytes=max(2 << 30, usable_memory_bytes() // 2),
+        )
+        request = {
+            "box": box.as_json(),
+            "bytes": self.bytes,
+            "threads": torch.get_num_threads(),
+            "device": self.task.device,
+            "modules": list(candidate.modules),
+        }
+        try:
+            worker = boxed_server().start(
+                serve_candidate, request, [file], environment=boxed_environment(), ready_s=LOAD_TIMEOUT_S
+            )
+        except WorkersUnavailableError as err:
+            os.close(file)
+            if "SystemLacksError" in str(err):
+                raise NoBoxError(str(err)) from None
+            raise
+        worker.shared = file  # type: ignore[attr-defined]
+        return worker
+
+    @property
+    def bytes(self) -> int:
+        """Of the memory that arguments are handed over in."""
+        return min(MOST_BYTES, usable_memory_bytes() // 6)
+
+
+def _failure(err: Exception) -> Failure:
+    message = str(err)
+    if isinstance(err, _WrongError):
+        return Failure(stage="check", message=message)
+    if isinstance(err, WorkerTimeoutError):
+        return Failure(stage="timeout", message=message, crashed=True)
+    if isinstance(err, WorkerDiedError):
+        if message == f"exited with code {TOO_MANY}":
+            message = "it came to too many processes, and its box was ended"
+        return Failure(stage="launch", message=message, crashed=True)
+    return Failure(stage="launch", message=message)
+
+
+def _result(timed: Mapping[str, Sequence[float]], run_s: float) -> Result:
+    """Of each size its median; and the geometric mean over sizes, batch by batch, as the samples of one measurement."""
+    batches = min(len(samples) for samples in timed.values())
+    means = [statistics.geometric_mean([samples[i] for samples in timed.values()]) for i in range(batches)]
+    return Result(
+        outcome=Measurement(samples_us=tuple(means), run_s=run_s),
+        times_us={name: statistics.median(samples) for name, samples in timed.items()},
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Drawn:
+    """One set of arguments in the shared memory, with what the outputs should hold."""
+
+    inputs: list[tuple[torch.Tensor, torch.Tensor]]  # in shared memory, and as drawn
+    outputs: list[torch.Tensor]
+    expected: list[torch.Tensor]
+    described: list[Message]
+
+
+class _Exam:
+    """One candidate's exam, in one worker."""
+
+    def __init__(self, examiner: Examiner, worker: Worker, *, is_seed: bool) -> None:
+        self.task, self.bar, self.hardware = examiner.task, examiner.bar, examiner.hardware
+        self.worker, self.is_seed = worker, is_seed
+        self.file: int = worker.shared  # type: ignore[attr-defined]
+        self.memory = mmap.mmap(self.file, examiner.bytes)
+        os.close(self.file)
+        self.size = examiner.bytes
+        self.random = random.SystemRandom()  # a candidate that knows the seeds knows the answers
+        self.timeout_s = FIRST_TIMEOUT_S
+
+    # The conversation -----------------------------------------------------------------------------------------------
+
+    def ask(self, message: Message, timeout_s: float) -> Message:
+        """The worker's answer.
+
+        Raises:
+            WorkerRaisedError: the candidate raised.
+        """
+        self.worker.send(message)
+        answer = self.worker.receive(timeout_s)
+        if "raised" in answer:
+            raise WorkerRaisedError(str(answer["raised"]))
+        return answer
+
+    def load(self, message: Message) -> None:
+        """Load the candidate; what it computes while it is loaded, it computes without inputs."""
+        self.ask({"load": message}, LOAD_TIMEOUT_S)
+
+    def launch(self, drawn: Sequence[_Drawn], timeout_s: float) -> tuple[float, Message]:
+        """Have it called on each set, once: the seconds by our clock until it said that it was done, and what it said."""
+        self.ask({"stage": [one.described for one in drawn]}, timeout_s)
+        began = time.perf_counter()
+        answer = self.ask({"run": len(drawn)}, timeout_s)
+        took_s = time.perf_counter() - began
+        if self.task.device != "cpu":
+            self.ask({"collect": True}, timeout_s)
+        self.worker.pause()
+        return took_s, answer
+
+    # Inputs and outputs ---------------------------------------------------------------------------------------------
+
+    def draw(
+        self, sizes: Sequence[tuple[str, Sizes]], *, shift: int = 0, alter: Callable[[Any], Any] | None = None
+    ) -> list[_Drawn]:
+        """Draw inputs for each of these calls into the shared memory. The worker is stopped meanwhile, and goes on then."""
+        self.worker.pause()
+        drawn, offset = [], GUARD_BYTES
+        for _, one in sizes:
+            values = self.task.make_inputs(one, self.random.getrandbits(31), self.task.device)
+            if alter is not None:
+                values = tuple(alter(v) for v in values)
+            kept, offset = self._lay_out(values, offset, shift)
+            drawn.append(kept)
+        self.worker.resume()
+        return drawn
+
+    def _lay_out(self, values: Sequence[Any], offset: int, shift: int) -> tuple[_Drawn, int]:
+        import torch
+
+        first_output = len(values) - self.task.outputs
+        kept = _Drawn(inputs=[], outputs=[], expected=[], described=[])
+        for i, value in enumerate(values):
+            if not isinstance(value, torch.Tensor):
+                if not isinstance(value, (bool, int, float, str, type(None))):
+                    raise InvalidInputError(
+                        f"argument {i} of {self.task.name} is a {type(value).__name__}: a search hands over "
+                        f"tensors and plain values"
+                    )
+                kept.described.append({"value": value})
+                continue
+            elements = (
+                0
+                if not value.numel()
+                else 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+            )
+            offset = -(-offset // ALIGNMENT) * ALIGNMENT + shift * value.element_size()
+            end = offset + elements * value.element_size()
+            if end + GUARD_BYTES > self.size:
+                raise InvalidInputError(
+                    f"the arguments of {self.task.name} take more than {self.size >> 20} MiB: give smaller sizes"
+                )
+            guards = torch.frombuffer(
+                self.memory,
+                dtype=torch.uint8,
+                count=end + GUARD_BYTES - (offset - GUARD_BYTES),
+                offset=offset - GUARD_BYTES,
+            )
+            guards[:GUARD_BYTES] = GUARD
+            guards[-GUARD_BYTES:] = GUARD
+            flat = (
+                torch.frombuffer(self.memory, dtype=value.dtype, count=elements, offset=offset)
+                if elements
+                else torch.empty(0, dtype=value.dtype)
+            )
+            laid = flat.as_strided(value.shape, value.stride())
+            if i >= first_output:  # what it held before is nobody's: whatever is left unwritten shows
+                laid.fill_(torch.nan if value.is_floating_point() else torch.iinfo(value.dtype).min)
+                kept.outputs.append(laid)
+            else:
+                laid.copy_(value)
+                kept.inputs.append((laid, value))
+            kept.described.append({
+                "offset": offset, "elements": elements, "dtype": str(value.dtype).removeprefix("torch."),
+                "shape": list(value.shape), "stride": list(value.stride()), "shift": shift,
+            })  # fmt: skip
+            offset = end + GUARD_BYTES
+        expected = self.task.reference(*values)
+        kept.expected = list(expected) if isinstance(expected, (tuple, list)) else [expected]
+        if len(kept.expected) != len(kept.outputs):
+            raise InvalidInputError(
+                f"the reference of {self.task.name} returns {len(kept.expected)} outputs, and a call has {len(kept.outputs)}"
+            )
+        return kept, offset
+
+    def judge(self, drawn: Sequence[_Drawn], name: str, *, exact: bool = False) -> float:
+        """Look at what each call wrote; the error of the worst; see `_error`.
+
+        Raises:
+            _WrongError: an output differs, an input was written to, or something beside them.
+        """
+        import torch
+
+        worst = 0.0
+        for one in drawn:
+            for place, (laid, value) in enumerate(one.inputs):
+                if not torch.equal(_bits(laid), _bits(value.cpu())):
+                    raise _WrongError(f"at {name}: it wrote to an input, argument {place}")
+            for described in one.described:
+                if "offset" in described and self.task.device == "cpu":
+                    self._guarded(described, name)
+            for place, (output, expected) in enumerate(zip(one.outputs, one.expected, strict=True)):
+                rtol, atol = self.task.tolerances[min(place, len(self.task.tolerances) - 1)]
+                worst = max(
+                    worst,
+                    _error(
+                        output.to(expected.device),
+                        expected,
+                        0.0 if exact else rtol,
+                        0.0 if exact else atol,
+                        f"at {name}",
+                    ),
+                )
+        return worst
+
+    def _guarded(self, described: Message, name: str) -> None:
+        import torch
+
+        start = described["offset"]
+        end = start + described["elements"] * torch.empty(0, dtype=getattr(torch, described["dtype"])).element_size()
+        for at in (start - GUARD_BYTES, end):
+            zone = self.memory[at : at + GUARD_BYTES]
+            if zone.count(GUARD) != GUARD_BYTES:
+                raise _WrongError(f"at {name}: it wrote outside its arguments")
+
+    # What is asked of a candidate -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Call it at every corner and size: on ordinary inputs, at shifted addresses, on zeros and ones.
+
+        Raises:
+            _WrongError: it is wrong somewhere where the seed is right.
+        """
+        everywhere = [*self.task.corners.items(), *self.task.sizes.items()]
+        for name, sizes in everywhere:
+            drawn = self.draw([(name, sizes)])
+            self.launch(drawn, self.timeout_s)
+            error = self.judge(drawn, name)
+            self._precise(name, error)
+        for name, sizes in everywhere:
+            self._like_the_seed(self.bar.shifts, f"{name}, at shifted addresses", name, sizes, shift=SHIFT)
+            self._like_the_seed(
+                self.bar.exact, f"{name}, of zeros and ones", name, sizes, alter=_zeros_and_ones, exact=True
+            )
+
+    def _precise(self, name: str, error: float) -> None:
+        if self.is_seed:
+            self.bar.errors[name] = max(error, self.bar.errors.get(name, 0.0))
+        elif error > max(1.0, PRECISION_RATIO * self.bar.errors.get(name, 0.0)):
+            raise _WrongError(
+                f"at {name}: its error is {error:.2g} units in the last place on average, the seed's "
+                f"{self.bar.errors.get(name, 0.0):.2g}: it computes in lower precision"
+            )
+
+    def _like_the_seed(
+        self, passed: dict[str, bool], where: str, name: str, sizes: Sizes, *, exact: bool = False, **how: Any
+    ) -> None:
+        """Ask for what the seed can do; what it cannot, nobody must."""
+        if not self.is_seed and not passed.get(name, False):
+            return
+        try:
+            drawn = self.draw([(name, sizes)], **how)
+            self.launch(drawn, self.timeout_s)
+            self.judge(drawn, where, exact=exact)
+        except (_WrongError, WorkerRaisedError):
+            if not self.is_seed:
+                raise
+            passed[name] = False
+        else:
+            passed.setdefault(name, True)
+
+    def time(self, name: str, sizes: Sizes, best_us: float | None) -> list[float]:
+        """Times of a launch in microseconds, one for each batch, by the caller's clock; on a GPU by events, bounded
+        by it."""
+        first = self.draw([(name, sizes)])
+        took_s, answer = self.launch(first, self.timeout_s)
+        bytes_each = self._bytes(first)
+        self._precise(name, self.judge(first, name))
+        if self.is_seed:
+            self.bar.time_s[name] = took_s
+        self.timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * MOST_SETS * self.bar.time_s.get(name, took_s))
+        floor_us = self._floor_us(sizes)
+        count = int(max(1, min(MOST_SETS, BATCH_S / max(took_s, 1e-6), self.size // bytes_each - 1)))
+        samples: list[float] = []
+        for _ in range(BATCHES):
+            drawn = self.draw([(name, sizes)] * count)
+            idle_s = self._idle_s()
+            took_s, answer = self.launch(drawn, self.timeout_s)
+            self._precise(name, self.judge(drawn, name))
+            launch_us = max(1e-3, 1e6 * (took_s - idle_s) / count)
+            launch_us = self._of_events(name, answer, launch_us, count)
+            if launch_us < LIGHT_RATIO * floor_us:
+                raise _FasterThanLightError(
+                    f"at {name}: a launch took {launch_us:.3g} us, and the device needs {floor_us:.3g} us at "
+                    f"least: it did its "
+                    "work at another time"
+                )
+            samples.append(launch_us)
+            if best_us is not None and len(samples) >= 2 and min(samples) > SLOW_RATIO * best_us:
+                break
+        return samples
+
+    def _of_events(self, name: str, answer: Message, launch_us: float, count: int) -> float:
+        """On a GPU, what events say, unless the caller's clock contradicts them."""
+        if self.task.device == "cpu":
+            return launch_us
+        claimed = answer.get("claimed_us")
+        if (
+            not isinstance(claimed, list)
+            or len(claimed) != count
+            or not all(isinstance(c, float) and c > 0 for c in claimed)
+        ):
+            raise _WrongError(f"at {name}: it reports no times")
+        claimed_us = statistics.median(claimed)
+        beyond_us = launch_us - claimed_us
+        if self.is_seed:
+            self.bar.overhead_us[name] = max(beyond_us, self.bar.overhead_us.get(name, 0.0))
+        elif (
+            claimed_us > 1.05 * launch_us + OVERHEAD_US
+            or beyond_us > OVERHEAD_RATIO * self.bar.overhead_us.get(name, 0.0) + OVERHEAD_US
+        ):
+            raise _FasterThanLightError(
+                f"at {name}: events say {claimed_us:.3g} us a launch, and the caller's clock {launch_us:.3g} us: "
+                f"its events do not "
+                "tell the truth"
+            )
+        return float(claimed_us)
+
+    def _idle_s(self) -> float:
+        """What a message there and back takes, without a launch."""
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            self.ask({"run": 0}, self.timeout_s)
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    def _bytes(self, drawn: Sequence[_Drawn]) -> int:
+        tensors = [t for one in drawn for t in (*one.outputs, *(laid for laid, _ in one.inputs))]
+        taken: int = sum(t.numel() * t.element_size() + 2 * GUARD_BYTES + ALIGNMENT for t in tensors)
+        return taken + 1
+
+    def _floor_us(self, sizes: Sizes) -> float:
+        """The least time that the device's peaks allow for the work; 0 where either is unknown.
+
+        Of bytes on a GPU alone: what a CPU's caches hold, it need not move. Of operations by the fastest units.
+        """
+        if self.task.work is None:
+            return 0.0
+        values = self.task.make_inputs(sizes, 0, self.task.device)
+        work = self.task.work(*values)
+        peak = max(self.hardware.peak_gflops, self.hardware.peak_tensor_gflops)
+        compute_us = work.flops / peak / 1e3 if peak else 0.0
+        moved_us = work.bytes / self.hardware.bandwidth_gb_per_s / 1e3 if self.hardware.bandwidth_gb_per_s else 0.0
+        within_cache = work.bytes <= max(self.hardware.l2_bytes, 0)
+        return max(compute_us, 0.0 if self.hardware.kind == "cpu" or within_cache else moved_us)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return tensor.contiguous().view(torch.uint8) if tensor.numel() else tensor
+
+
+def _error(output: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float, where: str) -> float:
+    """How far an output is from what is expected: the root mean square, in units of the last place of what is usual in it.
+
+    Raises:
+        _WrongError: an element is off by more than it may be. NaN is like nothing but NaN.
+    """
+    import torch
+
+    if not output.is_floating_point():
+        if wrong := int((output != expected.to(output.dtype)).sum()):
+            raise _WrongError(f"{where}: {wrong} of {output.numel()} elements are wrong")
+        return 0.0
+    if not output.numel():
+        return 0.0
+    mine, its = output.double(), expected.double()
+    error = (mine - its).abs()
+    right = (error <= atol + rtol * its.abs()) | (mine == its) | (mine.isnan() & its.isnan())
+    if wrong := int((~right).sum()):
+        missing = int((mine.isnan() & ~its.isnan()).sum())
+        finite = error[~right & error.isfinite()]
+        far = f", by up to {float(finite.max()):.3g}" if finite.numel() else ""
+        unwritten = f", {missing} of them no number or never written" if missing else ""
+        raise _WrongError(f"{where}: {wrong} of {output.numel()} elements are wrong{far}{unwritten}")
+    finite_error = torch.where(error.isfinite(), error, 0.0)
+    usual = float(torch.where(its.isfinite(), its, 0.0).square().mean().sqrt())
+    unit = torch.finfo(output.dtype).eps * usual
+    return float(finite_error.square().mean().sqrt()) / unit if usual else 0.0
+
+
+def _zeros_and_ones(value: Any) -> Any:
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or bool(value.isnan().any()):
+        return value
+    return (
+        torch.randint(0, 2, value.shape, device=value.device).to(value.dtype).as_strided(value.shape, value.stride())
+        if value.is_contiguous()
+        else value
+    )

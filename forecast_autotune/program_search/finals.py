@@ -1,0 +1,104 @@
+"""Finals: the fastest few, the seed and what a person wrote, timed again in turns at sizes that no candidate was
+chosen by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..core.outcome import Failure, Measurement
+from .candidate import Candidate, Tried
+from .exam import Examiner
+from .runners import Preparer
+from .task import SearchTask
+
+FINALISTS = 3
+MOST_BY_HAND = 3
+ROUNDS = 2
+WORTHWHILE = 1.02  # a winner must beat the seed by so much, and by twice the error of the two
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Final:
+    """A candidate as the finals found it: times by size, or why it is out."""
+
+    candidate: Candidate
+    times_us: Mapping[str, float] = field(default_factory=dict)
+    relative_error: float = 0.0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finals:
+    """What the finals came to: the seed's times, everybody's, and the winner, if one beat the seed beyond the noise."""
+
+    seed: Final
+    finals: Sequence[Final]
+    winner: Final | None
+    reason: str
+
+    def speedup(self, final: Final) -> float:
+        """Geometric mean over sizes of the seed's time / this one's."""
+        logs = [
+            math.log(self.seed.times_us[name] / us) for name, us in final.times_us.items() if name in self.seed.times_us
+        ]
+        return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def run_finals(task: SearchTask, ran: Sequence[Tried], examiner: Examiner, preparer: Preparer) -> Finals:
+    """Time the finalists in turns, each time in a new process, at the sizes held out (at the searched ones where
+    there are none).
+
+    Args:
+        ran: what ran in the search, the fastest first.
+    """
+    sizes = task.held_out or task.sizes
+    entrants = [t.candidate for t in ran[:FINALISTS] if t.candidate.digest != task.seed.digest]
+    entrants += [one for one in task.hand_written[:MOST_BY_HAND] if one.digest not in {e.digest for e in entrants}]
+    measured: dict[str, list[tuple[Mapping[str, float], float]]] = {}
+    failures: dict[str, str] = {}
+    for turn in range(ROUNDS):
+        for one in (task.seed, *entrants):
+            if one.digest in failures:
+                continue
+            made = preparer.prepare(one)
+            if isinstance(made, Failure):
+                failures[one.digest] = made.message
+                continue
+            result = examiner.examine(made, sizes=sizes, is_seed=one.digest == task.seed.digest and turn == 0)
+            if isinstance(result.outcome, Measurement):
+                measured.setdefault(one.digest, []).append((result.times_us, result.outcome.relative_error))
+            else:
+                failures[one.digest] = f"{result.outcome.stage}: {result.outcome.message}"
+    finals = [_final(one, measured.get(one.digest, []), failures.get(one.digest, "")) for one in (task.seed, *entrants)]
+    return _decided(finals[0], finals[1:])
+
+
+def _final(candidate: Candidate, rounds: Sequence[tuple[Mapping[str, float], float]], failure: str) -> Final:
+    if failure or not rounds:
+        return Final(candidate=candidate, failure=failure or "not timed")
+    times = {name: min(times[name] for times, _ in rounds) for name in rounds[0][0]}
+    means = [math.prod(times.values()) ** (1 / len(times)) for times, _ in rounds]
+    apart = (max(means) - min(means)) / min(means) / 2
+    return Final(candidate=candidate, times_us=times, relative_error=max(apart, *(error for _, error in rounds)))
+
+
+def _decided(seed: Final, entrants: Sequence[Final]) -> Finals:
+    undecided = Finals(seed=seed, finals=entrants, winner=None, reason="")
+    if seed.failure:
+        return Finals(
+            seed=seed, finals=entrants, winner=None, reason=f"the seed itself failed in the finals: {seed.failure}"
+        )
+    running = [f for f in entrants if not f.failure and f.candidate.proposer != "hand-written"]
+    best = max(running, key=undecided.speedup, default=None)
+    if best is None:
+        return Finals(
+            seed=seed, finals=entrants, winner=None, reason="nothing that ran in the search runs at the sizes held out"
+        )
+    needed = max(WORTHWHILE, 1 + 2 * math.hypot(best.relative_error, seed.relative_error))
+    if (gained := undecided.speedup(best)) < needed:
+        told = f"the best is {gained:.3f}x of the seed at the sizes held out"
+        reason = f"{told}, and {needed:.3f}x is needed to tell it from noise"
+        return Finals(seed=seed, finals=entrants, winner=None, reason=reason)
+    return Finals(seed=seed, finals=entrants, winner=best, reason=f"{gained:.3f}x of the seed at the sizes held out")

@@ -1,0 +1,97 @@
+"""Forecasts of candidates: each is a config over its knobs and the steps that made it, beside what was measured."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from ..core.config import Config
+from ..core.context import ForecastContext
+from ..core.digest import Value
+from ..core.forecast import Forecast
+from ..core.hardware import Hardware, Toolchain
+from ..core.job import Job
+from ..core.outcome import Outcome
+from ..core.space import Space
+from ..core.workload import Program, Workload
+from ..protocols import Surrogate
+from .candidate import Candidate, Tried
+from .task import SearchTask
+
+log = logging.getLogger(__name__)
+
+
+class CandidateForecaster:
+    """Asks a surrogate about candidates of one task, by all that was tried.
+
+    Args:
+        task: what is searched for.
+        hardware, toolchain: where it is measured.
+        surrogate: who forecasts; one that fails is told of in the log, and forecasts nothing.
+    """
+
+    def __init__(self, task: SearchTask, hardware: Hardware, toolchain: Toolchain, surrogate: Surrogate) -> None:
+        self._task, self._hardware, self._toolchain, self._surrogate = task, hardware, toolchain, surrogate
+        sizes = next(iter(task.sizes.values()))
+        self._work = None if task.work is None else task.work(*task.make_inputs(sizes, 0, task.device))
+        self._workload = Workload(
+            program=Program(name=task.name, language=task.language, source=task.source),
+            key={name: value for name, value in sizes.items() if isinstance(value, (int, str))},
+        )
+
+    def forecast(self, tried: Sequence[Tried], proposed: Sequence[Candidate]) -> list[Forecast | None]:
+        """For each candidate its log2 speed-up against the seed; None where nobody can say."""
+        every = [self._task.seed, *(t.candidate for t in tried), *proposed]
+        traits = [traits_of(one, self._task) for one in every]
+        knobs = list(dict.fromkeys(name for one in traits for name in one))
+        configs = [Config({name: one.get(name) for name in knobs}) for one in traits]
+        job = Job(
+            workload=self._workload,
+            space=Space(configs, roles=self._roles(knobs)),
+            hardware=self._hardware,
+            toolchain=self._toolchain,
+            work=self._work,
+        )
+        outcomes: dict[Config, Outcome] = {c: t.outcome for c, t in zip(configs[1:], tried, strict=False)}
+        try:
+            answers = self._surrogate.start(ForecastContext(job=job)).predict(outcomes, {})
+        except Exception as err:  # a surrogate may be anything; a search goes on without it
+            log.warning("surrogate %s failed (%r): candidates are drawn at random", self._surrogate.name, err)
+            return [None] * len(proposed)
+        by_config = dict(zip(job.space, answers, strict=True))
+        mine = [by_config[c] for c in configs[len(configs) - len(proposed) :]]
+        return [answer if isinstance(answer, Forecast) else None for answer in mine]
+
+    def _roles(self, knobs: Sequence[str]) -> dict[str, str]:
+        roles = {"variant": "algorithm", "text": "algorithm"}
+        for variant, space in self._task.spaces.items():
+            roles |= {knob_of(variant, name, self._task): role for name, role in space.roles.items()}
+        roles |= {
+            name: "unroll" for name in knobs if name.startswith(("unroll@", "loop_unroll_factor@", "steps@", "split@"))
+        }
+        roles |= {name: "stages" for name in knobs if name.startswith("num_stages@")}
+        return {name: role for name, role in roles.items() if name in knobs}
+
+
+def traits_of(candidate: Candidate, task: SearchTask) -> Mapping[str, Value]:
+    """What a surrogate is told of a candidate: its knobs, and each rewrite as a knob of its own.
+
+    A text that a model wrote has a name: nothing else tells what it does, but the knobs it runs under.
+    """
+    traits: dict[str, Value] = {"variant": candidate.variant} if len(task.spaces) > 1 else {}
+    traits |= {knob_of(candidate.variant, name, task): value for name, value in candidate.config.knobs.items()}
+    written = False
+    for step in candidate.steps:
+        what, at, how = step.rpartition("=")
+        if at and "@" in what and " " not in what:
+            traits[what] = int(how) if how.isdigit() else how
+        else:
+            written |= step.startswith("model:")
+    if written:
+        traits["text"] = candidate.source_digest
+    return traits
+
+
+def knob_of(variant: str, knob: str, task: SearchTask) -> str:
+    """A knob's name among those of all variants."""
+    return f"{variant}.{knob}" if len(task.spaces) > 1 else knob

@@ -1,0 +1,243 @@
+"""The loop of a search: propose several times what is measured, forecast, try three by promise and one at random."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from ..core.forecast import Forecast
+from ..core.outcome import Failure, Measurement
+from ..errors import NoWorkingConfigError
+from .archive import Archive
+from .budget import SearchBudget
+from .candidate import Candidate, Tried, incumbent
+from .exam import Examiner, Loadable
+from .forecasts import CandidateForecaster
+from .proposers.base import Proposer, SearchView
+from .rules import refused
+from .runners import Preparer
+from .task import SearchTask
+
+log = logging.getLogger(__name__)
+
+ROUND = 4  # tried between two rounds of forecasts; one of them at random
+RANDOM_EVERY = 4
+DRY = 4  # rounds that try nothing, after which a search ends
+BUILDERS = 2  # builds beside each other; nothing is timed meanwhile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchEvent:
+    """Something happened: what, for people, and the candidate that was tried, if one was."""
+
+    text: str
+    tried: Tried | None = None
+
+
+@dataclass(kw_only=True)
+class SearchLoop:
+    """One search, from where its archive stands.
+
+    Args:
+        task: what is searched for.
+        archive: what was tried; each outcome is added as it comes.
+        budget: what may be spent.
+        proposer: who proposes.
+        forecaster: who forecasts; without one every candidate is drawn at random, which is the baseline.
+        examiner, preparer: who tries a candidate.
+        proposals: how many are proposed for each that is tried.
+        seed: of all draws.
+        listener: told of each event.
+    """
+
+    task: SearchTask
+    archive: Archive
+    budget: SearchBudget
+    proposer: Proposer
+    forecaster: CandidateForecaster | None
+    examiner: Examiner
+    preparer: Preparer
+    proposals: float = 4.0
+    seed: int = 0
+    listener: Callable[[SearchEvent], None] = lambda _: None
+    turns: int = 0  # that tried nothing, so that the next one draws otherwise
+    twins: set[str] = field(default_factory=set)  # digests of candidates that came out as another's machine code
+
+    def run(self) -> str:
+        """Search until nothing more may be tried or is proposed; why it ended.
+
+        Raises:
+            NoWorkingConfigError: the task's own source does not build, run, or compute what the reference does.
+            NoBoxError: the system has no box.
+            StoreError: an outcome cannot be written down.
+        """
+        for tried in self.archive:
+            self.budget.count(tried)
+        if len(self.archive):
+            self.listener(SearchEvent(text=f"goes on from {len(self.archive)} candidates that were tried before"))
+        self._try_seed()
+        dry = 0
+        while not (why := self.budget.spent()):
+            view, known = self._view(), len(self.archive)
+            wanted = min(ROUND, self.budget.left)
+            pool = self._proposed(view, max(wanted, round(self.proposals * wanted)))
+            if pool:
+                self._try_all(self._chosen(view, pool, wanted))
+            dry, self.turns = (0, self.turns) if len(self.archive) > known else (dry + 1, self.turns + 1)
+            if dry == DRY:
+                return "nothing new is proposed any more"
+        return why
+
+    def _view(self) -> SearchView:
+        tried = list(self.archive)
+        return SearchView(task=self.task, tried=tried, turn=len(tried) + 1_000_000 * self.turns, seed=self.seed)
+
+    def _try_seed(self) -> None:
+        """Examine the task's own source. It is run again by each process: what it shows is what candidates are held
+        against."""
+        known = next((t for t in self.archive if t.chosen == "seed"), None)
+        made = self.preparer.prepare(self.task.seed)
+        if isinstance(made, Failure):
+            raise NoWorkingConfigError(f"{self.task.name}'s own source does not build: {made.message}")
+        result = self.examiner.examine(made, is_seed=True)
+        if isinstance(result.outcome, Failure):
+            raise NoWorkingConfigError(
+                f"{self.task.name}'s own source fails at the stage '{result.outcome.stage}': "
+                f"{result.outcome.message}. Nothing can be "
+                "compared with it"
+            )
+        if known is None:
+            self._keep(
+                Tried(
+                    candidate=self.task.seed,
+                    outcome=result.outcome,
+                    forecast=None,
+                    chosen="seed",
+                    times_us=result.times_us,
+                    code=made.code,
+                )
+            )
+
+    def _proposed(self, view: SearchView, n: int) -> list[Candidate]:
+        """New candidates that may be built, none twice."""
+        pool: dict[str, Candidate] = {}
+        for one in self.proposer.propose(view, n):
+            if one.digest not in view.known | self.twins and one.digest not in pool:
+                if why := refused(one, self.task):
+                    log.info("a candidate of %s is refused: %s", one.proposer, why)
+                    continue
+                pool[one.digest] = one
+        return list(pool.values())
+
+    def _chosen(
+        self, view: SearchView, pool: Sequence[Candidate], wanted: int
+    ) -> list[tuple[Candidate, Forecast | None, str]]:
+        """Which of the proposed are tried: three in four by promise over the fastest so far, one at random."""
+        draw = random.Random(f"{self.seed} {view.turn} choice")
+        forecasts: Sequence[Forecast | None] = [None] * len(pool)
+        if self.forecaster is not None:
+            forecasts = self.forecaster.forecast(view.tried, pool)
+        left = list(range(len(pool)))
+        chosen: list[tuple[Candidate, Forecast | None, str]] = []
+        over = self._gained(view)
+        for _ in range(min(wanted, len(pool))):
+            at_random = (self.budget.measured + len(chosen)) % RANDOM_EVERY == 0 or all(f is None for f in forecasts)
+            i = draw.choice(left) if at_random else max(left, key=lambda i: (_promise(forecasts[i], over), -i))
+            left.remove(i)
+            chosen.append((pool[i], forecasts[i], "random" if at_random else "promise"))
+        return chosen
+
+    @staticmethod
+    def _gained(view: SearchView) -> float:
+        """Log2 speed-up of the fastest so far against the seed."""
+        seed = next((t for t in view.tried if t.chosen == "seed"), None)
+        best = view.incumbent
+        if seed is None or best is None or not seed.time_us or not best.time_us:
+            return 0.0
+        return math.log2(seed.time_us / best.time_us)
+
+    def _try_all(self, chosen: Sequence[tuple[Candidate, Forecast | None, str]]) -> None:
+        """Build all that were chosen side by side, then time one after the other; mend what failed, once."""
+        with ThreadPoolExecutor(BUILDERS, thread_name_prefix="forecast_autotune_search") as pool:
+            made = list(pool.map(lambda one: self.preparer.prepare(one[0]), chosen))
+        for (candidate, forecast, why), loadable in zip(chosen, made, strict=True):
+            if isinstance(loadable, Loadable) and (twin := self._twin(loadable)) is not None:
+                self.budget.built += 1
+                self.twins.add(candidate.digest)
+                self.listener(
+                    SearchEvent(
+                        text=f"{_step(candidate)}: compiles to the same as {twin.digest[:8]}, and is not measured"
+                    )
+                )
+                continue
+            tried = self._try(candidate, forecast, why, loadable)
+            if isinstance(tried.outcome, Failure) and not self.budget.spent():
+                self._repair(tried)
+            if self.budget.spent():
+                return
+
+    def _twin(self, made: Loadable) -> Candidate | None:
+        """A candidate that was tried and came out as the same machine code."""
+        return next((t.candidate for t in self.archive if made.code and t.code == made.code), None)
+
+    def _repair(self, failed: Tried) -> None:
+        mended = self.proposer.repair(self._view(), failed)
+        if mended is None or mended in self.archive or refused(mended, self.task):
+            return
+        self._try(mended, None, "repair", self.preparer.prepare(mended))
+
+    def _try(self, candidate: Candidate, forecast: Forecast | None, chosen: str, made: Loadable | Failure) -> Tried:
+        best = incumbent(list(self.archive))
+        if isinstance(made, Failure):
+            tried = Tried(candidate=candidate, outcome=made, forecast=forecast, chosen=chosen)
+        else:
+            result = self.examiner.examine(made, best_us=None if best is None else best.times_us)
+            outcome = result.outcome
+            if isinstance(outcome, Measurement):
+                outcome = replace(outcome, compile_s=made.compile_s)
+            tried = Tried(
+                candidate=candidate,
+                outcome=outcome,
+                forecast=forecast,
+                chosen=chosen,
+                times_us=result.times_us,
+                code=made.code,
+            )
+        self._keep(tried)
+        return tried
+
+    def _keep(self, tried: Tried) -> None:
+        best = incumbent(list(self.archive))
+        self.archive.add(tried)
+        self.budget.count(tried)
+        self.listener(SearchEvent(text=_told(tried, best), tried=tried))
+
+
+def _promise(forecast: Forecast | None, over: float) -> float:
+    return -1.0 if forecast is None else forecast.expected_gain(over)
+
+
+def _told(tried: Tried, best: Tried | None) -> str:
+    how = _step(tried.candidate)
+    if isinstance(tried.outcome, Failure):
+        return f"{how}: {tried.outcome.stage}: {tried.outcome.message.splitlines()[0][:160]}"
+    text = f"{how}: {tried.outcome.median_us:.4g} us"
+    if best is not None and best.time_us:
+        text += f", {best.time_us / tried.outcome.median_us:.2f}x of the fastest so far"
+    return text
+
+
+def _step(candidate: Candidate) -> str:
+    return candidate.steps[-1].splitlines()[0] if candidate.steps else "the task's own source"
+
+
+def speedups(tried: Sequence[Tried]) -> Mapping[str, float]:
+    """Log2 speed-up of each candidate that ran against the seed, by digest."""
+    seed = next((t.time_us for t in tried if t.chosen == "seed"), None)
+    if not seed:
+        return {}
+    return {t.candidate.digest: math.log2(seed / t.time_us) for t in tried if t.time_us}

@@ -1,0 +1,1 @@
+"""Who proposes candidates; see `base.Proposer`."""

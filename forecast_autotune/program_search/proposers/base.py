@@ -1,0 +1,82 @@
+"""What a proposer is, and what it may look at."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from ...core.outcome import Failure
+from ..candidate import Candidate, Tried, incumbent
+from ..task import SearchTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchView:
+    """All that a proposer may look at: the task, what was tried in its order, and the turn, which seeds its draws."""
+
+    task: SearchTask
+    tried: Sequence[Tried]
+    turn: int
+    seed: int = 0
+
+    @cached_property
+    def ran(self) -> list[Tried]:
+        """What ran, the fastest first."""
+        return sorted((t for t in self.tried if t.time_us is not None), key=lambda t: t.time_us or 0.0)
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """Digests of what was tried."""
+        return frozenset(t.candidate.digest for t in self.tried)
+
+    @property
+    def incumbent(self) -> Tried | None:
+        """The fastest so far."""
+        return incumbent(self.tried)
+
+    def draw(self, proposer: str) -> random.Random:
+        """The random numbers of a proposer in this turn: the same view gives the same."""
+        return random.Random(f"{self.seed} {self.turn} {proposer}")
+
+    def parent(self, draw: random.Random) -> Candidate:
+        """One of the fastest, each half as likely as the one before it; the seed where nothing ran."""
+        for tried in self.ran:
+            if draw.random() < 0.5:
+                return tried.candidate
+        return self.ran[0].candidate if self.ran else self.task.seed
+
+    @property
+    def last_failure(self) -> Tried | None:
+        """The newest candidate that failed."""
+        return next((t for t in reversed(self.tried) if isinstance(t.outcome, Failure)), None)
+
+
+class Proposer(Protocol):
+    """Proposes candidates. The same view gives the same proposals, unless a model is asked."""
+
+    name: str
+
+    def propose(self, view: SearchView, n: int) -> Sequence[Candidate]:
+        """At most `n` new candidates, none of which was tried. Fewer, or none, where it knows no more.
+
+        Never raises for what it cannot think of; a proposer that breaks down says so in the log, and returns what it has.
+        """
+
+    def repair(self, view: SearchView, failed: Tried) -> Candidate | None:
+        """A candidate of its own that failed, mended; None where it cannot. Asked once for each."""
+
+
+def tally(tried: Sequence[Tried]) -> Mapping[str, tuple[int, int]]:
+    """By proposer: how many of its candidates were tried, and how many of those were the fastest when they came."""
+    counts: dict[str, list[int]] = {}
+    best = float("inf")
+    for one in tried:
+        count = counts.setdefault(one.candidate.proposer, [0, 0])
+        count[0] += 1
+        if one.time_us is not None and one.time_us < best:
+            best = one.time_us
+            count[1] += 1
+    return {name: (count[0], count[1]) for name, count in counts.items()}

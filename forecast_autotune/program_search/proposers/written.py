@@ -1,0 +1,229 @@
+"""Programs that a language model writes, behind a server of OpenAI's protocol: a whole text, or strict replacements
+in one."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...core.model_names import parse_model_name
+from ...core.outcome import Failure
+from ...errors import InvalidInputError
+from ...language.model import ModelError, Unanswered
+from ...language.prompt import quoted
+from ...language.server import ServedModel, WrittenText
+from ...settings import Settings, check_surrogate
+from ..budget import SearchBudget
+from ..candidate import Candidate, Tried
+from .base import SearchView
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 180.0  # that a turn waits for its answers
+ANSWER_TOKENS = 8_192
+MOST_SOURCE = 60_000  # characters of a parent that a prompt holds
+MOST_SHOWN = 4_000  # characters of a sibling's difference, and of a failure's message
+
+_BLOCK = re.compile(r"^<{7} SEARCH[ \t]*\n(.*?)^={7}[ \t]*\n(.*?)^>{7} REPLACE[ \t]*$", re.DOTALL | re.MULTILINE)
+_MARK = re.compile(r"^(?:<{7} SEARCH|>{7} REPLACE)", re.MULTILINE)
+_FENCED = re.compile(r"^```[\w+#-]*[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+
+_FORM = """Answer in one of two forms, and with nothing else that looks like it.
+Either the whole new text in one block:
+```
+...
+```
+Or one replacement or several, of text that stands exactly once in the program, copied with all its blanks:
+<<<<<<< SEARCH
+...
+=======
+...
+>>>>>>> REPLACE
+"""
+
+
+class AnswerError(ValueError):
+    """An answer has neither form, or replaces what is not there once; the message says what."""
+
+
+def program_of(answer: str, parent: str) -> str:
+    """The program that an answer makes of a parent.
+
+    Raises:
+        AnswerError: it has neither form, or a text to be replaced does not stand in the parent exactly once.
+    """
+    if _MARK.search(answer):
+        return _replaced(answer, parent)
+    blocks = _FENCED.findall(answer)
+    if len(blocks) != 1:
+        raise AnswerError(f"{len(blocks)} blocks of code, and no replacement: one block is the whole program")
+    text = str(blocks[0])
+    if not text.strip():
+        raise AnswerError("the block of code is empty")
+    return text
+
+
+def _replaced(answer: str, parent: str) -> str:
+    blocks = _BLOCK.findall(answer)
+    if len(_MARK.findall(answer)) != 2 * len(blocks):
+        raise AnswerError("a replacement is not whole: SEARCH, =======, REPLACE")
+    text = parent
+    for old, new in blocks:
+        if not old.strip():
+            raise AnswerError("a replacement of nothing")
+        if (found := text.count(old)) != 1:
+            raise AnswerError(
+                f"what is to be replaced stands in the program {found} times, and must once: {old.strip()[:100]!r}"
+            )
+        text = text.replace(old, new)
+    return text
+
+
+class Written:
+    """A model that writes programs.
+
+    Args:
+        name: of this proposer, the server's URL.
+        model: who is asked.
+        budget: whose tokens it spends.
+    """
+
+    def __init__(self, name: str, model: ServedModel, budget: SearchBudget) -> None:
+        self.name = name
+        self._model, self._budget = model, budget
+        self._gone = ""
+        self._refused: dict[str, str] = {}  # by parent: why the last answer for it was no program
+
+    @classmethod
+    def named(cls, url: str, settings: Settings, budget: SearchBudget) -> Written:
+        """The proposer that a URL names.
+
+        Raises:
+            InvalidInputError: it names none, or a server of another machine that may not be asked.
+        """
+        check_surrogate(url, "proposer", remote=settings.remote == "1")
+        parsed = parse_model_name(url)
+        if parsed.runs != "server":
+            raise InvalidInputError(f"proposer {url!r}: a model that writes programs is named by its server's URL")
+        return cls(url, ServedModel(parsed.url, model=parsed.model), budget)
+
+    def propose(self, view: SearchView, n: int) -> Sequence[Candidate]:
+        """See `Proposer`. A server that is gone has proposed nothing, with one warning."""
+        draw = view.draw(self.name)
+        parents = [view.parent(draw) for _ in range(n)]
+        found: dict[str, Candidate] = {}
+        prompts = [self._prompt(view, parent) for parent in parents]
+        for position, text in self._asked(prompts):
+            made = self._child(parents[position], text)
+            if made is not None and made.digest not in view.known:
+                found.setdefault(made.digest, made)
+        return list(found.values())
+
+    def repair(self, view: SearchView, failed: Tried) -> Candidate | None:
+        """See `Proposer`: it is shown what failed, and why."""
+        prompt = self._prompt(view, failed.candidate, failed)
+        for _, text in self._asked([prompt]):
+            return self._child(failed.candidate, text)
+        return None
+
+    def _asked(self, prompts: Sequence[str]) -> list[tuple[int, str]]:
+        """Answers by the position of their prompt, as far as tokens and time go."""
+        if self._budget.tokens_used >= self._budget.tokens:
+            return []
+        left_s = 60 * self._budget.minutes - self._budget.seconds
+        until = time.monotonic() + max(1.0, min(ANSWER_S, left_s))
+        answers: list[tuple[int, str]] = []
+        try:
+            for position, answer in self._model.written(prompts, until=until, most_tokens=ANSWER_TOKENS):
+                if isinstance(answer, Unanswered):
+                    log.info("%s: %s", self.name, answer.reason)
+                elif isinstance(answer, WrittenText):
+                    self._budget.tokens_used += answer.tokens
+                    answers.append((position, answer.text))
+        except ModelError as err:
+            if not self._gone:
+                log.warning("%s writes nothing: %s. The search goes on without it while that lasts", self.name, err)
+            self._gone = str(err)
+        else:
+            self._gone = ""
+        return sorted(answers)
+
+    def _child(self, parent: Candidate, answer: str) -> Candidate | None:
+        try:
+            source = program_of(answer, parent.source)
+        except AnswerError as err:
+            self._refused[parent.digest] = str(err)
+            log.info("%s: an answer is no program: %s", self.name, err)
+            return None
+        self._refused.pop(parent.digest, None)
+        return replace(
+            parent,
+            source=source,
+            proposer=self.name,
+            parents=(parent.digest,),
+            steps=(*parent.steps, f"model: {_headline(answer)}"),
+        )
+
+    def _prompt(self, view: SearchView, parent: Candidate, failed: Tried | None = None) -> str:
+        """Task, parent with its times, two siblings, the last failure; texts of others indented and without chats' marks."""
+        task = view.task
+        language = {"triton": "Triton, in Python", "c++": "C++, for one thread of a CPU"}.get(
+            task.language, task.language
+        )
+        parts = [
+            f"Make this program faster. It is in {language}. It must compute the same, in the same precision, for "
+            f"all sizes, and "
+            "call no library to compute for it. Names, arguments and outputs of its functions stay as they are.",
+            f"Its knobs, set from outside: {parent.config}",
+            *_times(view, parent),
+            "The program:\n" + _indented(parent.source[:MOST_SOURCE]),
+            *_siblings(view, parent),
+        ]
+        failure = failed or view.last_failure
+        if isinstance(of := None if failure is None else failure.outcome, Failure):
+            whose = "This program" if failed is not None else "An earlier try"
+            parts.append(f"{whose} failed at the stage '{of.stage}':\n" + _indented(of.message[:MOST_SHOWN]))
+        if why := self._refused.get(parent.digest):
+            parts.append("An earlier answer was no use: " + quoted(why))
+        return "\n\n".join([*parts, _FORM])
+
+
+def _times(view: SearchView, parent: Candidate) -> list[str]:
+    of = next((t for t in view.ran if t.candidate.digest == parent.digest), None)
+    if of is None:
+        return []
+    slowest_first = sorted(of.times_us.items(), key=lambda item: -item[1])
+    told = ", ".join(f"{us:.4g} us at {name} ({dict(view.task.sizes.get(name, {}))})" for name, us in slowest_first)
+    return [f"It takes {told}."]
+
+
+def _siblings(view: SearchView, parent: Candidate) -> list[str]:
+    """What a faster and a slower program changed, as differences from the parent."""
+    own = next((t.time_us for t in view.ran if t.candidate.digest == parent.digest), None) or math.inf
+    others = [t for t in view.ran if t.candidate.source != parent.source and t.time_us]
+    faster = next((t for t in reversed(others) if (t.time_us or 0) < own), None)
+    slower = next((t for t in others if (t.time_us or 0) >= own), None)
+    told = []
+    for which, one in (("faster", faster), ("slower", slower)):
+        if one is not None:
+            lines = difflib.unified_diff(
+                parent.source.splitlines(), one.candidate.source.splitlines(), lineterm="", n=1
+            )
+            text = _indented("\n".join(list(lines)[2:])[:MOST_SHOWN])
+            told.append(f"With this change it was {which}, {one.time_us:.4g} us on average:\n{text}")
+    return told
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in quoted(text).splitlines())
+
+
+def _headline(answer: str) -> str:
+    """The first words of an answer that are none of its program, in a line fit for a terminal."""
+    words = _FENCED.sub(" ", _BLOCK.sub(" ", answer))
+    return " ".join("".join(c if c.isprintable() else " " for c in words).split())[:80] or "rewritten"

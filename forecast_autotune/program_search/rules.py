@@ -1,0 +1,116 @@
+"""What a candidate's text may not do, read off before it is built: call a library in place of computing.
+
+No boundary: that is the box. These rules keep a search from finding what nobody asked for, such as the reference itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from .candidate import Candidate
+from .task import SearchTask
+
+_KNOWN_HEADERS = """
+algorithm array atomic bit cassert cfloat climits cmath complex concepts cstddef cstdint cstdlib cstring functional
+initializer_list iterator limits memory new numeric span stddef.h stdint.h string.h math.h tuple type_traits utility vector
+immintrin.h emmintrin.h xmmintrin.h smmintrin.h tmmintrin.h nmmintrin.h x86intrin.h arm_neon.h arm_sve.h
+"""
+_HEADERS = frozenset(_KNOWN_HEADERS.split())
+"""Of C++: for computing, not for files, threads, processes or clocks."""
+_INCLUDE = re.compile(r"^\s*#\s*(?:include|include_next|import|embed)\s*[<\"]?([^>\"\n]+)", re.MULTILINE)
+_CALLS = re.compile(
+    r"\b(?:dlopen|dlsym|dlmopen|system|popen|fork|vfork|clone|exec[lv]p?e?|syscall|fopen|open|mmap|socket|pthread_create|thread|"
+    r"async|clock_gettime|gettimeofday|rdtsc\w*|signal|sigaction|setitimer|getenv|cblas_\w+|[sdch]gemm_?|__attribute__\s*\(\(\s*"
+    r"(?:constructor|destructor))\b"
+)
+_ALLOCATION = frozenset({"empty", "empty_like", "empty_strided", "zeros", "zeros_like", "Tensor", "cuda", "version"})
+_MODULES = frozenset({"__future__", "math", "typing", "triton", "torch"})
+_BUILTINS = frozenset(
+    {
+        "open",
+        "exec",
+        "eval",
+        "compile",
+        "__import__",
+        "globals",
+        "locals",
+        "vars",
+        "getattr",
+        "setattr",
+        "input",
+        "breakpoint",
+    }
+)
+
+
+def refused(candidate: Candidate, task: SearchTask) -> str:
+    """Why a candidate's text is not even built; empty where it may be."""
+    if len(candidate.source) > 8 * len(task.source) + 20_000:
+        return f"its text of {len(candidate.source):,} characters is far longer than the task's own"
+    if candidate.language == "triton":
+        return _of_python(candidate.source, task.source)
+    own, mine = set(_INCLUDE.findall(task.source)), set(_INCLUDE.findall(candidate.source))
+    if strange := sorted(header.strip() for header in mine - own if header.strip() not in _HEADERS):
+        return f"it includes {strange[0]!r}, which neither the task's source does nor a kernel needs"
+    calls = {" ".join(call.split()) for call in _CALLS.findall(candidate.source)}
+    if more := sorted(calls - {" ".join(call.split()) for call in _CALLS.findall(task.source)}):
+        return f"it uses {more[0]!r}, which the task's source does not"
+    return ""
+
+
+def _of_python(source: str, own: str) -> str:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError) as err:
+        return f"it cannot be parsed: {err}"
+    mine, its = _facts(tree), _facts(ast.parse(own))
+    for what, allowed in (
+        ("import", _MODULES),
+        ("torch", _ALLOCATION),
+        ("builtin", frozenset()),
+        ("form", frozenset()),
+    ):
+        if more := sorted(mine[what] - its[what] - allowed):
+            words = {"import": "imports", "torch": "uses torch's", "builtin": "uses", "form": "has"}[what]
+            return f"it {words} {more[0]!r}, which the task's source does not"
+    return ""
+
+
+def _facts(tree: ast.Module) -> dict[str, set[str]]:
+    """What a module imports, uses of torch and of dangerous builtins, and forms that hide errors."""
+    facts: dict[str, set[str]] = {"import": set(), "torch": set(), "builtin": set(), "form": set()}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            facts["import"] |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            facts["import"].add("." * node.level + (node.module or ""))
+            if node.module == "torch":
+                facts["torch"] |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute) and _root(node) == "torch":
+            facts["torch"].add(_path(node))
+        elif isinstance(node, ast.Name) and node.id in _BUILTINS:
+            facts["builtin"].add(node.id)
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("__"):
+            facts["builtin"].add(node.attr)
+        elif isinstance(node, (ast.Try, ast.Global, ast.Nonlocal, ast.ClassDef)):
+            facts["form"].add(type(node).__name__.lower())
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            facts["form"].add("@")
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("data_ptr", "copy_", "set_")
+        ):
+            facts["form"].add(node.func.attr)
+    return facts
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _path(node: ast.Attribute) -> str:
+    return f"{_path(node.value)}.{node.attr}" if isinstance(node.value, ast.Attribute) else node.attr

@@ -1,0 +1,237 @@
+"""fa.search: a search from a target to a result that a person reads and adopts, or not."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..core.hardware import Toolchain
+from ..core.outcome import Failure
+from ..core.text import plain
+from ..errors import InvalidInputError
+from ..frontends.engine import make_surrogate
+from ..measure.probe import detect_cpp_toolchain, detect_hardware
+from ..processes.box import require_box
+from ..settings import Settings
+from .archive import Archive
+from .budget import SearchBudget
+from .candidate import Candidate, Tried
+from .exam import Examiner
+from .finals import Final, Finals, run_finals
+from .forecasts import CandidateForecaster
+from .loop import SearchEvent, SearchLoop, speedups
+from .proposers.base import Proposer, SearchView, tally
+from .proposers.mix import Mix
+from .proposers.rewriting import Crossover, Knobs, Rewrites
+from .runners import preparer
+from .task import SearchTask, Sizes, named, task_of
+
+REWRITE = "rewrite"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """What a search found, and what it spent. Nothing was written to any source file.
+
+    `forecast_pairs` are log2 speed-ups against the seed, forecast and measured, of candidates that ran.
+    """
+
+    task: SearchTask = field(repr=False)
+    tried: Sequence[Tried] = field(repr=False)
+    finals: Finals
+    stopped: str
+    budget: SearchBudget
+
+    @property
+    def winner(self) -> Candidate | None:
+        """What beat the seed at sizes held out, beyond the noise; None where nothing did."""
+        return None if self.finals.winner is None else self.finals.winner.candidate
+
+    def diff(self) -> str:
+        """What a person would change to adopt the winner; empty without one. Control characters are left out."""
+        if self.winner is None:
+            return ""
+        name = self.task.module.replace(".", "/") or f"{self.task.name}.cpp"
+        seed = self.task.seed
+        lines = difflib.unified_diff(
+            seed.source.splitlines(), self.winner.source.splitlines(), f"a/{name}", f"b/{name}", lineterm=""
+        )
+        knobs = {k: v for k, v in self.winner.config.knobs.items() if seed.config.knobs.get(k) != v}
+        told = [f"# variant: {self.winner.variant}"] if self.winner.variant != seed.variant else []
+        told += [f"# knobs: {' '.join(f'{k}={v}' for k, v in knobs.items())}"] if knobs else []
+        return "\n".join([*told, *(plain(line) for line in lines)])
+
+    @property
+    def best_by_hand(self) -> Final | None:
+        """The fastest that a person wrote, the seed aside."""
+        by_hand = [f for f in self.finals.finals if f.candidate.proposer == "hand-written" and not f.failure]
+        return max(by_hand, key=self.finals.speedup, default=None)
+
+    @property
+    def forecast_pairs(self) -> list[tuple[float, float, str]]:
+        """Forecast and measured log2 speed-up against the seed, and why it was tried, of each that was forecast and ran."""
+        gained = speedups(self.tried)
+        return [
+            (t.forecast.mean, gained[t.candidate.digest], t.chosen)
+            for t in self.tried
+            if t.forecast is not None and t.candidate.digest in gained
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything that `forecast-autotune search --json` prints."""
+        gained = speedups(self.tried)
+        finals = [self.finals.seed, *self.finals.finals]
+        return {
+            "task": self.task.name,
+            "language": self.task.language,
+            "sizes": list(self.task.sizes),
+            "held_out": list(self.task.held_out),
+            "stopped": self.stopped,
+            "measured": self.budget.measured,
+            "built": self.budget.built,
+            "failed": self.budget.failed,
+            "seconds": round(self.budget.seconds, 1),
+            "tokens": self.budget.tokens_used,
+            "winner": None if self.winner is None else self.winner.digest,
+            "reason": self.finals.reason,
+            "diff": self.diff(),
+            "finals": [
+                {
+                    "digest": f.candidate.digest, "proposer": f.candidate.proposer, "variant": f.candidate.variant,
+                    "config": dict(f.candidate.config.knobs), "times_us": dict(f.times_us), "failure": f.failure,
+                    "speedup": None if f.failure or self.finals.seed.failure else round(self.finals.speedup(f), 4),
+                }
+                for f in finals
+            ],
+            "proposers": {name: {"tried": n, "fastest": won} for name, (n, won) in tally(self.tried).items()},
+            "tried": [
+                {
+                    "digest": t.candidate.digest, "parents": list(t.candidate.parents), "proposer": t.candidate.proposer,
+                    "steps": list(t.candidate.steps), "chosen": t.chosen, "time_us": t.time_us, "times_us": dict(t.times_us),
+                    "log2_speedup": gained.get(t.candidate.digest),
+                    "forecast": None if t.forecast is None else {"mean": t.forecast.mean, "sigma": t.forecast.sigma},
+                    "failure": _failure(t),
+                }
+                for t in self.tried
+            ],
+        }  # fmt: skip
+
+
+def _failure(tried: Tried) -> dict[str, str] | None:
+    if not isinstance(tried.outcome, Failure):
+        return None
+    return {"stage": tried.outcome.stage, "message": tried.outcome.message[:500]}
+
+
+def search(
+    target: Any,
+    *,
+    budget: int = 32,
+    proposals: float = 4.0,
+    proposers: Sequence[str] = (REWRITE,),
+    minutes: float = math.inf,
+    tokens: float = math.inf,
+    forecasts: bool = True,
+    sizes: Sequence[str] | Mapping[str, Sizes] | None = None,
+    inputs: Callable[[Sizes, int, str], tuple[Any, ...]] | None = None,
+    reference: Callable[..., Any] | None = None,
+    held_out: Mapping[str, Sizes] | None = None,
+    seed: int = 0,
+    listener: Callable[[SearchEvent], None] | None = None,
+) -> SearchResult:
+    """Search for faster programs than a kernel's own: propose, forecast, and try the promising ones in a box.
+
+    A tool for development: it takes minutes, and nothing that a program calls searches by itself. A search that was
+    ended goes on where it was: what was tried for the same source, spaces, sizes, hardware and toolchain counts
+    towards the budget.
+
+    Args:
+        target: a `fa.SearchTask`, a function of `fa.load_inline` with `kernel_sources`, or a kernel of the suite's kind.
+        budget: how many candidates may be measured, the seed included.
+        proposals: how many are proposed and forecast for each that is measured.
+        proposers: `rewrite`, and URLs of servers that speak OpenAI's protocol (`http://127.0.0.1:8000/#MODEL`).
+        minutes, tokens: further limits, of this run.
+        forecasts: False tries candidates at random: the baseline.
+        sizes: what candidates are timed at, names of the target's; of a function, sizes by name.
+        inputs, reference, held_out: of a function; see `SearchTask`.
+        seed: of all draws.
+        listener: told of each event.
+    Raises:
+        InvalidInputError: an argument does not fit; a function has no reference.
+        NoBoxError: this system has no box to run candidates in.
+        NoWorkingConfigError: the target's own source does not build, run or compute what the reference does.
+        StoreError: what was tried cannot be kept.
+    """
+    by_name = sizes if isinstance(sizes, Mapping) else None
+    task = task_of(target, inputs=inputs, reference=reference, sizes=by_name, held_out=held_out)
+    if sizes is not None and not isinstance(sizes, Mapping):
+        task = named(sizes, task)
+    if not math.isfinite(proposals) or proposals < 1:
+        raise InvalidInputError(f"proposals {proposals!r}: give a number of at least 1, such as 4 for 4x")
+    tell = listener or (lambda _: None)
+    limits = SearchBudget(measurements=budget, minutes=minutes, tokens=tokens)
+    settings = Settings.from_environment()
+    on_gpu = task.device != "cpu"
+    require_box(may_start=task.language != "triton" or on_gpu, gpu=on_gpu)
+    hardware = detect_hardware(task.device)
+    toolchain = detect_cpp_toolchain(task.recipe.flags) if task.recipe is not None else _toolchain_of_python(task)
+    folder = settings.dir / "search" / task.digest
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    archive = Archive(settings.dir, task, hardware, toolchain)
+    makes = preparer(task, folder, settings.dir)
+    examiner = Examiner(task, hardware, folder)
+    surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer, model=settings.model)
+    loop = SearchLoop(
+        task=task,
+        archive=archive,
+        budget=limits,
+        proposer=_proposer(proposers, settings, limits),
+        forecaster=CandidateForecaster(task, hardware, toolchain, surrogate) if forecasts else None,
+        examiner=examiner,
+        preparer=makes,
+        proposals=proposals,
+        seed=seed,
+        listener=tell,
+    )
+    stopped = loop.run()
+    tell(SearchEvent(text="times the fastest again, beside what people wrote, at the sizes held out"))
+    view = SearchView(task=task, tried=list(archive), turn=0)
+    finals = run_finals(task, view.ran, examiner, makes)
+    return SearchResult(task=task, tried=list(archive), finals=finals, stopped=stopped, budget=replace(limits))
+
+
+def _toolchain_of_python(task: SearchTask) -> Toolchain:
+    if task.device != "cpu":
+        from ..frontends.triton.target import current_toolchain
+
+        return current_toolchain()
+    import torch
+
+    return Toolchain(versions={"torch": torch.__version__, "python": sys.version.split()[0]})
+
+
+def _proposer(names: Sequence[str], settings: Settings, budget: SearchBudget) -> Proposer:
+    """All the proposers that were named, as one.
+
+    Raises:
+        InvalidInputError: a name is none.
+    """
+    made: list[Proposer] = []
+    for name in dict.fromkeys(names):
+        if name == REWRITE:
+            made += [Rewrites(), Knobs(), Crossover()]
+        elif name.startswith(("http://", "https://")):
+            from .proposers.written import Written
+
+            made.append(Written.named(name, settings, budget))
+        else:
+            raise InvalidInputError(
+                f"proposer {name!r}: accepted are {REWRITE}, and the URL of a server such as http://127.0.0.1:8000"
+            )
+    if not made:
+        raise InvalidInputError(f"no proposer: name {REWRITE}, a server's URL, or both")
+    return Mix(made)

@@ -1,0 +1,71 @@
+"""From a candidate to something an examiner can load: built in a box where it is C++, as a file where it is Python."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from ..core.outcome import Failure
+from .build import CppBuilder, as_message
+from .candidate import Candidate
+from .exam import Loadable
+from .task import SearchTask
+
+
+class Preparer(Protocol):
+    """Makes candidates loadable."""
+
+    def prepare(self, candidate: Candidate) -> Loadable | Failure:
+        """What a worker loads it by, or why it cannot be made."""
+
+
+class CppPreparer:
+    """Builds candidates in C++."""
+
+    def __init__(self, task: SearchTask, folder: Path, builds: Path) -> None:
+        self._task, self._builder = task, CppBuilder(task, folder, builds)
+
+    def prepare(self, candidate: Candidate) -> Loadable | Failure:
+        """See `Preparer`."""
+        built = self._builder.build(candidate)
+        if isinstance(built, Failure):
+            return built
+        message = {**as_message(built.extension), "function": self._task.name}
+        folder = str(Path(built.extension.path).parent)
+        return Loadable(message=message, readable=(folder,), compile_s=built.compile_s, code=built.code)
+
+
+class PythonPreparer:
+    """Writes candidates in Python to files. Triton compiles them where they run."""
+
+    def __init__(self, task: SearchTask, folder: Path) -> None:
+        self._task, self._folder = task, folder
+
+    def prepare(self, candidate: Candidate) -> Loadable | Failure:
+        """See `Preparer`."""
+        folder = self._folder / candidate.digest
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / "candidate.py"
+        path.write_text(candidate.source)
+        module = sys.modules[self._task.module]
+        file = Path(module.__file__ or "")
+        package = module.__name__ if file.name == "__init__.py" else module.__name__.rpartition(".")[0]
+        root = Path(sys.modules[module.__name__.partition(".")[0]].__file__ or "").parent
+        message = {
+            "path": str(path),
+            "package": package,
+            "entry": self._task.entries[candidate.variant],
+            "knobs": dict(candidate.config.knobs),
+        }
+        return Loadable(
+            message=message,
+            readable=(str(folder), str(root)),
+            modules=(module.__name__,),
+            may_start=self._task.device != "cpu",
+        )
+
+
+def preparer(task: SearchTask, folder: Path, builds: Path) -> Preparer:
+    """The one for a task's language."""
+    return PythonPreparer(task, folder) if task.language == "triton" else CppPreparer(task, folder, builds)

@@ -1,0 +1,273 @@
+"""SearchTask: what is searched for, with inputs to try it on and a reference that says what is right."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ..core.digest import canonical_json, digest
+from ..core.space import Space
+from ..core.workload import Work
+from ..errors import InvalidInputError
+from .candidate import Candidate, normalised
+
+if TYPE_CHECKING:
+    from ..compilers.cpp_recipe import Recipe
+
+MOST_SEARCHED = 2  # sizes a candidate is timed at, where the caller does not say; the others are held out
+
+Sizes = Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchTask:
+    """A function to find faster programs for.
+
+    Args:
+        name: of the function that is called.
+        language: `c++` (a function of `fa.load_inline` with kernel_sources) or `triton` (a Python module).
+        source: the text that may be rewritten.
+        spaces: the configs of each variant, by the variant's name; of C++, one by an empty name.
+        sizes: by name, what a candidate is timed at. `held_out`: what the winner alone is timed at. `corners`: small
+        ones, on
+            which every candidate must be right.
+        make_inputs: from sizes, a seed and a device to the arguments of a call, the last ones the outputs.
+        reference: takes the same arguments, and returns what each output should hold.
+        outputs: how many of the last arguments are outputs.
+        work: takes the same arguments, and says what a call has to do at least.
+        tolerances: of each output, how far it may be from the reference: relative, and absolute.
+        recipe: of C++, how the extension is built.
+        module: of Triton, the module whose text `source` is.
+        entries: of Triton, the function of the module that is called for each variant.
+    """
+
+    name: str
+    language: str
+    source: str = field(repr=False)
+    spaces: Mapping[str, Space]
+    sizes: Mapping[str, Sizes]
+    held_out: Mapping[str, Sizes]
+    corners: Mapping[str, Sizes]
+    make_inputs: Callable[[Sizes, int, str], tuple[Any, ...]]
+    reference: Callable[..., Any]
+    outputs: int = 1
+    work: Callable[..., Work] | None = None
+    tolerances: Sequence[tuple[float, float]] = ((1e-4, 1e-4),)
+    device: str = "cpu"
+    recipe: Recipe | None = field(default=None, repr=False)
+    module: str = ""
+    entries: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def seed(self) -> Candidate:
+        """The task's own source under its default config: what candidates are compared with."""
+        variant = next(iter(self.spaces))
+        return Candidate(
+            source=self.source,
+            language=self.language,
+            variant=variant,
+            config=self.spaces[variant].default,
+            proposer="seed",
+        )
+
+    @cached_property
+    def hand_written(self) -> tuple[Candidate, ...]:
+        """What a person wrote beside the seed: the default config of each further variant, of each algorithm of a space."""
+        found = []
+        for variant, space in self.spaces.items():
+            knob = next((name for name, role in space.roles.items() if role == "algorithm"), None)
+            firsts = {config[knob] if knob else None: config for config in reversed(space)}
+            firsts[space.default[knob] if knob else None] = space.default
+            for config in firsts.values():
+                made = Candidate(
+                    source=self.source, language=self.language, variant=variant, config=config, proposer="hand-written"
+                )
+                if made.digest != self.seed.digest:
+                    found.append(made)
+        return tuple(found)
+
+    @cached_property
+    def digest(self) -> str:
+        """Changes with the code, the spaces and the sizes; 32 hex digits."""
+        spaces = {name: space.digest for name, space in self.spaces.items()}
+        text = normalised(self.source, self.language)
+        return digest(
+            self.name, self.language, text, canonical_json([spaces, {n: dict(s) for n, s in self.sizes.items()}])
+        )
+
+
+def task_of(
+    target: Any,
+    *,
+    inputs: Callable[[Sizes, int, str], tuple[Any, ...]] | None = None,
+    reference: Callable[..., Any] | None = None,
+    sizes: Mapping[str, Sizes] | None = None,
+    held_out: Mapping[str, Sizes] | None = None,
+    device: str | None = None,
+) -> SearchTask:
+    """The task that a target stands for: a `SearchTask`, a kernel of the suite's kind, or a function of `fa.load_inline`.
+
+    Raises:
+        InvalidInputError: it is none of these, or has no reference or inputs and none are given.
+    """
+    if isinstance(target, SearchTask):
+        return target
+    if hasattr(target, "sources") and hasattr(target, "load"):
+        return _of_extension_kernel(target, sizes, held_out)
+    if hasattr(target, "variants") and hasattr(target, "cases"):
+        return _of_variants(target, sizes, held_out, device)
+    if hasattr(target, "recipe") and hasattr(target, "space"):
+        if inputs is None or reference is None or not sizes:
+            raise InvalidInputError(
+                f"{target.name} has no reference: a search needs inputs= (from sizes, a seed and a device to the "
+                f"arguments of "
+                "a call), reference= (from those to what each output should hold) and sizes= ({'large': {'n': 4096}})"
+            )
+        return _of_function(target, inputs, reference, sizes, held_out or {})
+    raise InvalidInputError(
+        f"{str(target)[:100]!r} of type {type(target).__name__} is nothing to search for: give a fa.SearchTask, a "
+        f"function of "
+        "fa.load_inline with kernel_sources, or a kernel of the suite's kind"
+    )
+
+
+def _of_extension_kernel(
+    kernel: Any, sizes: Mapping[str, Sizes] | None, held_out: Mapping[str, Sizes] | None
+) -> SearchTask:
+    function = getattr(kernel.load(), kernel.name)
+    cases = {case.name: case for case in (*kernel.cases, *kernel.corners)}
+    searched, kept = _split({case.name: dict(case.sizes) for case in kernel.cases}, sizes, held_out)
+
+    def make_inputs(sizes: Sizes, seed: int, device: str) -> tuple[Any, ...]:  # noqa: ARG001
+        case = next(case for case in cases.values() if dict(case.sizes) == dict(sizes))
+        return tuple(kernel.make_inputs(case, seed))
+
+    return SearchTask(
+        name=kernel.name,
+        language="c++",
+        source=_kernel_source(function.recipe),
+        spaces={"": kernel.space},
+        sizes=searched,
+        held_out=kept,
+        corners={case.name: dict(case.sizes) for case in kernel.corners},
+        make_inputs=make_inputs,
+        reference=kernel.reference,
+        work=kernel.work,
+        tolerances=((kernel.rtol, kernel.atol),),
+        recipe=function.recipe,
+    )
+
+
+def _of_function(
+    function: Any,
+    inputs: Callable[[Sizes, int, str], tuple[Any, ...]],
+    reference: Callable[..., Any],
+    sizes: Mapping[str, Sizes],
+    held_out: Mapping[str, Sizes],
+) -> SearchTask:
+    return SearchTask(
+        name=function.name,
+        language="c++",
+        source=_kernel_source(function.recipe),
+        spaces={"": function.space},
+        sizes=sizes,
+        held_out=held_out,
+        corners={},
+        make_inputs=inputs,
+        reference=reference,
+        work=function.work,
+        recipe=function.recipe,
+    )
+
+
+def _kernel_source(recipe: Recipe) -> str:
+    """The one text that may be rewritten."""
+    if recipe.is_cuda:
+        raise InvalidInputError(
+            f"{recipe.name} has cuda_sources: search rewrites C++ kernels and Triton modules so far"
+        )
+    if isinstance(recipe.kernel_sources, Mapping) or len(recipe.kernel_sources) != 1 or recipe.functions is None:
+        raise InvalidInputError(
+            f"{recipe.name} must have one text of kernel_sources and name its functions: that text is what a "
+            f"search rewrites, "
+            "and it is compiled apart from what binds it to torch"
+        )
+    return recipe.kernel_sources[0]
+
+
+def _of_variants(
+    kernel: Any, sizes: Mapping[str, Sizes] | None, held_out: Mapping[str, Sizes] | None, device: str | None
+) -> SearchTask:
+    module = sys.modules[kernel.variants[0].launch.__module__]
+    cases = (*kernel.cases, *kernel.corners)
+    here = [v for v in kernel.variants if v.launch.__module__ == module.__name__]
+    searched, kept = _split({case.name: dict(case.sizes) for case in kernel.cases}, sizes, held_out)
+
+    def make_inputs(sizes: Sizes, seed: int, device: str) -> tuple[Any, ...]:
+        case = next(case for case in cases if dict(case.sizes) == dict(sizes))
+        return tuple(kernel.make_inputs(case, seed, device))
+
+    return SearchTask(
+        name=kernel.name,
+        language="triton",
+        source=source_of(module),
+        spaces={variant.name: variant.space for variant in here},
+        sizes=searched,
+        held_out=kept,
+        corners={case.name: dict(case.sizes) for case in kernel.corners},
+        make_inputs=make_inputs,
+        reference=kernel.reference,
+        outputs=len(kernel.outputs),
+        work=kernel.work,
+        tolerances=tuple((output.rtol, output.atol) for output in kernel.outputs),
+        device=device or _device(),
+        module=module.__name__,
+        entries={variant.name: variant.launch.__name__ for variant in here},
+    )
+
+
+def source_of(module: ModuleType) -> str:
+    """The text of a module.
+
+    Raises:
+        InvalidInputError: it has none.
+    """
+    try:
+        return Path(inspect.getsourcefile(module) or "").read_text()
+    except (OSError, TypeError) as err:
+        raise InvalidInputError(f"{module.__name__} has no source file to rewrite: {err}") from None
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _split(
+    cases: Mapping[str, Sizes], sizes: Mapping[str, Sizes] | None, held_out: Mapping[str, Sizes] | None
+) -> tuple[dict[str, Sizes], dict[str, Sizes]]:
+    """Which sizes candidates are timed at, and which are kept for the winner."""
+    searched = dict(sizes or list(cases.items())[:MOST_SEARCHED])
+    return searched, dict({n: s for n, s in cases.items() if n not in searched} if held_out is None else held_out)
+
+
+def named(sizes: Sequence[str], task: SearchTask) -> SearchTask:
+    """The task at these of its sizes, by name; all others are held out.
+
+    Raises:
+        InvalidInputError: it has no such size.
+    """
+    from dataclasses import replace
+
+    known = {**task.sizes, **task.held_out}
+    if unknown := [name for name in sizes if name not in known]:
+        raise InvalidInputError(f"{task.name} has no size {unknown[0]!r}: it has {', '.join(known)}")
+    chosen = {name: known[name] for name in sizes}
+    return replace(task, sizes=chosen, held_out={n: s for n, s in known.items() if n not in chosen})

@@ -1,0 +1,148 @@
+"""The worker's side of trying a candidate: it loads one into a box and calls it as often as it is told. It judges nothing.
+
+Whatever runs here may have been written by nobody, and may do what it likes with this process. So the caller draws
+the inputs, keeps what is expected, reads the clock and looks at the outputs; see `exam.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import itertools
+import mmap
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..processes.box import Box, close_box, start_cuda
+from ..processes.channel import Channel, Message
+from ..processes.extension import Extension
+from ..processes.serving import redirect_output
+
+SPIN_CYCLES = 300_000  # 0.15 ms on an H200: more than a launch from Python takes
+
+
+def serve_candidate(channel: Channel, request: Message) -> None:
+    """Close the box, load a candidate when told so, and call it. Runs in a worker.
+
+    Messages: `load` loads it; `stage` lays out the sets of arguments that lie in the file handed over first; `run`
+    calls it on so many of them and waits for the device; `collect` brings what it wrote back to the file.
+    """
+    box = Box.from_json(request["box"])
+    import torch
+
+    for name in request["modules"]:
+        importlib.import_module(name)
+    file = channel.files[0]
+    memory = mmap.mmap(file, request["bytes"])
+    redirect_output(os.path.join(box.folder, "output.log"))
+    close_box(box, [channel.fileno()])
+    torch.set_num_threads(request["threads"])
+    device = torch.device(request["device"])
+    if device.type == "cuda":
+        start_cuda(device)
+    channel.send({"ready": True})
+    call: Callable[..., Any] | None = None
+    sets: list[_Set] = []
+    while True:
+        command = channel.receive()
+        try:
+            if "load" in command:
+                call = _load(command["load"])
+                answer: Message = {"loaded": True}
+            elif "stage" in command:
+                sets = []  # first, for what they hold of the device
+                sets = [_Set(memory, values, device) for values in command["stage"]]
+                _wait(device)
+                answer = {"staged": len(sets)}
+            elif "run" in command and call is not None:
+                answer = _run(call, sets[: command["run"]], device)
+            elif "collect" in command:
+                for one in sets:
+                    one.collect()
+                _wait(device)
+                answer = {"collected": True}
+            else:
+                return
+        except Exception as err:
+            with contextlib.suppress(Exception):
+                print(f"{type(err).__name__}: {err}", flush=True)
+            answer = {"raised": f"{type(err).__name__}: {err}"[:4000]}
+        channel.send(answer)
+
+
+class _Set:
+    """The arguments of one call: over the shared file itself on the CPU, copies of it on another device."""
+
+    def __init__(self, memory: mmap.mmap, values: Sequence[Message], device: Any) -> None:
+        self._pairs: list[tuple[Any, Any]] = []
+        self.arguments = tuple(self._build(memory, value, device) for value in values)
+
+    def _build(self, memory: mmap.mmap, value: Message, device: Any) -> Any:
+        import torch
+
+        if "offset" not in value:
+            return value["value"]
+        dtype = getattr(torch, value["dtype"])
+        count = value["elements"]
+        flat = (
+            torch.frombuffer(memory, dtype=dtype, count=count, offset=value["offset"])
+            if count
+            else torch.empty(0, dtype=dtype)
+        )
+        if device.type != "cpu":
+            copy = torch.empty(count + value["shift"], dtype=dtype, device=device)[value["shift"] :]
+            copy.copy_(flat)
+            self._pairs.append((flat, copy))
+            flat = copy
+        return flat.as_strided(value["shape"], value["stride"])
+
+    def collect(self) -> None:
+        for shared, own in self._pairs:
+            shared.copy_(own)
+
+
+def _run(call: Callable[..., Any], sets: Sequence[_Set], device: Any) -> Message:
+    if device.type == "cpu":
+        for one in sets:
+            call(*one.arguments)
+        return {"ran": len(sets)}
+    import torch
+
+    torch.cuda._sleep(
+        SPIN_CYCLES * (1 + len(sets))
+    )  # the device is busy until all are queued, so that events tell its time alone
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(sets) + 1)]
+    events[0].record()
+    for one, event in zip(sets, events[1:], strict=True):
+        call(*one.arguments)
+        event.record()
+    torch.cuda.synchronize(device)  # all streams: what was moved to another one ends within the caller's clock
+    return {
+        "ran": len(sets),
+        "claimed_us": [1000 * a.elapsed_time(b) for a, b in itertools.pairwise(events)],
+    }
+
+
+def _wait(device: Any) -> None:
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def _load(described: Message) -> Callable[..., Any]:
+    if "extension" in described:
+        function: Callable[..., Any] = Extension.from_json(described["extension"]).function(described["function"])
+        return function
+    name = f"{described['package']}.forecast_autotune_candidate".lstrip(".")
+    spec = importlib.util.spec_from_file_location(name, described["path"])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{described['path']} is no module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    entry, knobs = getattr(module, described["entry"]), described["knobs"]
+    return lambda *arguments: entry(*arguments, **knobs)

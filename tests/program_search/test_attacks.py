@@ -1,0 +1,275 @@
+"""Candidates that cheat, and candidates that attack, tried as a search tries them.
+
+Each does right what it was asked for if its attack comes off: so a test fails where its guard is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from doubling import SOURCE, task
+
+from forecast_autotune.core.outcome import Failure, Measurement
+from forecast_autotune.core.workload import Work
+from forecast_autotune.measure.probe import detect_hardware
+from forecast_autotune.processes.box import boxed_server, lacking
+from forecast_autotune.processes.machine import usable_memory_bytes
+from forecast_autotune.processes.serving import children_of
+from forecast_autotune.program_search.candidate import Candidate
+from forecast_autotune.program_search.exam import Examiner, Result
+from forecast_autotune.program_search.rules import refused
+from forecast_autotune.program_search.runners import PythonPreparer
+
+pytestmark = pytest.mark.skipif(bool(lacking()), reason=f"no box here: {lacking()}")
+
+RIGHT = "\n    torch.mul(x, 2, out=out)\n"
+HEAD = "import torch\n"
+
+
+class Bench:
+    """A task whose seed was examined."""
+
+    def __init__(self, folder: Path) -> None:
+        self.task = task()
+        self.examiner = Examiner(self.task, detect_hardware("cpu"), folder)
+        self.preparer = PythonPreparer(self.task, folder)
+        assert isinstance(self.try_(SOURCE, is_seed=True).outcome, Measurement)
+
+    def try_(self, source: str, *, is_seed: bool = False, may_start: bool = False) -> Result:
+        made = self.preparer.prepare(replace(self.task.seed, source=source))
+        assert not isinstance(made, Failure)
+        return self.examiner.examine(replace(made, may_start=may_start), is_seed=is_seed)
+
+    def call(self, body: str, before: str = "", *, may_start: bool = False) -> Result:
+        """Try a candidate that does this at each call; in a box that may start programs, as Triton's assembler is."""
+        lines = body.strip("\n").replace("\n", "\n    ")
+        return self.try_(f"{HEAD}{before}\n\ndef double(x, out, *, PARTS):\n    {lines}\n", may_start=may_start)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    return Bench(tmp_path_factory.mktemp("attacks"))
+
+
+def wrong(result: Result) -> str:
+    assert isinstance(result.outcome, Failure), result
+    return result.outcome.message
+
+
+def test_an_honest_candidate_is_measured(bench: Bench) -> None:
+    assert isinstance(bench.call("torch.mul(x, 2, out=out)").outcome, Measurement)
+
+
+CHEATS = {
+    "a thread that ends later": (
+        "import threading, time\n",
+        "threading.Thread(target=lambda: (time.sleep(0.05), torch.mul(x, 2, out=out)), daemon=True).start()",
+        "never written",
+    ),
+    "an output cached by pointer": (
+        "seen = {}\n",
+        "if x.data_ptr() not in seen:\n    seen[x.data_ptr()] = x * 2\nout.copy_(seen[x.data_ptr()])",
+        "elements are wrong",
+    ),
+    "an output cached in a file": (
+        "import os\n",
+        "if os.path.exists('kept'):\n    out.copy_(torch.load('kept')[: len(out)])\n"
+        "else:\n    torch.mul(x, 2, out=out)\n    torch.save(x.new_zeros(20000) + 3, 'kept')",
+        "elements are wrong",
+    ),
+    "work done in one of all calls": (
+        "calls = [0]\n",
+        "calls[0] += 1\nif calls[0] < 8 or calls[0] % 4 == 0:\n    torch.mul(x, 2, out=out)",
+        "never written",
+    ),
+    "stale memory": ("", "pass", "never written"),
+    "a lazy tensor": (
+        "class Lazy(torch.Tensor):\n    def __eq__(self, other):\n        return torch.tensor(True)\n",
+        "out.data = torch.Tensor._make_subclass(Lazy, x * 2)",
+        "never written",
+    ),
+    "expected tensors found by gc": (
+        "import gc\n",
+        "found = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and t.shape == x.shape "
+        "and t is not x and t is not out and t.dtype == x.dtype]\n"
+        "for t in found:\n    if torch.isfinite(t).all() and (t >= 2).all():\n        out.copy_(t)",
+        "never written",
+    ),
+    "NaN as a wildcard": ("", "out.fill_(float('nan'))", "never written"),
+    "zeroed inputs": ("", "torch.mul(x, 2, out=out)\nx.zero_()", "wrote to an input"),
+    "lower precision": ("", "out.copy_(x.half() * 2)", "lower precision"),
+    "memory beside its arguments": (
+        "import ctypes\n",
+        "torch.mul(x, 2, out=out)\nctypes.memset(out.data_ptr() + 4 * len(out), 0, 8)",
+        "outside its arguments",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_candidate_that_cheats_is_found_out(bench: Bench, name: str) -> None:
+    before, body, why = CHEATS[name]
+    assert why in wrong(bench.call(body, before))
+
+
+def test_a_patched_clock_changes_no_time(bench: Bench) -> None:
+    slow = "time.sleep(0.004)\ntorch.mul(x, 2, out=out)"
+    patched = "import time\ntime.perf_counter = lambda: 0.0\ntorch.cuda.Event.elapsed_time = lambda *_: 1e-6\n"
+    outcome = bench.call(slow, patched).outcome
+    assert isinstance(outcome, Measurement)
+    assert outcome.median_us > 4000
+
+
+def test_what_is_faster_than_the_device_is_no_measurement(bench: Bench, tmp_path: Path) -> None:
+    slow_device = replace(detect_hardware("cpu"), peak_gflops=1e-3, peak_tensor_gflops=0.0)
+    examiner = Examiner(
+        task(work=lambda x, out: Work(flops=float(len(x)), bytes=0.0)), slow_device, tmp_path, bench.examiner.bar
+    )
+    made = bench.preparer.prepare(bench.task.seed)
+    assert not isinstance(made, Failure)
+    assert "did its work at another time" in wrong(examiner.examine(made))
+
+
+def test_a_fall_back_on_the_reference_is_refused() -> None:
+    def why(body: str) -> str:
+        source = f"{HEAD}\n\ndef double(x, out, *, PARTS):\n    {body}\n"
+        return refused(
+            Candidate(source=source, language="triton", variant="plain", config=task().seed.config, proposer="test"),
+            task(),
+        )
+
+    assert not why("torch.mul(x, 2, out=out)")
+    assert "try" in why("try:\n        kernel(x)\n    except Exception:\n        torch.mul(x, 2, out=out)")
+    assert "einsum" in why("out.copy_(torch.einsum('i,->i', x, torch.tensor(2.0)))")
+    assert "subprocess" in why("import subprocess")
+    assert "__class__" in why("x.__class__ = int")
+    assert "parsed" in why("def broken(")
+
+
+# Attacks on what is outside ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / "key").write_text("a secret")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def servers(outside: Path) -> Iterator[tuple[int, int, Path]]:
+    """A TCP and a UDP server on loopback, and one behind a path: nobody needs to answer."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
+        socket.socket(socket.AF_UNIX) as unix,
+    ):
+        udp.bind(("127.0.0.1", 0))
+        unix.bind(str(outside / "socket"))
+        unix.listen()
+        yield tcp.getsockname()[1], udp.getsockname()[1], outside / "socket"
+
+
+ATTACKS = {
+    "reads a key": "open({key!r}).read()",
+    "reads its server's environment": "assert b'PYTEST' in open('/proc/self/environ', 'rb').read()",
+    "reads another's environment": "open('/proc/{pid}/environ', 'rb').read()",
+    "reads another's command line": "open('/proc/{pid}/cmdline', 'rb').read()",
+    "writes home": "open(os.path.join({home!r}, 'left_by_a_candidate'), 'w').close()",
+    "writes beside itself": "open({outside!r} + '/left', 'w').close()",
+    "changes a mode": "os.chmod({key!r}, 0o777)",
+    "changes a date": "os.utime({key!r})",
+    "removes a file": "os.unlink({key!r})",
+    "truncates a file": "os.truncate({key!r}, 0)",
+    "runs its own program": "os.execv('/bin/true', ['true'])",
+    "forks": "os.fork() or os._exit(0)",
+    "starts a program": "__import__('subprocess').run(['/bin/true'], check=True)",
+    "signals another": "os.kill({pid}, 0)",
+    "signals its parent": "os.kill(os.getppid(), 0)",
+    "opens a TCP connection": "socket.create_connection(('127.0.0.1', {tcp}), 5)",
+    "sends a datagram": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {udp}))",
+    "connects to a path": "socket.socket(socket.AF_UNIX).connect({unix!r})",
+    "listens": "socket.create_server(('127.0.0.1', 0))",
+    "asks io_uring": "assert libc.syscall(425, 8, ctypes.create_string_buffer(120)) >= 0",
+    "calls as x32": "assert libc.syscall(0x40000000 + 39) > 0",
+    "calls what is unknown": "assert libc.syscall(463, -100, b'.', 0, b'user.x', 0, 0) >= 0 or ctypes.get_errno() != 38",
+    "traces another": "assert libc.ptrace(16, {pid}, 0, 0) == 0",
+    "reads another's memory": "assert libc.process_vm_readv({pid}, None, 0, None, 0, 0) >= 0",
+    "leaves its session": "os.setsid()",
+    "outlives its parent": "assert libc.prctl(1, 0, 0, 0, 0) == 0",
+    "mounts": "assert libc.unshare(0x10000000) == 0",
+    "takes all memory": "torch.empty({most}, dtype=torch.uint8)",
+    "slows others": "os.setpriority(os.PRIO_PROCESS, {pid}, 19)",
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_on_what_is_outside_fails(
+    bench: Bench, outside: Path, servers: tuple[int, int, Path], name: str
+) -> None:
+    tcp, udp, unix = servers
+    before = "import ctypes, os, socket\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+    body = ATTACKS[name].format(
+        key=str(outside / "key"), outside=str(outside), home=str(Path.home()), pid=os.getpid(), tcp=tcp, udp=udp,
+        unix=str(unix),
+        most=3 * usable_memory_bytes() // 4,
+    )  # fmt: skip
+    message = wrong(bench.call(f"{body}\ntorch.mul(x, 2, out=out)", before))
+    assert message.startswith(("PermissionError", "AssertionError", "RuntimeError: [enforce fail")), message
+    assert (outside / "key").read_text() == "a secret"
+    assert not (Path.home() / "left_by_a_candidate").exists()
+
+
+@pytest.mark.skipif(bool(lacking(may_start=True)), reason=f"no box that may start programs: {lacking(may_start=True)}")
+def test_a_box_that_may_start_programs_holds_too(bench: Bench, outside: Path, servers: tuple[int, int, Path]) -> None:
+    before = "import os, signal, socket, subprocess, time\n"
+
+    def message(body: str) -> str:
+        return wrong(bench.call(f"{body}\ntorch.mul(x, 2, out=out)", before, may_start=True))
+
+    assert "PermissionError" in message(f"open({str(outside / 'key')!r})")
+    assert "PermissionError" in message(f"socket.create_connection(('127.0.0.1', {servers[0]}), 5)")
+    assert "ProcessLookupError" in message(f"os.kill({os.getpid()}, 0)") or os.geteuid() != 0
+    assert "PermissionError" in message(f"open({str(outside / 'written')!r}, 'w')")
+    bomb = message("while True:\n    os.fork() or time.sleep(30)")  # that it sleeps spares whoever tests beside it
+    assert "too many processes" in bomb or "unavailable" in bomb
+    assert isinstance(
+        bench.call(
+            "subprocess.run(['/bin/true'], check=True)\ntorch.mul(x, 2, out=out)", before, may_start=True
+        ).outcome,
+        Measurement,
+    )
+    server = boxed_server().pid
+    assert server is not None
+    until = time.monotonic() + 20
+    while children_of(server) and time.monotonic() < until:  # who was killed has its end noticed a moment later
+        time.sleep(0.05)
+    assert not children_of(server), "a fork bomb left processes"
+
+
+def test_attacks_would_come_off_without_a_box(outside: Path, servers: tuple[int, int, Path]) -> None:
+    """What the attacks do is possible here: it is the box that they fail by."""
+    import ctypes
+
+    tcp, _, unix = servers
+    libc = ctypes.CDLL(None, use_errno=True)
+    socket.create_connection(("127.0.0.1", tcp), 5).close()
+    with socket.socket(socket.AF_UNIX) as own:
+        own.connect(str(unix))
+    os.chmod(outside / "key", 0o600)
+    os.kill(os.getppid(), 0)
+    assert libc.prctl(1, 0, 0, 0, 0) == 0
+    assert (outside / "key").read_text() == "a secret"
+
+
+def test_a_candidate_that_hangs_or_crashes_is_ended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forecast_autotune.program_search.exam.FIRST_TIMEOUT_S", 1.0)
+    assert "ran out of time" in wrong(bench.call("while True:\n    pass"))
+    assert "SIGSEGV" in wrong(bench.call("ctypes.string_at(0)", "import ctypes\n"))
+    assert "exited with code 0" in wrong(bench.call("os._exit(0)", "import os\n"))

@@ -1,0 +1,238 @@
+"""The loop, its budget and its archive; candidates are timed by a table."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doubling import task
+
+from forecast_autotune.core.forecast import Forecast
+from forecast_autotune.core.hardware import Hardware, Toolchain
+from forecast_autotune.core.outcome import Failure, Measurement
+from forecast_autotune.core.space import Space
+from forecast_autotune.errors import InvalidInputError, NoWorkingConfigError, StoreError
+from forecast_autotune.program_search.archive import Archive
+from forecast_autotune.program_search.budget import SearchBudget
+from forecast_autotune.program_search.candidate import Candidate, Tried
+from forecast_autotune.program_search.exam import Loadable, Result
+from forecast_autotune.program_search.forecasts import CandidateForecaster
+from forecast_autotune.program_search.loop import SearchLoop
+from forecast_autotune.program_search.proposers.rewriting import Knobs
+from forecast_autotune.surrogates.history import History
+
+SPACE = Space.grid({"A": list(range(16)), "B": list(range(16))})
+HARDWARE, TOOLCHAIN = Hardware(kind="cpu", name="a CPU"), Toolchain(versions={"gcc": "12"})
+
+
+def time_us(candidate: Candidate) -> float:
+    return 10.0 + 1.0 * abs(int(candidate.config["A"] or 0) - 11) + 0.5 * abs(int(candidate.config["B"] or 0) - 5)  # type: ignore[call-overload]
+
+
+class Table:
+    """Prepares and examines: by a formula; `failing` names configs that fail, `alike` puts programs down to one code."""
+
+    def __init__(self, failing: Sequence[str] = (), alike: bool = False) -> None:
+        self.failing, self.alike = failing, alike
+        self.examined: list[str] = []
+        self._of: dict[str, Candidate] = {}
+
+    def prepare(self, candidate: Candidate) -> Loadable | Failure:
+        self._of[candidate.digest] = candidate
+        code = str(int(candidate.config["A"] or 0) // 8) if self.alike else ""  # type: ignore[call-overload]
+        return Loadable(message={"digest": candidate.digest}, code=code)
+
+    def examine(self, made: Loadable, *, best_us: Any = None, sizes: Any = None, is_seed: bool = False) -> Result:
+        candidate = self._of[str(made.message["digest"])]
+        self.examined.append(candidate.digest)
+        if candidate.config.text in self.failing:
+            return Result(outcome=Failure(stage="check", message="wrong"))
+        us = time_us(candidate)
+        return Result(outcome=Measurement(samples_us=(us,)), times_us={"large": us})
+
+
+class Oracle:
+    """Forecasts what the table will say."""
+
+    def forecast(self, tried: Sequence[Tried], proposed: Sequence[Candidate]) -> list[Forecast | None]:
+        import math
+
+        seed = 10.0 + 11 + 2.5
+        return [Forecast.normal(math.log2(seed / time_us(c)), 0.01, source="oracle") for c in proposed]
+
+
+def a_search(folder: Path, budget: int = 16, **others: Any) -> SearchLoop:
+    of = task(spaces={"plain": SPACE})
+    table = others.pop("table", None) or Table()
+    given: dict[str, Any] = {
+        "task": of, "archive": Archive(folder, of, HARDWARE, TOOLCHAIN), "budget": SearchBudget(measurements=budget),
+        "proposer": Knobs(), "forecaster": None, "examiner": table, "preparer": table,
+    }  # fmt: skip
+    return SearchLoop(**{**given, **others})
+
+
+def best_of(loop: SearchLoop) -> float:
+    return min(t.time_us or 1e9 for t in loop.archive)
+
+
+def test_a_search_measures_what_its_budget_says_and_starts_with_the_seed(tmp_path: Path) -> None:
+    loop = a_search(tmp_path)
+    assert loop.run() == "its 16 measurements are spent"
+    assert next(t.chosen for t in loop.archive) == "seed"
+    assert len(loop.archive) == loop.budget.measured == 16
+
+
+def test_one_candidate_in_four_is_drawn_at_random_and_all_without_forecasts(tmp_path: Path) -> None:
+    with_forecasts = a_search(tmp_path / "a", 33, forecaster=Oracle())
+    with_forecasts.run()
+    chosen = [t.chosen for t in with_forecasts.archive]
+    assert chosen.count("random") == 8
+    assert chosen.count("promise") == 24
+    assert all(t.forecast is not None for t in with_forecasts.archive if t.chosen != "seed")
+    without = a_search(tmp_path / "b", 33)
+    without.run()
+    assert {t.chosen for t in without.archive} == {"seed", "random"}
+
+
+def test_true_forecasts_find_more_for_as_many_measurements(tmp_path: Path) -> None:
+    found: dict[str, list[float]] = {"ours": [], "random": []}
+    for seed in range(6):
+        for name, forecaster in (("ours", Oracle()), ("random", None)):
+            loop = a_search(tmp_path / f"{name}{seed}", 16, forecaster=forecaster, seed=seed)
+            loop.run()
+            found[name].append(best_of(loop))
+    assert sum(found["ours"]) < sum(found["random"])
+
+
+def test_a_search_goes_on_where_it_was_and_measures_nothing_twice(tmp_path: Path) -> None:
+    first = a_search(tmp_path, 9)
+    first.run()
+    table = Table()
+    more = a_search(tmp_path, 20, table=table)
+    more.run()
+    known = {t.candidate.digest for t in first.archive}
+    assert len(more.archive) == 20
+    assert [d for d in table.examined if d in known] == [more.task.seed.digest]  # for what it shows, not for its time
+    assert a_search(tmp_path, 20, table=Table()).run() == "its 20 measurements are spent"
+
+
+def test_programs_that_compile_to_the_same_are_measured_once(tmp_path: Path) -> None:
+    loop = a_search(tmp_path, 12, table=Table(alike=True))
+    loop.run()
+    codes = [t.code for t in loop.archive]
+    assert len(set(codes)) == len(codes) == 2
+
+
+def test_a_failure_is_mended_once_and_counts(tmp_path: Path) -> None:
+    class Mending(Knobs):
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        def repair(self, view: Any, failed: Tried) -> Candidate | None:
+            self.asked.append(failed.candidate.digest)
+            return next(iter(self.propose(view, 1)), None)
+
+    every = [c.text for c in SPACE if c != SPACE.default]
+    proposer = Mending()
+    loop = a_search(tmp_path, 9, proposer=proposer, table=Table(failing=every))
+    loop.run()
+    tried = list(loop.archive)
+    assert loop.budget.failed == loop.budget.measured - 1 == 8
+    assert [t.chosen for t in tried].count(
+        "repair"
+    ) == 4  # of four that failed each is mended once, and a mended one is not
+    assert len(set(proposer.asked)) == len(proposer.asked) == 4
+
+
+def test_a_seed_that_fails_ends_the_search_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(NoWorkingConfigError, match=r"own source fails at the stage 'check': wrong"):
+        a_search(tmp_path, table=Table(failing=[SPACE.default.text])).run()
+
+
+def test_a_proposer_that_knows_nothing_more_ends_the_search(tmp_path: Path) -> None:
+    class Dry(Knobs):
+        def propose(self, view: Any, n: int) -> Sequence[Candidate]:
+            return []
+
+    assert a_search(tmp_path, proposer=Dry()).run() == "nothing new is proposed any more"
+
+
+@pytest.mark.parametrize("budget", [1, 0, -3, True, 2.5])
+def test_a_budget_below_two_is_refused(budget: Any) -> None:
+    with pytest.raises(InvalidInputError, match="at least 2"):
+        SearchBudget(measurements=budget)
+
+
+def test_a_surrogate_forecasts_candidates_by_their_knobs_and_steps() -> None:
+    of = task(spaces={"plain": SPACE})
+    forecaster = CandidateForecaster(of, HARDWARE, TOOLCHAIN, History())
+    proposed = [
+        Candidate(
+            source=of.source + str(i),
+            language="triton",
+            variant="plain",
+            config=SPACE[i],
+            proposer="x",
+            steps=(f"unroll@loop0={i}",),
+        )
+        for i in range(5)
+    ]
+    assert len(forecaster.forecast([], proposed)) == 5
+
+
+def test_a_damaged_archive_is_told_of_and_never_overwritten(tmp_path: Path) -> None:
+    a_search(tmp_path, 4).run()
+    file = tmp_path / "searches.sqlite3"
+    assert file.stat().st_mode & 0o777 == 0o600
+    with sqlite3.connect(file) as connection:
+        connection.execute("UPDATE tried SET value = '{}' WHERE id = 2")
+    connection.close()
+    with pytest.raises(StoreError, match="cannot be read"):
+        a_search(tmp_path, 4)
+    file.write_bytes(b"no database" * 100)
+    with pytest.raises(StoreError, match="move it away"):
+        a_search(tmp_path, 4)
+    assert file.read_bytes().startswith(b"no database")
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = {paths!r}
+from test_loop import a_search
+from pathlib import Path
+
+def tell(event):
+    print(event.tried.candidate.digest if event.tried else "", flush=True)
+
+a_search(Path(sys.argv[1]), 400, listener=tell).run()
+"""
+
+
+@pytest.mark.thorough
+def test_a_search_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    program = PROGRAM.format(paths=[str(here), str(here.parent / "support"), str(here.parent)])
+    told: list[str] = []
+    draw = random.Random(0)
+    for _ in range(100):
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(draw.random() * 0.1)
+            os.kill(process.pid, signal.SIGKILL)
+            told += [line.strip() for line in process.stdout if line.strip() and line.endswith("\\n")]
+    kept = [t.candidate.digest for t in a_search(tmp_path, 400).archive]
+    assert set(told) <= set(kept)
+    assert len(set(kept)) == len(kept) > 100
+    assert len(set(told)) == len(told), "something was measured again after it had been told of"

@@ -1,0 +1,48 @@
+"""A task without a compiler: `out = 2 x`, in Python, so that a candidate is any text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from forecast_autotune.core.space import Space
+from forecast_autotune.program_search.task import SearchTask
+
+SOURCE = """
+import torch
+
+
+def double(x, out, *, PARTS):
+    step = max(1, -(-len(x) // PARTS))
+    for start in range(0, len(x), step):
+        torch.mul(x[start : start + step], 2, out=out[start : start + step])
+"""
+SIZES = {"large": {"n": 20_000}}
+
+
+def make_inputs(sizes: Mapping[str, Any], seed: int, device: str) -> tuple[Any, ...]:
+    import torch
+
+    random = torch.Generator().manual_seed(seed)
+    return torch.rand(sizes["n"], generator=random) + 1, torch.empty(sizes["n"])
+
+
+def reference(x: Any, out: Any) -> Any:
+    return 2 * x
+
+
+def task(**others: Any) -> SearchTask:
+    """The task; `others` replace its fields. Tolerances are wide, as those of kernels in half precision are."""
+    sys.modules.setdefault("doubling", sys.modules[__name__])
+    given: dict[str, Any] = {
+        "name": "double", "language": "triton", "source": SOURCE,
+        "spaces": {"plain": Space.grid({"PARTS": [8, 1, 2, 4, 16, 32, 64]}, roles={"PARTS": "tile"})},
+        "sizes": SIZES, "held_out": {"odd": {"n": 3_333}}, "corners": {"one": {"n": 1}},
+        "make_inputs": make_inputs, "reference": reference, "tolerances": ((1e-2, 1e-3),),
+        "module": "doubling", "entries": {"plain": "double"},
+    }  # fmt: skip
+    return SearchTask(**{**given, **others})
+
+
+TASK = task()
