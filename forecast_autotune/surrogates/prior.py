@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 SHIPPED = Path(__file__).with_name("prior.json")
+PRODUCTS = Path(__file__).with_name("products.json")  # of Inductor's candidates for matrix products
 FORMAT = FileFormat(schema="forecast_autotune.prior", version=3, reads_too=(2,))  # 2 is one of trees alone
 REMEDY = "run 'make fit', or install the package again"
 LEAST_DESCRIBED = 0.5  # share of a space's configs whose launches must be described for the trees to be used
@@ -422,6 +423,16 @@ def shipped_prior() -> Prior:
     if isinstance(result, Exception):
         raise result.with_traceback(None)
     return result
+
+
+@cache
+def products_prior() -> Prior:
+    """The model of Inductor's candidates for matrix products, which knows what the vendor's library takes beside them.
+
+    Raises:
+        OSError, InvalidInputError: as `read_prior`.
+    """
+    return read_prior(PRODUCTS)
 
 
 def held_prior(held: str) -> Prior:

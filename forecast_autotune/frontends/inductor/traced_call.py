@@ -18,7 +18,7 @@ from triton.runtime.autotuner import Autotuner
 from ...compilers.triton_source import apply_heuristics, jit_function
 from ...core.config import Config
 from ...core.digest import digest
-from ...core.outcome import Failure, Measurement, Outcome
+from ...core.outcome import Failure, Measurement
 from ...core.user_warnings import warn_user
 from ...errors import CacheMissError, TuningWarning
 from ...protocols import Store
@@ -27,6 +27,7 @@ from ..engine import Request, decide
 from ..pending import is_unmeasured
 from ..triton.call import TritonCall
 from ..triton.kernel_spec import KernelSpec
+from .no_measurer import NO_MEASURER
 from .recompilation import EPOCH, hold_until_measured
 from .traced_arguments import fake_tensor, hinted, meta_tensor, without_modes
 
@@ -165,7 +166,7 @@ class TracedCall:
             kwargs = {**kwargs, "grid": grid}
         tuning = TritonCall(self.spec, candidates, self.args, kwargs)
         store = self.tuner.dispatcher.store(tuning.hardware, how.settings)
-        decision = decide(tuning.job, how, compiler=tuning.compiler, measurer=_NoMeasurer(), store=store).decision
+        decision = decide(tuning.job, how, compiler=tuning.compiler, measurer=NO_MEASURER, store=store).decision
         config = self._compiled(dict.fromkeys((decision.config, tuning.job.space.default)), tuning, store)
         if is_unmeasured(decision) and self.tx is not None:
             self.epoch = f"{EPOCH}_{digest(*TuningKey.of(tuning.job).digests, tuning.job.space.digest)}"
@@ -189,18 +190,6 @@ class TracedCall:
         if text not in _warned:
             _warned.add(text)
             warn_user(text, TuningWarning)
-
-
-class _NoMeasurer:
-    """Stands in where nothing may be measured."""
-
-    repeatable = False
-
-    def skip_default(self) -> None:
-        pass
-
-    def measure(self, config: Config, **_: object) -> Outcome:
-        raise AssertionError(f"{config} was to be measured under a compiler")
 
 
 def _failure(tuning: TritonCall, config: Config, store: Store) -> Failure | None:

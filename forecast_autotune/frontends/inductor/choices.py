@@ -1,0 +1,149 @@
+"""What Inductor asks when it lists candidates: its own list, narrowed before any of it is rendered.
+
+Whatever is not as it is known here makes us stand aside, for good and with one warning: Inductor then does as ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor.choices import InductorChoices
+
+from ...errors import CacheMissError
+from .narrowing import Narrowing
+from .request import stand_aside, stood_aside, uuid
+
+log = logging.getLogger(__name__)
+
+HOOK = "_finalize_template_configs"
+PARAMETERS = ("self", "template_choices", "kernel_inputs", "templates", "op_name", "kwarg_overrides")
+EXHAUSTIVE = {"max_autotune_gemm_search_space": "EXHAUSTIVE"}
+
+narrowing = Narrowing()
+"""What was narrowed in this process."""
+
+
+class NamedChoices:
+    """Derived together with the class of whatever chooses in Inductor, where that is left as it is but for its name."""
+
+    theirs: type[Any]
+
+    def uuid(self) -> str:
+        """What the keys of Inductor's caches call these choices; it stays the same while the process lives."""
+        theirs = getattr(super(), "uuid", None)
+        return " ".join(filter(None, [str(theirs()) if theirs is not None else "", uuid()]))
+
+
+class NarrowedChoices(NamedChoices):
+    """Derived together with the class of whatever chooses in Inductor; see `with_ours`."""
+
+    def _finalize_template_configs(
+        self,
+        template_choices: Any,
+        kernel_inputs: Any,
+        templates: Any,
+        op_name: str,
+        kwarg_overrides: Any = None,
+    ) -> list[Any]:
+        listed: list[Any] = super()._finalize_template_configs(  # type: ignore[misc]
+            template_choices, kernel_inputs, templates, op_name, kwarg_overrides
+        )
+        if stood_aside() or getattr(inductor_config, "deterministic", False):
+            return listed
+        try:
+            return narrowing.narrowed(
+                listed,
+                lambda: _exhaustive(self, kernel_inputs, templates, op_name, kwarg_overrides),
+                kernel_inputs,
+                op_name,
+            )
+        except CacheMissError:
+            raise
+        except Exception as err:
+            stand_aside(err)
+            return listed
+
+
+def with_ours(previous: Any) -> Any:
+    """What chooses in Inductor, with our narrowing over it: an object of a class derived from its own, with its state.
+
+    Args:
+        previous: what chose until now; None for Inductor's own.
+    """
+    previous = InductorChoices() if previous is None else previous
+    if is_ours(previous):
+        return previous
+    kind: Any = type(previous)
+    why = why_unknown(kind)
+    if why:
+        stand_aside(why)
+    elif not narrowing.listens:
+        _listen()
+    made: Any = object.__new__(_derived(NamedChoices if why else NarrowedChoices, kind))
+    made.__dict__ = previous.__dict__
+    return made
+
+
+def without_ours(handler: Any) -> Any:
+    """What chose before `with_ours`."""
+    if not is_ours(handler):
+        return handler
+    made: Any = object.__new__(type(handler).theirs)
+    made.__dict__ = handler.__dict__
+    return made
+
+
+def is_ours(handler: Any) -> bool:
+    """Whether `with_ours` has made it, or something derived from such a one."""
+    return isinstance(handler, NamedChoices)
+
+
+@functools.cache
+def _derived(ours: Any, theirs: Any) -> Any:
+    return type(f"Narrowed{theirs.__name__}", (ours, theirs), {"theirs": theirs})
+
+
+def why_unknown(kind: type[Any] = InductorChoices) -> str:
+    """In what torch, or a class of somebody's derived from its own, is not as it is known here; empty where it is."""
+    if (method := getattr(kind, HOOK, None)) is None:
+        return f"torch {torch.__version__} has no InductorChoices.{HOOK}"
+    if (named := tuple(inspect.signature(method).parameters)) != PARAMETERS:
+        return f"{kind.__qualname__}.{HOOK} of torch {torch.__version__} takes ({', '.join(named)})"
+    return ""
+
+
+def _exhaustive(
+    choices: Any, kernel_inputs: Any, templates: Sequence[Any], op_name: str, kwarg_overrides: Any
+) -> list[Any]:
+    """The same templates with the parameters that Inductor lists for an exhaustive search."""
+    overrides = kwarg_overrides or {}
+    with inductor_config.patch(EXHAUSTIVE):
+        return [
+            candidate
+            for template in templates
+            for candidate in choices.get_ktc(kernel_inputs, template, op_name, overrides.get(template.uid, {}))
+        ]
+
+
+def _listen() -> None:
+    from torch._inductor import select_algorithm
+
+    def keep(timings: Any, name: str, input_nodes: Any, choices: Any, profiled: Any, precompile_s: Any) -> None:  # noqa: ARG001
+        if not stood_aside():
+            try:
+                narrowing.keep(timings, precompile_s)
+            except Exception as err:
+                stand_aside(err)
+
+    def drop(listed: list[Any]) -> list[Any]:
+        return listed if stood_aside() else narrowing.without_dropped(listed)
+
+    select_algorithm.add_preprocessing_fn(drop)
+    select_algorithm.add_feedback_saver(keep)
+    narrowing.listens = True

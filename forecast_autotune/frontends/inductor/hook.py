@@ -1,0 +1,169 @@
+"""Where our choices enter Inductor, which need not be imported yet. Importing this module imports no torch.
+
+Inductor asks the factory in its configuration for what chooses, once in each thread, and asks what that is called for the
+keys of its caches. Whoever was in that place before chooses on; ours only narrows what comes from it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from typing import Any
+
+CONFIG, VIRTUALIZED = "torch._inductor.config", "torch._inductor.virtualized"
+AWAITED = ("torch._inductor.codecache", "torch._inductor.compile_fx")
+"""Modules of torch after whose import its configuration is there; no key of a cache is made before."""
+
+_lock = threading.RLock()
+_wanted = False
+_before: Any = None  # the factory that ours took the place of
+_tag = ""  # what we added to torch's tag of cache keys, where our choices' name is no part of them
+
+
+class _WhenInductorIsImported:
+    """A finder that finds nothing itself: it has `_enter` follow the import of one of the awaited modules."""
+
+    def __init__(self) -> None:
+        self._asking = threading.local()
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> Any:
+        if name not in AWAITED or getattr(self._asking, "now", False):
+            return None
+        self._asking.now = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking.now = False
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def run_and_enter(module: Any) -> None:
+            run(module)
+            _enter()
+
+        spec.loader.exec_module = run_and_enter  # type: ignore[method-assign]
+        return spec
+
+
+_finder = _WhenInductorIsImported()
+
+
+def install() -> None:
+    """Have Inductor's candidates narrowed in this process, from now on or from when it is imported."""
+    global _wanted
+    with _lock:
+        _wanted = True
+        if _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
+        if any(_is_imported(name) for name in AWAITED):
+            _enter()
+
+
+def uninstall() -> None:
+    """Undo `install()`. A factory that somebody else has put in its place since stays."""
+    global _wanted, _before, _tag
+    with _lock:
+        _wanted = False
+        if _finder in sys.meta_path:
+            sys.meta_path.remove(_finder)
+        config: Any = sys.modules.get(CONFIG)
+        if config is not None and getattr(config, "inductor_choices_class", None) is make_choices:
+            config.inductor_choices_class = _before
+            _give_other_threads(config, "inductor_choices_class", None)
+        if _tag:
+            compiler: Any = sys.modules["torch.compiler.config"]
+            compiler.cache_key_tag = compiler.cache_key_tag.replace(_tag, "")
+            _give_other_threads(compiler, "cache_key_tag", compiler.cache_key_tag)
+        _before, _tag = None, ""
+        if "torch._inductor.choices" in sys.modules and VIRTUALIZED in sys.modules:
+            from .choices import without_ours
+
+            V = sys.modules[VIRTUALIZED].V  # noqa: N806  # torch's name for it
+            V.set_choices_handler(without_ours(V.choices))
+
+
+def is_wanted() -> bool:
+    """Whether `install()` holds."""
+    return _wanted
+
+
+def why_not_in() -> str:
+    """Why Inductor does not ask us in this thread, though it is wanted; empty where it does, or is not imported yet."""
+    config = sys.modules.get(CONFIG)
+    if not _wanted or config is None or not any(_is_imported(name) for name in AWAITED):
+        return ""
+    if config.inductor_choices_class is not make_choices:
+        return (
+            f"{config.inductor_choices_class!r} took the place of ours in torch._inductor.config.inductor_choices_class"
+        )
+    from .choices import is_ours
+    from .request import stood_aside
+
+    handler = sys.modules[VIRTUALIZED].V.choices
+    if not is_ours(handler):
+        return f"a {type(handler).__qualname__} took the place of ours by V.set_choices_handler"
+    return stood_aside()
+
+
+def counts() -> Any:
+    """What was done in this process, as `narrowing.Counts`; None while Inductor has asked nothing."""
+    choices = sys.modules.get(f"{__package__}.choices")
+    return None if choices is None else choices.narrowing.counts
+
+
+def make_choices() -> Any:
+    """What Inductor asks in one thread: what it would ask without us, and ours over it."""
+    from .choices import with_ours
+
+    return with_ours(None if _before is None else _before())
+
+
+def _is_imported(name: str) -> bool:
+    module = sys.modules.get(name)
+    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+
+
+def _enter() -> None:
+    global _before, _tag
+    with _lock:
+        config: Any = sys.modules.get(CONFIG)
+        if not _wanted or config is None or not _is_imported(CONFIG):
+            return
+        try:
+            if config.inductor_choices_class is not make_choices:
+                _before = config.inductor_choices_class
+                config.inductor_choices_class = make_choices
+                _give_other_threads(config, "inductor_choices_class", make_choices)
+            if VIRTUALIZED in sys.modules and _is_imported("torch._inductor.choices"):
+                from .choices import with_ours
+
+                V = sys.modules[VIRTUALIZED].V  # noqa: N806  # torch's name for it
+                V.set_choices_handler(with_ours(V.choices))  # a thread that has compiled asks the factory no more
+            if not _tag and not _names_choices_in_keys():
+                import torch.compiler.config as compiler
+
+                from .request import uuid
+
+                _tag = f" {uuid()}"
+                compiler.cache_key_tag += _tag
+                _give_other_threads(compiler, "cache_key_tag", compiler.cache_key_tag)
+        except Exception as err:
+            from .request import stand_aside
+
+            stand_aside(err)
+
+
+def _give_other_threads(config: Any, name: str, value: Any) -> None:
+    """Have threads that set nothing themselves see a value: what is assigned in torch's configuration, one thread sees."""
+    entry: Any = getattr(config, "_config", {}).get(name)
+    if hasattr(entry, "default"):
+        entry.default = value
+
+
+def _names_choices_in_keys() -> bool:
+    """Whether the choices' own name is part of the keys of Inductor's caches: from torch 2.12 on."""
+    import torch
+
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 12)

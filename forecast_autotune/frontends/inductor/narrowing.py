@@ -1,0 +1,285 @@
+"""Which of Inductor's candidates go on to be compiled and timed, and what becomes of the times."""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...compilers.no_compile import NoCompiler
+from ...core.budget import Budget
+from ...core.config import Config
+from ...core.decision import Decision
+from ...core.forecast import Abstention, Forecast
+from ...core.job import Stop
+from ...core.outcome import Failure, Measurement, Outcome
+from ...core.space import Space
+from ...features.forecast_columns import columns_of
+from ...store.sqlite import SqliteStore
+from ...tuning.decision_rule import Findings
+from ...tuning.decision_rule import decide as decide_by_times
+from ..engine import (
+    Request,
+    decide,
+    first_forecasts,
+    keep_decision,
+    make_store,
+    ranks_decide,
+    recall,
+)
+from .candidates import Candidates, Lowered, as_listed, is_extern, is_library
+from .no_measurer import NO_MEASURER
+from .request import DEFAULT_BUDGET, product_request
+
+log = logging.getLogger(__name__)
+
+LEAST = 1e-9
+MARK = "forecast_autotune"  # in a candidate's annotations: what was chosen with it, and its config
+DROPPED = "forecast_autotune dropped"  # there: whether it is to be left out of the whole list
+MOST_KNOWN = 256  # products
+
+
+@dataclass(slots=True)
+class Trial:
+    """Candidates of one product that Inductor was left to time, until it has."""
+
+    candidates: Candidates
+    how: Request
+    store: SqliteStore
+    forecasts: Mapping[Config, Forecast | Abstention]
+    model: str
+    began: float
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    kept: dict[Config, Outcome] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Chosen:
+    """What goes on of one product, and the trial of it where that is several candidates.
+
+    Attributes:
+        parameters: by config, in their order.
+        of: how many candidates there were.
+    """
+
+    parameters: Mapping[Config, tuple[str, Any]]
+    of: int
+    trial: Trial | None = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was done in this process, for `doctor`."""
+
+    products: int = 0
+    candidates: int = 0
+    passed_on: int = 0
+    recalled: int = 0
+    forecast: int = 0
+    timed: int = 0
+
+    @property
+    def text(self) -> str:
+        """What was done, in words."""
+        return (
+            f"of {self.candidates} candidates {self.passed_on} went on to Inductor, {self.timed} were timed; "
+            f"{self.recalled} products were decided by what is stored, {self.forecast} by a forecast"
+        )
+
+
+class Narrowing:
+    """Narrows lists and keeps times; one for a process, safe for threads."""
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self.listens = False
+        self._lock = threading.Lock()
+        self._thread = threading.local()  # `ahead`: operands, and what was listed for them
+        self._known: dict[tuple[object, ...], Chosen] = {}  # a model has the same product in each of its layers
+
+    def narrowed(
+        self, listed: list[Any], exhaustive: Callable[[], list[Any]], kernel_inputs: Any, op: str
+    ) -> list[Any]:
+        """The candidates for Inductor to go on with: one where it is decided, else some for it to compile and time.
+
+        Args:
+            listed: Inductor's own.
+            exhaustive: lists more of the same templates.
+        Raises:
+            CacheMissError: mode is `strict` and nothing is decided.
+        """
+        if all(is_extern(candidate) for candidate in listed):
+            if listed:  # torch 2.13 lists those of addmm by themselves, ahead of the others
+                self._thread.ahead = kernel_inputs.nodes()[-2:], listed
+            return listed
+        ahead = [] if any(is_extern(candidate) for candidate in listed) else self._ahead(kernel_inputs)
+        chosen = self._narrowed([*ahead, *listed], exhaustive, kernel_inputs, op)
+        for candidate in ahead:
+            candidate.annotations[DROPPED] = candidate not in chosen
+        return [candidate for candidate in chosen if candidate not in ahead]
+
+    def _ahead(self, kernel_inputs: Any) -> list[Any]:
+        """The library's functions that were listed in this thread for the same product before its other candidates."""
+        nodes, listed = getattr(self._thread, "ahead", ((), []))
+        self._thread.ahead = (), []
+        now = kernel_inputs.nodes()[-2:]
+        return listed if len(nodes) == len(now) and all(map(operator.is_, nodes, now)) else []
+
+    def _narrowed(
+        self, listed: list[Any], exhaustive: Callable[[], list[Any]], kernel_inputs: Any, op: str
+    ) -> list[Any]:
+        if len(listed) < 2:
+            return listed
+        if any(candidate.params.to_kwargs().get("hint_override") is not None for candidate in listed):
+            return listed
+        how = product_request()
+        if how.settings.mode == "first":
+            return listed[:1]
+        lowered = Lowered.of(listed, kernel_inputs, op)
+        known = (lowered, how.settings.mode, how.budget, str(how.settings.dir))
+        chosen = self._known.get(known)
+        if chosen is None:
+            candidates = Candidates(lowered, listed, exhaustive())
+            chosen = self._chosen(candidates, how)
+            with self._lock:
+                self._known[known] = chosen
+                while len(self._known) > MOST_KNOWN:
+                    del self._known[next(iter(self._known))]
+        with self._lock:
+            self.counts.products += 1
+            self.counts.candidates += chosen.of
+            self.counts.passed_on += len(chosen.parameters)
+        passed_on = []
+        for config, parameters in chosen.parameters.items():
+            candidate = as_listed(parameters, listed)
+            if chosen.trial is not None:
+                candidate.annotations[MARK] = chosen, config
+            passed_on.append(candidate)
+        return passed_on
+
+    def _chosen(self, candidates: Candidates, how: Request) -> Chosen:
+        job = candidates.job
+        store = make_store(how.settings)
+        budget = Budget(how.budget)
+        if not budget.measures or how.settings.mode == "strict":
+            decision = decide(job, how, compiler=NoCompiler(), measurer=NO_MEASURER, store=store).decision
+            self._count(recalled=decision.tried, forecast=not decision.tried)
+            return _chosen_of(candidates, [decision.config])
+        if (known := recall(job, how, store)) is not None and known.tried:
+            self._count(recalled=True)
+            return _chosen_of(candidates, [known.config])
+        forecasts, model = first_forecasts(job, how, store)
+        budget.start(len(job.space))
+        most = math.inf if budget.all else min(budget.configs_left, budget.limit or int(DEFAULT_BUDGET))
+        configs = shortlist(candidates, forecasts, most)
+        by_config = dict(zip(job.space, forecasts, strict=True))
+        trial = Trial(candidates, how, store, by_config, model, time.perf_counter())
+        return _chosen_of(candidates, configs, trial)
+
+    @staticmethod
+    def without_dropped(listed: list[Any]) -> list[Any]:
+        """All that Inductor would time for an operation, without what was listed ahead and is not to go on."""
+        return [choice for choice in listed if not getattr(choice, "annotations", {}).get(DROPPED)] or listed
+
+    def _count(self, *, recalled: bool = False, forecast: bool = False) -> None:
+        with self._lock:
+            self.counts.recalled += recalled
+            self.counts.forecast += forecast
+
+    def keep(self, timings: MutableMapping[Any, float], precompile_s: Mapping[Any, float]) -> None:
+        """Keep what Inductor timed, each outcome with the forecast before it, and decide by it.
+
+        Where the ranks of a job hold to another config than was fastest here, its time becomes the least, for Inductor to
+        take it.
+
+        Args:
+            timings: milliseconds by Inductor's choices, infinite for what did not run.
+            precompile_s: seconds that compiling took, of those that were compiled.
+        """
+        marked = {
+            choice: mark for choice in timings if (mark := getattr(choice, "annotations", {}).get(MARK)) is not None
+        }
+        for chosen in {id(chosen): chosen for chosen, _ in marked.values()}.values():
+            with self._lock:
+                trial, chosen.trial = chosen.trial, None
+            if trial is None:  # the same product in another layer: it was timed, and is kept
+                continue
+            by_config = {config: choice for choice, (of, config) in marked.items() if of is chosen}
+            for config, choice in by_config.items():
+                outcome = _outcome(timings[choice], (precompile_s or {}).get(choice, 0.0))
+                trial.kept[config] = outcome
+                trial.store.record(trial.candidates.job, trial.run, config, outcome, trial.forecasts.get(config))
+            decision = keep_decision(trial.candidates.job, trial.how, trial.store, _decision(trial))
+            with self._lock:
+                self.counts.timed += len(trial.kept)
+                chosen.parameters = {decision.config: trial.candidates.parameters[decision.config]}
+            if decision.config in by_config and ranks_decide(trial.how):
+                timings[by_config[decision.config]] = 0.999 * min(timings.values())
+
+
+def _chosen_of(candidates: Candidates, configs: Sequence[Config], trial: Trial | None = None) -> Chosen:
+    return Chosen({c: candidates.parameters[c] for c in configs}, len(candidates.parameters), trial)
+
+
+def shortlist(candidates: Candidates, forecasts: Sequence[Forecast | Abstention], most: float) -> list[Config]:
+    """The externs, the first candidate beside them, and the best by the forecasts, `most` configs beside the externs.
+
+    Where nothing is forecast, they are the first that Inductor lists.
+    """
+    space, externs = candidates.job.space, candidates.externs
+    others = [config for config in space if config not in set(externs)]
+    promise = promises(space, forecasts)
+    ranked = sorted(others, key=lambda config: -promise[config])
+    chosen = dict.fromkeys([*externs, *others[:1], *ranked])
+    return list(chosen)[: len(externs) + int(min(most, len(others)))]
+
+
+def promises(space: Space, forecasts: Sequence[Forecast | Abstention]) -> dict[Config, float]:
+    """Expected log2 speed-up of each config, less the more often it may fail; minus infinity where nothing is forecast."""
+    import numpy as np
+
+    columns = columns_of(forecasts)
+    promise = columns.mean + np.log2(np.maximum(1.0 - columns.fail, LEAST))
+    return dict(zip(space, np.nan_to_num(promise, nan=-np.inf).tolist(), strict=True))
+
+
+def _outcome(ms: float, compile_s: float) -> Outcome:
+    if math.isfinite(ms) and ms > 0:
+        return Measurement(samples_us=(ms * 1e3,), compile_s=compile_s)
+    return Failure(stage="launch", message="Inductor could not time it", cost_s=compile_s, transient=True)
+
+
+def _decision(trial: Trial) -> Decision:
+    """By the times, those of libraries with what a template's epilogue would save."""
+    saved_us = trial.candidates.epilogue_us
+    outcomes = {
+        config: replace(outcome, samples_us=tuple(us + saved_us for us in outcome.samples_us))
+        if saved_us and is_library(config) and isinstance(outcome, Measurement)
+        else outcome
+        for config, outcome in trial.kept.items()
+    }
+    job = trial.candidates.job
+    timed = f"Inductor timed {len(outcomes)} of {len(job.space)} candidates"
+    if saved_us:
+        timed += f"; of the library's, {saved_us:.1f} us are for an epilogue that a template takes in"
+    findings = Findings(
+        job=job,
+        outcomes=outcomes,
+        finals={},
+        forecasts=tuple(trial.forecasts[config] for config in job.space),
+        tried=set(outcomes),
+        compiled=sum(not is_library(config) for config in outcomes),
+        budget=trial.how.budget,
+        spent_s=time.perf_counter() - trial.began,
+        run=trial.run,
+        now=time.time(),
+        compiling_s=sum(getattr(outcome, "compile_s", 0.0) for outcome in outcomes.values()),
+        model=trial.model,
+    )
+    return decide_by_times(findings, Stop(timed))

@@ -1,0 +1,22 @@
+"""`NO_MEASURER`: stands in for a measurer under a compiler, where nothing may be measured."""
+
+from __future__ import annotations
+
+from ...core.config import Config
+from ...core.outcome import Outcome
+
+
+class _NoMeasurer:
+    """Stands in where nothing may be measured."""
+
+    repeatable = False
+    explored_s = saved_s = 0.0
+
+    def skip_default(self) -> None:
+        pass
+
+    def measure(self, config: Config, **_: object) -> Outcome:
+        raise AssertionError(f"{config} was to be measured under a compiler")
+
+
+NO_MEASURER = _NoMeasurer()

@@ -1,0 +1,92 @@
+"""How products are decided, and what that is called in keys of caches. Importing this imports nothing of Inductor.
+
+It is asked while Inductor is half imported, before torch 2.12.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from dataclasses import replace
+
+from ...core.budget import Budget
+from ...core.digest import digest
+from ...core.user_warnings import warn_user
+from ...errors import TuningWarning
+from ...remote.mirror import mirror_folder
+from ...settings import Settings
+from ...store.queries import StoreFile
+from ...surrogates.prior import products_prior
+from ..engine import Request, make_surrogate, request
+
+log = logging.getLogger(__name__)
+
+PREFIX = "inductor."
+"""Before the name of an operation, the name of a program in stores."""
+
+DEFAULT_BUDGET = "4"
+
+_lock = threading.Lock()
+_aside = ""
+
+
+def stood_aside() -> str:
+    """Why Inductor's lists are left as they are; empty while they are narrowed."""
+    return _aside
+
+
+def stand_aside(why: Exception | str) -> None:
+    """Leave Inductor's lists as they are from now on, and say so once."""
+    global _aside
+    reason = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
+    log.debug("Inductor is left alone", exc_info=isinstance(why, Exception))
+    with _lock:
+        if _aside:
+            return
+        _aside = reason
+    warn_user(f"torch.compile's candidates are left as Inductor lists them: {reason}", TuningWarning)
+
+
+@functools.cache
+def uuid() -> str:
+    """What our choices are called in keys of caches: how they choose, and what Inductor's decisions were at first asking."""
+    try:
+        return cache_name()
+    except Exception as err:
+        stand_aside(err)
+        return "forecast_autotune aside"
+
+
+def product_request() -> Request:
+    """How products are decided: as kernels are, by a model that was fitted on products where the settings name none."""
+    how = request(None, default_budget=DEFAULT_BUDGET)
+    if how.settings.model is None and how.settings.surrogate in (None, "auto"):
+        return replace(how, surrogate=make_surrogate("auto", prior=products_prior()))
+    return how
+
+
+def cache_name() -> str:
+    """What changes with what may change a choice: mode, model, and the decisions on Inductor's candidates as they are now.
+
+    Raises:
+        InvalidInputError: a setting does not parse.
+    """
+    how = product_request()
+    measures = Budget(how.budget).measures
+    parts = [how.settings.mode, str(measures), how.surrogate.name, how.surrogate.model_version, how.settings.toolchain]
+    if how.settings.mode not in ("first", "forecast"):
+        parts += sorted(_decided(how.settings))
+    return f"forecast_autotune {digest(*parts)}"
+
+
+def _decided(settings: Settings) -> list[str]:
+    folders = [settings.dir]
+    if settings.remote_store is not None and settings.remote_store.trusted:
+        folders.append(mirror_folder(settings.dir, settings.remote_store.url))
+    return [
+        f"{d.digest} {d.decision.config.digest}"
+        for known in map(StoreFile, folders)
+        for d in (known.decisions(kernel=PREFIX) if known.exists() else ())
+        if d.place.workload.program.name.startswith(PREFIX)
+    ]

@@ -1,0 +1,51 @@
+# ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals
+"""What Inductor's templates of matrix products do, as one Triton kernel, for what can be told of their configs ahead.
+
+Inductor writes its kernels when it renders them, sizes and epilogue included. This one asks for the same tiles in the same
+order, so `launch_features` describes it as it does any kernel. The package never compiles it; recordings time it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+GROUP_M = 8  # what Inductor gives where a config says nothing
+
+
+@triton.jit(do_not_specialize=["m"])  # type: ignore[untyped-decorator]
+def product(  # type: ignore[no-untyped-def]
+    a_ptr, b_ptr, c_ptr, m, n, k, a_row, a_column, b_row, b_column, a_batch, b_batch,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EVEN_K: tl.constexpr,
+    A_BY_ROWS: tl.constexpr, B_BY_ROWS: tl.constexpr, ALLOW_TF32: tl.constexpr,
+):  # fmt: skip
+    """A batch of products, C = A B, C by rows. The grid: tiles of one product, products."""
+    of_batch = tl.program_id(1)
+    a_ptr += of_batch * a_batch
+    b_ptr += of_batch * b_batch
+    c_ptr += of_batch * m * n
+    number, down, across = tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    group = number // (GROUP_M * across)
+    rows_of_group = min(down - group * GROUP_M, GROUP_M)
+    tile_m = group * GROUP_M + number % rows_of_group
+    tile_n = number % (GROUP_M * across) // rows_of_group
+    rows, columns = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    at_rows, at_columns, depth = rows % m, columns % n, tl.arange(0, BLOCK_K)
+    if not A_BY_ROWS:
+        at_rows = tl.max_contiguous(tl.multiple_of(at_rows, BLOCK_M), BLOCK_M)
+    if B_BY_ROWS:
+        at_columns = tl.max_contiguous(tl.multiple_of(at_columns, BLOCK_N), BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for step in range(tl.cdiv(k, BLOCK_K)):
+        along = step * BLOCK_K + depth
+        a_at = a_ptr + at_rows[:, None] * a_row + along[None, :] * a_column
+        b_at = b_ptr + along[:, None] * b_row + at_columns[None, :] * b_column
+        if EVEN_K:
+            a, b = tl.load(a_at), tl.load(b_at)
+        else:
+            a = tl.load(a_at, mask=along[None, :] < k, other=0.0)
+            b = tl.load(b_at, mask=along[:, None] < k, other=0.0)
+        total += tl.dot(a, b, allow_tf32=ALLOW_TF32, out_dtype=tl.float32)
+    rows, columns = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    where = (rows[:, None] < m) & (columns[None, :] < n)
+    tl.store(c_ptr + rows[:, None] * n + columns[None, :], total.to(c_ptr.dtype.element_ty), mask=where)

@@ -1,0 +1,58 @@
+"""The model of Inductor's candidates, and the recording that it was fitted on."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+import pytest
+
+pytest.importorskip("sklearn")
+pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+from calibration.fit.products import RECORDED, Recorded, fit, losses, read_recorded  # noqa: E402
+from calibration.tiles import SHORT_LIST  # noqa: E402
+from forecast_autotune.surrogates.prior import products_prior  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@cache
+def some() -> list[Recorded]:
+    (path,) = RECORDED.glob("*.jsonl.gz")
+    return list(itertools.islice(read_recorded(path), 24))
+
+
+def test_the_short_list_is_inductors() -> None:
+    heuristics = pytest.importorskip("torch._inductor.template_heuristics.triton")
+    theirs = [
+        (c.block_m, c.block_n, c.block_k, c.num_stages, c.num_warps)
+        for c in heuristics.CUDAConfigHeuristic().mm_configs
+    ]
+    assert list(SHORT_LIST) == theirs
+
+
+def test_no_recorded_config_was_faster_than_its_bound() -> None:
+    for each in some():
+        for features, us in zip(each.job.static_features, each.times_us, strict=True):
+            assert features["us_bound"] <= us, each.name
+
+
+def test_a_model_fitted_on_other_shapes_chooses_better_than_the_first_config_listed() -> None:
+    fitted, others = some()[::2], some()[1::2]
+    pairs = {each.pair for each in fitted}
+    prior = fit(fitted, trees=4)
+    scores = [losses(each, prior) for each in others if each.pair not in pairs]
+    assert sum(score["4"] for score in scores) < sum(score["library"] for score in scores)
+    assert sum(score["8"] for score in scores) <= sum(score["4"] for score in scores)
+
+
+def test_the_shipped_model_says_how_it_does_on_what_was_left_out() -> None:
+    left_out = products_prior().card["left_out"]
+    assert (
+        left_out["4"]["over_max_autotune"]
+        < 1
+        < left_out["0"]["over_max_autotune"]
+        < left_out["library"]["over_max_autotune"]
+    )

@@ -1,0 +1,444 @@
+"""Inductor's own candidates, narrowed: real lowering, listing and rendering; only the times are given."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from torch._inductor import config as inductor_config  # noqa: E402
+from torch._inductor import select_algorithm  # noqa: E402
+from torch._inductor.choices import InductorChoices  # noqa: E402
+from torch._inductor.virtualized import V  # noqa: E402
+from torch.compiler import config as compiler_config  # noqa: E402
+
+import forecast_autotune as fa  # noqa: E402
+from forecast_autotune.cli import doctor  # noqa: E402
+from forecast_autotune.core.forecast import Forecast  # noqa: E402
+from forecast_autotune.core.outcome import Failure, Measurement  # noqa: E402
+from forecast_autotune.errors import TuningWarning  # noqa: E402
+from forecast_autotune.frontends.inductor import candidates, choices, hook, narrowing  # noqa: E402
+from forecast_autotune.frontends.inductor import request as product_request  # noqa: E402
+from forecast_autotune.store.queries import StoreFile  # noqa: E402
+
+pytestmark = [  # torch's own
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings(r"ignore::UserWarning:torch\..*"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+class Timed:
+    """Stands in for Inductor's compiling and timing, which need a device: the lists that it would time, with given times."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[Any]] = []
+        self.ms = lambda place: 0.1 + 0.01 * place
+
+    def benchmark(self, candidates: list[Any], *_: Any, **__: Any) -> dict[Any, float]:
+        self.lists.append(candidates)
+        return {candidate: self.ms(place) for place, candidate in enumerate(candidates)}
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timed]:
+    """Inductor as on a GPU, down to what it renders; our choices installed, with a store of their own."""
+    stands_in = Timed()
+    cache = select_algorithm.AlgorithmSelectorCache
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "store"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setattr(cache, "make_precompile_fn", lambda *_, **__: dict)
+    monkeypatch.setattr(cache, "benchmark_in_current_process", stands_in.benchmark)
+    monkeypatch.setattr(product_request, "_aside", "")
+    monkeypatch.setattr(choices, "narrowing", narrowing.Narrowing())
+    settings = {"cpu_backend": "triton", "max_autotune": True, "fx_graph_cache": False, "compile_threads": 1}
+    settings |= {"autotune_local_cache": False, "max_autotune_gemm_backends": "ATEN,TRITON"}
+    try:
+        with inductor_config.patch(settings), fa.rehearsal("H200"):
+            fa.install(inductor=True)
+            yield stands_in
+    finally:
+        fa.uninstall()
+        select_algorithm.clear_feedback_savers()
+        select_algorithm.clear_preprocessing_fns()
+
+
+def lowered(f: Any, *args: Any) -> None:
+    """Compile for the rehearsed device; what comes before kernels of Triton's are written into the wrapper is all real."""
+    torch._dynamo.reset()
+    try:
+        torch.compile(f)(*args)
+    except torch._inductor.exc.InductorError as err:
+        if not any(reason in str(err) for reason in ("IndentationError", "0 compatible backends")):
+            raise  # on the CPU, none that Triton would compile can be written
+
+
+def product(m: int = 256, n: int = 256, k: int = 256) -> None:
+    lowered(lambda a, b: torch.relu(a @ b), torch.ones(m, k), torch.ones(k, n))
+
+
+def decisions() -> list[Any]:
+    return store().decisions()
+
+
+def store() -> StoreFile:
+    return StoreFile(os.environ["FORECAST_AUTOTUNE_DIR"])
+
+
+def names(listed: list[Any]) -> list[str]:
+    return [candidate.name for candidate in listed]
+
+
+@pytest.mark.parametrize(("text", "budget"), [("2", 2), ("4", 4), ("30s", 4), ("1%", 7)])
+def test_the_library_the_first_and_the_best_forecasts_are_timed(
+    timed: Timed, monkeypatch: Any, text: str, budget: int
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", text)
+    product()
+    (listed,) = timed.lists
+    assert names(listed)[0] == "mm"
+    assert len(listed) == 1 + budget
+    assert choices.narrowing.counts.candidates > 300
+
+
+def test_what_inductor_timed_is_stored_with_the_forecast_before_it(timed: Timed) -> None:
+    timed.ms = lambda place: float("inf") if place == 2 else 0.3 - 0.01 * place
+    product()
+    (stored,) = decisions()
+    decision = stored.decision
+    assert stored.place.workload.program.name == "inductor.mm"
+    assert decision.basis == "measured"
+    assert decision.config_us == pytest.approx(260.0)
+    assert decision.default_us == pytest.approx(300.0)
+    touched = store().detail(stored).touched
+    assert all(isinstance(each.forecast, Forecast) for each in touched)
+    outcomes = [each.outcome for each in touched]
+    assert sum(isinstance(o, Measurement) for o in outcomes) == 4
+    assert [o.transient for o in outcomes if isinstance(o, Failure)] == [True]
+
+
+def as_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "narrowing", narrowing.Narrowing())
+
+
+def test_a_product_that_is_decided_goes_on_alone_and_is_not_timed(timed: Timed, monkeypatch: Any) -> None:
+    timed.ms = lambda place: 0.3 - 0.01 * place
+    product()
+    product()
+    as_another_process(monkeypatch)
+    product()
+    assert len(timed.lists) == 1
+    assert choices.narrowing.counts.recalled == 1
+    product(m=512)
+    assert len(timed.lists) == 2
+
+
+def test_nothing_is_timed_where_the_store_was_shipped_as_a_pack(timed: Timed, monkeypatch: Any, tmp_path: Path) -> None:
+    product()
+    store().export(tmp_path / "pack.jsonl")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "second machine"))
+    monkeypatch.setenv("FORECAST_AUTOTUNE_PACKS", str(tmp_path / "pack.jsonl"))
+    as_another_process(monkeypatch)
+    product()
+    assert choices.narrowing.counts.recalled == 1
+    assert len(timed.lists) == 1
+
+
+def test_the_same_product_in_each_layer_is_one_trial(timed: Timed) -> None:
+    a = torch.ones(256, 256)
+    lowered(lambda a, b: torch.relu(torch.relu(torch.relu(a @ b) @ b) @ b), a, a)
+    assert choices.narrowing.counts.products == 3
+    assert choices.narrowing.counts.timed == 5
+    (stored,) = decisions()
+    assert len(store().detail(stored).touched) == 5
+
+
+def test_a_library_is_charged_for_the_epilogue_that_a_template_takes_in(timed: Timed, monkeypatch: Any) -> None:
+    monkeypatch.setattr(candidates, "_epilogue_us", lambda lowered, _: 50.0 if lowered.epilogue else 0.0)
+    timed.ms = lambda place: 0.1 + 0.01 * place
+    product()
+    lowered(lambda a, b: a @ b, torch.ones(256, 256), torch.ones(256, 256))
+    alone, fused = sorted(decisions(), key=lambda stored: "epilogue" in stored.place.workload.key)
+    assert str(alone.decision.config) == "template=aten::mm"
+    assert alone.decision.config_us == pytest.approx(100.0)
+    assert "template=mm " in str(fused.decision.config)
+    assert fused.decision.default_us == pytest.approx(150.0)
+    assert "50.0 us are for an epilogue" in fused.decision.reason
+
+
+def test_the_decision_of_the_first_rank_is_taken(timed: Timed, monkeypatch: Any) -> None:
+    picked: list[Any] = []
+
+    def theirs(job: Any, _how: Any, _store: Any, decision: Any) -> Any:
+        others = [config for config in job.space if str(config.knobs["template"]) == "mm"]
+        return replace(decision, config=others[0])
+
+    monkeypatch.setattr(narrowing, "keep_decision", theirs)
+    monkeypatch.setattr(narrowing, "ranks_decide", lambda _: True)
+    monkeypatch.setattr(
+        select_algorithm.AlgorithmSelectorCache, "log_results", lambda *a, **_: picked.append(a[3]), raising=True
+    )
+    product()
+    (times,) = picked
+    assert min(times, key=times.__getitem__).name.startswith("triton_")
+
+
+@pytest.mark.parametrize("mode", ["cached", "forecast", "first"])
+def test_modes_that_measure_nothing_leave_inductor_nothing_to_time(timed: Timed, monkeypatch: Any, mode: str) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
+    product()
+    assert timed.lists == []
+
+
+def test_strict_refuses_to_compile_what_is_not_decided(timed: Timed, monkeypatch: Any) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "strict")
+    with pytest.raises(Exception, match=r"CacheMissError: no decision for inductor\.mm"):
+        product()
+    assert timed.lists == []
+
+
+def test_deterministic_is_left_to_inductor(timed: Timed) -> None:
+    with inductor_config.patch(deterministic=True):
+        torch._dynamo.reset()
+        torch.compile(lambda a, b: a @ b)(torch.ones(256, 256), torch.ones(256, 256))
+    assert choices.narrowing.counts.products == 0
+
+
+def test_without_max_autotune_nothing_is_narrowed(timed: Timed) -> None:
+    with inductor_config.patch(max_autotune=False):
+        torch._dynamo.reset()
+        torch.compile(lambda a, b: a @ b)(torch.ones(256, 256), torch.ones(256, 256))
+    assert choices.narrowing.counts.products == 0
+
+
+@pytest.mark.parametrize("op", ["bmm", "addmm", "mm_plus_mm"])
+def test_other_products_are_narrowed_too(timed: Timed, monkeypatch: Any, op: str) -> None:
+    a, batch = torch.ones(256, 256), torch.ones(4, 256, 256)
+    calls = {
+        "bmm": (torch.bmm, batch, batch),
+        "addmm": (torch.addmm, torch.ones(256), a, a),
+        "mm_plus_mm": (lambda a, b, c, d: a @ b + c @ d, a, a, a, a),
+    }
+    lowered(*calls[op])
+    (stored,) = decisions()
+    assert stored.place.workload.program.name == f"inductor.{op}"
+    assert str(stored.decision.config).startswith("template=aten::")
+    (listed,) = timed.lists
+    assert len(listed) == len(store().detail(stored).touched) in (4 + 1, 4 + 2)
+    as_another_process(monkeypatch)
+    lowered(*calls[op])
+    assert len(timed.lists) == 1
+
+
+def test_a_template_goes_on_without_the_library_that_was_listed_ahead(timed: Timed, monkeypatch: Any) -> None:
+    timed.ms = lambda place: 0.3 - 0.01 * place
+    a = torch.ones(256, 256)
+    lowered(torch.addmm, torch.ones(256), a, a)
+    (stored,) = decisions()
+    assert str(stored.decision.config).startswith("template=mm ")
+    as_another_process(monkeypatch)
+    lowered(torch.addmm, torch.ones(256), a, a)
+    assert len(timed.lists) == 1
+
+
+def test_sizes_that_may_change_are_a_key_of_their_own(timed: Timed) -> None:
+    a = torch.ones(256, 256)
+    torch._dynamo.mark_dynamic(a, 0)
+    lowered(lambda a, b: torch.relu(a @ b), a, torch.ones(256, 256))
+    product()
+    keys = [stored.place.workload.key for stored in decisions()]
+    assert sorted(key.get("dynamic", False) for key in keys) == [False, True]
+
+
+class Others(InductorChoices):
+    """Somebody else's, with a state of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def uuid(self) -> str:
+        return "others"
+
+    def _finalize_template_configs(
+        self, template_choices: Any, kernel_inputs: Any, templates: Any, op_name: str, kwarg_overrides: Any = None
+    ) -> list[Any]:
+        self.asked += 1
+        return super()._finalize_template_configs(template_choices, kernel_inputs, templates, op_name, kwarg_overrides)[
+            :3
+        ]
+
+
+def test_somebody_elses_choices_are_asked_first_and_are_back_afterwards(timed: Timed, monkeypatch: Any) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "1")
+    fa.uninstall()
+    theirs = Others()
+    with inductor_config.patch(inductor_choices_class=lambda: theirs):
+        V.set_choices_handler(theirs)
+        fa.install(inductor=True)
+        assert hook.why_not_in() == ""
+        assert V.choices.uuid().startswith("others forecast_autotune ")
+        product()
+        assert theirs.asked == 1
+        assert len(timed.lists[0]) == 2
+        fa.uninstall()
+        assert type(V.choices) is Others
+        assert inductor_config.inductor_choices_class() is theirs
+    V.set_choices_handler(InductorChoices())
+
+
+def test_who_takes_our_place_is_named(timed: Timed) -> None:
+    V.set_choices_handler(Others())
+    assert "a Others took the place of ours" in hook.why_not_in()
+    product()
+    assert choices.narrowing.counts.products == 0
+    V.set_choices_handler(InductorChoices())
+
+
+def test_other_threads_ask_ours_too(timed: Timed) -> None:
+    asked: list[bool] = []
+
+    def ask() -> None:
+        named = (
+            f"{inductor_config.save_config_portable()} {compiler_config.cache_key_tag}"  # of torch 2.11, the tag alone
+        )
+        asked.append(choices.is_ours(V.choices) and "forecast_autotune" in named)
+
+    for _ in range(2):
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        fa.uninstall()
+    assert asked == [True, False]
+
+
+class Strange(InductorChoices):
+    def uuid(self) -> str:
+        return "strange"
+
+    def _finalize_template_configs(self, everything: Any) -> list[Any]:
+        return list(everything)
+
+
+def test_a_signature_that_is_not_known_is_one_warning(timed: Timed) -> None:
+    with pytest.warns(
+        TuningWarning, match=r"left as Inductor lists them: Strange._finalize_template_configs .* takes \(self"
+    ):
+        made = choices.with_ours(Strange())
+    assert made._finalize_template_configs([1, 2]) == [1, 2]
+    assert made.uuid().startswith("strange forecast_autotune ")
+    assert "Strange" in product_request.stood_aside()
+    product()
+    assert choices.narrowing.counts.products == 0
+
+
+def test_a_failure_of_ours_is_one_warning_and_inductors_own_list(timed: Timed, monkeypatch: Any) -> None:
+    monkeypatch.setattr(narrowing, "Candidates", lambda *_: 1 // 0)
+    with pytest.warns(TuningWarning, match="ZeroDivisionError"):
+        product()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TuningWarning)
+        product(m=128)
+    assert all(len(listed) > 6 for listed in timed.lists)
+
+
+def test_installed_says_what_was_done(timed: Timed) -> None:
+    product()
+    (row,) = [row for row in fa.installed() if row.package == "torch"]
+    assert row.ours
+    assert row.decided == 1
+    assert "5 were timed" in row.why
+
+
+# Processes ----------------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import torch
+torch.compile(lambda a, b: a @ b)(torch.ones(64, 64), torch.ones(64, 64))
+from torch._dynamo.utils import counters
+from torch._inductor.virtualized import V
+hits = counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"]
+print("uuid", getattr(V.choices, "uuid", lambda: "none")())
+print("hits", any(hits))
+"""
+
+
+def run(program: Path, folder: Path, *options: str, **environment: str) -> dict[str, str]:
+    own = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "FORECAST_AUTOTUNE_DIR": str(folder / "store")}
+    code = "import sys; from forecast_autotune.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", *options, str(program)],
+        env={**os.environ, **own, **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+
+
+@pytest.mark.thorough
+def test_a_warm_process_hits_and_what_is_decided_later_is_picked_up(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    cold, warm, other = (
+        run(program, tmp_path, "--inductor", FORECAST_AUTOTUNE_MODE=m) for m in ("tune", "tune", "cached")
+    )
+    assert [told["hits"] for told in (cold, warm, other)] == ["False", "True", "False"]
+    assert cold["uuid"] == warm["uuid"] != other["uuid"]
+
+
+def test_doctor_says_whether_this_torch_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_INDUCTOR", "1")
+    (known,) = doctor.check_inductor()
+    assert (known.status, known.found) == ("ok", "its candidates are narrowed wherever install() is called")
+    monkeypatch.setattr(InductorChoices, "_finalize_template_configs", lambda self, listed: listed)
+    (unknown,) = doctor.check_inductor()
+    assert unknown.status == "problem"
+    assert "takes (self, listed)" in unknown.found
+
+
+def test_before_torch_212_torchs_tag_of_keys_names_our_choices(timed: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
+    fa.uninstall()
+    monkeypatch.setattr(hook, "_names_choices_in_keys", lambda: False)
+    with torch.compiler.config.patch(cache_key_tag="mine"):
+        fa.install(inductor=True)
+        assert torch.compiler.config.cache_key_tag == f"mine {product_request.uuid()}"
+        fa.uninstall()
+        assert torch.compiler.config.cache_key_tag == "mine"
+
+
+IMPORTS = """
+from forecast_autotune.frontends.inductor import hook
+hook._names_choices_in_keys = lambda: False  # as before torch 2.12
+hook.install()
+import torch._inductor.select_algorithm
+from torch._inductor.virtualized import V
+print(type(V.choices).__name__, repr(hook.why_not_in()), torch.compiler.config.cache_key_tag.split()[0])
+"""
+
+
+@pytest.mark.thorough
+def test_we_enter_while_inductor_is_half_imported(tmp_path: Path) -> None:
+    own = {"FORECAST_AUTOTUNE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IMPORTS],
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "NarrowedInductorChoices '' forecast_autotune\n", done.stderr
