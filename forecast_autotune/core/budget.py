@@ -65,6 +65,11 @@ class BudgetLimits:
             BudgetLimits.parse(",".join(self._parts_for_a_key()) or "all") if self.total_seconds is not None else self
         )
 
+    def of_configs(self, otherwise: int) -> BudgetLimits:
+        """What limits how many configs of a key are tried, without limits of time; so many where there is no such limit."""
+        parts = [p for p in self.text.split(",") if not {"seconds", "total_seconds"} & {_read(p.strip())[0]}]
+        return BudgetLimits.parse(",".join(parts) or otherwise)
+
     def _parts_for_a_key(self) -> list[str]:
         return [part for part in self.text.split(",") if not part.strip().startswith("total")]
 

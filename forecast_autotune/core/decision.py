@@ -21,7 +21,8 @@ class Decision:
     configs whose times cannot be told apart from the chosen one's. `measured` and `compiled` count configs of this run.
 
     Of the run's `spent_s` seconds it waited for `waiting_s` for compilers or other processes and timed for `timing_s`; in
-    the rest it forecast, chose and stored. Compilers worked for `compiling_s`, all workers together.
+    the rest it forecast, chose and stored. Compilers worked for `compiling_s`, all workers together. Where real calls were
+    timed, candidates cost them `explored_s`, and until the decision they took `saved_s` less than under the default.
     """
 
     config: Config
@@ -39,6 +40,8 @@ class Decision:
     waiting_s: float = 0.0
     compiling_s: float = 0.0
     timing_s: float = 0.0
+    explored_s: float = 0.0
+    saved_s: float = 0.0
     config_us: float | None = None  # median; None unless measured
     default_us: float | None = None
     run: str = ""

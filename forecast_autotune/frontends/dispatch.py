@@ -12,27 +12,32 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from sys import intern
 from typing import Any, Protocol
 
+from ..core.allowance import PROCESS_ALLOWANCE
 from ..core.budget import BudgetLimits
 from ..core.config import Config
-from ..core.decision import Decision
+from ..core.decision import FIRST_RETRY_S, Decision
 from ..core.hardware import Hardware
 from ..core.job import Job
 from ..core.outcome import Failure
 from ..core.text import shown
 from ..core.user_warnings import warn_user
 from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
+from ..measure.real_calls import RealCalls
 from ..protocols import Compiler, Store, Surrogate
 from ..settings import Settings
 from ..store.details import detail_in
 from ..store.explanation.explanation import Explanation
+from ..store.frozen import is_frozen
 from ..store.rows import TuningKey
 from ..store.sqlite import SqliteStore
 from ..tuning.progress import show_progress
-from .engine import Request, decide, make_store, request, takes_time, untraced
+from .engine import Request, decide, learn, make_store, request, takes_time, untraced
 from .key_table import Entry, KeyTable, Provisional, Recent
+from .online import InBackground, Learnable, Learning, Thrifty, at_work, learners
 from .pending import holds_unmeasured, is_unmeasured
 from .tuning_lock import tuning_lock
 
@@ -73,6 +78,9 @@ class Tuning(Protocol):
 
     def fallback(self, decision: Decision, *, measured_here: bool) -> tuple[Any, Config] | None:
         """The default's launcher and config, in case the decided config does not run; None where it is known to run."""
+
+    def learnable(self) -> Learnable | None:
+        """What to learn the key from its calls by, once this one is over; None where calls must not try configs."""
 
     def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
         """Tell whoever listens. `measured` counts the configs timed for this decision."""
@@ -157,6 +165,10 @@ class Dispatcher:
         """
         return request(**{**self._options, **changes})
 
+    def why_unmeasured(self, call: Any) -> str:
+        """See `FrontDoor`."""
+        return self._door.why_unmeasured(call)
+
     def entry(self, key: Hashable, call: Any) -> Entry:
         """The entry for a call's key, decided now if it is still open.
 
@@ -186,6 +198,9 @@ class Dispatcher:
                 holds_unmeasured(self)
             if not self.table.add(key, entry, version=version):
                 entry.provisional = NOT_DECIDED  # chosen among configs that were assigned away meanwhile
+                entry.learning = None
+            if entry.learning is not None:
+                learners.start(entry.learning)
             return entry
 
     def _decide(self, key: Hashable, call: Any, unmeasured: str, before: Entry | None) -> Entry:
@@ -219,6 +234,7 @@ class Dispatcher:
                     if untried and (failure := tuning.refused(decision.config, measurer)) is not None:
                         decision = self._refuse(job, decision, failure, store)
                 launcher = tuning.launcher(decision.config)
+                learnable = tuning.learnable() if how.learns and is_unmeasured(decision) and not unmeasured else None
             except (CacheMissError, InvalidInputError, NoWorkingConfigError):
                 raise
             except Exception as err:
@@ -237,12 +253,71 @@ class Dispatcher:
             provisional = _look_later(resolution.retry_after_s, before)
         elif is_measured:
             provisional = None
-        return Entry(
+        entry = Entry(
             launcher=launcher,
             measured=is_measured,
             provisional=provisional,
             fallback=tuning.fallback(decision, measured_here=measured > 0),
         )
+        if learnable is not None and resolution.retry_after_s is None:
+            entry.provisional = Provisional()
+            entry.learning = self._learning(key, entry, decision.config, job, how, store, learnable)
+        return entry
+
+    def _learning(
+        self,
+        key: Hashable,
+        entry: Entry,
+        incumbent: Config,
+        job: Job,
+        how: Request,
+        store: SqliteStore,
+        learnable: Learnable,
+    ) -> Learning:
+        """What the calls of a key teach, which is launched on `incumbent` meanwhile."""
+        thrifty = Thrifty(lambda: not is_frozen(how.settings.dir))
+        calls = RealCalls(
+            incumbent=incumbent,
+            default=job.space.default,
+            allowance=PROCESS_ALLOWANCE,
+            share=how.settings.online_cost,
+            new_event=learnable.new_event,
+            load=learnable.load,
+            expected=thrifty.expected,
+            waiting=at_work.left,
+        )
+
+        def decide() -> None:
+            began = time.perf_counter()
+            compiler = InBackground(learnable.compiler, job.space.default, calls)
+            once = partial(learn, job, how, compiler=compiler, calls=calls, thrifty=thrifty, store=store)
+            pause_s = FIRST_RETRY_S
+            while (resolution := once()).retry_after_s is not None:
+                calls.rest(pause_s)  # another process or rank learns it
+                pause_s = min(2 * pause_s, MOST_PAUSE_S)
+            decision = self._slim(resolution.decision)
+            calls.end()
+            with self.table.lock:
+                if self.table.peek(key) is not entry:  # configs were assigned away, or the program put one in
+                    return
+                self.decisions[key] = decision
+                self._stored[key] = TuningKey.of(job), job.space.default, weakref.ref(store)
+                entry.launcher, entry.measured = learnable.launcher(decision.config), not is_unmeasured(decision)
+                entry.provisional = entry.learning = None
+            with show_progress(self._door.name) as watched:
+                if watched is not None:
+                    here = calls.measured > 0
+                    watched.tuned(job, decision, measured_here=here, is_stored=store is not self._memory)
+            learnable.decided(decision, store, seconds=time.perf_counter() - began)
+
+        return Learning(calls, learnable.launcher, decide)
+
+    def settle(self, entry: Entry) -> None:
+        """Have calls of a key that is learned no more run the best known, until it is decided by measuring."""
+        with self.table.lock:
+            learning, entry.learning = entry.learning, None
+            if learning is not None:
+                entry.launcher, entry.provisional = learning.best(), None
 
     def _refuse(self, job: Job, decision: Decision, failure: Failure, store: Store) -> Decision:
         """The default in the place of a config that was recalled or forecast and does not work in this process."""

@@ -5,32 +5,38 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
 from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
+import filelock  # noqa: F401  # whose locks a first call takes: importing it takes 25 ms
+
 from ..core.budget import PROCESS_TOTAL, Budget, BudgetLimits
 from ..core.context import ForecastContext
 from ..core.decision import FIRST_RETRY_S, Decision, Resolution
-from ..core.forecast import Abstention
+from ..core.forecast import Abstention, Forecast
 from ..core.job import Job
 from ..core.model_names import is_language_model
 from ..core.sigma_scale import SigmaScale
 from ..core.user_warnings import warn_user
-from ..distributed.job_channel import JobChannel, job_channel
+from ..distributed.job_channel import JobChannel, job_channel, ranks_of_job
 from ..distributed.job_store import JobStore, Patience
+from ..distributed.key_list import is_asked_for
 from ..distributed.work_sharing import SqliteWorkSharing
 from ..errors import CacheMissError, InvalidInputError, TuningWarning
 from ..evaluation.scores import member_scores, recalibration
 from ..language.model import LanguageModel
 from ..language.named import named
+from ..measure.real_calls import RealCalls
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
 from ..remote.fleet_store import FleetStore, open_store
 from ..settings import PREFIX, SURROGATES, Answer, Settings
 from ..store.config_files.imported import suggested
+from ..store.frozen import is_frozen
 from ..store.sqlite import SqliteStore
 from ..surrogates.base import Forecasts, StatelessSurrogate, WithContext
 from ..surrogates.blend import Blend
@@ -40,9 +46,11 @@ from ..surrogates.learned import Learned
 from ..surrogates.prior import Prior, held_prior
 from ..surrogates.recalibrated import Recalibrated
 from ..surrogates.roofline import Roofline
+from ..tuning.forecasting import Forecaster
 from ..tuning.loop import stored, tune
 from ..tuning.policies import Exhaustive, First, Selective, StoredOnly, SuggestedFirst
 from .kept_models import keep_model
+from .online import Thrifty, learners
 from .pending import measuring_is_wanted, note_if_pending
 
 log = logging.getLogger(__name__)
@@ -57,6 +65,7 @@ class Lessons:
 
 
 MODEL_SHARE = 0.5  # of a budget in seconds: what a language model may take, so that something is left to measure in
+USUAL_CONFIGS = 16  # that real calls try of a key, where the budget has no limit but one of time
 RECALIBRATE_EVERY = 32  # decisions between two looks at the store's pairs, 6 ms each
 
 _WARNED_OF: set[str] = set()  # held models that are not here
@@ -85,6 +94,7 @@ class Request:
     shard: bool = False
     patience: Patience = field(default_factory=Patience)
     unmeasured: str = ""  # why the caller may not measure, whatever the settings say
+    learns: str = ""  # how many configs real calls may try, as a budget; empty where they try none
     total_spent: bool = False
 
 
@@ -113,8 +123,13 @@ def request(
         limits = limits.without_total()
         limits = limits if limits.measures else BudgetLimits.parse(default_budget)
     chosen_budget, unmeasured, total_spent = str(limits), "", False
+    learns = ""
     if settings.mode in ("cached", "forecast", "first"):
         chosen_budget = "0"
+    elif settings.mode == "online":
+        chosen_budget = "0"
+        if limits.measures and environment is None and may_learn(settings):
+            learns = str(limits.of_configs(USUAL_CONFIGS))
     elif limits.measures and limits.total_seconds is not None and PROCESS_TOTAL.seconds >= limits.total_seconds:
         chosen_budget, total_spent = "0", True
         unmeasured = f"the total of {limits.total_seconds:g} s for this process is spent"
@@ -131,8 +146,27 @@ def request(
         surrogate=surrogate,
         shard=shard,
         unmeasured=unmeasured,
+        learns=learns,
         total_spent=total_spent,
     )
+
+
+def may_learn(settings: Settings) -> bool:
+    """Whether real calls may try configs in mode `online`; where they may not, a warning says why, once."""
+    if learners.frozen or is_frozen(settings.dir):
+        return False
+    why = ""
+    if settings.online_cost <= 0:
+        why = f"{PREFIX}ONLINE_COST is 0: nothing is learned from calls"
+    elif settings.sync != "rank0" and ranks_of_job() > 1:
+        why = (
+            "ranks of one job do not learn from their calls, for one that explores would hold up all; with "
+            f"{PREFIX}SYNC=rank0 one of them does"
+        )
+    if why and why not in _WARNED_OF:
+        _WARNED_OF.add(why)
+        warn_user(f"mode online: {why}. Keys run what is stored, forecast, or their first config", TuningWarning)
+    return not why
 
 
 def make_surrogate(
@@ -216,6 +250,8 @@ def decide(
         CacheMissError: mode is `strict` and there is no decision for this key.
         NoWorkingConfigError: nothing can be run.
     """
+    if not is_asked_for(job):
+        how = replace(how, budget="0", unmeasured="the list of keys to tune does not name it")
     budget = Budget(how.budget, total=PROCESS_TOTAL)
     if not budget.measures:
         how = _by_held_model(how)
@@ -252,6 +288,52 @@ def decide(
     if how.settings.model is None:
         keep_model(how.settings.dir, resolution.decision)
     return resolution
+
+
+def learn(
+    job: Job, how: Request, *, compiler: Compiler, calls: RealCalls, thrifty: Thrifty, store: Store
+) -> Resolution:
+    """The decision that real calls come to. It waits for them, so it is called in a thread of its own.
+
+    Args:
+        calls: give the times.
+        thrifty: is told what the policy looks at.
+    Raises:
+        LearningEndedError: nothing more is to be learned.
+        NoWorkingConfigError: nothing can be run.
+    """
+    # Seconds in which nobody works do not count: it may be hours until a key is called again.
+    budget = Budget(how.learns, clock=lambda: time.perf_counter() - calls.waited_s)
+    surrogate = _informed(how, job, store, limit_s=math.inf)
+    fleet = store if isinstance(store, FleetStore) else None
+    thrifty.policy = _with_suggestions(make_policy(how.settings, budget), job, how.settings, budget, fleet)
+    return tune(
+        job,
+        compiler=compiler,
+        surrogate=surrogate,
+        policy=thrifty,
+        measurer=calls,
+        store=_with_ranks(store, how, measures=True),
+        budget=budget,
+        meanwhile=_informed(how, job, store, limit_s=0.0),
+    )
+
+
+def first_forecasts(job: Job, how: Request, store: Store) -> tuple[Sequence[Forecast | Abstention], str]:
+    """What is forecast of each config of a job by all that is stored, and by which version of the fitted model.
+
+    For a compiler that times configs itself: no language model is asked, and nothing that fails is raised.
+    """
+    forecaster = Forecaster(job, _informed(how, job, store, limit_s=0.0))
+    outcomes = {config: outcome for config, outcome in store.outcomes(job).items() if config in job.space}
+    forecaster.start(store.related_recordings(job), outcomes, {})
+    return forecaster.forecasts, forecaster.model_version
+
+
+def keep_decision(job: Job, how: Request, store: Store, decision: Decision) -> Decision:
+    """Store a decision that was made elsewhere than in `decide`; returns the one that all ranks of the job hold to."""
+    store.decide(job, decision)
+    return _with_ranks(store, how).publish_decision(job, decision)
 
 
 def remembering(surrogate: Surrogate, store: SqliteStore, *, busy: Callable[[], bool] | None = None) -> Surrogate:
@@ -383,13 +465,13 @@ def _channel(how: Request) -> JobChannel | None:
     return job_channel(call_s=how.patience.call_s)
 
 
-def _with_ranks(store: Store, how: Request) -> Store:
-    """The store through which all ranks come to one decision."""
+def _with_ranks(store: Store, how: Request, *, measures: bool = False) -> Store:
+    """The store through which all ranks come to one decision; `measures` where one is measured, whatever the budget."""
     channel = _channel(how)
     if channel is None:
         return store
     # The rank that tunes spends its total first: what it decides from then on is for those that have spent nothing too.
-    measures = how.total_spent or BudgetLimits.parse(how.budget).measures
+    measures = measures or how.total_spent or BudgetLimits.parse(how.budget).measures
     return JobStore(store, channel, measures=measures, patience=how.patience)
 
 

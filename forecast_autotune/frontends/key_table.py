@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.config import Config
+
+if TYPE_CHECKING:
+    from .online import Learning
 
 MAX_KEYS = 8192
 """Keys that a table holds, about 400 bytes each. A key that left is recalled from the store at its next call."""
@@ -34,12 +37,19 @@ class Entry:
         measured: whether it rests on a measurement, or the program itself put it in.
         provisional: None where it is final.
         fallback: the default's launcher and config, in case this one does not run; None once it has run.
+        learning: what its calls teach, in mode `online`, until it is decided.
     """
 
     launcher: Any
     measured: bool
     provisional: Provisional | None = None
     fallback: tuple[Any, Config] | None = None
+    learning: Learning | None = None
+
+    def end_learning(self) -> None:
+        """Learn no more from its calls: it leaves the table."""
+        if self.learning is not None:
+            self.learning.calls.end()
 
 
 class KeyTable:
@@ -94,6 +104,8 @@ class KeyTable:
 
     def _insert(self, key: Hashable, entry: Entry) -> None:
         if len(self._recent) >= self._half and key not in self._recent:
+            for left in self._older.values():
+                left.end_learning()
             self._older, self._recent = self._recent, {}
             self._forget_shortcuts()
         self._recent[key] = entry
@@ -110,7 +122,7 @@ class KeyTable:
         """Take over another's entries, as they are now."""
         with other.lock:
             self._recent, self._older, self._pinned = (
-                {key: replace(entry) for key, entry in entries.items()}
+                {key: replace(entry, learning=None) for key, entry in entries.items()}
                 for entries in (other._recent, other._older, other._pinned)
             )
 
@@ -122,13 +134,18 @@ class KeyTable:
 
     def _drop(self, key: Hashable) -> Entry | None:
         popped = [table.pop(key, None) for table in (self._pinned, self._recent, self._older)]
-        return next((entry for entry in popped if entry is not None), None)
+        entry = next((entry for entry in popped if entry is not None), None)
+        if entry is not None:
+            entry.end_learning()
+        return entry
 
     def clear(self) -> None:
         """Remove all entries, those of the program too."""
         with self.lock:
             self.change()
             for table in (self._pinned, self._recent, self._older):
+                for entry in table.values():
+                    entry.end_learning()
                 table.clear()
 
     def change(self) -> None:

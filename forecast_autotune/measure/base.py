@@ -89,6 +89,7 @@ class BaseMeasurer(ABC):
     """
 
     repeatable = True
+    explored_s = saved_s = 0.0
 
     def __init__(
         self,

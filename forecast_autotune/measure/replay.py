@@ -30,6 +30,7 @@ class Replay:
     """
 
     repeatable = False
+    explored_s = saved_s = 0.0
     overlaps_timing = True
 
     def __init__(self, recording: Recording, *, workers: int = 1, now: Callable[[], float] = time.perf_counter) -> None:

@@ -65,6 +65,11 @@ class StoreConnection:
         return self._connection is not None
 
     @property
+    def is_made(self) -> bool:
+        """Whether there is anything to read; making a file takes 15 ms of computing, and as long again of a disk."""
+        return self.is_open or self.in_memory or filesystem.identity_of(self._file) is not None
+
+    @property
     def _file(self) -> Path:
         if self.path is None:
             raise AssertionError("a store in memory was asked for its file")

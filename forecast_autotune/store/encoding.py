@@ -398,6 +398,7 @@ def decode_answer(value: object, what: str = "answer") -> Bins:
 
 _DECISION_COUNTS = ("space_size", "forecast", "compiled", "measured", "failed")
 _DECISION_SECONDS = ("spent_s", "waiting_s", "compiling_s", "timing_s")
+_SECONDS_OF_CALLS = ("explored_s", "saved_s")  # written where real calls were timed
 
 _DEFAULTS: Json = {
     **dict.fromkeys(("compile_s", "run_s", "cost_s", "fail_probability", *_DECISION_COUNTS, *_DECISION_SECONDS), 0),
@@ -423,6 +424,7 @@ def encode_decision(decision: Decision) -> Json:
         "run": decision.run,
         "decided_at": decision.decided_at,
         **({"model": decision.model} if decision.model else {}),
+        **{name: seconds for name in _SECONDS_OF_CALLS if (seconds := getattr(decision, name))},
     }
 
 
@@ -437,7 +439,7 @@ def decode_decision(value: object, what: str = "decision") -> Decision:
         values[name] = time_us
     values |= {name: text_field(data, name, what) for name in ("basis", "reason", "space_digest", "budget")}
     values |= {name: text_field(data, name, what, "") for name in ("run", "model")}
-    values |= {name: cost_field(data, name, what) for name in _DECISION_SECONDS}
+    values |= {name: cost_field(data, name, what) for name in (*_DECISION_SECONDS, *_SECONDS_OF_CALLS)}
     values["decided_at"] = number_field(data, "decided_at", what, 0.0)
     values["config"] = decode_config(data.get("config"), f"{what}'s config")
     values["equivalents"] = tuple(

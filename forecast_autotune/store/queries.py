@@ -26,7 +26,7 @@ from .database import damage, transaction
 from .decisions import Parameters, stored_decisions
 from .details import DecisionDetail, detail_of
 from .file_access import is_marked_read_only, reading, writing
-from .jsonl import export_lines, import_entries, stream_entries
+from .jsonl import Entry, export_lines, import_entries, stream_entries
 from .outcomes import default_of, measurement_of, newest_failures
 from .pending import stored_pending
 from .recordings import newest_recordings
@@ -240,6 +240,13 @@ class StoreFile:
         write_lines(path, counted())
         return count
 
+    def lines(self) -> list[str]:
+        """All decisions and outcomes as JSON lines, without a header; none where there is no store."""
+        if not self.exists():
+            return []
+        with reading(self.path) as connection:
+            return list(islice(export_lines(connection, self.unreadable.append), 1, None))
+
     def import_files(self, paths: Sequence[Path]) -> tuple[int, int]:
         """Take in exported files, all of them or, if a line of any is broken, nothing; creates the store if need be.
 
@@ -260,6 +267,15 @@ class StoreFile:
                     new = import_entries(connection, some)
                 outcomes, decisions = outcomes + new[0], decisions + new[1]
         return outcomes, decisions
+
+    def take(self, entries: Sequence[Entry]) -> tuple[int, int]:
+        """Take in entries at once, or none of them; creates the store if need be.
+
+        Returns:
+            How many outcomes and decisions are new.
+        """
+        with writing(self.path, create=True) as connection, removal.taking_turns(), transaction(connection):
+            return import_entries(connection, entries)
 
     def _remove(self, conditions: Mapping[str, str], values: Mapping[str, object]) -> Removed:
         with writing(self.path) as connection:

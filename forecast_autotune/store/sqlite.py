@@ -116,7 +116,8 @@ class SqliteStore:
         any_toolchain: bool,  # noqa: ARG002
     ) -> Decision | None:
         """The decision for a job under one toolchain, or under any, by what `read` finds in a store and in packs."""
-        return self.own_decision(read) or self.pack_decision(read)
+        packed = None if self.connection.is_made else self.pack_decision(read)
+        return packed or self.own_decision(read) or self.pack_decision(read)
 
     def own_decision(self, read: Callable[[sqlite3.Connection], rows.Recall | None]) -> Decision | None:
         """What is recalled from the store's own file."""

@@ -51,6 +51,8 @@ class StoreStats:
     spent_s: float  # in all tuning runs that came to a decision
     saved_by_hits_s: float
     saved_by_forecasts_s: float
+    explored_s: float  # what candidates cost real calls, in mode online
+    saved_in_calls_s: float  # what these took less than under the default, until their keys were decided
     noise: dict[str, Noise]  # of timings, by the hardware's name
     pairs: tuple[tuple[Forecast, float], ...] = field(repr=False)  # forecast, log2 speed-up, -inf: failed
     kinds: tuple[str, ...] = field(repr=False)  # of each pair's kernel, one of `kernel_kinds.KINDS`
@@ -93,6 +95,8 @@ def collect_stats(connection: sqlite3.Connection, path: Path, size_bytes: int, u
         spent_s=spending.spent_s,
         saved_by_hits_s=spending.saved_by_hits_s,
         saved_by_forecasts_s=spending.saved_by_forecasts_s,
+        explored_s=spending.explored_s,
+        saved_in_calls_s=spending.saved_in_calls_s,
         noise={name: noise for name, noise in noises.items() if noise is not None},
         pairs=tuple(judged.pairs),
         kinds=tuple(judged.kinds),
@@ -110,6 +114,8 @@ class _Spending:
     spent_s: float = 0.0
     saved_by_hits_s: float = 0.0
     saved_by_forecasts_s: float = 0.0
+    explored_s: float = 0.0
+    saved_in_calls_s: float = 0.0
 
 
 def _spending(connection: sqlite3.Connection, complain: Complain) -> _Spending:
@@ -124,6 +130,8 @@ def _spending(connection: sqlite3.Connection, complain: Complain) -> _Spending:
         decision = stored.decision
         total.spent_s += decision.spent_s
         total.hits += stored.hits
+        total.explored_s += decision.explored_s
+        total.saved_in_calls_s += decision.saved_s
         total.saved_by_hits_s += stored.hits * decision.spent_s
         if decision.measured and decision.space_size > decision.measured:
             untried = decision.space_size - decision.measured

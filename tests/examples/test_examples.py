@@ -126,6 +126,25 @@ def test_the_server_measures_before_capture_and_in_idle_minutes(tmp_path: Path, 
 
 
 @rehearsed_and_on_a_gpu
+def test_the_online_server_launches_at_once_and_learns_from_requests(tmp_path: Path, on_gpu: bool) -> None:
+    lines = printed("online_server", tmp_path, on_gpu=on_gpu)
+    at_once = matched(r"at once: batch (\d+): ROWS=\d: (default|forecast)", lines[:3])
+    assert [batch for batch, _ in at_once] == ["16", "128", "1024"]
+    learned = matched(r"learned: batch (\d+): ROWS=(\d): measured, (0\.\d{4}) s explored", lines[3:])
+    assert [batch for batch, *_ in learned] == ["16", "128", "1024"]
+    assert on_gpu or {rows for _, rows, _ in learned} == {"4"}
+
+
+@rehearsed_and_on_a_gpu
+def test_online_training_decides_while_it_trains(tmp_path: Path, on_gpu: bool) -> None:
+    lines = printed("online_training", tmp_path, on_gpu=on_gpu)
+    decided = matched(r"(backward|forward): BLOCK=(\d+), decided at step (\d+) of (\d+)", lines[:2])
+    assert [which for which, *_ in decided] == ["backward", "forward"]
+    assert all(1 < int(step) <= int(steps) for *_, step, steps in decided)
+    assert on_gpu or {block for _, block, *_ in decided} == {"1024"}
+
+
+@rehearsed_and_on_a_gpu
 def test_ranks_come_to_one_decision(tmp_path: Path, on_gpu: bool) -> None:
     lines = matched(r"rank (\d): first (.+), at last (.+)", printed("torchrun_ranks", tmp_path, on_gpu=on_gpu))
     assert [rank for rank, *_ in lines] == ["0", "1"]

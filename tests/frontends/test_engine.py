@@ -465,7 +465,7 @@ def test_a_rank_that_has_spent_its_total_decides_with_those_that_have_not(
     spent, unspent = TotalSpent(), TotalSpent()
     monkeypatch.setattr(spent, "_before_s", 60.0)
     job = a_job()
-    acting: Any = {"compiler": SimpleNamespace(workers=1), "measurer": object()}
+    acting: Any = {"compiler": SimpleNamespace(workers=1), "measurer": SimpleNamespace(explored_s=0.0, saved_s=0.0)}
     decided = []
     monkeypatch.setenv("FORECAST_AUTOTUNE_SYNC", "rank0")
     for rank, total in enumerate((spent, unspent)):

@@ -127,6 +127,9 @@ class FunctionTuning:
         default = self._tuned.space.default
         return None if decision.config == default else (self.default, default)
 
+    def learnable(self) -> None:
+        """See `Tuning`. Calls of these are not timed."""
+
     def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
         """Nobody listens to load_inline."""
 

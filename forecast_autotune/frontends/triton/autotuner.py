@@ -13,13 +13,15 @@ from triton.runtime.driver import driver
 from ...core.config import Config
 from ...core.decision import Decision
 from ...core.space import Space
-from ...measure.base import is_of_the_config
+from ...measure.base import is_of_the_config, of_memory, raised
 from ...measure.checks import Check, validate
+from ...measure.real_calls import Turn
 from ...protocols import Surrogate
 from ...store.explanation.explanation import Explanation
 from ..dispatch import Dispatcher
 from ..inductor.recompilation import EPOCH, recompile
 from ..inductor.torch_patches import patch_torch
+from ..key_table import Entry
 from ..nested_tuning import ever_nested, of_thread
 from .call import by_knobs
 from .config_checks import checked_configs
@@ -246,7 +248,11 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             key = tuning_key(self, call)
             if table.is_pinned(key[:-1]):  # the program used Triton's key, which has no device
                 key = key[:-1]
-            entry = self.dispatcher.entry(key, (args, kwargs))
+            entry = table.get(key)
+            if entry is None or entry.learning is None:
+                entry = self.dispatcher.entry(key, (args, kwargs))
+            if entry.learning is not None:
+                return self._launch_in_turn(key, entry, args, kwargs)
             config = entry.launcher
         self.best_config = config
         try:
@@ -262,6 +268,51 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
                 current = entry is None or (table.get(key) is entry and entry.launcher is config)
                 if version == table.version and current:
                     self._shortcuts.remember(config, call, args, kwargs)
+        return result
+
+    def _launch_in_turn(self, key: Any, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Launch a call of a key that is being learned: under the best known config, or a candidate that is tried."""
+        learning = entry.learning
+        turn, config = None, entry.launcher
+        if learning is not None and not self.dispatcher.why_unmeasured((args, kwargs)):
+            turn, config = learning.turn(driver.active.get_current_stream(driver.active.get_current_device()))
+            if learning.calls.over:
+                self.dispatcher.settle(entry)
+        elif learning is not None:
+            config = learning.best()
+        self.best_config = config
+        try:
+            if turn is None:
+                result = self._launch(config, args, kwargs)
+            else:
+                turn.begin()
+                result = self._launch(config, args, kwargs)
+                turn.end()
+        except Exception as err:
+            if turn is not None and learning is not None and turn.trial is not None:
+                return self._launch_instead(turn, learning.best(), err, args, kwargs)
+            if turn is not None:
+                turn.failed("")
+            if not is_of_the_config(err):
+                raise
+            if learning is not None:
+                learning.calls.end()
+                self.dispatcher.settle(entry)
+            return launch_another(self, key, entry, config, err, args, kwargs)
+        entry.fallback = None
+        return result
+
+    def _launch_instead(
+        self, turn: Turn, best: Any, err: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Launch the best known config in the place of a candidate that raised."""
+        self.best_config = best
+        try:
+            result = self._launch(best, args, kwargs)
+        except Exception:
+            turn.failed(raised(err), transient=True)  # where this raises too, it is the call
+            raise
+        turn.failed(raised(err), transient=of_memory(err))
         return result
 
     def _launch(self, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

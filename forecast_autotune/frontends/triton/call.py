@@ -13,6 +13,7 @@ from triton.runtime.autotuner import Heuristics
 from ...compilers.no_compile import NoCompiler
 from ...compilers.triton_binding import bind_call, defaults_of
 from ...compilers.triton_compile import TritonCompiler
+from ...compilers.triton_pool import WorkerPool
 from ...compilers.triton_source import OPTIONS, gpu_target, jit_function
 from ...core.config import Config
 from ...core.digest import Value
@@ -30,6 +31,7 @@ from ...protocols import Compiler
 from .config_arguments import ConfigArguments
 from .kernel_program import plain_value, program_of
 from .kernel_spec import KernelSpec
+from .stand_ins import stand_in
 from .target import compiled_for, current_hardware, current_toolchain
 from .timing import make_measurer
 
@@ -63,7 +65,7 @@ class TritonCall:
         self._named_only = hardware is not None  # then nothing is launched, and no driver asked
         self._theirs = self._own_configs(candidates)
         self.arguments_of = ConfigArguments(spec, self._theirs, args, kwargs)
-        self.compiler: Compiler = self._make_compiler()
+        self.compiler: Compiler = self._make_compiler(self.arguments_of)
         self.benchmarked_ms: dict[Config, list[float]] = {}  # quantiles from a benchmark of the user's own
         self.job = self._make_job()
 
@@ -75,10 +77,32 @@ class TritonCall:
         """The `triton.Config` that one of our configs was made from."""
         return self._theirs[config]
 
+    @property
+    def all_theirs(self) -> Mapping[Config, Any]:
+        """Our configs with the `triton.Config`s that they were made from."""
+        return self._theirs
+
     def timings_ms(self, outcomes: Mapping[Config, Outcome]) -> dict[Any, list[float]]:
-        """Triton's `configs_timings`: median, 20 % and 80 % quantiles in milliseconds; infinite for a failure."""
-        own = self.benchmarked_ms
-        return {self._theirs[c]: _quantiles_ms(o, own.get(c, ())) for c, o in outcomes.items() if c in self._theirs}
+        """Triton's `configs_timings`; see the function of this name."""
+        return timings_ms(outcomes, self._theirs, self.benchmarked_ms)
+
+    @property
+    def times_on_device(self) -> bool:
+        """Whether configs are compiled for a device that tells the time of a launch by events."""
+        return isinstance(self.compiler, TritonCompiler)
+
+    def arguments_without_tensors(self) -> ConfigArguments:
+        """The call's arguments under each config as they may be kept: stand-ins.
+
+        Raises:
+            TypeError: an argument holds a tensor in a way that is not known.
+        """
+        kwargs = {name: stand_in(value) for name, value in self.kwargs.items() if name not in ("grid", "warmup")}
+        return ConfigArguments(self.spec, self._theirs, tuple(stand_in(value) for value in self.args), kwargs)
+
+    def compiler_for(self, arguments: ConfigArguments, pool: WorkerPool) -> Compiler:
+        """A compiler for the call's configs that holds nothing of the call but these arguments."""
+        return self._make_compiler(arguments, pool)
 
     # The job --------------------------------------------------------------------------------------------------------
 
@@ -185,18 +209,18 @@ class TritonCall:
 
     # Compiling ------------------------------------------------------------------------------------------------------
 
-    def _make_compiler(self) -> Compiler:
+    def _make_compiler(self, arguments_of: ConfigArguments, pool: WorkerPool | None = None) -> Compiler:
         if self.kernel is None or self.hardware.kind == "interpreter":
             return NoCompiler()
         if self._named_only:
             target, limits = target_of(self.hardware), device_properties(self.hardware)
-            return TritonCompiler(self.kernel, self.arguments_of, target=target, properties=limits)
+            return TritonCompiler(self.kernel, arguments_of, target=target, properties=limits)
         if (aim := compiled_for()) is None:
             return NoCompiler()
         target, limits = aim
         if self.spec.user_defined_post_hook:
             limits = {}  # the launch refuses a config that is too large, so that the hook hears of it
-        return TritonCompiler(self.kernel, self.arguments_of, target=target, properties=limits)
+        return TritonCompiler(self.kernel, arguments_of, target=target, properties=limits, pool=pool)
 
     def _call(self) -> Call | Callable[[Mapping[str, Any]], Call]:
         """The call for its static features; by config where heuristics or hooks change the arguments."""
@@ -238,6 +262,21 @@ def knobs_of(config: Any) -> dict[str, Value]:
 def _is_descriptor(value: Any) -> bool:
     """Whether it is a tensor descriptor of the caller's, whose block a config's hook sets."""
     return hasattr(value, "block_shape")
+
+
+def timings_ms(
+    outcomes: Mapping[Config, Outcome],
+    theirs: Mapping[Config, Any],
+    benchmarked_ms: Mapping[Config, Sequence[float]] | None = None,
+) -> dict[Any, list[float]]:
+    """Triton's `configs_timings`: median, 20 % and 80 % quantiles in milliseconds; infinite for a failure.
+
+    Args:
+        theirs: our configs with Triton's.
+        benchmarked_ms: quantiles from a benchmark of the user's own.
+    """
+    own = benchmarked_ms or {}
+    return {theirs[c]: _quantiles_ms(o, own.get(c, ())) for c, o in outcomes.items() if c in theirs}
 
 
 def _quantiles_ms(outcome: Outcome, benchmarked_ms: Sequence[float] = ()) -> list[float]:

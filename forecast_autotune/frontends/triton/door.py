@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -9,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from triton import knobs
 from triton.compiler.errors import CompileTimeAssertionFailure
+from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 
+from ...compilers.triton_pool import background_pool
 from ...compilers.triton_source import jit_function
 from ...core.config import Config
 from ...core.decision import Decision
@@ -20,15 +25,18 @@ from ...core.user_warnings import warn_user
 from ...errors import TuningWarning
 from ...measure.probe import device_identity
 from ...protocols import Compiler, Store
+from ...settings import Settings
 from ..engine import Request
 from ..key_table import Entry
 from ..tuning_lock import tuning_lock
-from .call import TritonCall
+from .call import TritonCall, timings_ms
 from .decision_cache import tuning_key
 from .target import current_device
 
 if TYPE_CHECKING:
     from .autotuner import ForecastAutotuner
+
+log = logging.getLogger(__name__)
 
 _REFUSALS = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
 """Errors of a config for which Triton's own tuner takes another."""
@@ -122,6 +130,21 @@ class KernelTuning:
         default = self._call.job.space.default
         return (self.default, default) if decision.basis == "forecast" and decision.config != default else None
 
+    def learnable(self) -> LearnableKernel | None:
+        """See `Tuning`. None where a candidate is to be compared or run in a child first, or is not timed by events."""
+        spec, call = self._tuner.spec, self._call
+        isolate = spec.isolate or Settings.from_environment().isolate == "1"
+        if spec.check is not None or isolate or spec.own_do_bench is not None or not call.times_on_device:
+            return None
+        try:
+            return LearnableKernel(self._tuner, call, self._key())
+        except TypeError as err:
+            log.debug("%s is not learned from calls: %s", self._tuner.name, err)
+            return None
+
+    def _key(self) -> tuple[Any, ...]:
+        return tuning_key(self._tuner, {n: v for n, v in self._call.named.items() if n in self._tuner.arg_names})
+
     def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
         """See `Tuning`. Does what Triton does after tuning: keep timings, reset arguments, call the listener, print."""
         tuner, call, config = self._tuner, self._call, self._call.theirs(decision.config)
@@ -129,28 +152,68 @@ class KernelTuning:
         tuner.bench_time = seconds
         if measured:  # configs may have run on the call's own tensors
             tuner.pre_hook({**call.named, **config.all_kwargs()}, reset_only=True)
-        key = tuning_key(tuner, {n: v for n, v in call.named.items() if n in tuner.arg_names})
-        kernel = jit_function(tuner.fn)
-        if (listener := getattr(knobs.autotuning, "listener", None)) is not None and kernel is not None:
-            try:
-                listener(
-                    fn=kernel,
-                    key=key,
-                    best_config=config,
-                    configs_timings=tuner.configs_timings,
-                    duration=seconds if measured else None,
-                    cache_hit=not measured,
-                )
-            except Exception as err:  # the decision stands: else each call of the key would make it again
-                warn_user(
-                    f"the listener of autotuning failed on kernel {tuner.name}: {type(err).__name__}: {err}",
-                    TuningWarning,
-                )
-        if knobs.autotuning.print and measured:
-            print(
-                f"Triton autotuning for function {tuner.name},\nwith key as {key},\n"
-                f"finished after {seconds:.2f}s,\nbest config selected: {config};"
+        _tell(tuner, self._key(), config, measured=bool(measured), seconds=seconds)
+
+
+class LearnableKernel:
+    """See `Learnable`: a call of a kernel without its tensors.
+
+    Raises:
+        TypeError: an argument holds a tensor in a way that is not known.
+    """
+
+    def __init__(self, tuner: ForecastAutotuner, call: TritonCall, key: tuple[Any, ...]) -> None:
+        self._tuner, self._key, self._job = tuner, key, call.job
+        self._theirs = call.all_theirs
+        self._arguments = call.arguments_without_tensors()
+        self._kernel, self._device = call.kernel, driver.active.get_current_device()
+        self.compiler = call.compiler_for(self._arguments, background_pool())
+        self.new_event = functools.partial(driver.active.get_device_interface().Event, enable_timing=True)
+
+    def launcher(self, config: Config) -> Any:
+        """See `Learnable`."""
+        return self._theirs[config]
+
+    def load(self, config: Config) -> None:
+        """See `Learnable`. As a launch would, up to the launch itself."""
+        import torch
+
+        args, kwargs = self._arguments(config)
+        with torch.cuda.device(self._device) if torch.cuda.is_available() else contextlib.nullcontext():
+            kernel = self._kernel.run(*args, grid=(1,), warmup=True, **kwargs)
+            getattr(kernel, "run", None)  # by which Triton loads it
+
+    def decided(self, decision: Decision, store: Store, *, seconds: float) -> None:
+        """See `Learnable`. As after tuning, but that no call's tensors were written to."""
+        tuner = self._tuner
+        tuner.configs_timings = timings_ms(store.outcomes(self._job), self._theirs)
+        tuner.bench_time = seconds
+        _tell(tuner, self._key, self._theirs[decision.config], measured=True, seconds=seconds)
+
+
+def _tell(tuner: ForecastAutotuner, key: tuple[Any, ...], config: Any, *, measured: bool, seconds: float) -> None:
+    """Call Triton's listener and print, as Triton does after tuning."""
+    kernel = jit_function(tuner.fn)
+    if (listener := getattr(knobs.autotuning, "listener", None)) is not None and kernel is not None:
+        try:
+            listener(
+                fn=kernel,
+                key=key,
+                best_config=config,
+                configs_timings=tuner.configs_timings,
+                duration=seconds if measured else None,
+                cache_hit=not measured,
             )
+        except Exception as err:  # the decision stands: else each call of the key would make it again
+            warn_user(
+                f"the listener of autotuning failed on kernel {tuner.name}: {type(err).__name__}: {err}",
+                TuningWarning,
+            )
+    if knobs.autotuning.print and measured:
+        print(
+            f"Triton autotuning for function {tuner.name},\nwith key as {key},\n"
+            f"finished after {seconds:.2f}s,\nbest config selected: {config};"
+        )
 
 
 def launch_another(

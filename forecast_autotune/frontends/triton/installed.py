@@ -45,9 +45,11 @@ class InstalledTuner:
 def installed() -> list[InstalledTuner]:
     """All tuners that live in this process, by kernel: those that `install()` reaches, those it does not, and our own.
 
-    A tuner of a class that does not derive from Triton's is not known to anybody but its package, and not listed.
+    A tuner of a class that does not derive from Triton's is not known to anybody but its package, and not listed. After
+    `install(inductor=True)`, Inductor's candidates for matrix products are one row, once it has listed any.
     """
-    return sorted(filter(None, map(_described, living_tuners())), key=lambda row: (row.kernel, row.tuner, row.configs))
+    rows = [*filter(None, map(_described, living_tuners())), *_inductor()]
+    return sorted(rows, key=lambda row: (row.kernel, row.tuner, row.configs))
 
 
 def living_tuners() -> list[Any]:
@@ -112,6 +114,25 @@ def _described(kernel: Any) -> InstalledTuner | None:
         why=why,
         decided=len(getattr(tuner, "decisions", ())),
     )
+
+
+def _inductor() -> list[InstalledTuner]:
+    """What was done with the candidates of torch.compile; nothing where they are not to be narrowed, or none was listed."""
+    hook = sys.modules.get(f"{(__package__ or '').rpartition('.')[0]}.inductor.hook")
+    if hook is None or not hook.is_wanted() or (counts := hook.counts()) is None:
+        return []
+    why = hook.why_not_in() or counts.text
+    return [
+        InstalledTuner(
+            kernel="torch._inductor.products",
+            package="torch",
+            tuner="torch._inductor.choices.InductorChoices",
+            configs=counts.candidates,
+            ours=not hook.why_not_in(),
+            why=why,
+            decided=counts.products,
+        )
+    ]
 
 
 def _how(kernel: Any) -> tuple[bool, str]:

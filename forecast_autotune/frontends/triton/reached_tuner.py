@@ -140,6 +140,9 @@ class ReachedTuner(ForecastAutotuner):
             entry = self.dispatcher.entry(tuning_key(self, call), (args, kwargs))
         finally:
             self.nargs = None
+        if entry.learning is not None:  # what such a class gets it keeps: there are no later calls to learn from
+            entry.learning.calls.end()
+            self.dispatcher.settle(entry)
         self._tell()
         return None if entry.provisional is not None and not entry.provisional.why else entry.launcher
 

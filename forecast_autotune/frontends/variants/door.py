@@ -156,6 +156,9 @@ class _VariantsTuning:
         runs = measured_here or self._is_compared or decision.config == default.config
         return None if runs else (default, default.config)
 
+    def learnable(self) -> None:
+        """See `Tuning`. Calls of these are not timed."""
+
     def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
         """Nobody listens to variants."""
 

@@ -48,6 +48,8 @@ def json_of(detail: DecisionDetail) -> dict[str, object]:
         "compiling_s": stored.decision.compiling_s,
         "timing_s": stored.decision.timing_s,
         "ours_s": stored.decision.ours_s,
+        "explored_s": stored.decision.explored_s,
+        "saved_s": stored.decision.saved_s,
         "forecast": stored.decision.forecast,
         "compiled": stored.decision.compiled,
         "failed": stored.decision.failed,

@@ -1,0 +1,343 @@
+"""Mode `online`: a key is launched at once on the best known, and what follows is learned from its own calls.
+
+The tuning loop runs in a thread of the key's own. It asks for configs to be compiled in the background and for times, which
+`measure.real_calls` takes from the calls that come anyway. Of all these threads one works at a time; the others wait, for a
+compiler or for calls.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from ..core.config import Config
+from ..core.decision import Decision
+from ..core.forecast import Abstention
+from ..core.job import Compile, Measure, Stop, View
+from ..core.outcome import Evidence, Failure
+from ..measure.real_calls import LearningEndedError, RealCalls, Turn
+from ..protocols import Compiler, Policy, Store, without_limit
+from ..tuning.policies import StoredOnly
+
+log = logging.getLogger(__name__)
+
+QUIET_S = 0.5  # after the first call of the newest key: a program's first step meets key after key, and needs the CPU
+MOST_QUIET_S = 30.0  # threads wait for that
+DUTY = 0.1  # of the time in which threads may work: Python code of the program waits for its interpreter meanwhile
+MOST_THREADS = 128  # keys that are learned at once; further ones wait for the end of one
+MOST_TIMES = 16.0  # the default's time: how slow beyond a candidate is expected to be does not count
+LEAVE_S = 2.0  # for threads to end with the process
+
+
+class Learnable(Protocol):
+    """A call as far as it is kept once it is over, to learn its key: no tensor of it."""
+
+    @property
+    def compiler(self) -> Compiler:
+        """Builds the job's configs, for nobody who waits."""
+
+    @property
+    def new_event(self) -> Callable[[], Any]:
+        """Makes an event of the device; see `real_calls.Event`."""
+
+    def launcher(self, config: Config) -> Any:
+        """Makes calls of the key under a config."""
+
+    def load(self, config: Config) -> None:
+        """Make a built config ready to launch; it may raise what a launch would."""
+
+    def decided(self, decision: Decision, store: Store, *, seconds: float) -> None:
+        """Tell whoever listens."""
+
+
+class Learning:
+    """What the calls of one key teach while it is undecided.
+
+    Args:
+        calls: takes the times.
+        launcher: makes calls under a config of the job.
+        decide: runs the loop, in the key's thread; its result is what the key runs from then on.
+    """
+
+    def __init__(self, calls: RealCalls, launcher: Callable[[Config], Any], decide: Callable[[], None]) -> None:
+        self.calls = calls
+        self._launcher = launcher
+        self.decide = decide
+
+    def turn(self, stream: int) -> tuple[Turn, Any]:
+        """What the next call of the key runs: a turn, and the launcher of its config."""
+        turn = self.calls.turn(stream)
+        return turn, self._launcher(turn.config)
+
+    def best(self) -> Any:
+        """The launcher of the best known config."""
+        return self._launcher(self.calls.incumbent)
+
+
+class Thrifty:
+    """A policy whose last view is remembered, so that what a candidate may cost is known before it is launched.
+
+    Args:
+        may_go_on: whether more configs may be tried; asked before each choice.
+    """
+
+    def __init__(self, may_go_on: Callable[[], bool] = lambda: True) -> None:
+        self.policy: Policy = StoredOnly()
+        self._may_go_on = may_go_on
+        self._view: View | None = None
+
+    def step(self, view: View) -> Compile | Measure | Stop:
+        """What the policy says.
+
+        Raises:
+            LearningEndedError: nothing more is to be tried.
+        """
+        if not self._may_go_on():
+            raise LearningEndedError
+        self._view = view
+        at_work.pause()
+        return self.policy.step(view)
+
+    def expected(self, config: Config) -> float | None:
+        """A config's expected time as a multiple of the default's; None where it is not forecast."""
+        view = self._view
+        if view is None or config not in view.space:
+            return None
+        index = view.space.index(config)
+        forecast = view.forecasts[index] if index < len(view.forecasts) else None
+        return None if forecast is None or isinstance(forecast, Abstention) else forecast.expected_time(MOST_TIMES)
+
+
+class InBackground:
+    """A compiler for a thread that nobody waits for: other such threads work while it waits, and it ends with the process.
+
+    A config that the compiler says will spill more registers than the default does is not tried on a real call.
+    """
+
+    overlaps_timing = True
+
+    def __init__(self, compiler: Compiler, default: Config, calls: RealCalls) -> None:
+        self._compiler = compiler
+        self._default = default
+        self._calls = calls
+        self._spilled_by_default: int | None = None
+
+    @property
+    def workers(self) -> int:
+        """See `Compiler`."""
+        return self._compiler.workers
+
+    def paused(self) -> AbstractContextManager[None]:
+        """See `Compiler`: nothing is paused, for real calls take what the machine gives them."""
+        return contextlib.nullcontext()
+
+    def compile(
+        self,
+        configs: Iterable[Config],
+        *,
+        workers: int | None = None,
+        patience_s: Callable[[], float] = without_limit,
+    ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
+        """See `Compiler.compile`."""
+
+        def patience() -> float:
+            seconds = patience_s()
+            at_work.leave()
+            return seconds
+
+        building = self._compiler.compile(configs, workers=workers, patience_s=patience)
+        with contextlib.closing(building):
+            while True:
+                try:
+                    built = next(building, None)
+                finally:
+                    at_work.enter()
+                if self._calls.over:
+                    raise LearningEndedError
+                if built is None:
+                    return
+                yield built[0], self._worth(*built)
+
+    def _worth(self, config: Config, built: Evidence | Failure) -> Evidence | Failure:
+        if isinstance(built, Failure):
+            return built
+        if config == self._default:
+            self._spilled_by_default = built.spill_bytes
+        spilled, usual = built.spill_bytes or 0, self._spilled_by_default or 0
+        if spilled <= usual:
+            return built
+        message = f"it spills {spilled} bytes of registers, the default {usual}: not tried in a real call"
+        return Failure(stage="resources", message=message, cost_s=built.compile_s, transient=True)
+
+
+class AtWork:
+    """Held by the one thread of all that learn which works now; the others wait for compilers, for calls, or for it.
+
+    After work there is a pause, in which none works, so that all together take a `DUTY` of one core's time.
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Held by nobody."""
+        self._lock = threading.Lock()
+        self._mine = threading.local()
+        self._since_s = self._ready_at = 0.0
+        self.over = threading.Event()
+
+    def enter(self) -> None:
+        """Wait until no other one works; nothing where this thread does already."""
+        if getattr(self._mine, "held", False):
+            return
+        self._lock.acquire()
+        self._mine.held = True
+        if (pause_s := self._ready_at - time.monotonic()) > 0:
+            self.over.wait(pause_s)
+        self._since_s = time.thread_time()
+
+    def leave(self) -> None:
+        """Let others work."""
+        if getattr(self._mine, "held", False):
+            worked_s = time.thread_time() - self._since_s
+            self._ready_at = time.monotonic() + worked_s * (1 / DUTY - 1)
+            self._mine.held = False
+            self._lock.release()
+
+    def pause(self) -> None:
+        """Let others work in the midst of work; nothing where this thread does not."""
+        if getattr(self._mine, "held", False):
+            self.leave()
+            self.enter()
+
+    @contextlib.contextmanager
+    def left(self) -> Iterator[None]:
+        """Others may work while this is held."""
+        self.leave()
+        try:
+            yield
+        finally:
+            self.enter()
+
+
+at_work = AtWork()
+
+
+class Learners:
+    """The threads of this process that learn keys."""
+
+    def __init__(self) -> None:
+        self._reset()
+        self._met_at = 0.0
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: dict[Learning, threading.Thread] = {}
+        self._waiting: deque[Learning] = deque()
+        self._known: weakref.WeakSet[Learning] = weakref.WeakSet()
+        self._registered = False
+        self.frozen = False
+
+    def start(self, learning: Learning) -> None:
+        """Learn a key, now or when there is room."""
+        with self._lock:
+            self._met_at = time.monotonic()
+            if not self._registered:
+                self._registered = True
+                atexit.register(self.end)  # after the pool's: what begins last ends first
+            self._known.add(learning)
+            self._waiting.append(learning)
+            self._fill()
+
+    def _fill(self) -> None:
+        """Begin as many threads as may be. Called under the lock."""
+        while self._waiting and len(self._threads) < MOST_THREADS:
+            learning = self._waiting.popleft()
+            thread = threading.Thread(target=self._learn, args=(learning,), name="forecast_autotune-learn", daemon=True)
+            self._threads[learning] = thread
+            try:
+                thread.start()
+            except RuntimeError as err:  # the process ends, or may have no more threads
+                log.info("a key is not learned: %s", err)
+                del self._threads[learning]
+                return
+
+    def _learn(self, learning: Learning) -> None:
+        try:
+            at_work.enter()
+            self._await_quiet(learning)
+            learning.decide()
+        except LearningEndedError:
+            pass
+        except BaseException as err:  # in a thread: whoever calls the kernel goes on with the best that is known
+            log.warning("learning a key from its calls ended: %s: %s", type(err).__name__, err, exc_info=True)
+        finally:
+            learning.calls.end()
+            at_work.leave()
+            with self._lock:
+                self._threads.pop(learning, None)
+                self._fill()
+
+    def _await_quiet(self, learning: Learning) -> None:
+        """Wait until every key that was met has been launched, and no new one was met for a while."""
+        began = quiet_since = time.monotonic()
+        while not learning.calls.over:
+            now = time.monotonic()
+            if any(not each.calls.is_met for each in list(self._known)):
+                quiet_since = now
+            quiet_since = max(quiet_since, self._met_at)
+            if now >= min(quiet_since + QUIET_S, began + MOST_QUIET_S):
+                return
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        """Learn nothing more: every undecided key stays with the best that is known."""
+        with self._lock:
+            self._waiting.clear()
+            threads = list(self._threads.values())
+            known = list(self._known)
+        for learning in known:
+            learning.calls.end()
+        at_work.over.set()
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(LEAVE_S)
+
+    def freeze(self) -> None:
+        """Learn nothing more, of keys that are met later either."""
+        self.frozen = True
+        self.end()
+
+    def after_fork_in_child(self) -> None:
+        """The threads are the parent's: its keys are learned there."""
+        known, frozen = list(self._known), self.frozen
+        self._reset()
+        self.frozen = frozen
+        at_work.begin()
+        for learning in known:
+            learning.calls.after_fork_in_child()
+
+
+learners = Learners()
+
+
+def freeze() -> None:
+    """End exploring in this process: in mode `online`, no call tries a config from now on.
+
+    Keys that are decided keep their decision, all others run the best known config. What was timed is stored. Ends within
+    a few seconds, also while configs compile; `forecast-autotune freeze` does the same for all programs with a store.
+    """
+    learners.freeze()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=learners.after_fork_in_child)

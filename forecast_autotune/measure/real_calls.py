@@ -1,0 +1,478 @@
+"""Times configs in real calls: a call of the key runs a candidate, between events that are read once they are done.
+
+Nothing is launched twice, nothing is copied, and the device is never waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..core.allowance import Allowance
+from ..core.config import Config
+from ..core.outcome import Failure, Measurement, Outcome
+
+LEVEL_SAMPLES = 4  # of what runs anyhow, before anything is compared with it
+LEAST_PAIRS, MOST_PAIRS = 4, 16  # of a candidate and what would have run; more than the least only while it is open
+FINAL_PAIRS = 6  # of a finalist, in each round
+APART = 3.0  # standard errors by which a candidate is slower or faster, looked at after each pair
+CLOSE = 0.005  # two configs so near each other need no more telling apart
+FIRST_TIMES = 2.0  # the first call of a candidate may take so many times the others: its code and data are cold
+OPEN_PAIRS = 2  # launched and not read yet: the host runs ahead of the device
+STRAY_TURNS = 64  # calls of the key after which the second call of a pair comes no more
+MOST_STRAYS = 3
+COLD_US = 1000.0  # a first launch that takes the host longer than this has compiled or loaded something
+LOAD_US = 3000.0  # what loading a candidate takes, before any was loaded
+MOST_EARNED = 2.0  # times the usual, of one call: an event may also have waited for the host
+UNSEEN = 0.25  # by which share a candidate nobody has forecast is expected to take longer
+SWITCH_MARGIN = 0.02  # a candidate so much faster beyond the noise runs from then on
+
+log = logging.getLogger(__name__)
+
+
+class Event(Protocol):
+    """A moment on a device's stream, as torch has it."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, later: Any, /) -> float:
+        """Milliseconds from this moment to a later one."""
+
+
+class LearningEndedError(Exception):
+    """Nothing more is to be learned from calls: the process ends, or exploring was ended."""
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One call of the key: which config it runs, and whether that is timed.
+
+    The front door calls `begin`, launches, calls `end`; `failed` where that raised.
+    """
+
+    calls: RealCalls
+    config: Config
+    timed: bool = False
+    trial: Trial | None = None  # that the config is a candidate of
+    pair: Pair | None = None
+    first: bool = False  # of the config
+    held_us: float = 0.0
+    load_us: float = 0.0  # that loading the config took, which held up the call
+    began_s: float = 0.0
+    start: Any = None
+    stop: Any = None
+
+    def begin(self) -> None:
+        """Record the moment before the launch."""
+        if self.first:
+            self.began_s = time.perf_counter()
+        if self.timed:
+            self.start, self.stop = self.calls.events()
+            self.start.record()
+
+    def end(self) -> None:
+        """Record the moment after it."""
+        if self.first and (host_us := (time.perf_counter() - self.began_s) * 1e6) > COLD_US:
+            self.load_us = host_us
+        if self.timed:
+            self.stop.record()
+        if self.timed or self.first:
+            self.calls.launched(self)
+
+    def failed(self, message: str, *, transient: bool = False) -> None:
+        """Note that the candidate does not run, or where `transient` that the call itself may be to blame."""
+        self.calls.failed(self, message, transient=transient)
+
+
+@dataclass(slots=True, eq=False)
+class Pair:
+    """A call of a candidate and one of what would have run, one after the other on one stream, in an order that is drawn."""
+
+    trial: Trial
+    candidate_first: bool
+    held_us: float
+    opened: int  # at which call
+    candidate_us: float = math.nan
+    incumbent_us: float = math.nan
+
+
+@dataclass(slots=True, eq=False)
+class Trial:
+    """One config that is being timed: its samples, as times on the scale of the run."""
+
+    config: Config
+    early_stop_us: float
+    final: bool  # it is timed in turns with others: as long as they are
+    loaded: bool = False
+    samples_us: list[float] = field(default_factory=list)
+    open_pairs: int = 0
+    first_us: float = math.nan  # of its first call, which is compared with nothing
+    run_us: float = 0.0
+    outcome: Outcome | None = None
+
+
+class RealCalls:
+    """A measurer whose samples come from the calls of one key, in whatever threads and on whatever streams.
+
+    `measure` waits, in a thread of its own, until calls have told enough. A call asks for its `turn`. It runs the
+    incumbent, the best that is known, or the candidate that is being timed.
+
+    A candidate's calls are paired with calls of the incumbent, one directly after the other, which of them first being
+    drawn: so drift of clocks, the neighbours' load and regular patterns of calls cancel. What counts is the ratio within
+    each pair. A candidate leaves as soon as it is slower beyond the noise. One that is faster beyond the noise is the
+    incumbent from then on.
+
+    Args:
+        incumbent: what runs at first.
+        default: the default config, for what was saved.
+        allowance: what exploring may cost; see `Allowance`.
+        share: of the time in tuned kernels that it may take.
+        new_event: makes an event of the device.
+        load: makes a config ready to launch in the thread of `measure`, so that no call is held up; it may raise.
+        expected: a candidate's expected time as a multiple of the default's; None where nobody says.
+        seed: of the draws.
+        waiting: held while `measure` waits for calls.
+    """
+
+    repeatable = True
+
+    def __init__(
+        self,
+        *,
+        incumbent: Config,
+        default: Config,
+        allowance: Allowance,
+        share: float,
+        new_event: Callable[[], Event],
+        load: Callable[[Config], object] = lambda _: None,
+        expected: Callable[[Config], float | None] = lambda _: None,
+        seed: int = 0,
+        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.incumbent = incumbent
+        self.measured = 0
+        self.over = False
+        self.explored_s = self.saved_s = 0.0
+        self.waited_s = 0.0
+        self.last_call = time.monotonic()
+        self._default = default
+        self._allowance, self._share = allowance, share
+        self._new_event = new_event
+        self._load = load
+        self._met = False  # a call has run: what the first ones compile and load is no time of the kernel's
+        self._ready: set[Config] = set()  # those that `load` has made ready
+        self._expected = expected
+        self._random = random.Random(seed)
+        self._waiting = waiting
+        self._levels_us: dict[Config, float] = {}  # of configs that are measured, on the scale of the run
+        self._first_us: list[float] = []  # of the first incumbent, until its level is known
+        self._last_us = math.nan  # the incumbent's newest time
+        self._loads_us: list[float] = []
+        self._trial: Trial | None = None
+        self._open: dict[Hashable, Pair] = {}  # by stream: pairs whose second call is still to come
+        self._turns = self._strays = 0  # calls; pairs whose second call never came
+        self._tried: set[Config] = set()
+        self._pending: deque[Turn] = deque()
+        self._spare: list[tuple[Any, Any]] = []
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+
+    # The measurer ---------------------------------------------------------------------------------------------------
+
+    def skip_default(self) -> None:
+        """See `Measurer`: the default is never run but by a call."""
+
+    def measure(self, config: Config, *, early_stop_us: float = math.inf, best_us: float = math.inf) -> Outcome:
+        """Wait until calls of the key have told enough of a config. See `Measurer`.
+
+        Raises:
+            LearningEndedError: nothing more is to be learned.
+        """
+        final = best_us == math.inf and config in self._tried
+        self._tried.add(config)
+        trial = Trial(config, early_stop_us, final)
+        if config not in self._ready:
+            self._ready.add(config)
+            try:
+                self._load(config)
+            except Exception as err:  # its first call says whether the config is to blame
+                log.debug("%s is not loaded ahead: %s", config, err)
+        began = time.perf_counter()
+        with self._waiting(), self._changed:
+            self._trial = trial
+            try:
+                while trial.outcome is None:
+                    if self.over:
+                        raise LearningEndedError
+                    self._changed.wait()
+            finally:
+                self._trial = None
+                self.waited_s += time.perf_counter() - began
+            if isinstance(trial.outcome, Measurement):
+                self.measured += not final
+                self._note_level(config, trial.outcome)
+            return trial.outcome
+
+    def rest(self, seconds: float) -> None:
+        """Wait while calls go on.
+
+        Raises:
+            LearningEndedError: nothing more is to be learned.
+        """
+        with self._waiting(), self._changed:
+            self._changed.wait_for(lambda: self.over, seconds)
+            if self.over:
+                raise LearningEndedError
+
+    def end(self) -> None:
+        """Have every call run the incumbent from now on, and `measure` raise."""
+        with self._changed:
+            self.over = True
+            for turn in self._pending:
+                self._allowance.settle(turn.held_us, turn.held_us)
+            self._pending.clear()
+            for stream in list(self._open):
+                self._drop(stream)
+            self._changed.notify_all()
+
+    def after_fork_in_child(self) -> None:
+        """Learn nothing more: the thread that asked is the parent's, and so are the events."""
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self.over = True
+        self._pending.clear()
+        self._open.clear()
+
+    @property
+    def is_met(self) -> bool:
+        """Whether a call has run to its end."""
+        return self._met or self.over
+
+    # Calls ----------------------------------------------------------------------------------------------------------
+
+    def turn(self, stream: Hashable = 0) -> Turn:
+        """What a call runs."""
+        with self._lock:
+            self.last_call = time.monotonic()
+            if self.over:
+                return Turn(self, self.incumbent)
+            self._turns += 1
+            self._read()
+            if self._strays >= MOST_STRAYS:
+                stream = None
+            if (pair := self._open.pop(stream, None)) is not None:
+                return self._turn_in(pair, candidate=not pair.candidate_first)
+            if not self._met:
+                return Turn(self, self.incumbent, first=True)
+            if self.incumbent not in self._levels_us:
+                return Turn(self, self.incumbent, timed=len(self._pending) < LEVEL_SAMPLES)
+            trial = self._trial
+            if trial is not None and trial.outcome is None and (turn := self._candidate(trial, stream)) is not None:
+                return turn
+            self._earn(min(self._levels_us[self.incumbent], self._last_us))
+            return Turn(self, self.incumbent)
+
+    def _candidate(self, trial: Trial, stream: Hashable) -> Turn | None:
+        """A call of the candidate, or the first of a pair with it; None where it is not its time."""
+        most = FINAL_PAIRS if trial.final else MOST_PAIRS
+        room = min(OPEN_PAIRS, most - len(trial.samples_us))
+        if trial.open_pairs >= room:
+            self._drop_strays()
+            return None
+        cost_us = self._cost_us(trial)
+        if not trial.loaded:
+            if trial.open_pairs or not self._allowance.hold(cost_us, self._share):
+                return None
+            trial.loaded = True
+            trial.open_pairs = OPEN_PAIRS + most  # nothing beside it
+            return Turn(self, trial.config, timed=True, trial=trial, first=True, held_us=cost_us)
+        if not self._allowance.hold(cost_us, self._share):
+            return None
+        pair = Pair(trial, self._random.random() < 0.5, cost_us, self._turns)
+        trial.open_pairs += 1
+        self._open[stream] = pair
+        return self._turn_in(pair, candidate=pair.candidate_first)
+
+    def _drop_strays(self) -> None:
+        """Give up pairs whose stream makes no more calls; where every call has a stream of its own, pair across them."""
+        for stream, pair in list(self._open.items()):
+            if self._turns - pair.opened > STRAY_TURNS:
+                self._drop(stream)
+                self._strays += 1
+
+    def _drop(self, stream: Hashable) -> None:
+        pair = self._open.pop(stream)
+        pair.trial.open_pairs -= 1
+        if not pair.candidate_first:
+            self._allowance.settle(pair.held_us, 0.0)
+
+    def _turn_in(self, pair: Pair, *, candidate: bool) -> Turn:
+        if candidate and pair.trial.outcome is None:
+            return Turn(self, pair.trial.config, timed=True, trial=pair.trial, pair=pair, held_us=pair.held_us)
+        if candidate:  # it is out by now
+            self._allowance.settle(pair.held_us, 0.0)
+            return Turn(self, self.incumbent)
+        return Turn(self, self.incumbent, timed=True, pair=pair)
+
+    def _cost_us(self, trial: Trial) -> float:
+        """What the next call of a candidate is expected to cost beyond the incumbent's time."""
+        level_us = self._levels_us[self.incumbent]
+        if trial.samples_us:
+            return max(0.0, statistics.median(trial.samples_us) - level_us)
+        if trial.config in self._levels_us:
+            return max(0.0, self._levels_us[trial.config] - level_us)
+        if not math.isnan(trial.first_us):
+            return max(0.0, trial.first_us - self._last_us)
+        load_us = statistics.median(self._loads_us) if self._loads_us else LOAD_US
+        times = self._expected(trial.config)
+        default_us = self._levels_us.get(self._default)
+        if times is None or default_us is None:
+            return load_us + UNSEEN * level_us
+        return load_us + max(0.0, times * default_us - level_us)
+
+    def events(self) -> tuple[Any, Any]:
+        """Two events, used ones where there are any."""
+        with self._lock:
+            if self._spare:
+                return self._spare.pop()
+        return self._new_event(), self._new_event()
+
+    def launched(self, turn: Turn) -> None:
+        """Take a call in; one that is timed is read at a later call."""
+        with self._lock:
+            self._met = True
+            if turn.timed and not self.over:
+                self._pending.append(turn)
+
+    def failed(self, turn: Turn, message: str, *, transient: bool) -> None:
+        """End the trial of a candidate that does not run."""
+        with self._changed:
+            trial, pair = turn.trial, turn.pair
+            if pair is not None:  # it will not be complete
+                pair.trial.open_pairs -= 1
+                if trial is None and not pair.candidate_first:
+                    self._allowance.settle(pair.held_us, 0.0)
+            for stream in [stream for stream, each in self._open.items() if each is pair]:
+                del self._open[stream]
+            if trial is None:
+                return
+            self._allowance.settle(turn.held_us, turn.load_us)
+            self.explored_s += turn.load_us * 1e-6
+            if trial.outcome is None:
+                cost_s = turn.load_us * 1e-6
+                trial.outcome = Failure(stage="launch", message=message, cost_s=cost_s, transient=transient)
+                self._changed.notify_all()
+
+    # Reading --------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Take in the calls that the device is through with."""
+        for _ in range(len(self._pending)):
+            turn = self._pending[0]
+            if not turn.stop.query():
+                return
+            self._pending.popleft()
+            us = max(float(turn.start.elapsed_time(turn.stop)) * 1e3, 1e-3)
+            self._spare.append((turn.start, turn.stop))
+            self._take_in(turn, us)
+
+    def _take_in(self, turn: Turn, us: float) -> None:
+        if turn.trial is None:
+            self._of_incumbent(turn, us)
+        else:
+            self._of_candidate(turn, turn.trial, us)
+        if (pair := turn.pair) is not None and not math.isnan(pair.candidate_us + pair.incumbent_us):
+            self._close(pair)
+
+    def _of_incumbent(self, turn: Turn, us: float) -> None:
+        self._last_us = us
+        level_us = self._levels_us.get(self.incumbent)
+        if level_us is not None:
+            self._earn(min(us, MOST_EARNED * level_us))  # what lies beyond is the host's
+        if turn.pair is not None:
+            turn.pair.incumbent_us = us
+        elif turn.config == self.incumbent and self.incumbent not in self._levels_us:
+            self._first_us.append(us)
+            if len(self._first_us) >= LEVEL_SAMPLES:
+                self._levels_us[self.incumbent] = statistics.median(self._first_us)
+                self._earn(sum(min(each, self._levels_us[self.incumbent]) for each in self._first_us))
+
+    def _of_candidate(self, turn: Turn, trial: Trial, us: float) -> None:
+        reference_us = self._last_us
+        if turn.pair is not None:
+            turn.pair.candidate_us = us
+            if not math.isnan(turn.pair.incumbent_us):
+                reference_us = turn.pair.incumbent_us
+        cost_us = max(0.0, us - reference_us, turn.load_us) if turn.config != self.incumbent else turn.load_us
+        self._allowance.earn(min(us, reference_us))
+        self._allowance.settle(turn.held_us, cost_us)
+        self.explored_s += cost_us * 1e-6
+        trial.run_us += us
+        if turn.first:
+            trial.open_pairs = 0
+            self._loads_us.append(turn.load_us)
+            if turn.load_us:  # it lies between the events, too
+                return
+            trial.first_us = us
+            if us * self._scale() > FIRST_TIMES * trial.early_stop_us:
+                self._finish(trial, (us * self._scale(),))
+
+    def _close(self, pair: Pair) -> None:
+        trial = pair.trial
+        trial.open_pairs -= 1
+        if trial.outcome is None:
+            trial.samples_us.append(pair.candidate_us / pair.incumbent_us * self._levels_us[self.incumbent])
+            if self._is_enough(trial):
+                self._finish(trial, tuple(trial.samples_us))
+
+    def _is_enough(self, trial: Trial) -> bool:
+        samples, level_us = trial.samples_us, self._levels_us[self.incumbent]
+        if trial.final:
+            return len(samples) >= FINAL_PAIRS
+        if min(samples) > trial.early_stop_us and len(samples) >= 2:
+            return True
+        if len(samples) < LEAST_PAIRS or len(samples) >= MOST_PAIRS:
+            return len(samples) >= MOST_PAIRS
+        seen = Measurement(samples_us=tuple(samples))
+        gap = abs(seen.median_us / level_us - 1)
+        return gap > APART * seen.relative_error + CLOSE or APART * seen.relative_error < CLOSE
+
+    def _finish(self, trial: Trial, samples_us: tuple[float, ...]) -> None:
+        trial.outcome = Measurement(samples_us=samples_us, run_s=trial.run_us * 1e-6)
+        self._changed.notify_all()
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _note_level(self, config: Config, measurement: Measurement) -> None:
+        """Keep how long a config takes; one that is faster than the incumbent beyond the noise takes its place."""
+        if config == self.incumbent:
+            return
+        level_us = self._levels_us[self.incumbent]
+        self._levels_us[config] = measurement.median_us
+        gain = level_us / measurement.median_us - 1
+        if len(measurement.samples_us) > 1 and gain > max(SWITCH_MARGIN, 2 * measurement.relative_error):
+            self.incumbent = config
+            for stream in list(self._open):
+                self._drop(stream)
+
+    def _scale(self) -> float:
+        """From a time now to one on the scale of the run."""
+        return self._levels_us[self.incumbent] / self._last_us if self._last_us > 0 else 1.0
+
+    def _earn(self, us: float) -> None:
+        """Note a call of the incumbent."""
+        level_us, default_us = self._levels_us.get(self.incumbent), self._levels_us.get(self._default)
+        saved_us = 0.0 if level_us is None or default_us is None else us * (default_us / level_us - 1)
+        self.saved_s += saved_us * 1e-6
+        self._allowance.earn(us, saved_us)

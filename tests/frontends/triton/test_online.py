@@ -1,0 +1,299 @@
+"""Mode `online` as a program meets it: Triton kernels on the simulated driver, real compilers, real threads."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rehearsed import BEST, BLOCKS, TIMES, call, configs, launched, own_triton_cache, playing, time_us, torch, tuned
+
+import forecast_autotune as fa
+from forecast_autotune import cli
+from forecast_autotune.core.allowance import PROCESS_ALLOWANCE
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.outcome import Failure
+from forecast_autotune.errors import TuningWarning
+from forecast_autotune.frontends import online
+from forecast_autotune.store.queries import StoreFile
+from forecast_autotune.store.sqlite import SqliteStore
+
+LIMIT_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Threads begin with the first call; what one test explored is not another one's."""
+    monkeypatch.setattr(online, "QUIET_S", 0.0)
+    monkeypatch.setattr(online, "DUTY", 1.0)
+    PROCESS_ALLOWANCE.begin()
+    with own_triton_cache(tmp_path_factory.mktemp("triton")):
+        yield
+        online.learners.end()
+
+
+def is_learning(kernel: Any) -> bool:
+    return any(entry.learning is not None for _, entry in kernel.dispatcher.table.items())
+
+
+def call_until_decided(kernel: Any, n: int = 1000, limit_s: float = LIMIT_S) -> int:
+    """Call a kernel as a program does; returns how many calls it took."""
+    calls, ends = 0, time.monotonic() + limit_s
+    while not calls or is_learning(kernel):
+        assert time.monotonic() < ends, f"undecided after {calls} calls"
+        call(kernel, n)
+        calls += 1
+        time.sleep(0.0002)
+    return calls
+
+
+def test_the_first_call_launches_one_config_and_later_ones_decide() -> None:
+    kernel = tuned(mode="online")
+    with playing() as on:
+        call(kernel)
+        assert sum(on.launches.values()) == len(launched(on)) == 1
+        assert is_learning(kernel)
+        call_until_decided(kernel)
+        ((_, decision),) = kernel.decisions.items()
+        assert decision.config["BLOCK"] == BEST
+        assert decision.basis == "measured"
+        assert decision.measured == len(BLOCKS)
+        assert 0 < decision.explored_s <= 0.05 * on.clock_us * 1e-6 + 0.2
+        before = on.launches.copy()
+        call(kernel)
+        assert set((on.launches - before).elements()) == {("scale", Config({"BLOCK": BEST, "num_warps": 4}))}
+
+
+def test_the_decision_is_stored_and_recalled_by_another_process(tmp_path: Path) -> None:
+    first, second = tuned(mode="online"), tuned(mode="online")
+    with playing() as on:
+        call_until_decided(first)
+        before = on.launches.copy()
+        call(second)
+        assert not is_learning(second)
+        assert (on.launches - before).total() == 1
+    assert "exploring" in str(second.explain())
+    stats = StoreFile(Path(os.environ["FORECAST_AUTOTUNE_DIR"])).stats()
+    assert stats.explored_s == pytest.approx(next(iter(first.decisions.values())).explored_s)
+    assert stats.saved_in_calls_s > stats.explored_s
+
+
+def test_a_hit_keeps_its_generated_launch_code() -> None:
+    kernel = tuned(mode="online")
+    with playing():
+        call_until_decided(kernel)
+        assert not kernel._launches
+        call(kernel)
+        assert kernel._launches
+
+
+def test_no_tensor_of_a_call_is_kept_while_its_key_is_learned() -> None:
+    kernel = tuned(mode="online")
+    with playing():
+        gc.disable()
+        try:
+            x = torch.empty(4096)
+            gone = weakref.ref(x)
+            kernel[(4,)](x, 1000, 2.0)
+            assert is_learning(kernel)
+            del x
+            assert gone() is None
+        finally:
+            gc.enable()
+
+
+def test_what_is_compiled_in_the_background_is_what_calls_load() -> None:
+    kernel = tuned(mode="online")
+    with playing() as on:
+        call_until_decided(kernel)
+        assert on.compiles["scale"] <= 1  # the first call's own
+
+
+def test_a_candidate_that_raises_is_a_failure_and_the_call_runs_another() -> None:
+    times = dict(TIMES)
+    for config in TIMES:
+        if config["BLOCK"] == 512:
+            times[config] = Failure(stage="launch", message="it does not run")
+    kernel = tuned(mode="online")
+    with playing(times=times) as on:
+        calls = call_until_decided(kernel)
+        (decision,) = kernel.decisions.values()
+        assert (decision.config["BLOCK"], decision.failed) == (BEST, 1)
+        assert sum(on.launches.values()) >= calls  # every call ran something
+
+
+def test_ten_threads_share_a_key() -> None:
+    kernel = tuned(mode="online")
+    errors: list[BaseException] = []
+
+    def calls() -> None:
+        try:
+            call_until_decided(kernel)
+        except BaseException as err:
+            errors.append(err)
+
+    with playing():
+        threads = [threading.Thread(target=calls) for _ in range(10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        assert not errors
+        (decision,) = kernel.decisions.values()
+        assert decision.config["BLOCK"] == BEST
+
+
+def test_a_cost_of_nothing_learns_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_ONLINE_COST", "0")
+    kernel = tuned(mode="online")
+    with playing() as on:
+        with pytest.warns(TuningWarning, match="nothing is learned from calls"):
+            call(kernel)
+        call(kernel)
+        assert not is_learning(kernel)
+        assert len(launched(on)) == 1
+
+
+def test_ranks_of_a_job_do_not_explore_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    kernel = tuned(mode="online")
+    with playing():
+        with pytest.warns(TuningWarning, match="ranks of one job"):
+            call(kernel)
+        assert not is_learning(kernel)
+
+
+@pytest.mark.parametrize("options", [{"check": "allclose"}, {"isolate": True}])
+def test_what_is_to_be_checked_or_isolated_is_not_tried_in_real_calls(options: dict[str, Any]) -> None:
+    kernel = tuned(mode="online", **options)
+    with playing() as on:
+        call(kernel)
+        assert not is_learning(kernel)
+        assert sum(on.launches.values()) == 1
+
+
+def test_a_captured_call_runs_the_best_known_and_tries_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = tuned(mode="online")
+    with playing() as on:
+        call(kernel)
+        monkeypatch.setattr(
+            type(kernel.dispatcher._door), "why_unmeasured", lambda *_: "a CUDA graph was being captured"
+        )
+        before, known = on.launches.copy(), launched(on)
+        for _ in range(200):
+            call(kernel)
+        assert launched(on) == known
+        assert (on.launches - before).total() == 200
+
+
+def test_assigned_configs_end_the_learning_of_the_old_ones() -> None:
+    kernel = tuned(mode="online")
+    with playing() as on:
+        call(kernel)
+        kernel.configs = configs(blocks=(1024,), warps=(4, 8))
+        call_until_decided(kernel)
+        assert {config["BLOCK"] for config in (d.config for d in kernel.decisions.values())} == {1024}
+        assert time_us(1024, 4) < time_us(1024, 8)
+        assert on.launches
+
+
+def test_freezing_ends_exploring_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(online.learners, "frozen", False)
+    kernel = tuned(mode="online")
+    with playing() as on:
+        call(kernel)
+        fa.freeze()
+        before = on.launches.copy()
+        for _ in range(50):
+            call(kernel)
+        call(kernel, 2000)
+        assert not is_learning(kernel)
+        assert len(set((on.launches - before).elements())) == 1
+
+
+def test_freezing_a_store_ends_exploring_until_it_is_undone(capsys: pytest.CaptureFixture[str]) -> None:
+    kernel = tuned(mode="online")
+    with playing():
+        call(kernel)
+        assert cli.main(["freeze"]) == 0
+        assert (Path(os.environ["FORECAST_AUTOTUNE_DIR"]) / "frozen").stat().st_mode & 0o777 == 0o600
+        call_until_decided(kernel)  # ends with what is known
+        assert all(decision.measured < len(BLOCKS) for decision in kernel.decisions.values())
+        call(kernel, 2000)
+        assert not is_learning(kernel)
+        assert cli.main(["freeze", "--undo"]) == 0
+        call(kernel, 3000)
+        assert is_learning(kernel)
+    said = capsys.readouterr().err
+    assert "explore nothing from now on" in said
+    assert "may explore again" in said
+
+
+EXITING = """
+import sys, tempfile, time
+sys.path[:0] = {paths!r}
+from rehearsed import call, playing, tuned
+kernel = tuned(mode="online")
+with playing():
+    call(kernel)
+    ends = time.monotonic() + 60
+    from forecast_autotune.compilers import triton_pool
+    while not (triton_pool._shared and any(p.processes() for p in triton_pool._shared.values())):
+        assert time.monotonic() < ends
+        call(kernel)
+        time.sleep(0.001)
+    print(*(pid for pool in triton_pool._shared.values() for pid in pool.processes()), flush=True)
+"""
+
+
+def test_a_process_that_ends_while_candidates_compile_leaves_no_child(tmp_path: Path) -> None:
+    paths = [path for path in sys.path if path.endswith(("support", "tests"))]
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "triton"), "TRITON_DEFAULT_FP_FUSION": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", EXITING.format(paths=paths)],
+        env=environment, capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    ends = time.monotonic() + 20
+    for pid in map(int, done.stdout.split()):
+        while _lives(pid):
+            assert time.monotonic() < ends, f"{pid} lives"
+            time.sleep(0.05)
+    assert not list(SqliteStore(os.environ["FORECAST_AUTOTUNE_DIR"]).connection.run(_failures) or [])
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _failures(connection: Any) -> list[Any]:
+    return connection.execute("SELECT value FROM outcome WHERE value LIKE '{\"stage\":%'").fetchall()
+
+
+def test_a_forked_child_goes_on_with_the_best_known() -> None:
+    kernel = tuned(mode="online")
+    with playing():
+        call(kernel)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                for _ in range(50):
+                    call(kernel)
+                code = int(is_learning(kernel))
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+        call_until_decided(kernel)

@@ -1,0 +1,142 @@
+"""Times taken from calls that a program makes anyway."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from contracts.measurer_contract import MeasurerContract
+from simulated_calls import Device
+
+from forecast_autotune.core.allowance import Allowance
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.outcome import Measurement
+from forecast_autotune.measure.real_calls import MOST_PAIRS, LearningEndedError, RealCalls
+
+DEFAULT, FAST, SLOW, BROKEN = (Config({"n": n}) for n in range(4))
+TIMES_US = {DEFAULT: 100.0, FAST: 50.0, SLOW: 5000.0}
+
+
+def make_calls(device: Device, *, share: float = 1.0, allowance: Allowance | None = None) -> RealCalls:
+    return RealCalls(
+        incumbent=DEFAULT,
+        default=DEFAULT,
+        allowance=allowance or Allowance(),
+        share=share,
+        new_event=device.event,
+    )
+
+
+def make_call(calls: RealCalls, device: Device, stream: int = 0) -> Config:
+    """One call of the program; returns the config that it ran."""
+    turn = calls.turn(stream)
+    if turn.config == BROKEN:
+        turn.failed("RuntimeError: it does not run")
+        return BROKEN
+    turn.begin()
+    device.launch(TIMES_US[turn.config])
+    turn.end()
+    device.host_us = device.free_us
+    return turn.config
+
+
+class Program(threading.Thread):
+    """Calls the kernel until nothing more is to be learned."""
+
+    def __init__(self, calls: RealCalls, device: Device) -> None:
+        super().__init__(daemon=True)
+        self.calls, self.device = calls, device
+
+    def run(self) -> None:
+        while not self.calls.over:
+            make_call(self.calls, self.device)
+            time.sleep(0)
+
+
+class TestRealCalls(MeasurerContract):
+    @pytest.fixture(autouse=True)
+    def _programs(self) -> Iterator[None]:
+        self.programs: list[Program] = []
+        yield
+        for program in self.programs:
+            program.calls.end()
+            program.join(60)
+
+    def make_measurer(self) -> RealCalls:
+        device = Device()
+        calls = make_calls(device)
+        self.programs.append(Program(calls, device))
+        self.programs[-1].start()
+        return calls
+
+    def good(self) -> list[Config]:
+        return [DEFAULT, FAST]
+
+    def bad(self) -> Config:
+        return BROKEN
+
+    def test_the_faster_one_runs_from_then_on(self) -> None:
+        calls = self.make_measurer()
+        times = [calls.measure(config) for config in (DEFAULT, FAST)]
+        assert all(isinstance(outcome, Measurement) for outcome in times)
+        assert [o.median_us for o in times if isinstance(o, Measurement)] == pytest.approx([100.0, 50.0])
+        assert calls.incumbent == FAST
+
+    def test_what_needs_no_telling_apart_takes_few_calls(self) -> None:
+        outcome = self.make_measurer().measure(FAST, early_stop_us=1e6, best_us=100.0)
+        assert isinstance(outcome, Measurement)
+        assert len(outcome.samples_us) < MOST_PAIRS
+
+    def test_a_slow_one_is_out_after_one_call(self) -> None:
+        outcome = self.make_measurer().measure(SLOW, early_stop_us=200.0, best_us=100.0)
+        assert isinstance(outcome, Measurement)
+        assert len(outcome.samples_us) == 1
+
+
+def test_what_was_not_earned_is_not_explored() -> None:
+    allowance, device = Allowance(), Device()
+    calls = make_calls(device, share=0.05, allowance=allowance)
+    thread = threading.Thread(target=lambda: measured.append(calls.measure(SLOW)), daemon=True)
+    measured: list[object] = []
+    thread.start()
+    while not measured:
+        make_call(calls, device)
+        assert allowance.explored_us <= 0.05 * allowance.kernels_us + TIMES_US[SLOW]  # nobody forecast the first launch
+        time.sleep(0)
+    thread.join(60)
+    assert allowance.explored_us > 0
+
+
+def test_a_debt_is_repaid_before_the_next_one() -> None:
+    allowance = Allowance()
+    allowance.earn(1000.0)
+    assert allowance.hold(50.0, 0.05)
+    assert not allowance.hold(1.0, 0.05)  # held for the first
+    allowance.settle(50.0, 500.0)
+    allowance.earn(8000.0)
+    assert not allowance.hold(1.0, 0.05)
+    allowance.earn(1100.0)
+    assert allowance.hold(1.0, 0.05)
+
+
+def test_the_end_of_learning_wakes_who_waits_and_leaves_nothing_held() -> None:
+    allowance, device = Allowance(), Device()
+    calls = make_calls(device, allowance=allowance)
+    ended = threading.Event()
+
+    def measure() -> None:
+        with pytest.raises(LearningEndedError):
+            calls.measure(FAST)
+        ended.set()
+
+    threading.Thread(target=measure, daemon=True).start()
+    while make_call(calls, device) != FAST:
+        pass
+    calls.end()
+    assert ended.wait(60)
+    assert math.isclose(allowance._held_us, 0.0, abs_tol=1e-6)
+    assert make_call(calls, device) in (DEFAULT, FAST)
+    assert not calls.turn().timed
