@@ -17,6 +17,9 @@ compiles, the other is timed.
 Each outcome is kept at once, so that a recording that was stopped goes on from there when it is run again on the same
 device. What another device has begun is begun anew: a trace never mixes two.
 
+`--ray ADDRESS` records on every GPU of a Ray cluster: each workload once for each product. Traces come here after every
+round; what is not finished stays in the node's folder `--work`.
+
 `--corpus small` records the kernels of a page each instead, into the folder `small` beside the suite's traces: called as
 users call them, all configs of their short lists, a few samples of each.
 
@@ -42,7 +45,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from kernel_suite import Kernel
 
-from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.errors import AutotuneError, InvalidInputError
 from forecast_autotune.processes.machine import usable_cores
 
 from ..paths import CORPORA
@@ -306,6 +309,11 @@ def main(words: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--to", type=Path, help="folder of the traces; default that of the corpus")
     parser.add_argument("--work", type=Path, default=Path("build/recording"), help="folder of what is not finished")
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="record on every GPU of a Ray cluster: HOST:PORT, auto, or local for this machine's",
+    )
     parser.add_argument("--devices", default="", metavar="cuda:0,cuda:1", help="default: every GPU, else the CPU")
     parser.add_argument(
         "--describe", action="store_true",
@@ -332,14 +340,22 @@ def main(words: Sequence[str] | None = None) -> int:
         given.to = (given.to or CORPORA[given.corpus]).absolute()
         if given.describe:
             return describe(given)
+        if given.ray is not None and (scripts or given.devices):
+            raise InvalidInputError("--ray is for kernels of a corpus, on the devices that the cluster has")
         for folder in (given.work, given.to):
             folder.mkdir(parents=True, exist_ok=True)
         if scripts:
             from .program_devices import record_programs
 
             return record_programs(given, scripts, arguments)
-        results = record(given)
-    except (InvalidInputError, OSError) as err:
+        if given.ray is None:
+            results = record(given)
+        else:
+            from .ray_devices import record_on_ray
+
+            with contextlib.redirect_stdout(sys.stderr):  # Ray prints what befalls its nodes
+                results = record_on_ray(given, show)
+    except (AutotuneError, OSError) as err:
         print(f"record: {err}", file=sys.stderr)
         return 2
     if given.json:

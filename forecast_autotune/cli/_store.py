@@ -28,16 +28,25 @@ def is_missing(store: StoreFile, empty: object = None) -> bool:
     Raises:
         InvalidInputError: a file stands where its folder is to be.
     """
-    folder = store.path.parent
-    if folder.is_file():
-        found = f"{folder} is a file, and a store is a folder"
-        raise InvalidInputError(f"{found}: give {folder.parent if folder.name == store.path.name else 'a folder'}")
+    refuse_file(store)
     if not store.exists():
         say(f"there is no store at {store.path}: nothing has been tuned here yet")
         if empty is not None:
             print_json(empty)
         return True
     return False
+
+
+def refuse_file(store: StoreFile) -> None:
+    """Raise where a file stands in the place of a store's folder.
+
+    Raises:
+        InvalidInputError: it does.
+    """
+    folder = store.path.parent
+    if folder.is_file():
+        found = f"{folder} is a file, and a store is a folder"
+        raise InvalidInputError(f"{found}: give {folder.parent if folder.name == store.path.name else 'a folder'}")
 
 
 def hardware_meant(store: StoreFile, named: str | None) -> str:

@@ -98,6 +98,7 @@ def _checks(directory: Path | None) -> list[tuple[str, Callable[[], Iterable[Fin
         ("language model", check_language_model),
         ("compiler", check_compilers),
         ("torch", check_torch),
+        ("inductor", check_inductor),
         ("triton", check_triton),
         ("hardware", check_hardware),
         ("store", lambda: chain(check_store(directory), check_builds(directory), check_locks(directory))),
@@ -129,7 +130,7 @@ def check_settings() -> Iterator[Finding]:
     except InvalidInputError as err:
         yield Finding(check="settings", status="problem", found=str(err), advice="set it to one of these, or unset it")
         return
-    names = ("mode", "surrogate", "answer", "remote", "isolate", "sync", "toolchain")
+    names = ("mode", "surrogate", "answer", "remote", "isolate", "sync", "toolchain", "inductor")
     values = ", ".join(f"{name}={getattr(settings, name)}" for name in names)
     yield Finding(check="settings", status="ok", found=f"budget={settings.budget or 'default'}, {values}")
     for pack in settings.packs:
@@ -266,6 +267,27 @@ def check_torch() -> Iterator[Finding]:
         else "CPU"
     )
     yield Finding(check="torch", status="ok", found=f"{torch.__version__}, built for {built}")
+
+
+def check_inductor() -> Iterator[Finding]:
+    """Whether Inductor's own candidates are to be narrowed, and if so, whether this torch is known."""
+    from importlib.util import find_spec
+
+    from ..settings import wants_inductor
+
+    if find_spec("torch") is None:
+        return
+    if not wants_inductor():
+        found, advice = "it lists its own candidates", "FORECAST_AUTOTUNE_INDUCTOR=1 has install() narrow them"
+        yield Finding(check="inductor", status="ok", found=found, advice=advice)
+        return
+    from ..frontends.inductor.choices import why_unknown
+
+    if why := why_unknown():
+        advice = "torch.compile chooses as ever: unset FORECAST_AUTOTUNE_INDUCTOR, or take a torch that is known here"
+        yield Finding(check="inductor", status="problem", found=why, advice=advice)
+    else:
+        yield Finding(check="inductor", status="ok", found="its candidates are narrowed wherever install() is called")
 
 
 def check_triton() -> Iterator[Finding]:

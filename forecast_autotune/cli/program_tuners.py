@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidInputError
+from ..processes.booting import environment_with
 from ._exit_codes import NOTHING, OK
 from .output import print_json, print_table, say
-from .run import command_of, environment_with
+from .run import command_of
 
 
 def run_and_list(arguments: argparse.Namespace) -> int:

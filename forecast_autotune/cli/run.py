@@ -7,10 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import InvalidInputError
+from ..processes.booting import environment_with
 from ._parsing import Subparsers, new_parser
 
 DESCRIPTION = """\
@@ -25,6 +26,11 @@ environment of its parent, or as `python -I`, `-E` or `-S`, is not reached."""
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb and its options."""
     parser = new_parser(subparsers, "run", DESCRIPTION)
+    parser.add_argument(
+        "--inductor",
+        action="store_true",
+        help="also narrow what torch.compile with max-autotune compiles and times, as FORECAST_AUTOTUNE_INDUCTOR=1 does",
+    )
     add_program_arguments(parser)
     parser.set_defaults(run=run)
 
@@ -41,7 +47,7 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Become the program; where processes cannot be replaced, run it and return its exit code."""
     command = command_of(arguments)
-    environment = environment_with({})
+    environment = environment_with({"FORECAST_AUTOTUNE_INDUCTOR": "1"} if arguments.inductor else {})
     sys.stdout.flush()
     sys.stderr.flush()
     if os.name == "posix":  # elsewhere, exec leaves the caller waiting for the wrong process
@@ -72,15 +78,3 @@ def command_of(arguments: argparse.Namespace) -> list[str]:
     if command is None:
         raise InvalidInputError(f"there is no file or command {name!r}: give a Python file, -m MODULE, or a command")
     return [command, *rest]
-
-
-def environment_with(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """The environment with these changes, in which Python processes start with our `sitecustomize`."""
-    from ..settings import child_environment
-
-    environment = child_environment(changes)
-    boot = str(Path(__file__).parents[1] / "boot")
-    # An empty entry is the current folder; a path that is empty in whole is none.
-    path = environment.get("PYTHONPATH", "")
-    others = [folder for folder in path.split(os.pathsep) if folder != boot] if path else []
-    return {**environment, "PYTHONPATH": os.pathsep.join([boot, *others])}

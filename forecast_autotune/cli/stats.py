@@ -104,6 +104,9 @@ def _print(
         ("spent on tuning", as_duration(stats.spent_s)),
         ("saved", f"{as_duration(stats.saved_by_hits_s)} by hits, {as_duration(stats.saved_by_forecasts_s)} by forecasts"),
     ]  # fmt: skip
+    if stats.explored_s:
+        saved = f"{as_duration(stats.saved_in_calls_s)} less than under the first configs until the decisions"
+        facts.append(("in real calls", f"{as_duration(stats.explored_s)} lost to exploring, {saved}"))
     facts += [("noise", f"{name}: {noise}") for name, noise in stats.noise.items()]
     if scores is None:
         facts.append(("honesty", "no forecast can be compared with a measurement yet"))

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from ..processes.booting import environment_with
 from ._exit_codes import NOTHING, OK
 from ._parsing import Subparsers, add_store_argument, new_parser
 from ._store import is_missing, store_of, warn_unreadable
 from .output import say
 from .pending import where
-from .run import add_program_arguments, command_of, environment_with
+from .run import add_program_arguments, command_of
 
 if TYPE_CHECKING:
     from ..store.queries import StoreFile
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     command = command_of(arguments)
     changes = {
         "FORECAST_AUTOTUNE_MODE": "tune",
-        "FORECAST_AUTOTUNE_BUDGET": _budget(arguments.budget),
+        "FORECAST_AUTOTUNE_BUDGET": budget_that_measures(arguments.budget),
         "TORCHDYNAMO_DISABLE": "1",  # compiled code measures nothing
     }
     if arguments.dir is not None:
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     return NOTHING if code or left else OK
 
 
-def _budget(given: str | None) -> str | None:
+def budget_that_measures(given: str | None) -> str | None:
     """The budget for the program: the one given, else the environment's unless that measures nothing."""
     from ..core.budget import BudgetLimits
     from ..settings import Settings

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from ..core.config import Config
 from ..core.decision import Decision
-from ..core.digest import digest
 from ..core.job import Job, Recording
 from ..core.outcome import Outcome
 from ..settings import PackUrl, RemoteStore, Settings
@@ -22,7 +21,7 @@ from .exchange import Exchange
 from .location import Location
 from .mirror import Mirror
 from .sync import Sync
-from .trees import PackCopy, Tree
+from .trees import PackCopy, Tree, pack_folder
 
 if TYPE_CHECKING:
     import sqlite3
@@ -65,7 +64,7 @@ class FleetStore(SqliteStore):
             self.syncs.append(Sync(self._exchange(remote, self.mirror), self.warnings))
         for pack in packs:
             if isinstance(pack, PackUrl) and self.directory is not None:
-                folders.append(self.directory / "packs" / digest(pack.url, pack.digest))
+                folders.append(pack_folder(self.directory, pack))
                 copying = self._copying(folders[-1], pack)
                 self.syncs.append(Sync(copying, self.warnings, f"the pack at {pack}"))
         self.trees = [Tree(folder, complain=self._complain, toolchain=toolchain) for folder in folders]
@@ -92,14 +91,16 @@ class FleetStore(SqliteStore):
         self, job: Job, read: Callable[[sqlite3.Connection], Recall | None], *, any_toolchain: bool
     ) -> Decision | None:
         """The newer of this machine's own decision and the remote store's, if that is trusted; else the newest of packs."""
-        own = self.own_decision(read)
+        made = self.connection.is_made
+        own = self.own_decision(read) if made else None
         theirs = self.mirror.decision(job, any_toolchain=any_toolchain) if self.mirror and self.is_trusted else None
         if theirs is not None and theirs.config in job.space and (own is None or theirs.decided_at > own.decided_at):
             return theirs
         if own is not None:
             return own
         packed = [self.pack_decision(read), *(tree.own_decision(read) for tree in self._trees(job))]
-        return max((d for d in packed if d is not None), key=lambda d: d.decided_at, default=None)
+        newest = max((d for d in packed if d is not None), key=lambda d: d.decided_at, default=None)
+        return newest if made or newest is not None else self.own_decision(read)
 
     def _trees(self, job: Job) -> list[SqliteStore]:
         generation = self._generation

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from ..core.digest import digest
 from ..core.file_format import FileFormat
 from ..core.job import Job
 from ..core.text import error_text, plain
@@ -132,6 +133,39 @@ def read_manifest(data: bytes, name: str, *, digest: str = "") -> list[Listed]:
     return found
 
 
+def pack_folder(directory: Path, pack: PackUrl) -> Path:
+    """Where the copy of a pack lies in a store's folder."""
+    return directory / "packs" / digest(pack.url, pack.digest)
+
+
+def decided_in_tree(folder: Path, complain: Complain) -> Iterator[Decided]:
+    """The decisions of a pack in a folder, for commands; segments that are not there, of a copy, are passed over.
+
+    Raises:
+        OSError, InvalidInputError: there is no manifest, or it is none.
+    """
+    manifest = folder / MANIFEST
+    for segment in read_manifest(manifest.read_bytes(), str(manifest)):
+        contents = _read_segment(folder, segment, None, complain)
+        yield from (entry for entry in (contents.entries if contents else ()) if isinstance(entry, Decided))
+
+
+def _read_segment(folder: Path, segment: Listed, program: Program | None, complain: Complain) -> Contents | None:
+    """What a segment of a pack in a folder holds, nothing where it is not as it must be; None where it is not there."""
+    path = folder / segment.path
+    try:
+        if path.stat().st_size > MOST_PACKED_BYTES:
+            raise InvalidInputError(f"{path} has more than {MOST_PACKED_BYTES} bytes")
+        return segments.decode(
+            path.read_bytes(), segment.path, hardware=segment.hardware, program=segment.program, known=program
+        )
+    except FileNotFoundError:
+        return None  # of a copy that is not whole yet
+    except (OSError, InvalidInputError) as err:
+        complain(f"a segment of pack {folder} is left out: {error_text(err)}")
+        return Contents()
+
+
 class Tree:
     """A pack in a folder, of which the segments of a program are read when it is first met. No method raises.
 
@@ -185,19 +219,9 @@ class Tree:
                 yield segment
 
     def _read(self, segment: Listed, program: Program) -> Contents | None:
-        path = self.folder / segment.path
-        try:
-            if path.stat().st_size > MOST_PACKED_BYTES:
-                raise InvalidInputError(f"{path} has more than {MOST_PACKED_BYTES} bytes")
-            contents = segments.decode(
-                path.read_bytes(), segment.path, hardware=segment.hardware, program=segment.program, known=program
-            )
-        except FileNotFoundError:
-            return None  # of a copy that is not whole yet
-        except (OSError, InvalidInputError) as err:
-            self._complain(f"a segment of pack {self.folder} is left out: {error_text(err)}")
-            contents = Contents()
-        self._taken.add(segment.path)
+        contents = _read_segment(self.folder, segment, program, self._complain)
+        if contents is not None:
+            self._taken.add(segment.path)
         return contents
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .suite import Case, Kernel
 from .triton_kernel import Call, Output, SuiteKernel, TritonKernel, Variant
@@ -21,6 +21,7 @@ __all__ = [
     "small_kernels",
     "suite_kernels",
     "triton_kernels",
+    "tuning_calls",
 ]
 
 FOLDERS: tuple[str, ...] = (
@@ -83,3 +84,10 @@ def suite_kernels() -> Iterator[SuiteKernel]:
     """Every kernel of the suite that has several variants, always in this order."""
     for folder in FOLDERS:
         yield importlib.import_module(f".{folder}", __name__).VARIANTS
+
+
+def tuning_calls() -> dict[str, Callable[[], None]]:
+    """Every call of the suite that can be made on this machine, by name; see `calls`."""
+    from . import calls
+
+    return calls.tuning_calls()

@@ -1,11 +1,12 @@
 """A day of a fleet, simulated: what it costs in requests and bytes, and what it saves.
 
-    python tests/benchmarks/fleet_day.py [--machines 1000]
+    python tests/benchmarks/fleet_day.py [--machines 1000] [--storage memory|file|s3]
 
 Machines run models; a model meets its programs, each at a few keys, whenever its job starts. At nine a release changes a
 third of the programs and all jobs start anew within half an hour. A key that is not known to be decided is tuned, 20 s.
-What is read and sent goes through `Exchange`, with real segments of 16 outcomes; storage, clock and what a machine has
-read are simulated. One request in a hundred fails. At four, one machine compacts.
+What is read and sent goes through `Exchange`, with real segments of 16 outcomes; the clock and what a machine has read are
+simulated, and with `--storage memory` the storage; else it is a folder, or rclone speaking S3's protocol. One request in
+a hundred fails. At four, one machine compacts.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import argparse
 import functools
 import heapq
 import json
+import os
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,7 @@ TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "support")]
 
 from contracts.store_contract import HARDWARE, a_decision, a_job, a_measurement  # noqa: E402
+from s3_server import BUCKET, s3_environment, s3_server  # noqa: E402
 
 from forecast_autotune.core.job import Job  # noqa: E402
 from forecast_autotune.core.space import Space  # noqa: E402
@@ -52,10 +57,14 @@ GPUS = tuple(replace(HARDWARE, name=name, memory_gib=gib) for name, gib in (("H1
 
 
 class Storage(Location):
-    """Objects in memory, and what was asked of them."""
+    """Objects in memory, and what was asked of them; with a URL, what is asked is asked of the storage there too.
 
-    def __init__(self, draw: random.Random) -> None:
-        super().__init__("memory://simulated")
+    What is in memory beside it says how many pages a listing has, and that the storage gave what it should.
+    """
+
+    def __init__(self, draw: random.Random, url: str = "") -> None:
+        super().__init__(url or "memory://simulated")
+        self.is_real = bool(url)
         self.folders: dict[tuple[str, str], dict[str, tuple[Listed, bytes]]] = {}
         self.asked: Counter[str] = Counter()
         self.draw = draw
@@ -72,6 +81,10 @@ class Storage(Location):
         found = [listed for listed, _ in self.folders.get((hardware, program), {}).values()]
         # An empty folder is asked for twice by s3fs, which looks whether it is a file.
         self.ask("LIST", -(-len(found) // PAGE) or 2, LISTED_BYTES * len(found))
+        if self.is_real:
+            there = super().segments(hardware, program)
+            assert {s.name for s in there} == {s.name for s in found}
+            return there
         return found
 
     def hardware(self) -> list[str]:
@@ -84,6 +97,11 @@ class Storage(Location):
         return found
 
     def read(self, segments: Sequence[Listed]) -> Iterator[tuple[Listed, bytes]]:
+        if self.is_real:
+            for segment, data in super().read(segments):
+                self.ask("GET", size=len(data))
+                yield segment, data
+            return
         for segment in segments:
             data = self.folders[segment.hardware, segment.program][segment.name][1]
             self.ask("GET", size=len(data))
@@ -92,9 +110,14 @@ class Storage(Location):
     def write(self, hardware: str, program: str, name: str, data: bytes) -> None:
         self.ask("PUT", size=len(data))
         listed = Listed(hardware=hardware, program=program, name=name, size=len(data), at=rows.now())
+        if self.is_real:
+            super().write(hardware, program, name, data)
+            data = b""  # who reads it gets the storage's
         self.folders.setdefault((hardware, program), {})[name] = listed, data
 
     def remove(self, segments: Sequence[Listed]) -> None:
+        if self.is_real:
+            super().remove(segments)
         for segment in segments:
             self.ask("DELETE")
             del self.folders[segment.hardware, segment.program][segment.name]
@@ -153,9 +176,9 @@ def key_of(place: TuningKey) -> str:
 class Day:
     """One day; events are calls at moments."""
 
-    def __init__(self, machines: int, seed: int) -> None:
+    def __init__(self, machines: int, seed: int, url: str) -> None:
         self.draw = random.Random(seed)
-        self.storage = Storage(self.draw)
+        self.storage = Storage(self.draw, url)
         self.now = 1_000_000.0
         self.begins = self.now
         self.events: list[tuple[float, int, Any]] = []
@@ -276,9 +299,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machines", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--storage", choices=("memory", "file", "s3"), default="memory")
     arguments = parser.parse_args()
+    with ExitStack() as stack:
+        url = ""
+        if arguments.storage != "memory":
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            url = f"file://{folder}"
+        if arguments.storage == "s3":
+            server = stack.enter_context(s3_server(folder))
+            os.environ.update(s3_environment(server.url))
+            url = f"s3://{BUCKET}/tuning"
+        report(arguments, Day(arguments.machines, arguments.seed, url))
+
+
+def report(arguments: argparse.Namespace, day: Day) -> None:
+    """Let the day pass, and print it."""
     began = time.perf_counter()
-    day = Day(arguments.machines, arguments.seed)
     rows.now = lambda: day.now
     segments.decode = functools.cache(segments.decode)  # each is decoded once, not once a machine
     segments.not_after = lambda contents, at: contents  # all clocks are right
@@ -303,6 +340,7 @@ def main() -> None:
         json.dumps(
             {
                 "machines": arguments.machines,
+                "storage": arguments.storage,
                 "keys": keys,
                 "calls_of_keys": counted["calls of keys"],
                 "tuned": counted["tuned"],

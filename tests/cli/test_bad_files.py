@@ -17,11 +17,11 @@ from forecast_autotune.store.sqlite import SqliteStore
 TRACE = str(Path(__file__).parents[1] / "traces" / "gemm_few_rows.jsonl.gz")
 READERS = [["import", "{}"], ["replay", "{}"], ["replay", TRACE, "--history", "{}"]]
 WRITERS = [["export", "{}"], ["doctor", "--bundle", "{}"]]
-PROGRAMS = [["run", "{}"], ["tune-pending", "{}"]]
-STORES = [[verb, "--dir", "{}"] for verb in ("list", "stats", "skills", "pending", "prune")]
+PROGRAMS = [["run", "{}"], ["tune-pending", "{}"], ["tune", "{}"]]
+STORES = [[verb, "--dir", "{}"] for verb in ("list", "stats", "skills", "pending", "prune", "coverage", "freeze")]
 STORES += [["remote", word, "--dir", "{}"] for word in ("push", "pull")]
 STORES += [["show", "x", "--dir", "{}"], ["clear", "--yes", "--dir", "{}"], ["export", "new.jsonl", "--dir", "{}"]]
-KERNELS = [["forecast", "{}:kernel", "--target", "H100"]]
+KERNELS = [["forecast", "{}:kernel", "--target", "H100"], ["search", "{}:task"]]
 
 
 @pytest.fixture(autouse=True)

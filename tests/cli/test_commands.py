@@ -393,7 +393,7 @@ def test_doctor_finds_a_misspelt_setting_and_says_what_was_meant(monkeypatch: py
     wrong = [f for f in doctor.check_settings() if f.status == "problem"]
     assert ["FORECAST_AUTOTUNE_BUDGET" in f.advice for f in wrong] == [True, False]
     assert "'fast'" in wrong[1].found
-    assert "tune, cached" in wrong[1].found
+    assert "tune, online, cached" in wrong[1].found
 
 
 def asked_by_doctor(monkeypatch: pytest.MonkeyPatch, model: Talking, **settings: str) -> list[doctor.Finding]:

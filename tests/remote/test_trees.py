@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from contracts.store_contract import HARDWARE, SPACE, StoreContract, a_decision, a_job, a_measurement
+from fake_hub import fake_hub
 from faults.stores import in_child, told_by
 from s3_server import BUCKET, S3Server, s3_environment, s3_server
 
@@ -171,6 +172,31 @@ def test_a_pinned_tree_behind_a_url_is_copied_and_then_needs_no_network(
         monkeypatch.setenv(variable, "http://127.0.0.1:1")  # nobody is there
     shutil.rmtree(tmp_path / "shared", ignore_errors=True)
     with used(tmp_path / "own", pack) as later:
+        assert later.decision(a_job(key={"n": 2})).config == SPACE[1]  # type: ignore[union-attr]
+
+
+@pytest.mark.thorough
+def test_a_tree_on_a_hub_is_read_at_its_revision_and_then_needs_no_network(
+    tmp_path: Path, tuned: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By huggingface_hub itself; only the server is not the hub's."""
+    pytest.importorskip("huggingface_hub")
+    export(tuned, f"{tmp_path}/tree/", capsys)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    with fake_hub(tmp_path / "tree", "org/name", "v1") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        for number, revision in enumerate(hub.revisions):
+            with used(tmp_path / f"own{number}", f"hf://org/name@{revision}", apart=True) as store:
+                assert heard(store, a_job(key={"n": 2})).config == SPACE[1]
+        assert any(path.startswith(f"/org/name/resolve/v1/{MANIFEST}") for path in hub.asked)
+        for wrong, said in (("org/name@v2", "revision"), ("org/another@v1", "repository")):
+            with used(tmp_path / wrong, f"hf://{wrong}", apart=True) as store:
+                found, told = told_by(partial(heard_in_vain, store))
+            assert found is None
+            assert len(told) == 1
+            assert f"{said} not found" in told[0].lower()
+    with used(tmp_path / "own0", "hf://org/name@v1") as later:  # the hub is gone
         assert later.decision(a_job(key={"n": 2})).config == SPACE[1]  # type: ignore[union-attr]
 
 

@@ -75,6 +75,9 @@ class PlainTuning:
     def fallback(self, decision: Decision, *, measured_here: bool) -> tuple[Any, Config] | None:
         return None if measured_here else (self.default, self._tuned.space.default)
 
+    def learnable(self) -> None:
+        pass
+
     def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
         pass
 

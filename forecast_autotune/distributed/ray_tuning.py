@@ -1,0 +1,192 @@
+"""`tune`: which keys are tuned on which devices of a cluster, and what has become of them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..core.figures import as_duration, counted
+from ..store.queries import StoreFile
+from .key_list import ListedKey
+from .ray_pool import Member, Value
+from .suites import chosen
+from .tuning_worker import decided_in, taken_in
+
+DEATHS = 3  # of processes that a task may cost: one that ends three is at fault itself
+PARTS = 2  # into which a device's fair share of the keys left is cut, so that none works alone for long at the end
+
+
+@dataclass(slots=True, kw_only=True)
+class Ended:
+    """What became of a call of a suite, or of a key of another program, on one product."""
+
+    what: str
+    on: str  # the hardware's name
+    by: str  # the device that did it, as host/number
+    seconds: float  # of the task that it was a part of
+    problem: str = ""
+    warnings: Sequence[str] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Product:
+    """The tasks for all devices that are alike: each is done once, by any of them."""
+
+    name: str
+    devices: set[Member] = field(default_factory=set)
+    todo: deque[Value] = field(default_factory=deque)
+    keys: deque[Value] = field(default_factory=deque)  # of a program, not yet in tasks
+    tried: set[tuple[str, str]] = field(default_factory=set)  # keys that a program has had its second chance with
+
+
+class TuningPlan:
+    """A `ray_pool.Plan`: each call of a suite, or each key that a program meets, once for each product of the cluster.
+
+    Args:
+        store: where everything that workers tell is kept, as it comes.
+        wanted: names of a suite's calls, as they were typed; none for all. None for a program that is no suite.
+        keys: those to tune; None for all.
+        say: gets how far it is.
+    """
+
+    def __init__(
+        self,
+        store: StoreFile,
+        *,
+        wanted: Sequence[str] | None,
+        keys: Sequence[ListedKey] | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._store, self._wanted, self._say = store, wanted, say
+        self._listed = None if keys is None else {key.digests for key in keys}
+        self._products: dict[str, _Product] = {}
+        self._told: dict[Member, list[str]] = {}  # what came of the task that a device has now
+        self._began: dict[Member, float] = {}
+        self._open: dict[Member, int] = {}  # calls or keys that a device is at
+        self._start = 0.0  # when the first device began
+        self.decided: set[tuple[str, str]] = set()
+        self.ended_tasks: list[Ended] = []
+
+    @property
+    def is_done(self) -> bool:
+        """See `Plan`."""
+        return bool(self._products) and not any(p.todo or p.keys for p in self._products.values())
+
+    def next(self, member: Member) -> Value | None:
+        """See `Plan`."""
+        product = self._product(member)
+        if not product.todo and product.keys:
+            alone = len(product.devices) == 1
+            share = len(product.keys) if alone else -(-len(product.keys) // (PARTS * len(product.devices)))
+            product.todo.append({"keys": [product.keys.popleft() for _ in range(share)]})
+        if not product.todo:
+            return None
+        self._told[member], self._began[member] = [], time.monotonic()
+        self._start = self._start or self._began[member]
+        task = product.todo.popleft()
+        self._open[member] = _count(task)
+        return task
+
+    def _product(self, member: Member) -> _Product:
+        digest = str(member.what["hardware"])
+        if digest not in self._products:
+            tasks: list[Value] = [{}]  # a program is run once to see which keys it meets
+            if self._wanted is not None:
+                tasks = [{"call": name} for name in chosen(list(member.what["calls"]), list(self._wanted))]
+            self._products[digest] = _Product(name=str(member.what["name"]), todo=deque(tasks))
+        product = self._products[digest]
+        product.devices.add(member)
+        return product
+
+    def told(self, member: Member, task: Value, value: Value) -> None:
+        """See `Plan`."""
+        if "lines" in value:
+            self._told[member] += value["lines"]
+            self.decided |= decided_in(taken_in(self._store, value["lines"]))
+        elif "decided" in value:
+            self.decided |= {(hardware, workload) for hardware, workload in value["decided"]}
+        elif "keys" in value:
+            product = self._product(member)
+            listed = [
+                k for k in value["keys"] if self._listed is None or (k["hardware"], k["workload"]) in self._listed
+            ]
+            product.keys.extend(listed)
+            self._say(f"{counted(len(listed), 'key')} to tune on {product.name}")
+        elif "left" in value:
+            self._keys_ended(member, task, value)
+        elif "died" in value:
+            self._again(member, task, str(value["died"]))
+        else:
+            self._open[member] = 0
+            self._keep(member, str(task["call"]), value["problem"], value["warnings"])
+
+    def _keys_ended(self, member: Member, task: Value, value: Value) -> None:
+        self._open[member] = 0
+        product = self._product(member)
+        left = {(hardware, workload) for hardware, workload in value["left"]}
+        for key in task["keys"]:
+            digests = key["hardware"], key["workload"]
+            if digests in left and digests not in product.tried:
+                product.tried.add(digests)  # another process may have been tuning it
+                product.keys.append(key)
+                continue
+            problem = (value["problem"] or "it was not met again, or tuning it failed") if digests in left else ""
+            self._keep(member, key["what"], problem, ())
+
+    def ended(self, member: Member, task: Value, problem: str) -> None:
+        """See `Plan`; how a task went that ended well, its worker has told."""
+        self._open[member] = 0
+        if problem:
+            for what in _contents(task):
+                self._keep(member, what, problem, ())
+        self._say(self.progress())
+
+    def lost(self, member: Member, task: Value, how: str) -> None:
+        """See `Plan`: the next worker knows what this one has measured."""
+        self._again(member, task, how)
+        self._product(member).devices.discard(member)
+
+    def _again(self, member: Member, task: Value, how: str) -> None:
+        self._open[member] = 0
+        deaths = int(task.get("deaths", 0)) + 1
+        if deaths == DEATHS:
+            self.ended(member, task, f"{DEATHS} processes died of it, the last one: {how}")
+            return
+        known = [*task.get("known", ()), *self._told[member]]
+        self._product(member).todo.appendleft({**task, "known": known, "deaths": deaths})
+
+    def _keep(self, member: Member, what: str, problem: str, warnings: Sequence[str]) -> None:
+        seconds = time.monotonic() - self._began[member]
+        on = str(member.what["name"])
+        self.ended_tasks.append(
+            Ended(what=what, on=on, by=str(member), seconds=seconds, problem=problem, warnings=list(warnings))
+        )
+
+    def progress(self) -> str:
+        """How far it is, and how long what is left may take."""
+        done = len(self.ended_tasks)
+        waiting = sum(len(p.keys) + sum(map(_count, p.todo)) for p in self._products.values())
+        left = waiting + sum(self._open.values())
+        failed = sum(bool(each.problem) for each in self.ended_tasks)
+        text = f"{done} of {done + left} done" + (f", {failed} failed" if failed else "")
+        if not done or not left:
+            return text
+        return f"{text}; about {as_duration((time.monotonic() - self._start) / done * left)} left"
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """What became of each call or key."""
+        return [asdict(each) for each in self.ended_tasks]
+
+
+def _count(task: Value) -> int:
+    """How many calls or keys a task is; none where it only looks which keys there are."""
+    return len(task["keys"]) if "keys" in task else int("call" in task)
+
+
+def _contents(task: Value) -> list[str]:
+    if "keys" in task:
+        return [str(key["what"]) for key in task["keys"]]
+    return [str(task.get("call", "finding the program's keys"))]
