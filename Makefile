@@ -43,7 +43,7 @@ test: lint  ## lint, types, layers, and the tests that protect a change; nine to
 	$(BIN)/python -m pytest --benchmark-disable $(PARALLEL)
 
 test-all: test  ## test, then the tests marked `thorough`, which prove the same at length; CI runs both
-	$(BIN)/python -m pytest --benchmark-disable $(PARALLEL) -m thorough
+	$(BIN)/python -m pytest --benchmark-disable $(PARALLEL) -m 'thorough and not slow'
 
 lint: setup
 	$(BIN)/ruff format --check --quiet .

@@ -9,8 +9,10 @@ from importlib import import_module
 # verb: module in this package, what it does
 VERBS = {
     "record": ("record.devices", "measure the suite's spaces into traces, on every GPU or on the CPU"),
+    "record-products": ("record.products", "time matrix products as Inductor's templates make them, on a GPU"),
     "evidence": ("record.evidence", "what compilers say of whole spaces, without a GPU"),
     "fit": ("fit.forest", "fit the shipped forest on recorded spaces, and score it on what was left out"),
+    "fit-products": ("fit.products", "fit what forecasts Inductor's candidates for products"),
     "train": ("fit.train", "train a language model to forecast"),
     "reinforce": ("fit.reinforce", "teach a language model to write forecasts, by what its answers earn"),
     "evaluate": ("fit.evaluate", "how well trained language models forecast spaces they have not seen"),
@@ -20,6 +22,10 @@ VERBS = {
     ),
     "spaces": ("evaluate.spaces", "what recorded spaces look like: default against best, variants, repeats"),
     "baselines": ("evaluate.baselines", "our tuning beside other methods on recorded spaces"),
+    "search-replay": (
+        "evaluate.search_replay",
+        "a search's filter by forecasts on recorded spaces, beside simple rivals",
+    ),
     "learning-curve": ("evaluate.learning_curve", "what more kernels, and nearer ones, would teach"),
     "third-party": (
         "third_party.verb",

@@ -7,6 +7,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 TRACES = FOLDER / "traces"  # recorded spaces of the suite; the other corpora lie in folders below
 EVIDENCE = FOLDER / "evidence"  # what compilers say of whole spaces
+PRODUCTS = FOLDER / "products"  # matrix products as Inductor makes them: a line for each shape, with all times
 REPOSITORY = FOLDER.parent
 
 CORPORA = {

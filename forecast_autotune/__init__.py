@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .errors import NoWorkingConfigError as NoWorkingConfigError
     from .errors import TuningWarning as TuningWarning
     from .frontends.load_inline.tuned_module import load_inline as load_inline
+    from .frontends.online import freeze as freeze
     from .frontends.pending import tune_pending as tune_pending
     from .frontends.triton.autotuner import ForecastAutotuner as ForecastAutotuner
     from .frontends.triton.install import install as install
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from .frontends.triton.installed import installed as installed
     from .frontends.triton.simulated_driver import rehearsal as rehearsal
     from .frontends.variants.tuned_variants import variants as variants
+    from .program_search.run import search as search
+    from .program_search.task import SearchTask as SearchTask
 
     __version__: str
 
@@ -40,6 +43,7 @@ _HOMES = {
     "installed": "frontends.triton.installed",
     "tuner_of": "frontends.triton.install",
     "tune_pending": "frontends.pending",
+    "freeze": "frontends.online",
     "rehearsal": "frontends.triton.simulated_driver",
     "ForecastAutotuner": "frontends.triton.autotuner",
     "Config": "core.config",
@@ -52,6 +56,8 @@ _HOMES = {
     "TuningWarning": "errors",
     "load_inline": "frontends.load_inline.tuned_module",
     "variants": "frontends.variants.tuned_variants",
+    "search": "program_search.run",
+    "SearchTask": "program_search.task",
 }
 
 __all__ = list(_HOMES)

@@ -43,6 +43,9 @@ class Decorator(Autotune):
         rehearsal = staticmethod(package.rehearsal)
         tune_pending = staticmethod(package.tune_pending)
         variants = staticmethod(package.variants)
+        freeze = staticmethod(package.freeze)
+        search = staticmethod(package.search)
+        SearchTask = package.SearchTask
         forecast_autotune: Decorator
         autotune: Decorator
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -20,11 +21,12 @@ PREFIX = "FORECAST_AUTOTUNE_"
 NO_HOME = Path("/nonexistent")  # Debian's name for the home folder of those who have none
 
 _CHOICES = {
-    "MODE": ("tune", "cached", "forecast", "first", "strict"),
+    "MODE": ("tune", "online", "cached", "forecast", "first", "strict"),
     "ISOLATE": ("auto", "0", "1"),
     "TOOLCHAIN": ("exact", "any"),
     "SYNC": ("store", "rank0", "none"),
     "REMOTE": ("0", "1"),
+    "INDUCTOR": ("0", "1"),
 }
 
 _WARNED_OF: set[str] = set()  # variables that are no settings
@@ -152,7 +154,9 @@ class Settings:
     toolchain: str = "exact"
     sync: str = "store"
     remote: str = "0"
+    inductor: str = "0"
     answer: Answer = field(default_factory=Answer)
+    online_cost: float = 0.05  # of the time in tuned kernels, what exploring may take in mode online
     model: str | None = None  # of the fitted one: a version, or an absolute path, that of a kept one included
 
     @classmethod
@@ -192,6 +196,8 @@ class Settings:
                 values["answer"] = Answer.parse(text)
             except InvalidInputError as err:
                 raise InvalidInputError(f"{PREFIX}ANSWER={err}") from None
+        if text := env.get(PREFIX + "ONLINE_COST", "").strip():
+            values["online_cost"] = _share(text)
         if text := env.get(PREFIX + "BUDGET", "").strip():
             try:
                 BudgetLimits.parse(text)
@@ -213,6 +219,21 @@ class Settings:
         if text and is_model_version(text) and (kept := kept_model(settings.dir, text)).is_file():
             return replace(settings, model=str(kept))
         return settings
+
+
+def _share(text: str) -> float:
+    match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)\s*%|(0|1|[01]?\.\d{1,6})", text)
+    share = math.nan if match is None else float(match[1]) / 100 if match[1] else float(match[2])
+    if not 0 <= share <= 1:
+        raise InvalidInputError(
+            f"{PREFIX}ONLINE_COST={text!r}: accepted is a share of the time in tuned kernels, 5% or 0.05; 0 explores nothing"
+        )
+    return share
+
+
+def wants_inductor() -> bool:
+    """Whether the environment asks for Inductor's candidates to be narrowed; what does not parse is told of elsewhere."""
+    return os.environ.get(PREFIX + "INDUCTOR", "").strip() == "1"
 
 
 def kept_model(folder: Path, version: str) -> Path:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,10 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Tests run beside each other on a noisy machine, which is no news to those that look for other reports.
     logging.getLogger("forecast_autotune.tuner.noise").setLevel(logging.CRITICAL)
+    with suppress(ImportError):  # bars of packages that we call: the thread that watches them would outlive every test
+        from tqdm import tqdm
+
+        tqdm.monitor_interval = 0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

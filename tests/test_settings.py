@@ -35,6 +35,7 @@ def test_each_variable_is_read() -> None:
             "FORECAST_AUTOTUNE_TOOLCHAIN": "any",
             "FORECAST_AUTOTUNE_SYNC": "rank0",
             "FORECAST_AUTOTUNE_REMOTE": "1",
+            "FORECAST_AUTOTUNE_ONLINE_COST": "2.5 %",
             "FORECAST_AUTOTUNE_ANSWER": "reasoned,60s",
             "FORECAST_AUTOTUNE_MODEL": "15-kernels-0c4f1a2b",
         }
@@ -49,6 +50,7 @@ def test_each_variable_is_read() -> None:
         toolchain="any",
         sync="rank0",
         remote="1",
+        online_cost=0.025,
         answer=Answer(form="reasoned", seconds=60.0),
         model="15-kernels-0c4f1a2b",
     )
@@ -59,7 +61,18 @@ def test_what_is_no_version_of_a_model_is_the_path_of_one(text: str) -> None:
     assert Settings.from_environment({"FORECAST_AUTOTUNE_MODEL": text}).model == str(Path(text).absolute())
 
 
-@pytest.mark.parametrize("name", ["MODE", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC", "REMOTE", "ANSWER"])
+@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0", 0.0), ("0.2", 0.2), (".5", 0.5), ("100 %", 1.0)])
+def test_what_exploring_may_cost_is_a_share(text: str, share: float) -> None:
+    assert Settings.from_environment({"FORECAST_AUTOTUNE_ONLINE_COST": text}).online_cost == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["5", "-1%", "101%", "nan", "1.5", "5 percent", "1e-3"])
+def test_a_share_that_is_none_is_an_error(text: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"ONLINE_COST=.*accepted is a share"):
+        Settings.from_environment({"FORECAST_AUTOTUNE_ONLINE_COST": text})
+
+
+@pytest.mark.parametrize("name", ["MODE", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC", "REMOTE", "ANSWER", "INDUCTOR"])
 def test_a_value_that_does_not_parse_is_named_with_what_is_accepted(name: str) -> None:
     with pytest.raises(InvalidInputError, match=rf"FORECAST_AUTOTUNE_{name}='maybe': accepted are "):
         Settings.from_environment({f"FORECAST_AUTOTUNE_{name}": "maybe"})

@@ -1,4 +1,4 @@
-"""Operations of flash-linear-attention, called as its users call them: what makes one returns a training step of it."""
+"""Operations of flash-linear-attention as its users call them, and a model: what makes one returns a training step of it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,33 @@ def gated_norm(size: Size) -> Step:
     return lambda: layer(x, g)
 
 
+def gla_model(size: Size) -> Step:
+    """A language model of four layers in training: a step first applies what the last one's gradients say."""
+    from .gla_model import GLAModel
+
+    model = GLAModel(layers=4, heads=size.heads, width=size.width).to(size.device, size.dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    tokens = torch.randint(GLAModel.VOCABULARY, (size.batch, size.tokens), device=size.device)
+
+    def step() -> torch.Tensor:
+        optimizer.step()  # without gradients, at first, it changes nothing
+        optimizer.zero_grad()
+        loss: torch.Tensor = model.loss(tokens)
+        return loss
+
+    return step
+
+
 OPERATIONS: dict[str, Callable[[Size], Any]] = {
     make.__name__: make
-    for make in (chunk_gla, chunk_rwkv7, chunk_gsa, forgetting_attention, short_convolution, swiglu, gated_norm)
+    for make in (
+        chunk_gla,
+        chunk_rwkv7,
+        chunk_gsa,
+        forgetting_attention,
+        short_convolution,
+        swiglu,
+        gated_norm,
+        gla_model,
+    )
 }

@@ -25,7 +25,7 @@ from forecast_autotune.frontends.triton.installed import living_tuners
 from .operations import OPERATIONS, Size
 
 WAYS = ("stock", "untuned", "ours")
-WARM_STEPS, TIMED_STEPS = 3, 20
+WARM_STEPS, TIMED_STEPS = 3, 46  # with the first, 50
 REHEARSED = Size(device="cpu", batch=1, tokens=128, heads=2, width=64, slots=16)
 REHEARSED_US = 400.0  # every launch's
 
@@ -70,20 +70,35 @@ def chosen() -> dict[str, str]:
     return found
 
 
+def spent() -> dict[str, float]:
+    """Seconds that tuning took in all: as a whole, waiting for compilers, compiling on all cores, timing."""
+    tuners = [tuner for kernel in living_tuners() if (tuner := fa.tuner_of(kernel)) is not None]
+    decisions = [decision for tuner in tuners for decision in tuner.decisions.values()]
+    names = ("spent_s", "waiting_s", "compiling_s", "timing_s")
+    return {name: sum(getattr(decision, name) for decision in decisions) for name in names}
+
+
 def synchronize(size: Size) -> None:
     """Wait for the device."""
     if size.device != "cpu":
         torch.cuda.synchronize()
 
 
-def measured(operation: str, size: Size) -> dict[str, float]:
-    """Seconds of the first step, and milliseconds of a later one: until it is done, and until the host is free again."""
+def measured(operation: str, size: Size) -> dict[str, Any]:
+    """What 50 steps take.
+
+    Seconds of the first; milliseconds of a later one, until it is done and until the host is free again; the most memory
+    in MiB; and, of a model, the loss at each step.
+    """
     torch.manual_seed(0)
     step = OPERATIONS[operation](size)
+    losses: list[torch.Tensor] = []
 
     def train() -> None:
         output = step()
         output.backward(torch.ones_like(output))
+        if output.ndim == 0:
+            losses.append(output.detach())
 
     synchronize(size)
     began = time.perf_counter()
@@ -100,7 +115,13 @@ def measured(operation: str, size: Size) -> dict[str, float]:
         host_ms.append(1e3 * (time.perf_counter() - began))
         synchronize(size)
         steady_ms.append(1e3 * (time.perf_counter() - began))
-    return {"first_s": first_s, "steady_ms": statistics.median(steady_ms), "host_ms": statistics.median(host_ms)}
+    return {
+        "first_s": first_s,
+        "steady_ms": statistics.median(steady_ms),
+        "host_ms": statistics.median(host_ms),
+        "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if size.device != "cpu" else 0.0,
+        "losses": [float(loss) for loss in losses],
+    }
 
 
 def main(words: list[str] | None = None) -> int:
@@ -119,7 +140,7 @@ def main(words: list[str] | None = None) -> int:
             stack.enter_context(fa.rehearsal("H200", REHEARSED_US))
         timings = stack.enter_context(noting_timings())
         found = measured(given.operation, size)
-        print(json.dumps({**found, "timings_ms": timings, "chosen": chosen()}))
+        print(json.dumps({**found, "timings_ms": timings, "chosen": chosen(), "tuning": spent()}))
     return 0
 
 

@@ -2,8 +2,9 @@
 
 With operations of flash-linear-attention, by default all: each runs in three processes with empty caches, tuned by Triton,
 untuned (each key's first config), and under `install()`. Printed are the seconds of the first step, the milliseconds of a
-later step and of the host's part of it, and the time of what ours chose over the best by Triton's own clock (geometric mean
-over keys, and worst). This needs a GPU; --rehearse tries the same without one, at small sizes, and its times mean nothing.
+later step and of the host's part of it, the most memory, the time of what ours chose over the best by Triton's own clock
+(geometric mean over keys, and worst), and of a model in training its last loss, and how far at most a loss is from stock's.
+This needs a GPU; --rehearse tries the same without one, at small sizes, and its times mean nothing.
 
 With --list no GPU is needed: each package's modules are imported, and its tuners are counted: those that are decided here,
 and those that are not, with the reason.
@@ -23,7 +24,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from forecast_autotune.cli.output import print_json, print_table
@@ -47,8 +50,12 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="OPERATION|PACKAGE", help=f"of {', '.join(OPERATIONS)}")
     parser.add_argument("--list", action="store_true", help=f"list tuners; of {', '.join(PACKAGES)} or what is named")
+    parser.add_argument("--ways", default=",".join(WAYS), help="some of them (default: %(default)s)")
     parser.add_argument("--budget", default="8", metavar="B", help="as FORECAST_AUTOTUNE_BUDGET (default: 8)")
     parser.add_argument("--rehearse", action="store_true", help="without a GPU; the times mean nothing")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="JSON lines, written as they come; a later run goes on"
+    )
     parser.add_argument("--json", action="store_true", help="everything, for programs")
     given = parser.parse_args(words)
     if given.list:
@@ -66,7 +73,17 @@ def main(words: Sequence[str] | None = None) -> int:
     if not given.rehearse and not _has_gpu():
         print("third-party: there is no GPU here; --rehearse tries everything but the timing", file=sys.stderr)
         return 2
-    return run_operations(given.names or list(OPERATIONS), given.budget, rehearse=given.rehearse, as_json=given.json)
+    ways = given.ways.split(",")
+    if unknown := [way for way in ways if way not in WAYS]:
+        print(f"third-party: --ways {unknown[0]!r} is none of {', '.join(WAYS)}", file=sys.stderr)
+        return 2
+    operations = given.names or list(OPERATIONS)
+    try:
+        kept = Kept(given.keep)
+    except (OSError, ValueError) as err:
+        print(f"third-party: --keep {given.keep}: {err}", file=sys.stderr)
+        return 2
+    return run_operations(operations, ways, given.budget, kept, rehearse=given.rehearse, as_json=given.json)
 
 
 def _has_gpu() -> bool:
@@ -78,31 +95,67 @@ def _has_gpu() -> bool:
 # Steps ------------------------------------------------------------------------------------------------------------------
 
 
-def run_operations(operations: Sequence[str], budget: str, *, rehearse: bool, as_json: bool) -> int:
+FIGURES = ("first step s", "step ms", "host ms", "peak MiB", "keys", "over best", "worst", "last loss", "from stock's")
+
+
+class Kept:
+    """Answers, in a file of JSON lines if one is named."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        lines = file.read_text().splitlines() if file is not None and file.exists() else []
+        self._found: dict[tuple[str, ...], dict[str, Any]] = {
+            tuple(line["asked"]): line["found"] for line in map(json.loads, lines)
+        }
+
+    def answer(self, asked: tuple[str, ...], ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What was found before, else what is found now; what names a problem is asked for again the next time."""
+        if asked not in self._found:
+            self._found[asked] = ask()
+            if self._file is not None and "problem" not in self._found[asked]:
+                with self._file.open("a") as file:
+                    file.write(json.dumps({"asked": asked, "found": self._found[asked]}) + "\n")
+        return self._found[asked]
+
+
+def run_operations(
+    operations: Sequence[str], ways: Sequence[str], budget: str, kept: Kept, *, rehearse: bool, as_json: bool
+) -> int:
     """Each operation in each way, a row for each pair as it is done."""
-    columns = ("operation", "way", "first step s", "step ms", "host ms", "keys", "over best", "worst")
     failed, everything = False, []
     rows: list[tuple[str, ...]] = []
     for operation in operations:
         found: dict[str, Any] = {}
-        for way in WAYS:
-            found[way] = run_step(operation, way, budget, rehearse=rehearse)
-            if "problem" in found[way]:
-                failed = True
-                rows.append((operation, way, found[way]["problem"], "", "", "", "", ""))
-                continue
-            ratios = list(over_best(found.get("stock", {}), found[way]).values()) if way != "stock" else []
-            figures = [f"{found[way][name]:.3g}" for name in ("first_s", "steady_ms", "host_ms")]
-            mean = f"{math.exp(statistics.fmean(map(math.log, ratios))):.4f}" if ratios else ""
-            keys = str(len(found[way]["timings_ms"] if way == "stock" else ratios))
-            rows.append((operation, way, *figures, keys, mean, f"{max(ratios):.3f}" if ratios else ""))
+        for way in ways:
+            asked = (operation, way, budget if way == "ours" else "", "rehearsed" if rehearse else "")
+            found[way] = kept.answer(asked, partial(run_step, operation, way, budget, rehearse=rehearse))
+            failed = failed or "problem" in found[way]
+            rows.append((operation, way, *_figures_of(found[way], found.get("stock", {}))))
             print(" ".join(rows[-1]), file=sys.stderr, flush=True)
         everything.append({"operation": operation, **found})
     if as_json:
         print_json(everything)
     else:
-        print_table(columns, rows, right=columns[2:])
+        print_table(("operation", "way", *FIGURES), rows, right=FIGURES)
     return int(failed)
+
+
+def _figures_of(found: Mapping[str, Any], stock: Mapping[str, Any]) -> tuple[str, ...]:
+    if "problem" in found:
+        return found["problem"], *[""] * (len(FIGURES) - 1)
+    ratios = list(over_best(stock, found).values()) if found is not stock else []
+    figures = [f"{found[name]:.3g}" for name in ("first_s", "steady_ms", "host_ms")]
+    keys = str(len(found["timings_ms"] if found is stock else found["chosen"]))
+    mean = f"{math.exp(statistics.fmean(map(math.log, ratios))):.4f}" if ratios else ""
+    worst = f"{max(ratios):.3f}" if ratios else ""
+    losses = found["losses"]
+    far = (
+        [abs(a - b) / abs(b) for a, b in zip(losses, stock.get("losses", ()), strict=False)]
+        if found is not stock
+        else []
+    )
+    loss, apart = f"{losses[-1]:.4f}" if losses else "", f"{100 * max(far):.2g} %" if far else ""
+    return *figures, f"{found['peak_mib']:.0f}", keys, mean, worst, loss, apart
 
 
 def run_step(operation: str, way: str, budget: str, *, rehearse: bool) -> dict[str, Any]:

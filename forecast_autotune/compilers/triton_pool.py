@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 WORKER_BYTES = 1 << 30  # 0.17 GiB seen for matmuls (Triton 3.9, sm_90); larger kernels, and ptxas beside, take more
 MOST_WORKERS = 16  # a short list is no longer
 LEAVE_S = 5.0  # for a thread to let go of a worker that was killed
+BACKGROUND_NICE = 19
 IDLE_S = 120.0  # then a worker gives its memory back; the next compile starts one in 0.5 s
 
 # What a compile reads of the environment beside Triton's own names. The rest may change under a running worker.
@@ -67,10 +68,15 @@ class WorkerPool:
 
     A thread per worker waits for it in the caller, asleep but for a hand-over. Not usable in a forked child; see
     `shared_pool`.
+
+    Args:
+        workers: the most processes.
+        nice: by how much they give way to other processes for the CPU.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, *, nice: int = 0) -> None:
         self.workers = max(1, workers)
+        self._nice = nice
         self._server = ForkServer("triton")
         self.started = 0  # processes, ever
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -214,7 +220,7 @@ class WorkerPool:
         if self.closed:
             raise WorkersUnavailableError(_CLOSED)
         try:
-            compiler = _Compiler(self._server, setup)
+            compiler = _Compiler(self._server, setup, self._nice)
         except WorkersUnavailableError as err:
             self._unavailable = self._unavailable or str(err)
             raise
@@ -237,14 +243,14 @@ class WorkerPool:
 class _Compiler:
     """A worker that compiles one task after another, and its log."""
 
-    def __init__(self, server: ForkServer, setup: Setup) -> None:
+    def __init__(self, server: ForkServer, setup: Setup, nice: int) -> None:
         self.setup = setup
         self.future: Compiling | None = None  # of what it compiles now
         self._log = memory_file(0, "forecast_autotune_log")
         try:
             self.worker = server.start(
                 serve_tasks,
-                {"knobs": {group: dict(values) for group, values in setup.knobs}},
+                {"knobs": {group: dict(values) for group, values in setup.knobs}, "nice": nice},
                 [self._log],
                 ready_s=START_S,
                 environment={**os.environ, **dict(setup.environment)},
@@ -311,29 +317,39 @@ def current_setup() -> Setup | None:
     return Setup(environment=tuple(environment), knobs=tuple(overrides), folder=folder)
 
 
-_shared: WorkerPool | None = None
+_shared: dict[int, WorkerPool] = {}  # by how nice their workers are
 _shared_lock = threading.Lock()
 
 
 def shared_pool() -> WorkerPool:
     """The process's own pool; a forked child gets a new one, since the parent's threads are not in it."""
-    global _shared
+    return _pool(min(MOST_WORKERS, workers_that_fit(WORKER_BYTES)), nice=0)
+
+
+def background_pool() -> WorkerPool:
+    """The process's own pool for what nobody waits for: half as many workers, which give way to all other processes."""
+    return _pool(min(MOST_WORKERS, workers_that_fit(WORKER_BYTES)) // 2, nice=BACKGROUND_NICE)
+
+
+def _pool(workers: int, nice: int) -> WorkerPool:
     with _shared_lock:
-        if _shared is None or _shared.closed:
-            if _shared is None:
+        pool = _shared.get(nice)
+        if pool is None or pool.closed:
+            if not _shared:
                 atexit.register(_close_shared)
-            _shared = WorkerPool(min(MOST_WORKERS, workers_that_fit(WORKER_BYTES)))
-        return _shared
+            pool = _shared[nice] = WorkerPool(workers, nice=nice)
+        return pool
 
 
 def _close_shared() -> None:
-    if _shared is not None:
-        _shared.close()
+    for pool in list(_shared.values()):
+        pool.close()
 
 
 def _forget_shared() -> None:
-    global _shared, _shared_lock
-    _shared, _shared_lock = None, threading.Lock()
+    global _shared_lock
+    _shared.clear()
+    _shared_lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -89,6 +89,7 @@ class Built:
 def serve_tasks(channel: Channel, request: Message) -> None:
     """Serve tasks until the caller is gone. Runs in a worker."""
     redirect_output(channel.files[0])
+    os.nice(request["nice"])
     use_knobs(request["knobs"])
     channel.send({"ready": True})
     while True:

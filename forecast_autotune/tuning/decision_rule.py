@@ -46,6 +46,8 @@ class Findings:
     waiting_s: float = 0.0  # see `Decision`
     compiling_s: float = 0.0
     timing_s: float = 0.0
+    explored_s: float = 0.0
+    saved_s: float = 0.0
     left_behind: int = 0  # configs whose builds nobody waited for
     model: str = ""  # the version of the fitted model that forecast
 
@@ -99,6 +101,8 @@ def decide(findings: Findings, stop: Stop, *, by_forecast: bool = False) -> Deci
         waiting_s=findings.waiting_s,
         compiling_s=findings.compiling_s,
         timing_s=findings.timing_s,
+        explored_s=findings.explored_s,
+        saved_s=findings.saved_s,
         config_us=times_us.get(choice.config),
         default_us=times_us.get(space.default),
         run=findings.run,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..core.config import Config
 from ..core.decision import Decision
+from ..core.figures import as_duration
 from ..core.job import Job, Progress
 from ..core.space import Space
 from ..core.text import plain
@@ -31,6 +32,7 @@ class TunedKey:
     tried: int
     space_size: int
     seconds: float
+    explored_s: float  # by real calls; 0 where none was timed
     is_stored: bool  # so that `forecast-autotune show` finds it
 
 
@@ -45,6 +47,7 @@ def tuned_key(job: Job, decision: Decision, *, seconds: float, is_stored: bool) 
         tried=decision.measured,
         space_size=decision.space_size,
         seconds=seconds,
+        explored_s=decision.explored_s,
         is_stored=is_stored,
     )
 
@@ -80,7 +83,8 @@ def live_line(name: str, progress: Progress | None, *, elapsed_s: float, heard_s
 
 def closing_line(key: TunedKey, columns: int | None = None) -> str:
     """What was chosen for a key, what it gains and cost. Where that makes it fit the columns, its name is cut."""
-    text = f": {key.config}, {key.gain}, {key.tried} of {key.space_size} tried, {as_seconds(key.seconds)}"
+    cost = f"in real calls, which lost {as_duration(key.explored_s)}" if key.explored_s else as_seconds(key.seconds)
+    text = f": {key.config}, {key.gain}, {key.tried} of {key.space_size} tried, {cost}"
     by_name, by_digest = (f"{text} (forecast-autotune show {which})" for which in (shlex.quote(key.name), key.digest))
     if not key.is_stored:  # kept in memory alone, where the command does not see it
         by_name = by_digest = text
@@ -102,6 +106,8 @@ def summary_line(keys: Sequence[TunedKey]) -> str:
     elif counts[0] == counts[-1]:
         each = f"{counts[0]} tried each"
     text = f"{len(keys)} keys of {what} tuned in {as_seconds(sum(k.seconds for k in keys))}, {each}, "
+    if explored_s := sum(key.explored_s for key in keys):
+        text = f"{len(keys)} keys of {what} learned from real calls, which lost {as_duration(explored_s)}, {each}, "
     text += f"geometric mean {as_ratio(gain)}" if gain > 1.0 else "no config tried beats the default"
     if not any(key.is_stored for key in keys):
         return text

@@ -58,6 +58,7 @@ class RunState:
         self.finals: dict[Config, Measurement] = {}  # configs timed in turns
         self.drift = 0.0  # of the default: by which share it took longer in turns than at first
         self._listener = parts.listener
+        self._measurer = parts.measurer
         self._up_to_date = False  # the forecasts
 
     def recall(self) -> None:
@@ -164,6 +165,8 @@ class RunState:
             waiting_s=self.spending.waiting_s,
             compiling_s=self.spending.compiling_s,
             timing_s=self.spending.timing_s,
+            explored_s=self._measurer.explored_s,
+            saved_s=max(0.0, self._measurer.saved_s),
             left_behind=len(self.left_behind),
             run=self.id,
             now=time.time(),

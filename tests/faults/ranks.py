@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections import Counter
@@ -27,6 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from forecast_autotune.core.allowance import Allowance
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision
@@ -37,7 +39,9 @@ from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outco
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
 from forecast_autotune.distributed.job_store import Patience
-from forecast_autotune.frontends.engine import Request, decide, make_store
+from forecast_autotune.frontends.engine import Request, decide, learn, make_store
+from forecast_autotune.frontends.online import Thrifty
+from forecast_autotune.measure.real_calls import LearningEndedError, RealCalls
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.base import StatelessSurrogate
 
@@ -75,6 +79,7 @@ class Scenario:
     local: bool = False  # every rank decides by its own store
     warnings: int = 0  # that each rank gives
     sync: str = "rank0"
+    online: bool = False  # one rank learns from its calls, and no call of any rank waits
     devices: int = 0  # with so many, the ranks have one disk, a device each or between them, and share the work
 
     def kind(self, rank: int) -> str:
@@ -106,6 +111,12 @@ SCENARIOS = {
     "the environment says another world size": Scenario(environment={"WORLD_SIZE": "4"}, warnings=1),
     "the key-value store dies": Scenario(harm=signal.SIGKILL, local=True, warnings=1, patience=DEAF),
     "the key-value store stands still": Scenario(harm=signal.SIGSTOP, local=True, warnings=1, patience=DEAF),
+    "online": Scenario(online=True),
+    "online, one never calls": Scenario(online=True, absent=[3]),
+    "online, rank 0 never calls": Scenario(online=True, absent=[0]),
+    "online, one is late": Scenario(online=True, late_s={4: 1.0}),
+    "online, one is killed at any moment": Scenario(online=True, killed_within_s=0.6, patience=WARY),
+    "online, one is stopped for seconds": Scenario(online=True, stopped_s=2.0, patience=WARY),
     "each for itself": Scenario(sync="none", local=True),
     "shared, a device each": Scenario(devices=8, measure_s=SHARED_S),
     "shared, two on each device": Scenario(devices=4, measure_s=SHARED_S),
@@ -120,6 +131,7 @@ class Toy:
     workers = 1
     overlaps_timing = True  # so that nothing but finalists is timed in a pause
     repeatable = True
+    explored_s = saved_s = 0.0
 
     def __init__(self, rank: int, measure_s: float, before: Callable[[int], None]) -> None:
         self.rank = rank
@@ -153,6 +165,21 @@ class Toy:
         self.spans.append((began, time.monotonic()))
         us = 10.0 + (SPACE.index(config) * 7 + self.rank * 5) % len(SPACE)
         return Measurement(samples_us=(us, us * 1.001, us * 0.999))
+
+
+class Moment:
+    """An event of a device that is always through with what it was given; see `real_calls.Event`."""
+
+    now_us = 0.0
+
+    def record(self) -> None:
+        self.at_us = Moment.now_us
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, later: Moment) -> float:
+        return (later.at_us - self.at_us) * 1e-3
 
 
 class Blind(StatelessSurrogate):
@@ -214,6 +241,8 @@ class Run:
                     counted["agreed" if right and report.config == like[0].config else "wrong"] += 1
         if self.scenario.devices and self.broken_promise():
             counted["wrong"] += 1
+        if self.scenario.online and not self.died and sum(bool(r.tried) for r in self.reports) > 1:
+            counted["wrong"] += 1  # two have explored
         return counted
 
     def broken_promise(self) -> str:
@@ -360,7 +389,7 @@ def _be_rank(
     os.read(gate, 1)
     if rank not in scenario.absent:
         time.sleep(scenario.late_s.get(rank, 0.0))
-        decided = _decide(scenario, folder, rank)
+        decided = (_learn if scenario.online else _decide)(scenario, folder, rank)
         os.write(report, (json.dumps(asdict(decided)) + "\n").encode())
     os.read(release, 1)
 
@@ -413,6 +442,61 @@ def _decide(scenario: Scenario, folder: Path, rank: int) -> RankReport:
         calls=calls,
         tried=[c.text for c in dict.fromkeys(toy.measured)],
         spans=[list(span) for span in toy.spans],
+        warnings=[str(w.message) for w in caught],
+        seconds=time.monotonic() - began,
+    )
+
+
+def _learn(scenario: Scenario, folder: Path, rank: int) -> RankReport:
+    """As a front end does it in mode online: calls go on, and a thread learns from them."""
+    settings = Settings(mode="online", sync="rank0", dir=folder / str(rank))
+    how = Request(settings=settings, budget="0", learns=str(BUDGET), surrogate=Blind(), patience=scenario.patience)
+    job, store = job_of(scenario.kind(rank)), make_store(settings)
+    toy, thrifty = Toy(rank, 0.0, lambda _: None), Thrifty()
+    decided: list[Decision] = []
+    tried: dict[Config, None] = {}
+    began = time.monotonic()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        first = decide(job, how, compiler=toy, measurer=toy, store=store)
+        calls = RealCalls(
+            incumbent=first.decision.config,
+            default=SPACE.default,
+            allowance=Allowance(),
+            share=0.05,
+            new_event=Moment,
+        )
+
+        def learns() -> None:
+            with contextlib.suppress(LearningEndedError):
+                while True:
+                    learned = learn(job, how, compiler=toy, calls=calls, thrifty=thrifty, store=store)
+                    if learned.retry_after_s is None:
+                        decided.append(learned.decision)
+                        return
+                    calls.rest(MOST_PAUSE_S)
+
+        thread = threading.Thread(target=learns, daemon=True)
+        thread.start()
+        count = 0
+        while not decided and thread.is_alive():
+            turn = calls.turn()
+            turn.begin()
+            Moment.now_us += 10.0 + (SPACE.index(turn.config) * 7 + rank * 5) % len(SPACE)
+            turn.end()
+            if turn.trial is not None:
+                tried[turn.config] = None
+            count += 1
+            time.sleep(1e-4)
+        thread.join()
+    return RankReport(
+        rank=rank,
+        config=decided[0].config.text if decided else "",
+        basis=decided[0].basis if decided else "",
+        first=first.decision.basis,
+        calls=count,
+        tried=[config.text for config in tried],
+        spans=[],
         warnings=[str(w.message) for w in caught],
         seconds=time.monotonic() - began,
     )

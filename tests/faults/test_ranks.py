@@ -54,6 +54,17 @@ FAULTS = {
             "each for itself",
         ],
     ),
+    "8 ranks online, one of which learns: late, absent, kill -9, stopped": (
+        AGREE,
+        [
+            "online",
+            "online, one never calls",
+            "online, rank 0 never calls",
+            "online, one is late",
+            "online, one is killed at any moment",
+            "online, one is stopped for seconds",
+        ],
+    ),
     "8 ranks that share the work: one killed": (
         f"{AGREE}, within one budget",
         [

@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,11 @@ every_variant_at_length = pytest.mark.parametrize(
         for variant in suite.variants
     ],
 )
-interpreted_once = pytest.mark.xdist_group("interpreter")
+
+
+def interpreted_once(test: Callable[..., None]) -> Callable[..., None]:
+    """The tests that share the interpreter's findings run in one process; the first of them waits for all."""
+    return pytest.mark.xdist_group("interpreter")(pytest.mark.timeout(1800)(test))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -139,7 +143,6 @@ def small_ones_in_the_interpreter(request: pytest.FixtureRequest) -> dict[str, d
 
 
 @interpreted_once
-@pytest.mark.timeout(900)  # all of them within the first
 @at_length(small_kernels())
 def test_small_kernels_match_the_reference(
     kernel: TritonKernel, small_ones_in_the_interpreter: dict[str, dict[str, Any]]

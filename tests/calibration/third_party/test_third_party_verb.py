@@ -70,3 +70,18 @@ def test_without_a_gpu_or_the_package_one_line_says_what_to_do(
 def test_a_choice_is_judged_by_the_times_of_triton_s_own_tuner() -> None:
     stock = {"timings_ms": {"a": {"x": 2.0, "y": 1.0}, "b": {"x": math.inf, "y": 1.0}, "c": {"x": 1.0}}}
     assert verb.over_best(stock, {"chosen": {"a": "x", "b": "x", "c": "x", "d": "x"}}) == {"a": 2.0, "c": 1.0}
+
+
+def test_what_was_answered_is_kept_and_what_failed_is_asked_again(tmp_path: Path) -> None:
+    file = tmp_path / "kept.jsonl"
+    asked: list[str] = []
+
+    def answer(of: str, found: dict[str, object]) -> dict[str, object]:
+        return verb.Kept(file).answer((of, "ours"), lambda: asked.append(of) or found)
+
+    assert answer("swiglu", {"first_s": 1.0}) == answer("swiglu", {"first_s": 2.0}) == {"first_s": 1.0}
+    assert answer("gated_norm", {"problem": "no GPU"}) != answer("gated_norm", {"first_s": 3.0})
+    assert asked == ["swiglu", "gated_norm", "gated_norm"]
+    file.write_text("half a li")
+    with pytest.raises(ValueError, match="Expecting value"):
+        verb.Kept(file)
