@@ -13,6 +13,7 @@ COMMANDS = {
     "forecast": ("forecast", "rank a kernel's configs for a GPU without touching one"),
     "pending": ("pending", "keys met where measuring was not allowed"),
     "tune-pending": ("tune_pending", "run a program to tune pending keys"),
+    "warm": ("warm", "compile ahead of a start what the keys that are known will run"),
     "freeze": ("freeze", "end what programs in mode online try in real calls"),
     "tune": ("tune", "tune a suite or a program on all GPUs of a Ray cluster"),
     "coverage": ("coverage", "for which hardware, programs and keys decisions are missing"),

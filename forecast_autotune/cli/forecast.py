@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
-import importlib.util
 import sys
-import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.figures import as_duration, as_times
-from ..core.text import error_text
 from ..errors import InvalidInputError, MissingExtraError
 from ._exit_codes import OK
+from ._loading import load_module
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, count, new_parser
 from .output import print_facts, print_json, print_table, say
 
@@ -107,7 +104,8 @@ def load_kernel(text: str) -> Any:
             f"{text!r} names no kernel: give MODULE:KERNEL, such as my.kernels:matmul or kernels.py:matmul"
         )
     with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of the result
-        module = _load_module(place, name.partition(".")[0])
+        wanted = name.partition(".")[0]
+        module = load_module(place, "FILE.py:KERNEL", is_enough=lambda module: hasattr(module, wanted))
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
@@ -118,40 +116,6 @@ def load_kernel(text: str) -> Any:
             raise InvalidInputError(f"{place} has no {name}: {known}")
         value = getattr(value, part)
     return value
-
-
-def _load_module(place: str, wanted: str) -> types.ModuleType:
-    """The module of that name or in that file; where a file's own program fails, as far as it got, if `wanted` is in it."""
-    path = Path(place)
-    is_file = path.suffix == ".py" or path.is_file()
-    if path.is_dir() and not (path / "__init__.py").is_file():
-        raise InvalidInputError(f"{place} is a folder: name a Python file in it, such as {path / 'kernels.py'}:NAME")
-    if is_file and not path.is_file():
-        raise InvalidInputError(f"there is no file {place}: look at its spelling, or give its whole path")
-    sys.path.insert(0, str(path.resolve().parent if is_file else Path.cwd()))
-    module = None
-    try:
-        if not is_file:
-            return importlib.import_module(place)
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None:
-            raise InvalidInputError(f"{place} is no Python file: give FILE.py:KERNEL or MODULE:KERNEL")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
-        return module
-    except InvalidInputError:
-        raise
-    except (Exception, SystemExit) as err:  # whatever the user's own module does
-        if isinstance(err, ModuleNotFoundError) and err.name == place:
-            hint = "give one that is installed, or FILE.py:KERNEL"
-            raise InvalidInputError(f"there is no module {place}: {hint}") from err
-        why = f"{type(err).__name__}: {error_text(err)}"
-        if module is None or not hasattr(module, wanted):
-            raise InvalidInputError(f"{place} cannot be imported: {why}") from err
-        # A script that also calls its kernel, as a first one does, gets no further without a GPU.
-        say(f"{place} is read as far as it runs here, where it stops with {why.partition(chr(10))[0]}")
-        return module
 
 
 def _hardware(target: str | None) -> Hardware:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TextIO
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TextIO, TypeVar
 
 from ..core.layout import Block, Emphasis, Facts, Table, as_is, as_text, bold, terminal_width
 from ..core.text import plain
+
+QUIET_S = 2.0  # no progress is shown for less
+
+Row = TypeVar("Row")
 
 
 def say(text: str) -> None:
@@ -114,3 +120,23 @@ def _page() -> Any:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 160)
+
+
+def with_progress(rows: Iterable[Row], total: int, doing: str) -> Iterator[Row]:
+    """The rows; after two seconds with a bar on a terminal's stderr."""
+    if not sys.stderr.isatty():
+        yield from rows
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        bar = None
+        for count, row in enumerate(rows, start=1):
+            if bar is None and time.monotonic() - began > QUIET_S:
+                bar = stack.enter_context(Progress(console=Console(stderr=True)))
+                bar.add_task(doing, total=total)
+            if bar is not None:
+                bar.update(bar.task_ids[0], completed=count, total=max(total, count))
+            yield row

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,11 +20,11 @@ from ..settings import SURROGATES, Settings, check_surrogate
 from ._exit_codes import BAD_INPUT, OK
 from ._parsing import Subparsers
 from ._replay_report import report_of, show_report
+from .output import with_progress
 
 BUDGETS = ("10", "1%", "10%")
 TARGETS = (0, 10, 50)  # configs whose outcomes are known when forecasts are scored
 DRAWS = 10  # of those configs, at most; from one draw to the next Brier skill scatters by 0.04 to 0.10 (10 measured)
-QUIET_S = 2.0  # no progress is shown for less
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -141,7 +139,7 @@ def _collect(plan: ReplayPlan, tasks: Sequence[Task], jobs: int) -> tuple[dict[T
     """The rows of all tasks that finished, and the exit code."""
     done: dict[Task, Row] = {}
     try:
-        for task, row in _with_progress(work(plan, tasks, jobs), len(tasks)):
+        for task, row in with_progress(work(plan, tasks, jobs), len(tasks), "replaying"):
             done[task] = row  # noqa: PERF403 - one by one: what is finished when Ctrl-C comes is reported
     except KeyboardInterrupt:
         print(f"interrupted: {len(done)} of {len(tasks)} runs are finished; these follow", file=sys.stderr)
@@ -150,26 +148,6 @@ def _collect(plan: ReplayPlan, tasks: Sequence[Task], jobs: int) -> tuple[dict[T
         print(f"{err}; {len(done)} of {len(tasks)} runs are finished, and follow", file=sys.stderr)
         return done, BAD_INPUT
     return done, OK
-
-
-def _with_progress(rows: Iterator[tuple[Task, Row]], total: int) -> Iterator[tuple[Task, Row]]:
-    """The rows; from the second second on with a bar on a terminal's stderr."""
-    if not sys.stderr.isatty():
-        yield from rows
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    began = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        bar = None
-        for count, row in enumerate(rows, start=1):
-            if bar is None and time.monotonic() - began > QUIET_S:
-                bar = stack.enter_context(Progress(console=Console(stderr=True)))
-                bar.add_task("replaying", total=total)
-            if bar is not None:
-                bar.update(bar.task_ids[0], completed=count)
-            yield row
 
 
 def _positive(text: str) -> int:

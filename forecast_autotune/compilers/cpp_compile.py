@@ -78,6 +78,7 @@ class CppCompiler:
         self.recipe = recipe
         self.toolchain = toolchain
         self.hardware = hardware
+        self.folder = folder
         self.builds = CppBuilds(recipe, toolchain, hardware, folder)
         self.nvcc = nvcc
         self.timeout_s = timeout_s

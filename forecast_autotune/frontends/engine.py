@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import filelock  # noqa: F401  # whose locks a first call takes: importing it takes 25 ms
 
+from ..compilers.no_compile import NoCompiler
 from ..core.budget import PROCESS_TOTAL, Budget, BudgetLimits
 from ..core.context import ForecastContext
 from ..core.decision import FIRST_RETRY_S, Decision, Resolution
@@ -31,6 +32,7 @@ from ..errors import CacheMissError, InvalidInputError, TuningWarning
 from ..evaluation.scores import member_scores, recalibration
 from ..language.model import LanguageModel
 from ..language.named import named
+from ..measure.no_measurer import NO_MEASURER
 from ..measure.real_calls import RealCalls
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
 from ..remote.fleet_store import FleetStore, open_store
@@ -317,6 +319,23 @@ def learn(
         budget=budget,
         meanwhile=_informed(how, job, store, limit_s=0.0),
     )
+
+
+def launched_first(job: Job, how: Request, store: Store) -> Decision:
+    """What the first call of a key runs where nothing is measured yet: stored, else forecast, else the default.
+
+    Nothing is noted or kept.
+    """
+    how = _by_held_model(how)
+    return tune(
+        job,
+        compiler=NoCompiler(),
+        surrogate=_informed(how, job, store, limit_s=0.0),
+        policy=StoredOnly(),
+        measurer=NO_MEASURER,
+        store=store,
+        budget=Budget("0"),
+    ).decision
 
 
 def first_forecasts(job: Job, how: Request, store: Store) -> tuple[Sequence[Forecast | Abstention], str]:

@@ -18,10 +18,12 @@ TRACE = str(Path(__file__).parents[1] / "traces" / "gemm_few_rows.jsonl.gz")
 READERS = [["import", "{}"], ["replay", "{}"], ["replay", TRACE, "--history", "{}"]]
 WRITERS = [["export", "{}"], ["doctor", "--bundle", "{}"]]
 PROGRAMS = [["run", "{}"], ["tune-pending", "{}"], ["tune", "{}"]]
-STORES = [[verb, "--dir", "{}"] for verb in ("list", "stats", "skills", "pending", "prune", "coverage", "freeze")]
+STORES = [
+    [verb, "--dir", "{}"] for verb in ("list", "stats", "skills", "pending", "prune", "coverage", "freeze", "warm")
+]
 STORES += [["remote", word, "--dir", "{}"] for word in ("push", "pull")]
 STORES += [["show", "x", "--dir", "{}"], ["clear", "--yes", "--dir", "{}"], ["export", "new.jsonl", "--dir", "{}"]]
-KERNELS = [["forecast", "{}:kernel", "--target", "H100"], ["search", "{}:task"]]
+KERNELS = [["forecast", "{}:kernel", "--target", "H100"], ["search", "{}:task"], ["warm", "{}"]]
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from ...core.job import Stop
 from ...core.outcome import Failure, Measurement, Outcome
 from ...core.space import Space
 from ...features.forecast_columns import columns_of
+from ...measure.no_measurer import NO_MEASURER
 from ...store.sqlite import SqliteStore
 from ...tuning.decision_rule import Findings
 from ...tuning.decision_rule import decide as decide_by_times
@@ -34,7 +35,6 @@ from ..engine import (
     recall,
 )
 from .candidates import Candidates, Lowered, as_listed, is_extern, is_library
-from .no_measurer import NO_MEASURER
 from .request import DEFAULT_BUDGET, product_request
 
 log = logging.getLogger(__name__)

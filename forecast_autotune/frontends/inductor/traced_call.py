@@ -21,13 +21,13 @@ from ...core.digest import digest
 from ...core.outcome import Failure, Measurement
 from ...core.user_warnings import warn_user
 from ...errors import CacheMissError, TuningWarning
+from ...measure.no_measurer import NO_MEASURER
 from ...protocols import Store
 from ...store.rows import TuningKey
 from ..engine import Request, decide
 from ..pending import is_unmeasured
 from ..triton.call import TritonCall
 from ..triton.kernel_spec import KernelSpec
-from .no_measurer import NO_MEASURER
 from .recompilation import EPOCH, hold_until_measured
 from .traced_arguments import fake_tensor, hinted, meta_tensor, without_modes
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import triton.language as tl
 from triton.runtime.autotuner import Heuristics
 
 from ...compilers.no_compile import NoCompiler
@@ -34,6 +35,8 @@ from .kernel_spec import KernelSpec
 from .stand_ins import stand_in
 from .target import compiled_for, current_hardware, current_toolchain
 from .timing import make_measurer
+
+ALIGNED = 16  # bytes: Triton asks of an address whether so many divide it, and no more
 
 
 class TritonCall:
@@ -198,13 +201,18 @@ class TritonCall:
         return f"do_bench={getattr(own, '__module__', '')}.{getattr(own, '__qualname__', type(own).__qualname__)}"
 
     def _call_features(self) -> dict[str, Value]:
+        """What the compiler specialises on, by argument; `stored_call` makes a call of it again."""
         values: dict[str, Value] = {}
         for name, value in self.named.items():
             if name in self.spec.arg_names:
                 if isinstance(value, torch.Tensor):
                     values.update({f"{name}_{d}": int(n) for d, n in enumerate(value.shape)})
-                elif isinstance(value, (bool, int, float, str)):
+                    if address := _address(value) % ALIGNED:
+                        values[f"{name} alignment"] = address & -address
+                elif value is None or isinstance(value, (bool, int, float, str)):
                     values[name] = plain_value(value)
+                elif isinstance(value, tl.dtype):
+                    values[name] = f"tl.{value}"
         return values
 
     # Compiling ------------------------------------------------------------------------------------------------------
@@ -242,6 +250,14 @@ class TritonCall:
 
     def _described_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         return describe_call(bind_call(self.kernel.arg_names, defaults_of(self.kernel), args, kwargs).arguments)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where a tensor begins; 0 for one without data, such as a fake one."""
+    try:
+        return int(tensor.data_ptr())
+    except (RuntimeError, NotImplementedError):
+        return 0
 
 
 def by_knobs(theirs: Sequence[Any]) -> dict[Config, Any]:

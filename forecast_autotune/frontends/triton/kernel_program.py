@@ -17,11 +17,15 @@ def program_of(kernel: Any) -> Program:
     Its text holds the kernel, the functions that it calls, the values they read from outside, and the functions called
     around a launch. Its digest changes when Triton's `cache_key` does, except by line numbers.
     """
+    return Program(name=kernel_name(kernel), language="triton", source=CodeText([kernel]).text)
+
+
+def kernel_name(kernel: Any) -> str:
+    """The module and the name of the function under a kernel, tuners and heuristics: what its program goes by."""
     function = kernel
     while (inner := getattr(function, "fn", None)) is not None:
         function = inner
-    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
-    return Program(name=name, language="triton", source=CodeText([kernel]).text)
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 
 def plain_value(value: Any) -> Value:

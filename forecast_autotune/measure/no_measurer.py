@@ -1,9 +1,9 @@
-"""`NO_MEASURER`: stands in for a measurer under a compiler, where nothing may be measured."""
+"""`NO_MEASURER`: stands in for a measurer where nothing may be measured."""
 
 from __future__ import annotations
 
-from ...core.config import Config
-from ...core.outcome import Outcome
+from ..core.config import Config
+from ..core.outcome import Outcome
 
 
 class _NoMeasurer:
@@ -16,7 +16,7 @@ class _NoMeasurer:
         pass
 
     def measure(self, config: Config, **_: object) -> Outcome:
-        raise AssertionError(f"{config} was to be measured under a compiler")
+        raise AssertionError(f"{config} was to be measured where nothing may be")
 
 
 NO_MEASURER = _NoMeasurer()
