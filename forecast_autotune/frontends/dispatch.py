@@ -233,8 +233,10 @@ class Dispatcher:
                     untried = not (measured or unmeasured) and decision.config != job.space.default
                     if untried and (failure := tuning.refused(decision.config, measurer)) is not None:
                         decision = self._refuse(job, decision, failure, store)
-                launcher = tuning.launcher(decision.config)
                 learnable = tuning.learnable() if how.learns and is_unmeasured(decision) and not unmeasured else None
+                if learnable is not None and learnable.compares and not decision.tried:
+                    decision = _by_default(decision, job.space.default, "nothing else was compared with it yet")
+                launcher = tuning.launcher(decision.config)
             except (CacheMissError, InvalidInputError, NoWorkingConfigError):
                 raise
             except Exception as err:
@@ -282,6 +284,7 @@ class Dispatcher:
             allowance=PROCESS_ALLOWANCE,
             share=how.settings.online_cost,
             new_event=learnable.new_event,
+            may_compare=learnable.may_compare if learnable.compares else None,
             load=learnable.load,
             expected=thrifty.expected,
             waiting=at_work.left,
@@ -310,7 +313,7 @@ class Dispatcher:
                     watched.tuned(job, decision, measured_here=here, is_stored=store is not self._memory)
             learnable.decided(decision, store, seconds=time.perf_counter() - began)
 
-        return Learning(calls, learnable.launcher, decide)
+        return Learning(calls, learnable.launcher, learnable.compared, decide)
 
     def settle(self, entry: Entry) -> None:
         """Have calls of a key that is learned no more run the best known, until it is decided by measuring."""

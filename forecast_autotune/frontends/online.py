@@ -45,6 +45,9 @@ class Learnable(Protocol):
     def compiler(self) -> Compiler:
         """Builds the job's configs, for nobody who waits."""
 
+    compares: bool
+    """Whether candidates are compared with the default before their first launch."""
+
     @property
     def new_event(self) -> Callable[[], Any]:
         """Makes an event of the device; see `real_calls.Event`."""
@@ -54,6 +57,12 @@ class Learnable(Protocol):
 
     def load(self, config: Config) -> None:
         """Make a built config ready to launch; it may raise what a launch would."""
+
+    def may_compare(self) -> bool:
+        """Whether the device has nothing to do, so that comparing a candidate with the default waits for nothing else."""
+
+    def compared(self, config: Config, call: Any) -> Failure | None:
+        """Why a candidate must not be launched, by a comparison with the default on copies of a call's arguments."""
 
     def decided(self, decision: Decision, store: Store, *, seconds: float) -> None:
         """Tell whoever listens."""
@@ -65,18 +74,40 @@ class Learning:
     Args:
         calls: takes the times.
         launcher: makes calls under a config of the job.
+        compared: see `Learnable`.
         decide: runs the loop, in the key's thread; its result is what the key runs from then on.
     """
 
-    def __init__(self, calls: RealCalls, launcher: Callable[[Config], Any], decide: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        calls: RealCalls,
+        launcher: Callable[[Config], Any],
+        compared: Callable[[Config, Any], Failure | None],
+        decide: Callable[[], None],
+    ) -> None:
         self.calls = calls
-        self._launcher = launcher
+        self._launcher, self._compared = launcher, compared
         self.decide = decide
 
     def turn(self, stream: int) -> tuple[Turn, Any]:
         """What the next call of the key runs: a turn, and the launcher of its config."""
         turn = self.calls.turn(stream)
         return turn, self._launcher(turn.config)
+
+    def passes(self, turn: Turn, call: Any) -> bool:
+        """Whether a turn may launch its config: one that does not compute what the default does is out."""
+        if not turn.to_compare:
+            return True
+        began = time.perf_counter()
+        try:
+            failure = self._compared(turn.config, call)
+        except Exception as err:  # such as memory that is short for copies: what is not compared is not tried
+            log.debug("%s is not compared", turn.config, exc_info=True)
+            failure = Failure(stage="check", message=f"it cannot be compared with the default: {err}", transient=True)
+        turn.compared_us = (time.perf_counter() - began) * 1e6
+        if failure is not None:
+            turn.failed(failure.message, transient=failure.transient, stage=failure.stage)
+        return failure is None
 
     def best(self) -> Any:
         """The launcher of the best known config."""

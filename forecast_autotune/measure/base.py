@@ -169,6 +169,11 @@ class BaseMeasurer(ABC):
         outcome = self._try(config, math.inf, math.inf, timed=False)
         return outcome if isinstance(outcome, Failure) else None
 
+    @property
+    def can_compare(self) -> bool:
+        """Whether outputs of the default are there to be compared with, once it was run; True where nothing is compared."""
+        return self._check is None or self._expected is not None
+
     def _try(
         self, config: Config, early_stop_us: float, best_us: float, *, timed: bool, again: bool = False
     ) -> Outcome | None:

@@ -33,6 +33,7 @@ MOST_STRAYS = 3
 COLD_US = 1000.0  # a first launch that takes the host longer than this has compiled or loaded something
 LOAD_US = 3000.0  # what loading a candidate takes, before any was loaded
 MOST_EARNED = 2.0  # times the usual, of one call: an event may also have waited for the host
+COMPARE_US, COMPARE_TIMES = 20_000.0, 8.0  # and times a call's: what comparing takes, before any was compared
 UNSEEN = 0.25  # by which share a candidate nobody has forecast is expected to take longer
 SWITCH_MARGIN = 0.02  # a candidate so much faster beyond the noise runs from then on
 
@@ -69,6 +70,7 @@ class Turn:
     first: bool = False  # of the config
     held_us: float = 0.0
     load_us: float = 0.0  # that loading the config took, which held up the call
+    compared_us: float = 0.0  # that comparing it with the default took, which held up the call
     began_s: float = 0.0
     start: Any = None
     stop: Any = None
@@ -90,9 +92,14 @@ class Turn:
         if self.timed or self.first:
             self.calls.launched(self)
 
-    def failed(self, message: str, *, transient: bool = False) -> None:
+    @property
+    def to_compare(self) -> bool:
+        """Whether the config is to be compared with the default before it is launched."""
+        return self.first and self.trial is not None and self.calls.compares(self.config)
+
+    def failed(self, message: str, *, transient: bool = False, stage: str = "launch") -> None:
         """Note that the candidate does not run, or where `transient` that the call itself may be to blame."""
-        self.calls.failed(self, message, transient=transient)
+        self.calls.failed(self, message, transient=transient, stage=stage)
 
 
 @dataclass(slots=True, eq=False)
@@ -139,6 +146,8 @@ class RealCalls:
         allowance: what exploring may cost; see `Allowance`.
         share: of the time in tuned kernels that it may take.
         new_event: makes an event of the device.
+        may_compare: whether this call may hold the program up to compare a candidate with the default, before the candidate
+            is first launched; None where candidates are not compared.
         load: makes a config ready to launch in the thread of `measure`, so that no call is held up; it may raise.
         expected: a candidate's expected time as a multiple of the default's; None where nobody says.
         seed: of the draws.
@@ -155,6 +164,7 @@ class RealCalls:
         allowance: Allowance,
         share: float,
         new_event: Callable[[], Event],
+        may_compare: Callable[[], bool] | None = None,
         load: Callable[[Config], object] = lambda _: None,
         expected: Callable[[Config], float | None] = lambda _: None,
         seed: int = 0,
@@ -169,6 +179,7 @@ class RealCalls:
         self._default = default
         self._allowance, self._share = allowance, share
         self._new_event = new_event
+        self._may_compare = may_compare
         self._load = load
         self._met = False  # a call has run: what the first ones compile and load is no time of the kernel's
         self._ready: set[Config] = set()  # those that `load` has made ready
@@ -179,6 +190,7 @@ class RealCalls:
         self._first_us: list[float] = []  # of the first incumbent, until its level is known
         self._last_us = math.nan  # the incumbent's newest time
         self._loads_us: list[float] = []
+        self._compares_us: list[float] = []
         self._trial: Trial | None = None
         self._open: dict[Hashable, Pair] = {}  # by stream: pairs whose second call is still to come
         self._turns = self._strays = 0  # calls; pairs whose second call never came
@@ -292,6 +304,8 @@ class RealCalls:
             return None
         cost_us = self._cost_us(trial)
         if not trial.loaded:
+            if self._may_compare is not None and self.compares(trial.config) and not self._may_compare():
+                return None
             if trial.open_pairs or not self._allowance.hold(cost_us, self._share):
                 return None
             trial.loaded = True
@@ -335,11 +349,18 @@ class RealCalls:
         if not math.isnan(trial.first_us):
             return max(0.0, trial.first_us - self._last_us)
         load_us = statistics.median(self._loads_us) if self._loads_us else LOAD_US
+        if not trial.loaded and self.compares(trial.config):
+            seen = self._compares_us
+            load_us += statistics.median(seen) if seen else COMPARE_US + COMPARE_TIMES * level_us
         times = self._expected(trial.config)
         default_us = self._levels_us.get(self._default)
         if times is None or default_us is None:
             return load_us + UNSEEN * level_us
         return load_us + max(0.0, times * default_us - level_us)
+
+    def compares(self, config: Config) -> bool:
+        """Whether a candidate is compared with the default before its first launch here."""
+        return self._may_compare is not None and config != self._default and config not in self._levels_us
 
     def events(self) -> tuple[Any, Any]:
         """Two events, used ones where there are any."""
@@ -355,7 +376,7 @@ class RealCalls:
             if turn.timed and not self.over:
                 self._pending.append(turn)
 
-    def failed(self, turn: Turn, message: str, *, transient: bool) -> None:
+    def failed(self, turn: Turn, message: str, *, transient: bool, stage: str = "launch") -> None:
         """End the trial of a candidate that does not run."""
         with self._changed:
             trial, pair = turn.trial, turn.pair
@@ -367,11 +388,12 @@ class RealCalls:
                 del self._open[stream]
             if trial is None:
                 return
-            self._allowance.settle(turn.held_us, turn.load_us)
-            self.explored_s += turn.load_us * 1e-6
+            cost_us = turn.load_us + turn.compared_us
+            self._allowance.settle(turn.held_us, cost_us)
+            self.explored_s += cost_us * 1e-6
             if trial.outcome is None:
-                cost_s = turn.load_us * 1e-6
-                trial.outcome = Failure(stage="launch", message=message, cost_s=cost_s, transient=transient)
+                cost_s = cost_us * 1e-6
+                trial.outcome = Failure(stage=stage, message=message, cost_s=cost_s, transient=transient)
                 self._changed.notify_all()
 
     # Reading --------------------------------------------------------------------------------------------------------
@@ -415,6 +437,7 @@ class RealCalls:
             if not math.isnan(turn.pair.incumbent_us):
                 reference_us = turn.pair.incumbent_us
         cost_us = max(0.0, us - reference_us, turn.load_us) if turn.config != self.incumbent else turn.load_us
+        cost_us += turn.compared_us
         self._allowance.earn(min(us, reference_us))
         self._allowance.settle(turn.held_us, cost_us)
         self.explored_s += cost_us * 1e-6
@@ -422,6 +445,8 @@ class RealCalls:
         if turn.first:
             trial.open_pairs = 0
             self._loads_us.append(turn.load_us)
+            if turn.compared_us:
+                self._compares_us.append(turn.compared_us)
             if turn.load_us:  # it lies between the events, too
                 return
             trial.first_us = us

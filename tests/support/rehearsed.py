@@ -16,8 +16,11 @@ import triton.language as tl  # noqa: E402
 
 from forecast_autotune import autotune  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
+from forecast_autotune.core.context import ForecastContext  # noqa: E402
+from forecast_autotune.core.forecast import Forecast  # noqa: E402
 from forecast_autotune.frontends.triton.autotuner import ForecastAutotuner  # noqa: E402
 from forecast_autotune.frontends.triton.simulated_driver import Rehearsal, rehearsal  # noqa: E402
+from forecast_autotune.surrogates.base import StatelessSurrogate  # noqa: E402
 
 BLOCKS = (64, 128, 256, 512)
 BEST = 256
@@ -52,6 +55,22 @@ def tuned(kernel: Any = scale, **arguments: Any) -> ForecastAutotuner:
 def call(kernel: Any, n: int = 1000, dtype: Any = None, **keywords: Any) -> Any:
     """Launch `scale` on an empty tensor."""
     return kernel[(4,)](torch.empty(4096, dtype=dtype or torch.float32), n, 2.0, **keywords)
+
+
+class Favours(StatelessSurrogate):
+    """A surrogate sure that a launch with one value of BLOCK is four times as fast as the rest."""
+
+    name = "favours"
+
+    def __init__(self, block: int) -> None:
+        self.block = block
+        self.asked: list[Any] = []
+
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Any]:
+        self.asked.append(context)
+        return [
+            Forecast.normal(2.0 if c["BLOCK"] == self.block else 0.0, 0.01, source=self.name) for c in context.job.space
+        ]
 
 
 @contextmanager

@@ -278,6 +278,8 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             turn, config = learning.turn(driver.active.get_current_stream(driver.active.get_current_device()))
             if learning.calls.over:
                 self.dispatcher.settle(entry)
+            if not learning.passes(turn, (args, kwargs)):
+                turn, config = None, learning.best()
         elif learning is not None:
             config = learning.best()
         self.best_config = config

@@ -22,11 +22,12 @@ from ...core.decision import Decision
 from ...core.job import Job
 from ...core.outcome import Failure
 from ...core.user_warnings import warn_user
-from ...errors import TuningWarning
+from ...errors import AutotuneError, TuningWarning
 from ...measure.probe import device_identity
 from ...protocols import Compiler, Store
 from ...settings import Settings
 from ..engine import Request
+from ..inductor.recompilation import recompile_measured
 from ..key_table import Entry
 from ..tuning_lock import tuning_lock
 from .call import TritonCall, timings_ms
@@ -131,10 +132,11 @@ class KernelTuning:
         return (self.default, default) if decision.basis == "forecast" and decision.config != default else None
 
     def learnable(self) -> LearnableKernel | None:
-        """See `Tuning`. None where a candidate is to be compared or run in a child first, or is not timed by events."""
+        """See `Tuning`. None where a candidate is to be run in a child first, or is not timed by events."""
         spec, call = self._tuner.spec, self._call
+        # A child takes seconds to start, and would need copies of a call that is over: safe is not to try.
         isolate = spec.isolate or Settings.from_environment().isolate == "1"
-        if spec.check is not None or isolate or spec.own_do_bench is not None or not call.times_on_device:
+        if isolate or spec.own_do_bench is not None or not call.times_on_device:
             return None
         try:
             return LearnableKernel(self._tuner, call, self._key())
@@ -167,6 +169,7 @@ class LearnableKernel:
         self._theirs = call.all_theirs
         self._arguments = call.arguments_without_tensors()
         self._kernel, self._device = call.kernel, driver.active.get_current_device()
+        self.compares = call.spec.check is not None
         self.compiler = call.compiler_for(self._arguments, background_pool())
         self.new_event = functools.partial(driver.active.get_device_interface().Event, enable_timing=True)
 
@@ -183,12 +186,31 @@ class LearnableKernel:
             kernel = self._kernel.run(*args, grid=(1,), warmup=True, **kwargs)
             getattr(kernel, "run", None)  # by which Triton loads it
 
+    def may_compare(self) -> bool:
+        """See `Learnable`."""
+        import torch
+
+        return not torch.cuda.is_available() or bool(torch.cuda.current_stream(self._device).query())
+
+    def compared(self, config: Config, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Failure | None:
+        """See `Learnable`."""
+        theirs = [self._theirs[self._job.space.default], self._theirs[config]]
+        of_call = TritonCall(self._tuner.spec, theirs, *call)
+        with tuning_lock.held_unless_slow() as locked, tuning_lock.slow(locked), of_call.measurer() as measurer:
+            if not locked:
+                raise AutotuneError("another thread is timing")
+            failure = measurer.verify(of_call.job.space[-1])
+            if not measurer.can_compare:
+                raise AutotuneError("the default does not run on copies")
+            return failure
+
     def decided(self, decision: Decision, store: Store, *, seconds: float) -> None:
         """See `Learnable`. As after tuning, but that no call's tensors were written to."""
         tuner = self._tuner
         tuner.configs_timings = timings_ms(store.outcomes(self._job), self._theirs)
         tuner.bench_time = seconds
         _tell(tuner, self._key, self._theirs[decision.config], measured=True, seconds=seconds)
+        recompile_measured()  # code that torch has compiled picks it up, as after `tune_pending()`
 
 
 def _tell(tuner: ForecastAutotuner, key: tuple[Any, ...], config: Any, *, measured: bool, seconds: float) -> None:

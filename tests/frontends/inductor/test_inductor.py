@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 from contracts.store_contract import a_decision  # noqa: E402
-from rehearsed import BEST, BLOCKS, configs, launched, own_triton_cache, playing, scale, tuned  # noqa: E402
+from rehearsed import BEST, BLOCKS, Favours, call, configs, launched, own_triton_cache, playing, scale, tuned  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table  # noqa: E402
 from torch._inductor.async_compile import AsyncCompile  # noqa: E402
@@ -30,17 +31,15 @@ from triton.runtime.autotuner import Autotuner  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
 from forecast_autotune.cli import main  # noqa: E402
-from forecast_autotune.core.context import ForecastContext  # noqa: E402
-from forecast_autotune.core.forecast import Forecast  # noqa: E402
+from forecast_autotune.core.allowance import PROCESS_ALLOWANCE  # noqa: E402
 from forecast_autotune.distributed.job_channel import JobChannel  # noqa: E402
 from forecast_autotune.distributed.job_store import JobStore  # noqa: E402
 from forecast_autotune.errors import CacheMissError, TuningWarning  # noqa: E402
-from forecast_autotune.frontends import engine  # noqa: E402
+from forecast_autotune.frontends import engine, online  # noqa: E402
 from forecast_autotune.frontends.inductor import torch_patches, traced_call  # noqa: E402
 from forecast_autotune.settings import Settings  # noqa: E402
 from forecast_autotune.store.queries import StoreFile  # noqa: E402
 from forecast_autotune.store.sqlite import SqliteStore  # noqa: E402
-from forecast_autotune.surrogates.base import StatelessSurrogate  # noqa: E402
 
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -138,22 +137,6 @@ def in_a_triton_op(kernel: Any, grid: Callable[..., Any] = grid, **options: Any)
 
 
 routes = pytest.mark.parametrize("route", [traced_by_dynamo, in_a_triton_op])
-
-
-class Favours(StatelessSurrogate):
-    """A surrogate sure that a launch with one value of BLOCK is four times as fast as the rest."""
-
-    name = "favours"
-
-    def __init__(self, block: int) -> None:
-        self.block = block
-        self.asked: list[Any] = []
-
-    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Any]:
-        self.asked.append(context)
-        return [
-            Forecast.normal(2.0 if c["BLOCK"] == self.block else 0.0, 0.01, source=self.name) for c in context.job.space
-        ]
 
 
 def pending() -> list[Any]:
@@ -685,6 +668,27 @@ def test_what_tune_pending_has_measured_is_compiled_in_afterwards(compiling: Com
         with fa.tune_pending():
             pass
         compiling.compiled(torch.ones(N))
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_what_calls_have_taught_is_compiled_in_afterwards(
+    compiling: Compiling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "QUIET_S", 0.0)
+    monkeypatch.setattr(online, "DUTY", 1.0)
+    PROCESS_ALLOWANCE.begin()
+    kernel = tuned(configs=configs(blocks=(64, 256)), surrogate=Favours(64), mode="online")
+    f = traced_by_dynamo(kernel)
+    with playing():
+        assert compiling(f)[0]["BLOCK"] == 64
+        ends = time.monotonic() + 120
+        while not any(decision.tried for decision in kernel.decisions.values()):
+            assert time.monotonic() < ends
+            call(kernel, N)
+            time.sleep(0.0002)
+        online.learners.end()  # its thread has told whoever listens
+        compiling.compiled(torch.ones(N))
+        assert compiling.configs()[-1]["BLOCK"] == BEST
     assert counters["stats"]["unique_graphs"] == 2
 
 

@@ -14,7 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rehearsed import BEST, BLOCKS, TIMES, call, configs, launched, own_triton_cache, playing, time_us, torch, tuned
+from rehearsed import (
+    BEST,
+    BLOCKS,
+    TIMES,
+    Favours,
+    call,
+    configs,
+    launched,
+    own_triton_cache,
+    playing,
+    time_us,
+    torch,
+    tuned,
+)
 
 import forecast_autotune as fa
 from forecast_autotune import cli
@@ -23,6 +36,7 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import TuningWarning
 from forecast_autotune.frontends import online
+from forecast_autotune.frontends.triton.door import LearnableKernel
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 
@@ -171,9 +185,67 @@ def test_ranks_of_a_job_do_not_explore_unless_asked(monkeypatch: pytest.MonkeyPa
         assert not is_learning(kernel)
 
 
-@pytest.mark.parametrize("options", [{"check": "allclose"}, {"isolate": True}])
-def test_what_is_to_be_checked_or_isolated_is_not_tried_in_real_calls(options: dict[str, Any]) -> None:
-    kernel = tuned(mode="online", **options)
+def test_with_a_check_a_candidate_is_compared_before_its_first_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+
+    def compare(_: LearnableKernel, config: Config, call: Any) -> Failure | None:
+        assert call[0][1] == 1000
+        assert (config["BLOCK"], 4) not in launched(on)
+        compared.append(config["BLOCK"])  # type: ignore[arg-type]
+        return Failure(stage="check", message="it computes something else") if config["BLOCK"] == BEST else None
+
+    monkeypatch.setattr(LearnableKernel, "compared", compare)
+    kernel = tuned(mode="online", check="allclose")
+    with playing() as on:
+        call_until_decided(kernel)
+        (decision,) = kernel.decisions.values()
+        assert sorted(compared) == [128, 256, 512]  # each once, and the default with nothing
+        assert launched(on) == {(64, 4), (128, 4), (512, 4)}
+        assert (decision.config["BLOCK"], decision.failed) == (128, 1)
+
+
+def test_what_cannot_be_compared_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compare(*_: Any) -> None:
+        raise MemoryError("no room for copies")
+
+    monkeypatch.setattr(LearnableKernel, "compared", compare)
+    kernel = tuned(mode="online", check="allclose")
+    with playing() as on:
+        call_until_decided(kernel)
+        assert len(launched(on)) == 1
+
+
+def test_nothing_is_compared_while_the_device_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+
+    def busy(_: LearnableKernel) -> bool:
+        asked.set()
+        return False
+
+    monkeypatch.setattr(LearnableKernel, "may_compare", busy)
+    monkeypatch.setattr(LearnableKernel, "compared", lambda *_: pytest.fail("the call waits for the device"))
+    kernel = tuned(mode="online", check="allclose")
+    with playing() as on:
+        ends = time.monotonic() + LIMIT_S
+        while not asked.is_set():
+            assert time.monotonic() < ends
+            call(kernel)
+            time.sleep(0.0002)
+        for _ in range(50):
+            call(kernel)
+        assert len(launched(on)) == 1
+
+
+def test_a_forecast_does_not_run_first_where_it_was_not_compared() -> None:
+    for check, first in ((None, 128), ("allclose", 64)):
+        kernel = tuned(mode="online", check=check, surrogate=Favours(128))
+        with playing() as on:
+            call(kernel)
+            assert launched(on) == {(first, 4)}
+
+
+def test_what_is_to_be_isolated_is_not_tried_in_real_calls() -> None:
+    kernel = tuned(mode="online", isolate=True)
     with playing() as on:
         call(kernel)
         assert not is_learning(kernel)
