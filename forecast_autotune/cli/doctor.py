@@ -288,6 +288,18 @@ def check_inductor() -> Iterator[Finding]:
         yield Finding(check="inductor", status="problem", found=why, advice=advice)
     else:
         yield Finding(check="inductor", status="ok", found="its candidates are narrowed wherever install() is called")
+        yield from _check_inductors_gpus()
+
+
+def _check_inductors_gpus() -> Iterator[Finding]:
+    """GPUs with so few units that Inductor lists none of its templates for products: there is nothing to choose."""
+    import torch
+    from torch._inductor.utils import is_big_gpu
+
+    small = [i for i in range(torch.cuda.device_count()) if not is_big_gpu(i)] if torch.cuda.is_available() else []
+    if small:
+        found = f"for GPU {', '.join(map(str, small))} Inductor lists the library's functions alone: too few units"
+        yield Finding(check="inductor", status="note", found=found, advice="products run on the library, as without us")
 
 
 def check_triton() -> Iterator[Finding]:

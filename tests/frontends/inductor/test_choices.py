@@ -8,97 +8,32 @@ import sys
 import textwrap
 import threading
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from rehearsed_inductor import Timed, as_another_process, decisions, lowered, names, product, store
+from torch._inductor import config as inductor_config
+from torch._inductor import select_algorithm
+from torch._inductor.choices import InductorChoices
+from torch._inductor.virtualized import V
+from torch.compiler import config as compiler_config
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from torch._inductor import config as inductor_config  # noqa: E402
-from torch._inductor import select_algorithm  # noqa: E402
-from torch._inductor.choices import InductorChoices  # noqa: E402
-from torch._inductor.virtualized import V  # noqa: E402
-from torch.compiler import config as compiler_config  # noqa: E402
-
-import forecast_autotune as fa  # noqa: E402
-from forecast_autotune.cli import doctor  # noqa: E402
-from forecast_autotune.core.forecast import Forecast  # noqa: E402
-from forecast_autotune.core.outcome import Failure, Measurement  # noqa: E402
-from forecast_autotune.errors import TuningWarning  # noqa: E402
-from forecast_autotune.frontends.inductor import candidates, choices, hook, narrowing  # noqa: E402
-from forecast_autotune.frontends.inductor import request as product_request  # noqa: E402
-from forecast_autotune.store.queries import StoreFile  # noqa: E402
+import forecast_autotune as fa
+from forecast_autotune.cli import doctor
+from forecast_autotune.core.forecast import Forecast
+from forecast_autotune.core.outcome import Failure, Measurement
+from forecast_autotune.errors import TuningWarning
+from forecast_autotune.frontends.inductor import candidates, choices, hook, narrowing
+from forecast_autotune.frontends.inductor import request as product_request
 
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings(r"ignore::UserWarning:torch\..*"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
-
-
-class Timed:
-    """Stands in for Inductor's compiling and timing, which need a device: the lists that it would time, with given times."""
-
-    def __init__(self) -> None:
-        self.lists: list[list[Any]] = []
-        self.ms = lambda place: 0.1 + 0.01 * place
-
-    def benchmark(self, candidates: list[Any], *_: Any, **__: Any) -> dict[Any, float]:
-        self.lists.append(candidates)
-        return {candidate: self.ms(place) for place, candidate in enumerate(candidates)}
-
-
-@pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timed]:
-    """Inductor as on a GPU, down to what it renders; our choices installed, with a store of their own."""
-    stands_in = Timed()
-    cache = select_algorithm.AlgorithmSelectorCache
-    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "store"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    monkeypatch.setattr(cache, "make_precompile_fn", lambda *_, **__: dict)
-    monkeypatch.setattr(cache, "benchmark_in_current_process", stands_in.benchmark)
-    monkeypatch.setattr(product_request, "_aside", "")
-    monkeypatch.setattr(choices, "narrowing", narrowing.Narrowing())
-    settings = {"cpu_backend": "triton", "max_autotune": True, "fx_graph_cache": False, "compile_threads": 1}
-    settings |= {"autotune_local_cache": False, "max_autotune_gemm_backends": "ATEN,TRITON"}
-    try:
-        with inductor_config.patch(settings), fa.rehearsal("H200"):
-            fa.install(inductor=True)
-            yield stands_in
-    finally:
-        fa.uninstall()
-        select_algorithm.clear_feedback_savers()
-        select_algorithm.clear_preprocessing_fns()
-
-
-def lowered(f: Any, *args: Any) -> None:
-    """Compile for the rehearsed device; what comes before kernels of Triton's are written into the wrapper is all real."""
-    torch._dynamo.reset()
-    try:
-        torch.compile(f)(*args)
-    except torch._inductor.exc.InductorError as err:
-        if not any(reason in str(err) for reason in ("IndentationError", "0 compatible backends")):
-            raise  # on the CPU, none that Triton would compile can be written
-
-
-def product(m: int = 256, n: int = 256, k: int = 256) -> None:
-    lowered(lambda a, b: torch.relu(a @ b), torch.ones(m, k), torch.ones(k, n))
-
-
-def decisions() -> list[Any]:
-    return store().decisions()
-
-
-def store() -> StoreFile:
-    return StoreFile(os.environ["FORECAST_AUTOTUNE_DIR"])
-
-
-def names(listed: list[Any]) -> list[str]:
-    return [candidate.name for candidate in listed]
 
 
 @pytest.mark.parametrize(("text", "budget"), [("2", 2), ("4", 4), ("30s", 4), ("1%", 7)])
@@ -127,10 +62,6 @@ def test_what_inductor_timed_is_stored_with_the_forecast_before_it(timed: Timed)
     outcomes = [each.outcome for each in touched]
     assert sum(isinstance(o, Measurement) for o in outcomes) == 4
     assert [o.transient for o in outcomes if isinstance(o, Failure)] == [True]
-
-
-def as_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "narrowing", narrowing.Narrowing())
 
 
 def test_a_product_that_is_decided_goes_on_alone_and_is_not_timed(timed: Timed, monkeypatch: Any) -> None:
@@ -207,13 +138,6 @@ def test_strict_refuses_to_compile_what_is_not_decided(timed: Timed, monkeypatch
     with pytest.raises(Exception, match=r"CacheMissError: no decision for inductor\.mm"):
         product()
     assert timed.lists == []
-
-
-def test_deterministic_is_left_to_inductor(timed: Timed) -> None:
-    with inductor_config.patch(deterministic=True):
-        torch._dynamo.reset()
-        torch.compile(lambda a, b: a @ b)(torch.ones(256, 256), torch.ones(256, 256))
-    assert choices.narrowing.counts.products == 0
 
 
 def test_without_max_autotune_nothing_is_narrowed(timed: Timed) -> None:

@@ -1,0 +1,88 @@
+"""Inductor as on a GPU, down to what it renders and writes; only the times of its candidates are given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor import select_algorithm
+
+import forecast_autotune as fa
+from forecast_autotune.frontends.inductor import choices, narrowing
+from forecast_autotune.frontends.inductor import request as product_request
+from forecast_autotune.store.queries import StoreFile
+
+UNWRITTEN = ("IndentationError", "0 compatible backends", "NotImplementedError")
+"""On the CPU, none that Triton would compile can be written, nor timed with what it takes in (torch 2.15)."""
+
+
+class Timed:
+    """Stands in for Inductor's compiling and timing, which need a device: the lists that it would time, with given times."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[Any]] = []
+        self.ms = lambda place: 0.1 + 0.01 * place
+
+    def benchmark(self, candidates: list[Any], *_: Any, **__: Any) -> dict[Any, float]:
+        self.lists.append(candidates)
+        return {candidate: self.ms(place) for place, candidate in enumerate(candidates)}
+
+
+@contextmanager
+def rehearsed_inductor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timed]:
+    """Inductor as on a GPU, down to what it renders; our choices installed, with a store of their own."""
+    stands_in = Timed()
+    cache = select_algorithm.AlgorithmSelectorCache
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "store"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setattr(cache, "make_precompile_fn", lambda *_, **__: dict)
+    monkeypatch.setattr(cache, "benchmark_in_current_process", stands_in.benchmark)
+    monkeypatch.setattr(product_request, "_aside", "")
+    monkeypatch.setattr(choices, "narrowing", narrowing.Narrowing())
+    settings = {"cpu_backend": "triton", "max_autotune": True, "fx_graph_cache": False, "compile_threads": 1}
+    settings |= {"autotune_local_cache": False, "max_autotune_gemm_backends": "ATEN,TRITON"}
+    try:
+        with inductor_config.patch(settings), fa.rehearsal("H200"):
+            fa.install(inductor=True)
+            yield stands_in
+    finally:
+        fa.uninstall()
+        select_algorithm.clear_feedback_savers()
+        select_algorithm.clear_preprocessing_fns()
+
+
+def lowered(f: Any, *args: Any) -> None:
+    """Compile for the rehearsed device; what comes before kernels of Triton's are written into the wrapper is all real."""
+    torch._dynamo.reset()
+    try:
+        torch.compile(f)(*args)
+    except torch._inductor.exc.InductorError as err:
+        if not any(reason in str(err) for reason in UNWRITTEN):
+            raise
+
+
+def product(m: int = 256, n: int = 256, k: int = 256) -> None:
+    lowered(lambda a, b: torch.relu(a @ b), torch.ones(m, k), torch.ones(k, n))
+
+
+def decisions() -> list[Any]:
+    known = store()
+    return known.decisions() if known.exists() else []
+
+
+def store() -> StoreFile:
+    return StoreFile(os.environ["FORECAST_AUTOTUNE_DIR"])
+
+
+def names(listed: list[Any]) -> list[str]:
+    return [candidate.name for candidate in listed]
+
+
+def as_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "narrowing", narrowing.Narrowing())
