@@ -104,6 +104,16 @@ def is_ours(handler: Any) -> bool:
     return isinstance(handler, NamedChoices)
 
 
+def asked(handler: Any) -> Any:
+    """Who lists candidates: one of several that torch 2.15 has made one of, or the one there is."""
+    return getattr(getattr(handler, HOOK, None), "__self__", handler)
+
+
+def lists_itself(handler: Any) -> bool:
+    """Whether a handler has a list of its own, rather than Inductor's."""
+    return getattr(type(handler), HOOK, None) is not getattr(InductorChoices, HOOK, None)
+
+
 @functools.cache
 def _derived(ours: Any, theirs: Any) -> Any:
     return type(f"Narrowed{theirs.__name__}", (ours, theirs), {"theirs": theirs})

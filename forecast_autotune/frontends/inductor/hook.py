@@ -1,7 +1,8 @@
 """Where our choices enter Inductor, which need not be imported yet. Importing this module imports no torch.
 
 Inductor asks the factory in its configuration for what chooses, once in each thread, and asks what that is called for the
-keys of its caches. Whoever was in that place before chooses on; ours only narrows what comes from it.
+keys of its caches. From torch 2.15 on, factories can be registered beside that one, and the first with a method of its own
+answers for it. Whoever was there before chooses on; ours only narrows what comes from it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ import threading
 from typing import Any
 
 CONFIG, VIRTUALIZED = "torch._inductor.config", "torch._inductor.virtualized"
-AWAITED = ("torch._inductor.codecache", "torch._inductor.compile_fx")
+CHOICES = "torch._inductor.choices"
+AWAITED = ("torch._inductor.codecache", "torch._inductor.compile_fx", CHOICES)
 """Modules of torch after whose import its configuration is there; no key of a cache is made before."""
+
+KEY = "forecast_autotune"  # what our factory is registered as
 
 _lock = threading.RLock()
 _wanted = False
 _before: Any = None  # the factory that ours took the place of
+_theirs: Any = None  # the factory whose choices ours narrows
+_registered = False  # whether ours is beside that place, from torch 2.15 on
 _tag = ""  # what we added to torch's tag of cache keys, where our choices' name is no part of them
 
 
@@ -63,25 +69,30 @@ def install() -> None:
 
 def uninstall() -> None:
     """Undo `install()`. A factory that somebody else has put in its place since stays."""
-    global _wanted, _before, _tag
+    global _wanted, _before, _theirs, _tag, _registered
     with _lock:
         _wanted = False
         if _finder in sys.meta_path:
             sys.meta_path.remove(_finder)
         config: Any = sys.modules.get(CONFIG)
+        module: Any = sys.modules.get(CHOICES) if _is_imported(CHOICES) and VIRTUALIZED in sys.modules else None
+        handler = None if module is None else sys.modules[VIRTUALIZED].V.choices
+        was_made = handler is not None and _is_made(handler, module, config)
         if config is not None and getattr(config, "inductor_choices_class", None) is make_choices:
             config.inductor_choices_class = _before
             _give_other_threads(config, "inductor_choices_class", None)
+        if _registered:
+            module.unregister_inductor_choices(KEY)
         if _tag:
             compiler: Any = sys.modules["torch.compiler.config"]
             compiler.cache_key_tag = compiler.cache_key_tag.replace(_tag, "")
             _give_other_threads(compiler, "cache_key_tag", compiler.cache_key_tag)
-        _before, _tag = None, ""
-        if "torch._inductor.choices" in sys.modules and VIRTUALIZED in sys.modules:
+        _before, _theirs, _tag, _registered = None, None, "", False
+        if handler is not None:
             from .choices import without_ours
 
-            V = sys.modules[VIRTUALIZED].V  # noqa: N806  # torch's name for it
-            V.set_choices_handler(without_ours(V.choices))
+            left = module.create_inductor_choices(config.inductor_choices_class) if was_made else without_ours(handler)
+            sys.modules[VIRTUALIZED].V.set_choices_handler(left)
 
 
 def is_wanted() -> bool:
@@ -94,16 +105,16 @@ def why_not_in() -> str:
     config = sys.modules.get(CONFIG)
     if not _wanted or config is None or not any(_is_imported(name) for name in AWAITED):
         return ""
-    if config.inductor_choices_class is not make_choices:
+    if not _registered and config.inductor_choices_class is not make_choices:
         return (
             f"{config.inductor_choices_class!r} took the place of ours in torch._inductor.config.inductor_choices_class"
         )
-    from .choices import is_ours
+    from .choices import asked, is_ours
     from .request import stood_aside
 
-    handler = sys.modules[VIRTUALIZED].V.choices
+    handler = asked(sys.modules[VIRTUALIZED].V.choices)
     if not is_ours(handler):
-        return f"a {type(handler).__qualname__} took the place of ours by V.set_choices_handler"
+        return f"a {type(handler).__qualname__} took the place of ours"
     return stood_aside()
 
 
@@ -117,7 +128,7 @@ def make_choices() -> Any:
     """What Inductor asks in one thread: what it would ask without us, and ours over it."""
     from .choices import with_ours
 
-    return with_ours(None if _before is None else _before())
+    return with_ours(None if _theirs is None else _theirs())
 
 
 def _is_imported(name: str) -> bool:
@@ -126,21 +137,22 @@ def _is_imported(name: str) -> bool:
 
 
 def _enter() -> None:
-    global _before, _tag
+    global _tag
     with _lock:
         config: Any = sys.modules.get(CONFIG)
         if not _wanted or config is None or not _is_imported(CONFIG):
             return
         try:
-            if config.inductor_choices_class is not make_choices:
-                _before = config.inductor_choices_class
-                config.inductor_choices_class = make_choices
-                _give_other_threads(config, "inductor_choices_class", make_choices)
-            if VIRTUALIZED in sys.modules and _is_imported("torch._inductor.choices"):
-                from .choices import with_ours
+            module = sys.modules.get(CHOICES)
+            if hasattr(module, "register_inductor_choices"):
+                _register(config, module)
+            else:
+                _take_place(config, config.inductor_choices_class)
+                if VIRTUALIZED in sys.modules and _is_imported(CHOICES):
+                    from .choices import with_ours
 
-                V = sys.modules[VIRTUALIZED].V  # noqa: N806  # torch's name for it
-                V.set_choices_handler(with_ours(V.choices))  # a thread that has compiled asks the factory no more
+                    V = sys.modules[VIRTUALIZED].V  # noqa: N806  # torch's name for it
+                    V.set_choices_handler(with_ours(V.choices))  # a thread that has compiled asks the factory no more
             if not _tag and not _names_choices_in_keys():
                 import torch.compiler.config as compiler
 
@@ -153,6 +165,44 @@ def _enter() -> None:
             from .request import stand_aside
 
             stand_aside(err)
+
+
+def _register(config: Any, module: Any) -> None:
+    """Be one of the factories that torch 2.15 asks in turn; in the place of one, where it would answer before ours."""
+    global _registered
+    from .choices import lists_itself, with_ours
+
+    V = sys.modules[VIRTUALIZED].V  # noqa: N806  # torch's name for it
+    handler, was_made = V.choices, _is_made(V.choices, module, config)
+    if (
+        config.inductor_choices_class is make_choices and _theirs is None
+    ):  # from before Inductor's choices were imported
+        config.inductor_choices_class = None
+        _give_other_threads(config, "inductor_choices_class", None)
+    others = (factory for key, factory in module.registered_inductor_choices() if key != KEY)
+    ahead = config.inductor_choices_class or next((each for each in others if lists_itself(each())), None)
+    if ahead is not None:
+        _take_place(config, ahead)
+    elif not _registered:
+        module.register_inductor_choices(KEY, make_choices)
+        _registered = True
+    V.set_choices_handler(
+        module.create_inductor_choices(config.inductor_choices_class) if was_made else with_ours(handler)
+    )
+
+
+def _is_made(handler: Any, module: Any, config: Any) -> bool:
+    """Whether Inductor has made what chooses out of its factories, rather than been given it, from torch 2.15 on."""
+    make = getattr(module, "create_inductor_choices", None)
+    return make is not None and type(handler) is type(make(config.inductor_choices_class))
+
+
+def _take_place(config: Any, theirs: Any) -> None:
+    global _before, _theirs
+    if config.inductor_choices_class is not make_choices:
+        _before, _theirs = config.inductor_choices_class, theirs
+        config.inductor_choices_class = make_choices
+        _give_other_threads(config, "inductor_choices_class", make_choices)
 
 
 def _give_other_threads(config: Any, name: str, value: Any) -> None:

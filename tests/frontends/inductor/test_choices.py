@@ -33,6 +33,7 @@ pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings(r"ignore::UserWarning:torch\..*"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Could not find an active CPU backend"),
 ]
 
 
