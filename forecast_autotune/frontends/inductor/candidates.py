@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -37,9 +37,11 @@ OPERANDS = {
     "mm_plus_mm": ("a", "b", "c", "d"),
     "scaled_mm": ("a", "b", "a_scale", "b_scale", "bias"),
 }
+FITTED = (2, 4)  # bytes of the elements that the model of products was fitted on: fp8 and int8 are none of them
 LAUNCH_US = 2.0  # of next to nothing, by the profiler (H200)
 WIDEST = 16  # bytes of one access
 TILES = ("BLOCK_M", "BLOCK_N", "BLOCK_K")
+SCALED_IN_LOOP = "TILE_SIZE_A"  # a parameter of the template that scales block by block: nothing that is described
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Lowered:
         sizes: m, n, k.
         is_dynamic: whether a size may change.
         epilogue: whether all that is done with the result is one pointwise operation, which a template may take in.
+        fast_accum: whether sums of fp8 may be held with fewer bits.
         listed: the parameters of Inductor's own candidates, in its order, each with its template.
     """
 
@@ -77,6 +80,7 @@ class Lowered:
     is_dynamic: bool
     epilogue: bool
     tf32: bool
+    fast_accum: bool
     listed: tuple[str, ...]
 
     @classmethod
@@ -93,6 +97,7 @@ class Lowered:
             is_dynamic=not all(_is_number(size) for sizes in kernel_inputs.shapes_symbolic() for size in sizes),
             epilogue=_has_epilogue(),
             tf32=in_tf32 and any(operand.dtype == torch.float32 for operand in operands),
+            fast_accum=any(candidate.params.to_kwargs().get("USE_FAST_ACCUM") for candidate in listed),
             listed=tuple(Config(_knobs(candidate)).text for candidate in listed),
         )
 
@@ -105,7 +110,12 @@ class Lowered:
         key: dict[str, object] = {name: operand.key for name, operand in zip(names, self.operands, strict=False)}
         if self.out_dtype != self.operands[-1].dtype:
             key["out"] = str(self.out_dtype).removeprefix("torch.")
-        flags = {"tf32": self.tf32, "dynamic": self.is_dynamic, "epilogue": self.epilogue}
+        flags = {
+            "tf32": self.tf32,
+            "fast_accum": self.fast_accum,
+            "dynamic": self.is_dynamic,
+            "epilogue": self.epilogue,
+        }
         return {**key, **{name: True for name, holds in flags.items() if holds}}
 
     @property
@@ -158,6 +168,12 @@ class Candidates:
             static_features=features,
         )
         self.epilogue_us = _epilogue_us(lowered, hardware)
+        self._is_fitted = lowered.product.itemsize in FITTED
+
+    @property
+    def unmeasured_job(self) -> Job:
+        """The job where nothing can be measured: the model decides nothing on elements that it was not fitted on."""
+        return self.job if self._is_fitted else replace(self.job, static_features=())
 
     @property
     def externs(self) -> tuple[Config, ...]:
@@ -278,7 +294,10 @@ def described(
     def grid(meta: Mapping[str, Any]) -> tuple[int, int]:
         return -(-p.m // meta["BLOCK_M"]) * -(-p.n // meta["BLOCK_N"]), p.batch
 
-    with_tiles = [all(isinstance(knobs.get(name), int) for name in TILES) for knobs in configs]
+    with_tiles = [
+        all(isinstance(knobs.get(name), int) for name in TILES) and knobs.get(SCALED_IN_LOOP) is None
+        for knobs in configs
+    ]
     tiles = [
         {"GROUP_M": GROUP_M, **_stated(knobs), "EVEN_K": p.k % int(knobs["BLOCK_K"]) == 0}
         for knobs, has in zip(configs, with_tiles, strict=True)

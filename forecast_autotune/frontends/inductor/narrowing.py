@@ -168,6 +168,7 @@ class Narrowing:
         store = make_store(how.settings)
         budget = Budget(how.budget)
         if not budget.measures or how.settings.mode == "strict":
+            job = candidates.unmeasured_job
             decision = decide(job, how, compiler=NoCompiler(), measurer=NO_MEASURER, store=store).decision
             self._count(recalled=decision.tried, forecast=not decision.tried)
             return _chosen_of(candidates, [decision.config])

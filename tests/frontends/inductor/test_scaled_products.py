@@ -1,0 +1,88 @@
+"""Products of fp8: narrowed like the others, by their own sizes and rate; where nothing is timed, the library's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from rehearsed_inductor import Timed, decisions, lowered, names
+
+from forecast_autotune.features.hardware_sheets import sheet_for
+from forecast_autotune.frontends.inductor import narrowing
+from forecast_autotune.frontends.inductor.candidates import Product, described
+
+pytestmark = [  # torch's own
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings(r"ignore::UserWarning:torch\..*"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+TILE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_stages": 3, "num_warps": 8}
+
+
+def scaled(m: int = 256, *, fast: bool = False, rowwise: bool = False) -> None:
+    a, b = torch.ones(m, 256).to(torch.float8_e4m3fn), torch.ones(256, 256).to(torch.float8_e4m3fn).t()
+    scales = (torch.ones(m, 1), torch.ones(1, 256)) if rowwise else (torch.tensor(1.0), torch.tensor(1.0))
+    lowered(
+        lambda a, b, of_a, of_b: torch._scaled_mm(
+            a, b, of_a, of_b, out_dtype=torch.bfloat16, use_fast_accum=fast
+        ),
+        a, b, *scales,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rowwise", [False, True])
+def test_the_library_the_first_and_the_best_forecasts_go_on(timed: Timed, rowwise: bool) -> None:
+    scaled(rowwise=rowwise)
+    (listed,) = timed.lists
+    assert names(listed)[0] == "_scaled_mm"
+    assert len(listed) == 1 + 4
+    (stored,) = decisions()
+    assert stored.place.workload.program.name == "inductor.scaled_mm"
+    assert stored.place.workload.key["a"]["dtype"] == "float8_e4m3fn"
+
+
+def test_how_sums_are_held_is_part_of_the_key_and_never_changed(timed: Timed) -> None:
+    scaled()
+    scaled(fast=True)
+    held = [
+        {f"USE_FAST_ACCUM={fast}" in candidate.description for candidate in listed[1:]}
+        for fast, listed in zip((False, True), timed.lists, strict=True)
+    ]
+    assert held == [{True}, {True}]
+    assert sorted(stored.place.workload.key.get("fast_accum", False) for stored in decisions()) == [False, True]
+
+
+def test_forecasts_of_a_model_that_saw_no_fp8_replace_no_library(timed: Timed, monkeypatch: Any) -> None:
+    asked: list[Any] = []
+
+    def decide(job: Any, *args: Any, **options: Any) -> Any:
+        asked.append(job)
+        return real(job, *args, **options)
+
+    real = narrowing.decide
+    monkeypatch.setattr(narrowing, "decide", decide)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "forecast")
+    scaled()
+    lowered(lambda a, b: a @ b, torch.ones(256, 256), torch.ones(256, 256))
+    fp8, fp32 = asked
+    assert not fp8.static_features
+    assert fp32.static_features
+    assert timed.lists == []
+
+
+def test_fp8_is_described_at_its_own_rate_and_size() -> None:
+    product = Product(batch=1, m=4096, n=4096, k=4096, a_by_rows=True, b_by_rows=False, itemsize=1, out_itemsize=2)
+    hardware = sheet_for("H200")
+    (fp8,), (bf16,) = (described(replace(product, itemsize=size), [TILE], hardware) for size in (1, 2))
+    assert fp8["us_flops"] == pytest.approx(bf16["us_flops"] / 2)
+    assert fp8["loaded_bytes"] == pytest.approx(bf16["loaded_bytes"] / 2)
+
+
+def test_what_scales_block_by_block_is_not_described() -> None:
+    product = Product(batch=1, m=4096, n=4096, k=4096, a_by_rows=True, b_by_rows=False, itemsize=1, out_itemsize=2)
+    blockwise, plain = described(product, [{**TILE, "TILE_SIZE_A": 128}, TILE], sheet_for("H200"))
+    assert blockwise == {}
+    assert plain["programs"] == 32 * 32
