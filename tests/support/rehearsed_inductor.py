@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ import pytest
 import torch
 from torch._inductor import config as inductor_config
 from torch._inductor import select_algorithm
+from torch._inductor.kernel.flex import flex_attention as flex_lowering
+from torch._inductor.kernel.flex import flex_decoding
+from torch.nn.attention.flex_attention import flex_attention
 
 import forecast_autotune as fa
 from forecast_autotune.frontends.inductor import choices, narrowing
@@ -57,11 +61,11 @@ def rehearsed_inductor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
         select_algorithm.clear_preprocessing_fns()
 
 
-def lowered(f: Any, *args: Any) -> None:
+def lowered(f: Any, *args: Any, dynamic: bool | None = None) -> None:
     """Compile for the rehearsed device; what comes before kernels of Triton's are written into the wrapper is all real."""
     torch._dynamo.reset()
     try:
-        torch.compile(f)(*args)
+        torch.compile(f, dynamic=dynamic)(*args)
     except torch._inductor.exc.InductorError as err:
         if not any(reason in str(err) for reason in UNWRITTEN):
             raise
@@ -69,6 +73,27 @@ def lowered(f: Any, *args: Any) -> None:
 
 def product(m: int = 256, n: int = 256, k: int = 256) -> None:
     lowered(lambda a, b: torch.relu(a @ b), torch.ones(m, k), torch.ones(k, n))
+
+
+def convolution(channels: int = 128, side: int = 3) -> None:
+    """One that the library and Inductor's template are listed for."""
+    x, weight = torch.ones(2, 64, 32, 32), torch.ones(channels, 64, side, side)
+    with inductor_config.patch(max_autotune_conv_backends="ATEN,TRITON"):
+        lowered(lambda x, weight: torch.relu(torch.conv2d(x, weight, padding=1)), x, weight)
+
+
+def attention(
+    monkeypatch: pytest.MonkeyPatch, *, queries: int = 1024, score: Any = None, dynamic: bool | None = None
+) -> None:
+    """Flex attention by the templates for GPUs, which its lowering leaves alone on a CPU."""
+    source = inspect.getsource(flex_lowering.flex_attention)
+    for_gpus: dict[str, Any] = {}
+    text = source[source.index("def flex_attention") :].replace('query.get_device().type == "cpu"', "False")
+    exec(text, vars(flex_lowering), for_gpus)  # noqa: S102  # torch's own source
+    monkeypatch.setattr(flex_decoding, "get_split_k", lambda *_, **__: 8)  # asks a GPU for its units
+    monkeypatch.setattr(flex_lowering, "lower_cpu", for_gpus["flex_attention"])
+    q, kv = torch.ones(2, 8, queries, 64), torch.ones(2, 8, 1024, 64)
+    lowered(lambda q, k, v: flex_attention(q, k, v, score_mod=score), q, kv, kv, dynamic=dynamic)
 
 
 def decisions() -> list[Any]:

@@ -94,7 +94,7 @@ class Lowered:
             sizes=tuple(kernel_inputs.mnk_hinted()),
             out_dtype=kernel_inputs.out_dtype(),
             device=kernel_inputs.device(),
-            is_dynamic=not all(_is_number(size) for sizes in kernel_inputs.shapes_symbolic() for size in sizes),
+            is_dynamic=not all(is_number(size) for sizes in kernel_inputs.shapes_symbolic() for size in sizes),
             epilogue=_has_epilogue(),
             tf32=in_tf32 and any(operand.dtype == torch.float32 for operand in operands),
             fast_accum=any(candidate.params.to_kwargs().get("USE_FAST_ACCUM") for candidate in listed),
@@ -141,18 +141,25 @@ class Lowered:
 class Candidates:
     """What Inductor lists for a product, and more of the same templates, as the space of a job.
 
+    Attributes:
+        parameters: by config, its template and what that is given.
+        epilogue_us: what a template saves, against the library, by taking in what is done with the result.
+        may_go_on_whole: whether all may be timed where nothing is forecast.
+
     Args:
         lowered: the product.
         listed: Inductor's own candidates; the first is the default that others are compared with.
         more: further ones; those of a template that is not in Inductor's own list are left out.
     """
 
+    may_go_on_whole = False
+
     def __init__(self, lowered: Lowered, listed: Sequence[Any], more: Sequence[Any]) -> None:
         own = {candidate.template.uid for candidate in listed}
         every = [*listed, *(candidate for candidate in more if candidate.template.uid in own)]
         knobs = [_knobs(candidate) for candidate in every]
         names = tuple(dict.fromkeys(name for each in knobs for name in each))
-        self.parameters: dict[Config, tuple[str, Any]] = {}  # its template, and what that is given
+        self.parameters: dict[Config, tuple[str, Any]] = {}
         for candidate, each in zip(every, knobs, strict=True):
             config = Config({name: each.get(name) for name in names})
             self.parameters.setdefault(config, (candidate.template.uid, candidate.params))
@@ -163,7 +170,7 @@ class Candidates:
             workload=Workload(program=program_of(lowered.op), key=lowered.key, timing="inductor"),
             space=Space(configs),
             hardware=hardware,
-            toolchain=_toolchain(lowered.device.type),
+            toolchain=toolchain_of(lowered.device.type),
             work=work_of([each for each in features if "programs" in each]),
             static_features=features,
         )
@@ -253,12 +260,14 @@ def _epilogue_us(lowered: Lowered, hardware: Hardware) -> float:
     return LAUNCH_US + 2.0 * result / hardware.bandwidth_gb_per_s / 1e3
 
 
-def _is_number(size: Any) -> bool:
+def is_number(size: Any) -> bool:
+    """Whether a size of a tensor can never change."""
     return isinstance(size, int) or bool(getattr(size, "is_number", False))
 
 
 @lru_cache(maxsize=8)
-def _toolchain(device_type: str) -> Toolchain:
+def toolchain_of(device_type: str) -> Toolchain:
+    """What compiles for a kind of device."""
     if device_type != "cpu":
         from ..triton.target import current_toolchain
 
@@ -282,7 +291,7 @@ def described(
     b = ((p.n, 1) if p.b_by_rows else (1, p.k), (p.k, p.n), p.itemsize)
     c = ((p.n, 1), (p.m, p.n), p.out_itemsize)
     a_ptr, b_ptr, c_ptr = (
-        _Sized((p.batch, *shape), (math.prod(shape), *strides), size) for strides, shape, size in (a, b, c)
+        Sized((p.batch, *shape), (math.prod(shape), *strides), size) for strides, shape, size in (a, b, c)
     )
     arguments = {
         "a_ptr": a_ptr, "b_ptr": b_ptr, "c_ptr": c_ptr, "m": p.m, "n": p.n, "k": p.k,
@@ -345,7 +354,7 @@ def _library(of_tiles: Sequence[Mapping[str, float]], product: Product) -> dict[
 
 
 @dataclass(frozen=True, slots=True)
-class _Sized:
+class Sized:
     """A tensor as `describe_call` asks of one."""
 
     shape: tuple[int, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +69,18 @@ class NarrowedChoices(NamedChoices):
             stand_aside(err)
             return listed
 
+    def get_flex_attention_fwd_configs(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Configs of flex attention, the one first that Inductor takes without max-autotune."""
+        return _own_first(super().get_flex_attention_fwd_configs, *args, **kwargs)  # type: ignore[misc]
+
+    def get_flex_attention_bwd_configs(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """As `get_flex_attention_fwd_configs`."""
+        return _own_first(super().get_flex_attention_bwd_configs, *args, **kwargs)  # type: ignore[misc]
+
+    def get_flex_decode_configs(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """As `get_flex_attention_fwd_configs`."""
+        return _own_first(super().get_flex_decode_configs, *args, **kwargs)  # type: ignore[misc]
+
 
 def with_ours(previous: Any) -> Any:
     """What chooses in Inductor, with our narrowing over it: an object of a class derived from its own, with its state.
@@ -111,7 +123,8 @@ def asked(handler: Any) -> Any:
 
 def lists_itself(handler: Any) -> bool:
     """Whether a handler has a list of its own, rather than Inductor's."""
-    return getattr(type(handler), HOOK, None) is not getattr(InductorChoices, HOOK, None)
+    ours = [name for name in vars(NarrowedChoices) if not name.startswith("__")]
+    return any(getattr(type(handler), name, None) is not getattr(InductorChoices, name, None) for name in ours)
 
 
 @functools.cache
@@ -141,6 +154,19 @@ def _exhaustive(
         ]
 
 
+def _own_first(ask: Callable[..., list[Any]], *args: Any, **kwargs: Any) -> list[Any]:
+    listed = ask(*args, **kwargs)
+    if stood_aside() or len(listed) < 2:
+        return listed
+    try:
+        with inductor_config.patch(max_autotune=False):
+            own = ask(*args, **kwargs)
+        return [*own, *(config for config in listed if config not in own)]
+    except Exception as err:
+        stand_aside(err)
+        return listed
+
+
 def _listen() -> None:
     from torch._inductor import select_algorithm
 
@@ -152,7 +178,15 @@ def _listen() -> None:
                 stand_aside(err)
 
     def drop(listed: list[Any]) -> list[Any]:
-        return listed if stood_aside() else narrowing.without_dropped(listed)
+        if stood_aside() or getattr(inductor_config, "deterministic", False):
+            return listed
+        try:
+            return narrowing.narrowed_rendered(narrowing.without_dropped(listed))
+        except CacheMissError:
+            raise
+        except Exception as err:
+            stand_aside(err)
+            return listed
 
     select_algorithm.add_preprocessing_fn(drop)
     select_algorithm.add_feedback_saver(keep)

@@ -34,8 +34,9 @@ from ..engine import (
     ranks_decide,
     recall,
 )
-from .candidates import Candidates, Lowered, as_listed, is_extern, is_library
-from .request import DEFAULT_BUDGET, product_request
+from .candidates import Candidates, Lowered, as_listed, is_extern, is_library, is_number
+from .rendered import ATTENTION, RenderedCandidates, operation_of, sizes_of
+from .request import DEFAULT_BUDGET, operation_request, product_request
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ MOST_KNOWN = 256  # products
 class Trial:
     """Candidates of one product that Inductor was left to time, until it has."""
 
-    candidates: Candidates
+    candidates: Candidates | RenderedCandidates
     how: Request
     store: SqliteStore
     forecasts: Mapping[Config, Forecast | Abstention]
@@ -89,7 +90,7 @@ class Counts:
         """What was done, in words."""
         return (
             f"of {self.candidates} candidates {self.passed_on} went on to Inductor, {self.timed} were timed; "
-            f"{self.recalled} products were decided by what is stored, {self.forecast} by a forecast"
+            f"{self.recalled} operations were decided by what is stored, {self.forecast} by a forecast"
         )
 
 
@@ -145,16 +146,8 @@ class Narrowing:
         known = (lowered, how.settings.mode, how.budget, str(how.settings.dir))
         chosen = self._known.get(known)
         if chosen is None:
-            candidates = Candidates(lowered, listed, exhaustive())
-            chosen = self._chosen(candidates, how)
-            with self._lock:
-                self._known[known] = chosen
-                while len(self._known) > MOST_KNOWN:
-                    del self._known[next(iter(self._known))]
-        with self._lock:
-            self.counts.products += 1
-            self.counts.candidates += chosen.of
-            self.counts.passed_on += len(chosen.parameters)
+            chosen = self._remember(known, self._chosen(Candidates(lowered, listed, exhaustive()), how))
+        self._count_passed_on(chosen)
         passed_on = []
         for config, parameters in chosen.parameters.items():
             candidate = as_listed(parameters, listed)
@@ -163,7 +156,49 @@ class Narrowing:
             passed_on.append(candidate)
         return passed_on
 
-    def _chosen(self, candidates: Candidates, how: Request) -> Chosen:
+    def narrowed_rendered(self, listed: list[Any]) -> list[Any]:
+        """Of what Inductor has rendered for a convolution or for flex attention, the candidates for it to go on with.
+
+        Raises:
+            CacheMissError: mode is `strict` and nothing is decided.
+        """
+        if len(listed) < 2 or not (operation := operation_of(listed)):
+            return listed
+        if not all(map(is_number, sizes_of(listed))):
+            return listed
+        how = operation_request() if operation in ATTENTION else product_request()
+        candidates = RenderedCandidates(operation, listed)
+        if how.settings.mode == "first":
+            return [listed[candidates.places[candidates.job.space.default]]]
+        known = (
+            candidates.job.workload.digest,
+            candidates.job.space.digest,
+            how.settings.mode,
+            how.budget,
+            str(how.settings.dir),
+        )
+        chosen = self._known.get(known) or self._remember(known, self._chosen(candidates, how))
+        self._count_passed_on(chosen)
+        passed_on = {config: listed[candidates.places[config]] for config in chosen.parameters}
+        if chosen.trial is not None:
+            for config, candidate in passed_on.items():
+                candidate.annotations[MARK] = chosen, config
+        return list(passed_on.values())
+
+    def _remember(self, known: tuple[object, ...], chosen: Chosen) -> Chosen:
+        with self._lock:
+            self._known[known] = chosen
+            while len(self._known) > MOST_KNOWN:
+                del self._known[next(iter(self._known))]
+        return chosen
+
+    def _count_passed_on(self, chosen: Chosen) -> None:
+        with self._lock:
+            self.counts.products += 1
+            self.counts.candidates += chosen.of
+            self.counts.passed_on += len(chosen.parameters)
+
+    def _chosen(self, candidates: Candidates | RenderedCandidates, how: Request) -> Chosen:
         job = candidates.job
         store = make_store(how.settings)
         budget = Budget(how.budget)
@@ -178,6 +213,8 @@ class Narrowing:
         forecasts, model = first_forecasts(job, how, store)
         budget.start(len(job.space))
         most = math.inf if budget.all else min(budget.configs_left, budget.limit or int(DEFAULT_BUDGET))
+        if candidates.may_go_on_whole and not any(isinstance(f, Forecast) and f.grounded for f in forecasts):
+            most = math.inf
         configs = shortlist(candidates, forecasts, most)
         by_config = dict(zip(job.space, forecasts, strict=True))
         trial = Trial(candidates, how, store, by_config, model, time.perf_counter())
@@ -224,11 +261,15 @@ class Narrowing:
                 timings[by_config[decision.config]] = 0.999 * min(timings.values())
 
 
-def _chosen_of(candidates: Candidates, configs: Sequence[Config], trial: Trial | None = None) -> Chosen:
+def _chosen_of(
+    candidates: Candidates | RenderedCandidates, configs: Sequence[Config], trial: Trial | None = None
+) -> Chosen:
     return Chosen({c: candidates.parameters[c] for c in configs}, len(candidates.parameters), trial)
 
 
-def shortlist(candidates: Candidates, forecasts: Sequence[Forecast | Abstention], most: float) -> list[Config]:
+def shortlist(
+    candidates: Candidates | RenderedCandidates, forecasts: Sequence[Forecast | Abstention], most: float
+) -> list[Config]:
     """The externs, the first candidate beside them, and the best by the forecasts, `most` configs beside the externs.
 
     Where nothing is forecast, they are the first that Inductor lists.

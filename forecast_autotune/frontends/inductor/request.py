@@ -58,9 +58,14 @@ def uuid() -> str:
         return "forecast_autotune aside"
 
 
+def operation_request() -> Request:
+    """How operations that are no products are decided: as kernels are."""
+    return request(None, default_budget=DEFAULT_BUDGET)
+
+
 def product_request() -> Request:
     """How products are decided: as kernels are, by a model that was fitted on products where the settings name none."""
-    how = request(None, default_budget=DEFAULT_BUDGET)
+    how = operation_request()
     if how.settings.model is None and how.settings.surrogate in (None, "auto"):
         return replace(how, surrogate=make_surrogate("auto", prior=products_prior()))
     return how
@@ -75,6 +80,7 @@ def cache_name() -> str:
     how = product_request()
     measures = Budget(how.budget).measures
     parts = [how.settings.mode, str(measures), how.surrogate.name, how.surrogate.model_version, how.settings.toolchain]
+    parts.append(operation_request().surrogate.model_version)
     if how.settings.mode not in ("first", "forecast"):
         parts += sorted(_decided(how.settings))
     return f"forecast_autotune {digest(*parts)}"

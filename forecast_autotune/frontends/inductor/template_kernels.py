@@ -1,8 +1,8 @@
 # ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals
-"""What Inductor's templates of matrix products do, as one Triton kernel, for what can be told of their configs ahead.
+"""What Inductor's templates do, as Triton kernels, for what can be told of their configs ahead: products, flex attention.
 
-Inductor writes its kernels when it renders them, sizes and epilogue included. This one asks for the same tiles in the same
-order, so `launch_features` describes it as it does any kernel. The package never compiles it; recordings time it.
+Inductor writes its kernels when it renders them, sizes and epilogue included. These ask for the same tiles in the same
+order, so `launch_features` describes them as it does any kernel. The package never compiles them; recordings time products.
 """
 
 from __future__ import annotations
@@ -49,3 +49,39 @@ def product(  # type: ignore[no-untyped-def]
     rows, columns = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     where = (rows[:, None] < m) & (columns[None, :] < n)
     tl.store(c_ptr + rows[:, None] * n + columns[None, :], total.to(c_ptr.dtype.element_ty), mask=where)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attention(  # type: ignore[no-untyped-def]
+    q_ptr, k_ptr, v_ptr, out_ptr, m, n, shared_heads,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, QK_DIM: tl.constexpr, V_DIM: tl.constexpr,
+):  # fmt: skip
+    """Attention of every query to every key. The grid: tiles of queries, heads of all batches; by rows throughout."""
+    head = tl.program_id(1)
+    q_ptr += head * m * QK_DIM
+    out_ptr += head * m * V_DIM
+    k_ptr += head // shared_heads * n * QK_DIM
+    v_ptr += head // shared_heads * n * V_DIM
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inner, outer = tl.arange(0, QK_DIM), tl.arange(0, V_DIM)
+    q = tl.load(q_ptr + rows[:, None] * QK_DIM + inner[None, :], mask=rows[:, None] < m, other=0.0)
+    largest = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    weight = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    total = tl.zeros((BLOCK_M, V_DIM), dtype=tl.float32)
+    for start in range(0, n, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        k = tl.load(k_ptr + keys[None, :] * QK_DIM + inner[:, None], mask=keys[None, :] < n, other=0.0)
+        scores = tl.dot(q, k)
+        larger = tl.maximum(largest, tl.max(scores, 1))
+        shares = tl.exp2(scores - larger[:, None])
+        fading = tl.exp2(largest - larger)
+        weight = weight * fading + tl.sum(shares, 1)
+        v = tl.load(v_ptr + keys[:, None] * V_DIM + outer[None, :], mask=keys[:, None] < n, other=0.0)
+        total = total * fading[:, None] + tl.dot(shares.to(v.dtype), v)
+        largest = larger
+    where = (rows[:, None] < m) & (outer[None, :] < V_DIM)
+    tl.store(
+        out_ptr + rows[:, None] * V_DIM + outer[None, :],
+        (total / weight[:, None]).to(out_ptr.dtype.element_ty),
+        mask=where,
+    )

@@ -46,7 +46,7 @@ def installed() -> list[InstalledTuner]:
     """All tuners that live in this process, by kernel: those that `install()` reaches, those it does not, and our own.
 
     A tuner of a class that does not derive from Triton's is not known to anybody but its package, and not listed. After
-    `install(inductor=True)`, Inductor's candidates for matrix products are one row, once it has listed any.
+    `install(inductor=True)`, Inductor's own candidates are one row, once it has listed any.
     """
     rows = [*filter(None, map(_described, living_tuners())), *_inductor()]
     return sorted(rows, key=lambda row: (row.kernel, row.tuner, row.configs))
