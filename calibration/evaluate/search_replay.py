@@ -26,6 +26,7 @@ from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.evaluation.recorded_space import RecordedSpace, read_space
 from forecast_autotune.evaluation.replay_runner import use_one_thread
 from forecast_autotune.processes.side_by_side import side_by_side
+from forecast_autotune.protocols import Surrogate, SurrogateSession
 
 from ..command import positive
 from ..fit.forest import package_of
@@ -57,13 +58,19 @@ def work(trace: Path, seeds: int, most: int, arms: Sequence[str]) -> list[Search
     """All searches on one space. Runs in a process of its own."""
     use_one_thread()
     space = read_space(trace)
-    return [search(space, package_of(trace) or space.kernel, arm, seed, most) for seed in range(seeds) for arm in arms]
+    session = session_without(package_of(trace) or space.kernel, space)
+    return [search(space, session, arm, seed, most) for seed in range(seeds) for arm in arms]
 
 
-def search(space: RecordedSpace, left_out: str, arm: str, seed: int, most: int) -> SearchReplay:
+def session_without(left_out: str, space: RecordedSpace) -> SurrogateSession:
+    """What forecasts a space, without its kernel. All its searches share it: what it says of the space takes 1 s."""
+    return _surrogate(left_out).start(ForecastContext(job=space.job))
+
+
+def search(space: RecordedSpace, session: SurrogateSession, arm: str, seed: int, most: int) -> SearchReplay:
     """One search: the default first, then four at a time until so many are measured."""
     draw = random.Random(f"{space.name} {seed}")  # arms draw alike, as far as they go together
-    searching = _Searching(space, left_out)
+    searching = _Searching(space, session)
     searching.measure(space.space.default)
     times, choose = _ARMS[arm]
     while searching.measured < most and len(searching.outcomes) < len(space.space):
@@ -87,12 +94,13 @@ def search(space: RecordedSpace, left_out: str, arm: str, seed: int, most: int) 
 class _Searching:
     """Where one search stands."""
 
-    def __init__(self, space: RecordedSpace, left_out: str) -> None:
+    def __init__(self, space: RecordedSpace, session: SurrogateSession) -> None:
         self.space = space
-        self._left_out = left_out
+        self._session = session
         self.outcomes: dict[Config, Outcome] = {}
         self._best: list[float] = []  # after each measurement
         self._builds: list[int] = []
+        self._close: dict[tuple[Config, int], set[Config]] = {}
 
     @property
     def measured(self) -> int:
@@ -128,14 +136,21 @@ class _Searching:
                 break
             parent = next((p for p in parents if draw.random() < 0.5), parents[0])
             apart = 2 if draw.random() < FAR else 1
-            near = [c for c in untried if c not in found and _apart(c, parent) <= apart]
+            close = self._within(apart, parent)
+            near = [c for c in untried if c not in found and c in close]
             found[draw.choice(near or [c for c in untried if c not in found])] = None
         return list(found)
 
+    def _within(self, apart: int, parent: Config) -> set[Config]:
+        """The configs that differ from a parent in so many of its knobs at most."""
+        if (parent, apart) not in self._close:
+            close = {c for c in self.space.space if _apart(c, parent) <= apart}
+            self._close[parent, apart] = close
+        return self._close[parent, apart]
+
     def forecasts(self, configs: Sequence[Config]) -> list[float]:
         """Expected gain of each over the fastest so far, by the surrogate without this kernel."""
-        surrogate = _surrogate(self._left_out)
-        answers = surrogate.start(ForecastContext(job=self.space.job)).predict(self.outcomes, {})
+        answers = self._session.predict(self.outcomes, {})
         default = self.outcomes.get(self.space.space.default)
         seed = default.median_us if isinstance(default, Measurement) else None
         over = math.log2(seed / self._best[-1]) if seed and self._best and self._best[-1] < math.inf else 0.0
@@ -145,7 +160,7 @@ class _Searching:
 
 
 @lru_cache(maxsize=4)
-def _surrogate(left_out: str):  # type: ignore[no-untyped-def]
+def _surrogate(left_out: str) -> Surrogate:
     return surrogate_without(left_out)
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from calibration.evaluate import search_replay
-from calibration.evaluate.search_replay import ARMS, main, search, summary
+from calibration.evaluate.search_replay import ARMS, main, search, session_without, summary
 from calibration.paths import TRACES
 from forecast_autotune.evaluation.recorded_space import read_space
 from forecast_autotune.surrogates.history import History
@@ -22,7 +22,8 @@ def nothing_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_arm_measures_as_many_and_the_oracle_finds_most() -> None:
     space = read_space(TRACE)
-    runs = [search(space, "attention", arm, seed, 16) for seed in range(4) for arm in ARMS]
+    session = session_without("attention", space)
+    runs = [search(space, session, arm, seed, 16) for seed in range(4) for arm in ARMS]
     assert {tuple(run.slowdown) for run in runs} == {(8, 16)}
     assert all(1 <= run.slowdown[16] <= run.slowdown[8] for run in runs)
     assert all(run.builds[16] >= 16 for run in runs)
@@ -34,8 +35,13 @@ def test_each_arm_measures_as_many_and_the_oracle_finds_most() -> None:
 
 def test_the_same_seed_searches_alike_and_children_are_new_and_near() -> None:
     space = read_space(TRACE)
-    assert search(space, "", "ours-4x", 3, 16) == search(space, "", "ours-4x", 3, 16)
-    searching = search_replay._Searching(space, "")
+    session = session_without("", space)
+    first = search(space, session, "ours-4x", 3, 16)
+    search(space, session, "ours-2x", 4, 16)  # what a session was asked before does not matter
+    assert (
+        search(space, session, "ours-4x", 3, 16) == first == search(space, session_without("", space), "ours-4x", 3, 16)
+    )
+    searching = search_replay._Searching(space, session)
     searching.measure(space.space.default)
     children = searching.children(random.Random(0), 12)
     assert len(set(children)) == 12
