@@ -8,6 +8,7 @@ around them.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import random
@@ -56,6 +57,7 @@ PRECISION_RATIO = (
 LIGHT_RATIO = 0.8  # of the least time that the device's peaks allow: sheets are not exact
 TRITON = ".triton"  # where Triton keeps what it compiled, in its home
 SHIFT = 1  # elements off the usual alignment
+RESOLVED = 0.1  # of what a batch took that is its launches' at least, however long a message took
 OVERHEAD_RATIO, OVERHEAD_US = 4.0, 30.0  # of what a launch takes beyond the device's own time, against the seed's
 
 
@@ -96,6 +98,7 @@ class Bar:
     shifts: dict[str, bool] = field(default_factory=dict)
     overhead_us: dict[str, float] = field(default_factory=dict)
     time_s: dict[str, float] = field(default_factory=dict)  # of a launch, for time limits
+    idle_s: float = math.inf  # that a message there and back takes; a candidate that answers late gains nothing by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,7 +467,7 @@ class _Exam:
             idle_s = self._idle_s()
             took_s, answer = self.launch(drawn, self.timeout_s)
             self._precise(name, self.judge(drawn, name))
-            launch_us = max(1e-3, 1e6 * (took_s - idle_s) / count)
+            launch_us = 1e6 * max(took_s - idle_s, RESOLVED * took_s) / count
             launch_us = self._of_events(name, answer, launch_us, count)
             if launch_us < LIGHT_RATIO * floor_us:
                 raise _FasterThanLightError(
@@ -504,13 +507,15 @@ class _Exam:
         return float(claimed_us)
 
     def _idle_s(self) -> float:
-        """What a message there and back takes, without a launch."""
+        """What a message there and back takes, without a launch; the least that was seen."""
         times = []
         for _ in range(3):
             began = time.perf_counter()
             self.ask({"run": 0}, self.timeout_s)
             times.append(time.perf_counter() - began)
-        return min(times)
+        if self.is_seed:
+            self.bar.idle_s = min(self.bar.idle_s, *times)
+        return min(self.bar.idle_s, *times)
 
     def _bytes(self, drawn: Sequence[_Drawn]) -> int:
         tensors = [t for one in drawn for t in (*one.outputs, *(laid for laid, _ in one.inputs))]

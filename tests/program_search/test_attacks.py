@@ -22,7 +22,7 @@ from forecast_autotune.processes.box import boxed_server, lacking
 from forecast_autotune.processes.machine import usable_memory_bytes
 from forecast_autotune.processes.serving import children_of
 from forecast_autotune.program_search.candidate import Candidate
-from forecast_autotune.program_search.exam import Examiner, Result
+from forecast_autotune.program_search.exam import Bar, Examiner, Result, _Exam
 from forecast_autotune.program_search.rules import refused
 from forecast_autotune.program_search.runners import PythonPreparer
 
@@ -273,3 +273,15 @@ def test_a_candidate_that_hangs_or_crashes_is_ended(bench: Bench, monkeypatch: p
     assert "ran out of time" in wrong(bench.call("while True:\n    pass"))
     assert "SIGSEGV" in wrong(bench.call("ctypes.string_at(0)", "import ctypes\n"))
     assert "exited with code 0" in wrong(bench.call("os._exit(0)", "import os\n"))
+
+
+def test_a_candidate_that_answers_late_gains_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    exam = object.__new__(_Exam)
+    exam.bar, exam.is_seed, exam.timeout_s = Bar(idle_s=1e-4), False, 1.0
+    clock = iter(range(10**6))
+    monkeypatch.setattr("time.perf_counter", lambda: 0.01 * next(clock))
+    monkeypatch.setattr(_Exam, "ask", lambda *_: {})
+    assert exam._idle_s() == 1e-4
+    exam.is_seed, exam.bar = True, Bar()
+    assert exam._idle_s() == pytest.approx(0.01)
+    assert exam.bar.idle_s == pytest.approx(0.01)
