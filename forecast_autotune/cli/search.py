@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.figures import as_time
 from ..errors import InvalidInputError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ..program_search.finals import Final
     from ..program_search.run import SearchResult
 
+CPP_SUFFIXES = (".cpp", ".cc", ".cxx")
+
 DESCRIPTION = """\
 Search for faster programs than a kernel's own. A proposer changes its source and its knobs; several times as many are
 proposed as are measured; each is forecast against the fastest so far, and of four that are built and measured three
@@ -26,8 +28,12 @@ that none was chosen by, beside what people wrote. What won is printed as a diff
 
   forecast-autotune search my_kernels.py:TASK --budget 32
   forecast-autotune search my_kernels.py:TASK --proposer rewrite,http://127.0.0.1:8000 --minutes 30
+  forecast-autotune search saxpy.cpp
 
-TASK is a fa.SearchTask: source, knobs, inputs and a reference. The module is imported, as Python imports it. What is
+TASK is a fa.SearchTask: source, knobs, inputs and a reference. The module is imported, as Python imports it. Of a C++
+file, saxpy.py beside it says the same, under the names of the arguments of fa.load_inline and fa.search: cpp_sources,
+which binds the function saxpy to torch, reference, inputs and sizes; where there are any, space, extra_cflags, work,
+held_out, corners, outputs and tolerances. What is
 proposed is built and run in a box alone: no environment, one folder, no network, no other process. A GPU's driver is
 not contained. A search that was ended goes on where it was."""
 
@@ -35,7 +41,9 @@ not contained. A search that was ended goes on where it was."""
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb and its options."""
     parser = new_parser(subparsers, "search", DESCRIPTION)
-    parser.add_argument("task", metavar="MODULE:TASK", help="a module's name or a .py file, and the task in it")
+    parser.add_argument(
+        "task", metavar="MODULE:TASK", help="a module's name or a .py file, and the task in it; or a C++ file"
+    )
     parser.add_argument(
         "--budget", type=int, default=32, metavar="N", help="candidates measured, the seed included (default: 32)"
     )
@@ -69,17 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         AutotuneError: the task, an option or the system does not allow a search; see `fa.search`.
     """
-    from .forecast import load_kernel
-
     if arguments.dir is not None:
         os.environ["FORECAST_AUTOTUNE_DIR"] = str(arguments.dir)
-    if not arguments.task.rpartition(":")[0]:
-        raise InvalidInputError(
-            f"{arguments.task!r} names no task: give MODULE:TASK or FILE.py:TASK, a fa.SearchTask, which says "
-            f"what the inputs are and "
-            "what is right; a source file alone says neither"
-        )
-    target = load_kernel(arguments.task)
+    target = _target(arguments.task)
     from ..program_search.run import search
 
     result = search(
@@ -104,6 +104,39 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(result)
     return OK if result.winner is not None else NOTHING
+
+
+def _target(text: str) -> Any:
+    """What is searched for: what MODULE:TASK names, or the task of a C++ file.
+
+    Raises:
+        InvalidInputError: it names nothing to search for.
+    """
+    from ..program_search.task import task_of_file
+    from ._loading import load_module
+    from .forecast import load_kernel
+
+    file = Path(text)
+    if file.suffix == ".cu":
+        raise InvalidInputError(
+            f"{text} is CUDA, and search rewrites C++ and Triton so far: fa.load_inline(..., space=...) tunes its macros"
+        )
+    if file.suffix in CPP_SUFFIXES:
+        beside = file.with_suffix(".py")
+        if not file.is_file() or not beside.is_file():
+            raise InvalidInputError(
+                f"there is no file {beside if file.is_file() else file}: a search of {file.name} needs it, and beside it "
+                f"{beside.name} with cpp_sources, inputs, reference and sizes; see forecast-autotune search --help"
+            )
+        return task_of_file(
+            file, load_module(str(beside), "FILE.py", is_enough=lambda module: hasattr(module, "sizes"))
+        )
+    if not text.rpartition(":")[0]:
+        raise InvalidInputError(
+            f"{text!r} names no task: give MODULE:TASK or FILE.py:TASK, a fa.SearchTask, which says what the inputs are "
+            "and what is right; or a C++ file with a Python file beside it that says so"
+        )
+    return load_kernel(text)
 
 
 def _print(result: SearchResult) -> None:

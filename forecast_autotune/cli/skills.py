@@ -13,11 +13,16 @@ from ._store import is_missing, store_of, warn_unreadable
 from .output import print_json, print_table, say
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..core.skill import Skill
+    from ..program_search.skills import StepSkill
 
 HOW = f"""A case is a pair of measured configs of one variant that differ in one knob. The speed-up is a geometric mean over
 the cases of each workload first, then over workloads; faster means by more than the noise. The most telling come first;
-a change tried fewer than three times tells nothing. Looked at are the newest {MINED_OUTCOMES:,} outcomes that match."""
+a change tried fewer than three times tells nothing. Looked at are the newest {MINED_OUTCOMES:,} outcomes that match.
+Before them stand steps that `forecast-autotune search` took to its fastest programs, each measured there with it and
+without it, and admitted because it helps at sizes held out too."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -34,8 +39,10 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the skills, the most telling first."""
     store = store_of(arguments)
-    skills = [] if is_missing(store) else store.skills(kernel=arguments.kernel, hardware=arguments.hardware)
-    skills = skills[: arguments.limit]
+    learnt = _of_searches(store.path.parent, arguments.kernel, arguments.hardware)
+    missing = not store.exists() if learnt else is_missing(store)
+    skills: list[Skill] = [] if missing else store.skills(kernel=arguments.kernel, hardware=arguments.hardware)
+    skills = [*learnt, *skills][: arguments.limit]
     warn_unreadable(store)
     if arguments.json:
         print_json([{**asdict(skill), "text": str(skill)} for skill in skills])
@@ -50,6 +57,24 @@ def run(arguments: argparse.Namespace) -> int:
             "nothing that was measured tells what a change of one knob does: at least three pairs of configs are needed"
         )
     return OK if skills else NOTHING
+
+
+def _of_searches(folder: Path, kernel: str | None, hardware: str | None) -> list[StepSkill]:
+    """What searches taught, the largest speed-up first; none, with a line on stderr, where their file cannot be read."""
+    from ..errors import StoreError
+    from ..program_search.skills import skills_in
+
+    try:
+        skills = skills_in(folder)
+    except StoreError as err:
+        say(str(err))
+        return []
+    fitting = [
+        skill
+        for skill in skills
+        if (kernel or "").lower() in skill.program.lower() and (hardware or "").lower() in skill.hardware.lower()
+    ]
+    return sorted(fitting, key=lambda skill: (-skill.held_out, str(skill)))
 
 
 def _row(skill: Skill) -> tuple[str, ...]:

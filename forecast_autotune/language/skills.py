@@ -277,7 +277,7 @@ class _Mine:
         """Log2 of a time and its relative error; or, behind them, the kind of a failure."""
         if isinstance(outcome, Measurement):
             return math.log2(outcome.median_us), outcome.relative_error, 0
-        return math.nan, 0.0, self.kinds.setdefault(_kind_of(outcome), len(self.kinds) + 1)
+        return math.nan, 0.0, self.kinds.setdefault(kind_of_failure(outcome), len(self.kinds) + 1)
 
     def _apart(
         self, knob: str, cases: _Cases, conditions: tuple[Condition, ...]
@@ -319,7 +319,7 @@ _NUMBER = re.compile(r"\b\d[\w.]*")
 _RAISED = re.compile(r"^(?:\w+\.)*[A-Z][a-z]+(?:[A-Z][a-z]*)+: ")  # the type of an exception, before its message
 
 
-def _kind_of(failure: Failure) -> str:
+def kind_of_failure(failure: Failure) -> str:
     """The stage and the first words of a failure, every number as N: most messages tell how much was too much."""
     beginning = re.split(r"[,;(\n]|\. ", _RAISED.sub("", failure.message), maxsplit=1)[0]
     words = re.findall(r"[\w'.:-]+", _NUMBER.sub("N", beginning))

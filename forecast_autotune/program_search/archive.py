@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..core.digest import digest
 from ..core.forecast import Abstention
@@ -13,6 +14,9 @@ from ..store import encoding
 from ..store.searches import SearchFile
 from .candidate import Candidate, Tried
 from .task import SearchTask
+
+if TYPE_CHECKING:
+    from .skills import StepSkill
 
 
 class Archive:
@@ -56,6 +60,14 @@ class Archive:
             self._file.begin(self.search, self._about)
         self._file.add(self.search, tried.candidate.digest, _encode(tried))
         self._tried[tried.candidate.digest] = tried
+
+    def learn(self, skill: StepSkill) -> None:
+        """Keep a skill that this search taught.
+
+        Raises:
+            StoreError: it cannot be written down.
+        """
+        self._file.learn(self.search, skill.digest, skill.as_json())
 
     def __iter__(self) -> Iterator[Tried]:
         return iter(self._tried.values())

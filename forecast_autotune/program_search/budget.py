@@ -11,6 +11,7 @@ from ..errors import InvalidInputError
 from .candidate import Tried
 
 BUILDS_PER_MEASUREMENT = 2  # that a search may come to: a proposer whose programs do not build must end too
+BACK = 4  # measurements of a search for each that walks its fastest program back, beyond those of the search
 LEAST = 2  # measurements: the seed, and something beside it
 
 
@@ -19,7 +20,8 @@ class SearchBudget:
     """Limits of a search, all that its archive holds included; and a tally.
 
     `measurements` are candidates run on the device, those that turned out wrong included; the seed is one. `tokens`
-    are those that models have read and written.
+    are those that models have read and written. Programs that were measured to walk the fastest back, one for each
+    four measurements, are counted apart, as `walked`.
 
     Raises:
         InvalidInputError: fewer than 2 measurements, or a limit that is no positive number.
@@ -31,6 +33,7 @@ class SearchBudget:
     measured: int = 0
     built: int = 0
     failed: int = 0
+    walked: int = 0
     tokens_used: int = 0
     _began: float = field(default_factory=time.monotonic)
 
@@ -59,6 +62,10 @@ class SearchBudget:
     def seconds(self) -> float:
         """Since this run of the search began."""
         return time.monotonic() - self._began
+
+    def may_walk(self) -> bool:
+        """Whether one more program may be measured to walk the fastest back."""
+        return self.walked < max(1, self.measurements // BACK) and self.seconds < 60 * self.minutes
 
     def spent(self) -> str:
         """Why nothing more may be tried; empty while something may."""

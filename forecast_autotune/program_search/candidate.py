@@ -85,8 +85,8 @@ def _normalised_python(source: str) -> str:
 class Tried:
     """A candidate with its outcome, as the archive keeps it.
 
-    `chosen` says why it was tried: `seed`, `promise`, `random`, `repair`. `times_us` holds the median of each size,
-    by its name. `code` is a digest of what it was compiled to; empty where that is not known.
+    `chosen` says why it was tried: `seed`, `promise`, `random`, `repair`. `times_us` holds the median of
+    each size, by its name. `code` is a digest of what it was compiled to; empty where that is not known.
     """
 
     candidate: Candidate

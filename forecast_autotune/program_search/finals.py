@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..core.outcome import Failure, Measurement
-from .candidate import Candidate, Tried
+from .candidate import Candidate
 from .exam import Examiner
 from .runners import Preparer
-from .task import SearchTask
+from .task import SearchTask, Sizes
 
 FINALISTS = 3
 MOST_BY_HAND = 3
@@ -46,33 +46,52 @@ class Finals:
         return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def run_finals(task: SearchTask, ran: Sequence[Tried], examiner: Examiner, preparer: Preparer) -> Finals:
+def run_finals(
+    task: SearchTask, ran: Sequence[Candidate], simplest: Candidate, examiner: Examiner, preparer: Preparer
+) -> Finals:
     """Time the finalists in turns, each time in a new process, at the sizes held out (at the searched ones where
     there are none).
 
     Args:
         ran: what ran in the search, the fastest first.
+        simplest: what is left of the fastest, walked back; it wins where it is as fast as any other.
     """
     sizes = task.held_out or task.sizes
-    entrants = [t.candidate for t in ran[:FINALISTS] if t.candidate.digest != task.seed.digest]
+    entrants = list(
+        {one.digest: one for one in (simplest, *ran[:FINALISTS]) if one.digest != task.seed.digest}.values()
+    )
     entrants += [one for one in task.hand_written[:MOST_BY_HAND] if one.digest not in {e.digest for e in entrants}]
+    finals = in_turns(task, (task.seed, *entrants), sizes, examiner, preparer)
+    return _decided(finals[0], finals[1:], simplest)
+
+
+def in_turns(
+    task: SearchTask,
+    candidates: Sequence[Candidate],
+    sizes: Mapping[str, Sizes],
+    examiner: Examiner,
+    preparer: Preparer,
+) -> list[Final]:
+    """Time each candidate twice, one after the other, each time in a new process; one that fails is out.
+
+    The seed, if it is among them, comes first: it sets the bar at these sizes.
+    """
     measured: dict[str, list[tuple[Mapping[str, float], float]]] = {}
     failures: dict[str, str] = {}
     for turn in range(ROUNDS):
-        for one in (task.seed, *entrants):
+        for one in candidates:
             if one.digest in failures:
                 continue
             made = preparer.prepare(one)
             if isinstance(made, Failure):
-                failures[one.digest] = made.message
+                failures[one.digest] = f"{made.stage}: {made.message}"
                 continue
             result = examiner.examine(made, sizes=sizes, is_seed=one.digest == task.seed.digest and turn == 0)
             if isinstance(result.outcome, Measurement):
                 measured.setdefault(one.digest, []).append((result.times_us, result.outcome.relative_error))
             else:
                 failures[one.digest] = f"{result.outcome.stage}: {result.outcome.message}"
-    finals = [_final(one, measured.get(one.digest, []), failures.get(one.digest, "")) for one in (task.seed, *entrants)]
-    return _decided(finals[0], finals[1:])
+    return [_final(one, measured.get(one.digest, []), failures.get(one.digest, "")) for one in candidates]
 
 
 def _final(candidate: Candidate, rounds: Sequence[tuple[Mapping[str, float], float]], failure: str) -> Final:
@@ -84,7 +103,7 @@ def _final(candidate: Candidate, rounds: Sequence[tuple[Mapping[str, float], flo
     return Final(candidate=candidate, times_us=times, relative_error=max(apart, *(error for _, error in rounds)))
 
 
-def _decided(seed: Final, entrants: Sequence[Final]) -> Finals:
+def _decided(seed: Final, entrants: Sequence[Final], simplest: Candidate) -> Finals:
     undecided = Finals(seed=seed, finals=entrants, winner=None, reason="")
     if seed.failure:
         return Finals(
@@ -96,6 +115,9 @@ def _decided(seed: Final, entrants: Sequence[Final]) -> Finals:
         return Finals(
             seed=seed, finals=entrants, winner=None, reason="nothing that ran in the search runs at the sizes held out"
         )
+    for one in running:
+        if one.candidate.digest == simplest.digest and WORTHWHILE * undecided.speedup(one) >= undecided.speedup(best):
+            best = one
     needed = max(WORTHWHILE, 1 + 2 * math.hypot(best.relative_error, seed.relative_error))
     if (gained := undecided.speedup(best)) < needed:
         told = f"the best is {gained:.3f}x of the seed at the sizes held out"

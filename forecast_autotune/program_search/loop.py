@@ -20,6 +20,7 @@ from .forecasts import CandidateForecaster
 from .proposers.base import Proposer, SearchView
 from .rules import refused
 from .runners import Preparer
+from .skills import StepSkill
 from .task import SearchTask
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class SearchLoop:
         examiner, preparer: who tries a candidate.
         proposals: how many are proposed for each that is tried.
         seed: of all draws.
+        skills: of earlier searches on such hardware, for proposers.
         listener: told of each event.
     """
 
@@ -63,6 +65,7 @@ class SearchLoop:
     preparer: Preparer
     proposals: float = 4.0
     seed: int = 0
+    skills: Sequence[StepSkill] = ()
     listener: Callable[[SearchEvent], None] = lambda _: None
     turns: int = 0  # that tried nothing, so that the next one draws otherwise
     twins: set[str] = field(default_factory=set)  # digests of candidates that came out as another's machine code
@@ -94,7 +97,9 @@ class SearchLoop:
 
     def _view(self) -> SearchView:
         tried = list(self.archive)
-        return SearchView(task=self.task, tried=tried, turn=len(tried) + 1_000_000 * self.turns, seed=self.seed)
+        return SearchView(
+            task=self.task, tried=tried, turn=len(tried) + 1_000_000 * self.turns, seed=self.seed, skills=self.skills
+        )
 
     def _try_seed(self) -> None:
         """Examine the task's own source. It is run again by each process: what it shows is what candidates are held

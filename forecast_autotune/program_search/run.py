@@ -19,15 +19,17 @@ from ..processes.box import require_box
 from ..settings import Settings
 from .archive import Archive
 from .budget import SearchBudget
-from .candidate import Candidate, Tried
+from .candidate import Candidate, Tried, incumbent
 from .exam import Examiner
 from .finals import Final, Finals, run_finals
 from .forecasts import CandidateForecaster
+from .lineage import StepEffect, WalkedBack, walk_back
 from .loop import SearchEvent, SearchLoop, speedups
 from .proposers.base import Proposer, SearchView, tally
 from .proposers.mix import Mix
-from .proposers.rewriting import Crossover, Knobs, Rewrites
-from .runners import preparer
+from .proposers.rewriting import Crossover, Knobs, Rewrites, Skilled
+from .runners import Preparer, preparer
+from .skills import StepSkill, learn, skills_in
 from .task import SearchTask, Sizes, named, task_of
 
 REWRITE = "rewrite"
@@ -37,11 +39,14 @@ REWRITE = "rewrite"
 class SearchResult:
     """What a search found, and what it spent. Nothing was written to any source file.
 
-    `forecast_pairs` are log2 speed-ups against the seed, forecast and measured, of candidates that ran.
+    `walked` says what each step to the fastest program brings to it, and `skills` which of them help at sizes held out
+    too. `forecast_pairs` are log2 speed-ups against the seed, forecast and measured, of candidates that ran.
     """
 
     task: SearchTask = field(repr=False)
     tried: Sequence[Tried] = field(repr=False)
+    walked: WalkedBack
+    skills: Sequence[StepSkill]
     finals: Finals
     stopped: str
     budget: SearchBudget
@@ -94,6 +99,7 @@ class SearchResult:
             "measured": self.budget.measured,
             "built": self.budget.built,
             "failed": self.budget.failed,
+            "walked": self.budget.walked,
             "seconds": round(self.budget.seconds, 1),
             "tokens": self.budget.tokens_used,
             "winner": None if self.winner is None else self.winner.digest,
@@ -107,6 +113,14 @@ class SearchResult:
                 }
                 for f in finals
             ],
+            "steps": [
+                {
+                    "step": str(e.step), "with_us": dict(e.with_us), "without_us": dict(e.without_us), "failure": e.failure,
+                    "kept": not e.costs_nothing(),
+                }
+                for e in self.walked.effects
+            ],
+            "skills": [{**skill.as_json(), "text": str(skill)} for skill in self.skills],
             "proposers": {name: {"tried": n, "fastest": won} for name, (n, won) in tally(self.tried).items()},
             "tried": [
                 {
@@ -195,13 +209,53 @@ def search(
         preparer=makes,
         proposals=proposals,
         seed=seed,
+        skills=[skill for skill in skills_in(settings.dir) if skill.hardware_kind == hardware.kind],
         listener=tell,
     )
     stopped = loop.run()
+    walked, skills = _walked(task, archive, examiner, makes, limits, tell)
+    for skill in skills:
+        archive.learn(skill)
     tell(SearchEvent(text="times the fastest again, beside what people wrote, at the sizes held out"))
     view = SearchView(task=task, tried=list(archive), turn=0)
-    finals = run_finals(task, view.ran, examiner, makes)
-    return SearchResult(task=task, tried=list(archive), finals=finals, stopped=stopped, budget=replace(limits))
+    finals = run_finals(task, [t.candidate for t in view.ran], walked.program, examiner, makes)
+    return SearchResult(
+        task=task,
+        tried=list(archive),
+        walked=walked,
+        skills=skills,
+        finals=finals,
+        stopped=stopped,
+        budget=replace(limits),
+    )
+
+
+def _walked(
+    task: SearchTask,
+    archive: Archive,
+    examiner: Examiner,
+    preparer: Preparer,
+    budget: SearchBudget,
+    tell: Callable[[SearchEvent], None],
+) -> tuple[WalkedBack, list[StepSkill]]:
+    """The fastest program without what does not matter in it, and the skills that its lineage teaches."""
+    best = incumbent(list(archive))
+    if best is None or best.candidate.digest == task.seed.digest:
+        return WalkedBack(program=task.seed), []
+    tell(SearchEvent(text="walks the fastest back: each step is taken away and measured"))
+    walked = walk_back(task, best, archive, examiner, preparer, budget)
+    skills = learn(walked, list(archive), task, examiner.hardware)
+    for effect in walked.effects:
+        tell(SearchEvent(text=f"without {effect.step}: {_brought(effect, task)}"))
+    return walked, skills
+
+
+def _brought(effect: StepEffect, task: SearchTask) -> str:
+    if effect.failure:
+        return effect.failure
+    held_out = f", {2 ** -effect.gain(task.held_out):.3f}x at sizes held out" if task.held_out else ""
+    told = f"{2 ** -effect.gain(task.sizes):.3f}x of its speed{held_out}"
+    return f"{told}, so it is dropped" if effect.costs_nothing() else told
 
 
 def _toolchain_of_python(task: SearchTask) -> Toolchain:
@@ -223,7 +277,7 @@ def _proposer(names: Sequence[str], settings: Settings, budget: SearchBudget) ->
     made: list[Proposer] = []
     for name in dict.fromkeys(names):
         if name == REWRITE:
-            made += [Rewrites(), Knobs(), Crossover()]
+            made += [Rewrites(), Knobs(), Skilled(), Crossover()]
         elif name.startswith(("http://", "https://")):
             from .proposers.written import Written
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from ..compilers.cpp_recipe import Recipe
 
 MOST_SEARCHED = 2  # sizes a candidate is timed at, where the caller does not say; the others are held out
+
+OF_FILE = ("cpp_sources", "inputs", "reference", "sizes")
+MAY_OF_FILE = ("space", "extra_cflags", "work", "held_out", "corners", "outputs", "tolerances")
+"""What the module beside a C++ file says, and may say."""
 
 Sizes = Mapping[str, object]
 
@@ -135,6 +139,37 @@ def task_of(
         f"function of "
         "fa.load_inline with kernel_sources, or a kernel of the suite's kind"
     )
+
+
+def task_of_file(path: Path, beside: ModuleType) -> SearchTask:
+    """The task of a C++ file, by what the module beside it says under the names of `fa.load_inline` and `fa.search`.
+
+    The function that is called has the file's name without its suffix.
+
+    Raises:
+        InvalidInputError: a name is missing, or what it says does not fit.
+    """
+    from ..frontends.load_inline.tuned_module import load_inline
+
+    given = {name: getattr(beside, name) for name in (*OF_FILE, *MAY_OF_FILE) if hasattr(beside, name)}
+    if missing := [name for name in OF_FILE if name not in given]:
+        raise InvalidInputError(
+            f"{beside.__file__} has no {missing[0]}: beside {path.name} it must say {', '.join(OF_FILE)}, and may say "
+            f"{', '.join(MAY_OF_FILE)}"
+        )
+    name, space = path.stem, given.get("space", [{}])
+    module = load_inline(
+        name,
+        given["cpp_sources"],
+        kernel_sources=path.read_text(),
+        functions=[name],
+        space=Space.grid(space) if isinstance(space, Mapping) else space,
+        work=given.get("work"),
+        extra_cflags=given.get("extra_cflags"),
+    )
+    arguments = {name: given[name] for name in ("inputs", "reference", "sizes", "held_out") if name in given}
+    task = task_of(getattr(module, name), **arguments)
+    return replace(task, **{name: given[name] for name in ("corners", "outputs", "tolerances") if name in given})
 
 
 def _of_extension_kernel(
@@ -264,8 +299,6 @@ def named(sizes: Sequence[str], task: SearchTask) -> SearchTask:
     Raises:
         InvalidInputError: it has no such size.
     """
-    from dataclasses import replace
-
     known = {**task.sizes, **task.held_out}
     if unknown := [name for name in sizes if name not in known]:
         raise InvalidInputError(f"{task.name} has no size {unknown[0]!r}: it has {', '.join(known)}")

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 FILE_NAME = "searches.sqlite3"
 APPLICATION_ID = 0x46_41_53_65  # "FASe"
-VERSION = 1
+VERSION = 2
 
-_TABLES = """
+_TABLES_1 = """
 CREATE TABLE search (
     digest TEXT PRIMARY KEY,  -- of the task, the hardware and the toolchain
     value TEXT NOT NULL,  -- JSON, what it is about, for people
@@ -39,6 +39,17 @@ CREATE TABLE tried (
     UNIQUE (search, candidate)
 );
 """
+_TABLES_2 = """
+CREATE TABLE skill (
+    id INTEGER PRIMARY KEY,
+    search TEXT NOT NULL REFERENCES search (digest),
+    skill TEXT NOT NULL,  -- digest
+    value TEXT NOT NULL,  -- JSON
+    learnt_at REAL NOT NULL,
+    UNIQUE (search, skill)
+);
+"""
+_ADDED = {1: _TABLES_1, 2: _TABLES_2}  # by each version to the one before it
 
 
 class SearchFile:
@@ -92,6 +103,33 @@ class SearchFile:
         except InvalidInputError as err:
             raise StoreError(f"{self.path} holds a row that cannot be read ({err}): move the file away") from None
 
+    def learn(self, search: str, skill: str, value: Mapping[str, object]) -> None:
+        """Add a skill that a search taught. What was there stays as it was.
+
+        Raises:
+            StoreError: the file cannot be written to.
+        """
+        with self._open() as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO skill (search, skill, value, learnt_at) VALUES (?, ?, ?, ?)",
+                (search, skill, to_text(dict(value)), time.time()),
+            )
+
+    def skills(self) -> list[Mapping[str, object]]:
+        """Every skill that any search taught, the newest first.
+
+        Raises:
+            StoreError: the file cannot be read, or a row of it.
+        """
+        if not self.path.exists():
+            return []
+        with self._open() as connection:
+            selected = connection.execute("SELECT value FROM skill ORDER BY id DESC").fetchall()
+        try:
+            return [fields(from_text(value, "a skill"), "a skill") for (value,) in selected]
+        except InvalidInputError as err:
+            raise StoreError(f"{self.path} holds a skill that cannot be read ({err}): move the file away") from None
+
     def searches(self) -> list[tuple[str, Mapping[str, object]]]:
         """Every search by its digest, the newest first, and what it is about.
 
@@ -130,9 +168,11 @@ class SearchFile:
         kind, version = (
             int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version")
         )
-        if (kind, version) == (0, 0) and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            for statement in _TABLES.split(";\n"):
-                connection.execute(statement)
+        new = (kind, version) == (0, 0) and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if new or (kind == APPLICATION_ID and 0 < version < VERSION):
+            for added in range(version + 1, VERSION + 1):
+                for statement in _ADDED[added].split(";\n"):
+                    connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {VERSION}")
         elif kind != APPLICATION_ID or version != VERSION:

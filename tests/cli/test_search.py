@@ -26,7 +26,7 @@ def test_bad_input_is_told_in_clear_words(capsys: pytest.CaptureFixture[str], tm
     (tmp_path / "mine.py").write_text(
         "class Function:\n    name, recipe, space = 'f', None, None\nFUNCTION, NUMBER = Function(), 3\n"
     )
-    assert "names no task" in told(capsys, "kernel.cu")
+    assert "names no task" in told(capsys, "kernel.c")
     assert "f has no reference" in told(capsys, f"{tmp_path}/mine.py:FUNCTION")
     assert "nothing to search for" in told(capsys, f"{tmp_path}/mine.py:NUMBER")
     assert "at least 2" in told(capsys, "doubling:TASK", "--budget", "1")

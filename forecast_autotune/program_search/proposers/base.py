@@ -10,17 +10,20 @@ from typing import Protocol
 
 from ...core.outcome import Failure
 from ..candidate import Candidate, Tried, incumbent
+from ..skills import StepSkill
 from ..task import SearchTask
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchView:
-    """All that a proposer may look at: the task, what was tried in its order, and the turn, which seeds its draws."""
+    """All that a proposer may look at: the task, what was tried in its order, skills of earlier searches on such hardware,
+    and the turn, which seeds its draws."""
 
     task: SearchTask
     tried: Sequence[Tried]
     turn: int
     seed: int = 0
+    skills: Sequence[StepSkill] = ()
 
     @cached_property
     def ran(self) -> list[Tried]:
@@ -47,6 +50,10 @@ class SearchView:
             if draw.random() < 0.5:
                 return tried.candidate
         return self.ran[0].candidate if self.ran else self.task.seed
+
+    def fitting(self, parent: Candidate) -> list[StepSkill]:
+        """The skills whose conditions hold for this task and a parent's knobs."""
+        return [skill for skill in self.skills if skill.fits(self.task, parent)]
 
     @property
     def last_failure(self) -> Tried | None:

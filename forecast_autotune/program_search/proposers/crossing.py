@@ -23,8 +23,8 @@ def crossed(base: str, one: str, other: str) -> str | None:
             return None
         changes += found
     changes.sort(key=lambda change: change[:2])
-    for (_, end, _), (start, _, _) in itertools.pairwise(changes):
-        if start < end or (start == end and end in {c[0] for c in changes if c[0] == c[1]}):
+    for (first, end, _), (start, last, _) in itertools.pairwise(changes):
+        if start < end or (start == end and first == end and last == start):  # two insertions have no order
             return None
     merged, at = [], 0
     for first, last, new in changes:

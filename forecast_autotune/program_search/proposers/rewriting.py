@@ -1,4 +1,4 @@
-"""Proposers that need no model: other knobs, one rewrite of a parent's text, and two parents crossed."""
+"""Proposers that need no model: other knobs, one rewrite of a parent's text, skills, and two parents crossed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import lru_cache
 from ...core.config import Config
 from ...core.digest import Value
 from ..candidate import Candidate, Tried
+from ..skills import step_of
 from .base import SearchView
 from .crossing import crossed
 
@@ -118,6 +119,30 @@ class Rewrites(_Drawing):
             by_kind[draw.choice(sorted(by_kind))]
         )  # each kind alike, however many places it has
         return self._child(parent, label, source=source)
+
+
+class Skilled(_Drawing):
+    """A skill of an earlier search, wherever its step can be taken in a parent's text or knobs."""
+
+    name = "skill"
+
+    def propose(self, view: SearchView, n: int) -> Sequence[Candidate]:
+        """See `Proposer`."""
+        return super().propose(view, n) if view.skills else []
+
+    def _one(self, view: SearchView, draw: random.Random) -> Candidate | None:
+        parent = view.parent(draw)
+        ways: list[Candidate] = []
+        for skill in view.fitting(parent):
+            if skill.knob in parent.config.knobs:
+                config = Config({**parent.config.knobs, skill.knob: skill.after})
+                if config in view.task.spaces[parent.variant]:
+                    ways.append(self._child(parent, f"{skill.knob}={skill.after}", config=config))
+            for label, source in rewrites_of(parent.language)(parent.source, view.task.entries.get(parent.variant, "")):
+                what, _, how = step_of(label)
+                if (what, how) == (skill.knob, skill.after):
+                    ways.append(self._child(parent, label, source=source))
+        return draw.choice(ways) if ways else None
 
 
 class Crossover(_Drawing):

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 ANSWER_S = 180.0  # that a turn waits for its answers
 ANSWER_TOKENS = 8_192
 MOST_SOURCE = 60_000  # characters of a parent that a prompt holds
+MOST_SKILLS = 4
 MOST_SHOWN = 4_000  # characters of a sibling's difference, and of a failure's message
 
 _BLOCK = re.compile(r"^<{7} SEARCH[ \t]*\n(.*?)^={7}[ \t]*\n(.*?)^>{7} REPLACE[ \t]*$", re.DOTALL | re.MULTILINE)
@@ -170,7 +171,10 @@ class Written:
         )
 
     def _prompt(self, view: SearchView, parent: Candidate, failed: Tried | None = None) -> str:
-        """Task, parent with its times, two siblings, the last failure; texts of others indented and without chats' marks."""
+        """Task, parent with its times, two siblings, skills that fit, the last failure.
+
+        Texts of others stand indented and without chats' marks.
+        """
         task = view.task
         language = {"triton": "Triton, in Python", "c++": "C++, for one thread of a CPU"}.get(
             task.language, task.language
@@ -183,6 +187,7 @@ class Written:
             *_times(view, parent),
             "The program:\n" + _indented(parent.source[:MOST_SOURCE]),
             *_siblings(view, parent),
+            *_skills(view, parent),
         ]
         failure = failed or view.last_failure
         if isinstance(of := None if failure is None else failure.outcome, Failure):
@@ -217,6 +222,17 @@ def _siblings(view: SearchView, parent: Candidate) -> list[str]:
             text = _indented("\n".join(list(lines)[2:])[:MOST_SHOWN])
             told.append(f"With this change it was {which}, {one.time_us:.4g} us on average:\n{text}")
     return told
+
+
+def _skills(view: SearchView, parent: Candidate) -> list[str]:
+    """What helped in earlier searches, as measured, and may here."""
+    told = [
+        f"{quoted(str(skill))}" + (f"\n{_indented(skill.difference)}" if skill.difference else "")
+        for skill in view.fitting(parent)[:MOST_SKILLS]
+    ]
+    return (
+        ["Steps that made programs faster, each measured with it and without it:\n" + "\n".join(told)] if told else []
+    )
 
 
 def _indented(text: str) -> str:

@@ -1,0 +1,86 @@
+"""A C++ file and the Python file beside it, as what is searched for."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from forecast_autotune.cli import main
+from forecast_autotune.cli.search import _target
+from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.processes.box import lacking
+
+CPP = """
+#include <cstdint>
+void scale(const float* x, float* out, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) out[i] = FACTOR * x[i];
+}
+"""
+BESIDE = '''
+import torch
+cpp_sources = """
+void scale(const float*, float*, int64_t);
+void scaled(torch::Tensor x, torch::Tensor out) { scale(x.data_ptr<float>(), out.data_ptr<float>(), x.numel()); }
+"""
+space = {"FACTOR": [2]}
+sizes = {"large": {"n": 100_000}}
+held_out = {"odd": {"n": 9_999}}
+corners = {"none": {"n": 0}}
+tolerances = ((0.0, 0.0),)
+def inputs(sizes, seed, device):
+    return torch.rand(sizes["n"], generator=torch.Generator().manual_seed(seed)), torch.empty(sizes["n"])
+def reference(x, out):
+    return 2 * x
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "scaled.cpp").write_text(CPP)
+    (tmp_path / "scaled.py").write_text(textwrap.dedent(BESIDE))
+    return tmp_path / "scaled.cpp"
+
+
+def test_a_file_is_searched_by_what_stands_beside_it(file: Path) -> None:
+    task = _target(str(file))
+    assert (task.name, task.language, task.source) == ("scaled", "c++", CPP)
+    assert task.seed.config["FACTOR"] == 2
+    assert (dict(task.held_out), dict(task.corners)) == ({"odd": {"n": 9_999}}, {"none": {"n": 0}})
+    assert task.tolerances == ((0.0, 0.0),)
+    x, out = task.make_inputs({"n": 5}, 0, "cpu")
+    assert torch.equal(task.reference(x, out), 2 * x)
+
+
+def test_a_file_without_macros_has_one_config(file: Path) -> None:
+    beside = file.with_suffix(".py")
+    beside.write_text(beside.read_text().replace("space =", "other ="))
+    assert not _target(str(file)).seed.config.knobs
+
+
+def test_what_is_missing_is_named(file: Path) -> None:
+    beside = file.with_suffix(".py")
+    beside.write_text(beside.read_text().replace("def reference", "def other"))
+    with pytest.raises(
+        InvalidInputError, match=r"scaled.py has no reference: beside scaled.cpp it must say cpp_sources"
+    ):
+        _target(str(file))
+    beside.unlink()
+    with pytest.raises(InvalidInputError, match=r"no file .*scaled.py: a search of scaled.cpp needs it"):
+        _target(str(file))
+    with pytest.raises(InvalidInputError, match=r"no file .*other.cc"):
+        _target(str(file.with_name("other.cc")))
+    with pytest.raises(InvalidInputError, match=r"is CUDA, and search rewrites C\+\+ and Triton so far"):
+        _target("kernel.cu")
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(lacking(may_start=True)), reason=f"no box here: {lacking(may_start=True)}")
+def test_a_file_is_searched(file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["search", str(file), "--budget", "4", "--dir", str(tmp_path / "store")]) in (0, 1)
+    out, err = capsys.readouterr()
+    assert out.startswith("program")
+    assert "4 measured" in err
