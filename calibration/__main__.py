@@ -10,6 +10,7 @@ from importlib import import_module
 VERBS = {
     "record": ("record.devices", "measure the suite's spaces into traces, on every GPU or on the CPU"),
     "record-products": ("record.products", "time matrix products as Inductor's templates make them, on a GPU"),
+    "record-pool": ("record.pools", "make programs of kernels by rewrites, and measure them into traces"),
     "evidence": ("record.evidence", "what compilers say of whole spaces, without a GPU"),
     "fit": ("fit.forest", "fit the shipped forest on recorded spaces, and score it on what was left out"),
     "fit-products": ("fit.products", "fit what forecasts Inductor's candidates for products"),

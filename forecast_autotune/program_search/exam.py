@@ -8,6 +8,7 @@ around them.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import os
@@ -56,6 +57,7 @@ PRECISION_RATIO = (
 )
 LIGHT_RATIO = 0.8  # of the least time that the device's peaks allow: sheets are not exact
 TRITON = ".triton"  # where Triton keeps what it compiled, in its home
+BINARIES = (".cubin", ".hsaco")
 SHIFT = 1  # elements off the usual alignment
 RESOLVED = 0.1  # of what a batch took that is its launches' at least, however long a message took
 OVERHEAD_RATIO, OVERHEAD_US = 4.0, 30.0  # of what a launch takes beyond the device's own time, against the seed's
@@ -103,10 +105,14 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What an exam came to: the outcome, and of each size the median in microseconds."""
+    """What an exam came to: the outcome, and of each size the median in microseconds.
+
+    `code` is a digest of what Triton compiled while it ran; empty of all else.
+    """
 
     outcome: Measurement | Failure
     times_us: Mapping[str, float] = field(default_factory=dict)
+    code: str = ""
 
 
 class Examiner:
@@ -158,11 +164,12 @@ class Examiner:
         except (WorkerTimeoutError, WorkerMemoryError, WorkerRaisedError, WorkerDiedError, _WrongError) as err:
             return Result(outcome=replace(_failure(err), cost_s=time.perf_counter() - began))
         else:
+            code = compiled_to(folder / TRITON, self._warm)
             if is_seed and (folder / TRITON).is_dir():
                 self._warm = self._folder / f"warm-{os.getpid()}"
                 shutil.rmtree(self._warm, ignore_errors=True)
                 shutil.move(folder / TRITON, self._warm)
-            return _result(timed, time.perf_counter() - began)
+            return replace(_result(timed, time.perf_counter() - began), code=code)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -224,6 +231,21 @@ def _failure(err: Exception) -> Failure:
             message = "it came to too many processes, and its box was ended"
         return Failure(stage="launch", message=message, crashed=True)
     return Failure(stage="launch", message=message)
+
+
+def compiled_to(folder: Path, warm: Path | None) -> str:
+    """A digest of the binaries that Triton left in a folder, those aside that it began with; empty where there are none."""
+    known = set() if warm is None else {path.relative_to(warm) for path in warm.rglob("*")}
+    new = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in BINARIES
+        and path.relative_to(folder) not in known
+        and path.is_file()
+        and not path.is_symlink()
+    ]
+    digests = sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in new)
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:32] if digests else ""
 
 
 def _result(timed: Mapping[str, Sequence[float]], run_s: float) -> Result:

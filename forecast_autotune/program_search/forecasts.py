@@ -42,9 +42,8 @@ class CandidateForecaster:
     def forecast(self, tried: Sequence[Tried], proposed: Sequence[Candidate]) -> list[Forecast | None]:
         """For each candidate its log2 speed-up against the seed; None where nobody can say."""
         every = [self._task.seed, *(t.candidate for t in tried), *proposed]
-        traits = [traits_of(one, self._task) for one in every]
-        knobs = list(dict.fromkeys(name for one in traits for name in one))
-        configs = [Config({name: one.get(name) for name in knobs}) for one in traits]
+        configs = configs_of(every, self._task)
+        knobs = list(configs[0].knobs)
         job = Job(
             workload=self._workload,
             space=Space(configs, roles=self._roles(knobs)),
@@ -71,6 +70,13 @@ class CandidateForecaster:
         }
         roles |= {name: "stages" for name in knobs if name.startswith("num_stages@")}
         return {name: role for name, role in roles.items() if name in knobs}
+
+
+def configs_of(candidates: Sequence[Candidate], task: SearchTask) -> list[Config]:
+    """Candidates as configs that all set the same knobs: their own, and each rewrite as a knob, None where not made."""
+    traits = [traits_of(one, task) for one in candidates]
+    knobs = list(dict.fromkeys(name for one in traits for name in one))
+    return [Config({name: one.get(name) for name in knobs}) for one in traits]
 
 
 def traits_of(candidate: Candidate, task: SearchTask) -> Mapping[str, Value]:

@@ -210,7 +210,7 @@ class SearchLoop:
                 forecast=forecast,
                 chosen=chosen,
                 times_us=result.times_us,
-                code=made.code,
+                code=made.code or result.code,
             )
         self._keep(tried)
         return tried

@@ -192,7 +192,7 @@ def search(
     on_gpu = task.device != "cpu"
     require_box(may_start=task.language != "triton" or on_gpu, gpu=on_gpu)
     hardware = detect_hardware(task.device)
-    toolchain = detect_cpp_toolchain(task.recipe.flags) if task.recipe is not None else _toolchain_of_python(task)
+    toolchain = toolchain_of(task)
     folder = settings.dir / "search" / task.digest
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     archive = Archive(settings.dir, task, hardware, toolchain)
@@ -258,7 +258,10 @@ def _brought(effect: StepEffect, task: SearchTask) -> str:
     return f"{told}, so it is dropped" if effect.costs_nothing() else told
 
 
-def _toolchain_of_python(task: SearchTask) -> Toolchain:
+def toolchain_of(task: SearchTask) -> Toolchain:
+    """What a task's candidates are compiled by."""
+    if task.recipe is not None:
+        return detect_cpp_toolchain(task.recipe.flags)
     if task.device != "cpu":
         from ..frontends.triton.target import current_toolchain
 
