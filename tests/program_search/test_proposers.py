@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,12 +112,12 @@ def test_what_a_rewrite_of_cpp_makes_is_cpp(source: str, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_a_reduction_that_is_split_computes_the_same(tmp_path: Path) -> None:
+def test_loops_that_are_split_tiled_or_exchanged_compute_the_same(tmp_path: Path) -> None:
     main = """
 #include <cstdio>
 #include <vector>
 int main() {
-    const int rows = 37, columns = 5;
+    const int rows = 37, columns = 41;  // no whole tiles
     std::vector<float> a(rows * columns), out(columns);
     for (int i = 0; i < rows * columns; ++i) a[i] = i % 7;
     sums(rows, columns, a.data(), out.data());
@@ -123,8 +125,9 @@ int main() {
 }
 """
     told = set()
-    split = {step: text for step, text in cpp_rewrites(CPP) if step.startswith(("split@", "steps@", "interchange@"))}
-    assert {"split@loop1=4", "interchange@loop2=on"} <= split.keys()
+    kinds = ("split@", "steps@", "interchange@", "tile@", "vector_width@")
+    split = {step: text for step, text in cpp_rewrites(CPP) if step.startswith(kinds)}
+    assert {"split@loop1=4", "interchange@loop2=on", "tile@loop2=16", "vector_width@text=512"} <= split.keys()
     for i, text in enumerate([CPP, *split.values()]):
         (tmp_path / f"{i}.cpp").write_text(text + main)
         subprocess.run(["g++", f"{i}.cpp", "-o", f"{i}"], cwd=tmp_path, check=True)
@@ -141,6 +144,43 @@ def test_what_a_rewrite_of_triton_makes_differs_at_one_place(name: str) -> None:
         ast.parse(text)
         assert normalised(text, "triton") != normalised(source, "triton"), step
     assert not list(triton_rewrites("def broken("))
+
+
+GRID = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, out, m, n, BLOCK: tl.constexpr):
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    columns = tl.program_id(axis=1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (rows[:, None] < m) & (columns[None, :] < n)
+    values = tl.load(x + rows[:, None] * n + columns[None, :], mask=inside)
+    tl.store(out + columns[None, :] * m + rows[:, None], values, mask=inside)
+
+
+x = torch.arange(17 * 11.0).reshape(17, 11)
+out = torch.full((11, 17), torch.nan)
+kernel[(5, 3)](x, out, 17, 11, BLOCK=4)
+assert torch.equal(out, x.T)
+"""
+
+
+def test_a_grid_in_another_order_computes_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    made = {step: text for step, text in triton_rewrites(GRID) if step.startswith("swizzle@")}
+    assert list(made) == [f"swizzle@kernel.program_id={rows}" for rows in (2, 4, 8)]
+    for i, text in enumerate(made.values()):
+        assert text.count("tl.swizzle2d(") == 2
+        (tmp_path / f"grid{i}.py").write_text(text)
+    (tmp_path / "all.py").write_text("".join(f"import grid{i}\n" for i in range(len(made))))
+    told = subprocess.run(
+        [sys.executable, "all.py"],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "TRITON_INTERPRET": "1"},
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
 
 
 def test_only_what_the_entry_reaches_is_rewritten() -> None:

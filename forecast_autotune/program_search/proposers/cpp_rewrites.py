@@ -1,4 +1,5 @@
-"""Rewrites of a C++ kernel's text, each at one place: how loops are unrolled, nested and split, what the compiler is told.
+"""Rewrites of a C++ kernel's text, each at one place: how loops are unrolled, nested, tiled and split, what the compiler
+is told.
 
 They follow the text alone, so one may change what the kernel computes, or may not compile: a candidate is examined before it
 counts. None asks for other arithmetic: what reorders floating-point sums is written out, and `-ffast-math` is not
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 UNROLLS = (1, 2, 4, 8, 16, 32)
+TILES = (16, 64, 256)  # rounds of an inner loop
+WIDTHS = (128, 256, 512)  # bits of a vector
 AHEAD = (16, 64, 256)  # elements to prefetch ahead of what is loaded
 OPTIONS = (
     *(
@@ -36,6 +39,7 @@ _FUNCTION = re.compile(
     r"((?:void|float|double|int|bool|auto|[A-Z]\w*)[\w:<>*& ]*?\b(\w+)\(([^;{}]*)\)\s*\{)",
     re.MULTILINE,
 )
+_WIDTH = r'#pragma GCC target\("prefer-vector-width=\d+"\)\n'
 _POINTER = re.compile(r"\b((?:const\s+)?(?:float|double|int|std::\w+|u?int\d+_t)\s*\*)\s*(\w+)(?=\s*[,)])")
 _SUM = re.compile(r"\s*(\w+)\s*\+=\s*([^;=]+);\s*\Z")
 
@@ -70,6 +74,10 @@ def rewrites(source: str) -> Iterator[Rewrite]:
             argument = inner[inner.index("(") + 1 : -1]
             text = f"(__builtin_prefetch(({argument}) + {ahead}), {inner})"
             yield f"prefetch@load{i}={ahead}", source[:start] + text + source[end:]
+    for width in WIDTHS:
+        line = f'#pragma GCC target("prefer-vector-width={width}")\n'
+        if line not in source:
+            yield f"vector_width@text={width}", line + re.sub(_WIDTH, "", source)
     for option in OPTIONS:
         line = f'#pragma GCC optimize("{option}")\n'
         if line in source:
@@ -98,6 +106,10 @@ def _of_loop(source: str, code: str, loop: _Loop, i: int, loops: list[_Loop]) ->
         ):
             swapped = f"for ({headers[1]}) for ({headers[0]}) {source[slice(*inner.body)]}"
             yield f"interchange@loop{i}=on", source[: loop.start] + swapped + source[inner.body[1] :]
+            if within := _COUNTED.fullmatch(headers[1]):
+                for size in TILES:
+                    tiled = _tiled(headers[0], within, size, source[slice(*inner.body)])
+                    yield f"tile@loop{i}={size}", source[: loop.start] + tiled + source[inner.body[1] :]
     if counted is None or len({counted[2], counted[4], counted[6] or counted[7]}) > 1:
         return
     kind, name, first, _, end, _, _ = counted.groups()
@@ -126,6 +138,18 @@ def _of_loop(source: str, code: str, loop: _Loop, i: int, loops: list[_Loop]) ->
                 f"for (; {name} < {end}; ++{name}) {body} }}"
             )
             yield f"steps@loop{i}={times}", source[: loop.start] + text + source[loop.body[1] :]
+
+
+def _tiled(outer: str, inner: re.Match[str], size: int, body: str) -> str:
+    """Two loops as three: tiles of the inner one, the outer one within a tile, and the tile's part of the inner one."""
+    kind, name, first, compared, end, *_ = inner.groups()
+    if compared != name:
+        return f"for ({outer}) for ({inner[0]}) {body}"
+    tile = f"{name}_tile"
+    return (
+        f"for ({kind} {tile} = {first}; {tile} < {end}; {tile} += {size}) for ({outer}) "
+        f"for ({kind} {name} = {tile}; {name} < {end} && {name} < {tile} + {size}; ++{name}) {body}"
+    )
 
 
 def _of_functions(source: str) -> Iterator[Rewrite]:

@@ -7,6 +7,7 @@ examined before it counts. None asks for other arithmetic than the kernel's own.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,9 @@ LOOPS = (
     ("flatten", "True"),
     ("disallow_acc_multi_buffer", "True"),
 )
+GROUPS = (2, 4, 8)  # rows of a grid that are walked together
+_AXIS = re.compile(r"\Atl\.program_id\((?:axis\s*=\s*)?(\d)\)\Z")
+_GRID = "tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)"
 REGISTERS = (64, 96, 128, 168, 255)
 LOG2_E = "1.4426950408889634"
 
@@ -59,11 +63,34 @@ def rewrites(source: str, entry: str = "") -> Iterator[Rewrite]:
     except cst.ParserSyntaxError:
         return
     text, reached = source.encode(), _reached(source, entry)
-    for call in _calls(module):
+    calls = _calls(module)
+    yield from _swizzled(text, [call for call in calls if reached is None or call.function in reached])
+    for call in calls:
         if reached is None or call.function in reached:
             for (what, how), made in _of_call(cst, call.node, call.in_kernel):
                 code = module.code_for_node(made).encode()
                 yield f"{what}@{call.place}={how}", (text[: call.start] + code + text[call.end :]).decode()
+
+
+def _swizzled(text: bytes, calls: list[_Call]) -> Iterator[Rewrite]:
+    """Programs of a grid of two axes in another order: so many rows of it at a time, whose columns then share a cache.
+
+    Of kernels that ask for each of the two once.
+    """
+    by_function: dict[str, list[_Call]] = {}
+    for call in calls:
+        if call.in_kernel and _dotted(call.node.func) == "tl.program_id":
+            by_function.setdefault(call.function, []).append(call)
+    for function, asked in by_function.items():
+        axes = {_AXIS.sub(r"\1", text[call.start : call.end].decode()): call for call in asked}
+        if len(asked) != 2 or axes.keys() != {"0", "1"}:
+            continue
+        for rows in GROUPS:
+            new, at = b"", 0
+            for axis, call in sorted(axes.items(), key=lambda item: item[1].start):
+                order = f"tl.swizzle2d({_GRID}, {rows})[{axis}]"
+                new, at = new + text[at : call.start] + order.encode(), call.end
+            yield f"swizzle@{function}.program_id={rows}", (new + text[at:]).decode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
