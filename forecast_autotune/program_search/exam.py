@@ -341,6 +341,11 @@ class _Exam:
                     )
                 kept.described.append({"value": value})
                 continue
+            if value.requires_grad:
+                raise InvalidInputError(
+                    f"argument {i} of {self.task.name} requires a gradient, and a search compares outputs: make the "
+                    "backward pass a task of its own, whose outputs are the gradients"
+                )
             elements = (
                 0
                 if not value.numel()

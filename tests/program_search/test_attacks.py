@@ -11,12 +11,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from doubling import SOURCE, task
 
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.workload import Work
+from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.processes.box import boxed_server, lacking
 from forecast_autotune.processes.machine import usable_memory_bytes
@@ -285,3 +288,15 @@ def test_a_candidate_that_answers_late_gains_no_time(monkeypatch: pytest.MonkeyP
     exam.is_seed, exam.bar = True, Bar()
     assert exam._idle_s() == pytest.approx(0.01)
     assert exam.bar.idle_s == pytest.approx(0.01)
+
+
+def test_a_call_that_needs_gradients_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    def make_inputs(sizes: Any, seed: int, device: str) -> tuple[Any, ...]:
+        return torch.ones(sizes["n"], requires_grad=True), torch.empty(sizes["n"])
+
+    of = task(make_inputs=make_inputs)
+    examiner = Examiner(of, detect_hardware("cpu"), tmp_path)
+    made = PythonPreparer(of, tmp_path).prepare(of.seed)
+    assert not isinstance(made, Failure)
+    with pytest.raises(InvalidInputError, match=r"argument 0 of double requires a gradient.*backward pass a task"):
+        examiner.examine(made, is_seed=True)
