@@ -40,6 +40,7 @@ MARKS = (8, 16, 32, 64)  # measurements at which the best so far is told
 
 ARMS = ("evolution", "random-filter", "ours-2x", "ours-4x", "ours-8x", "pool-ranking", "random-sampling", "oracle")
 BASELINE = "evolution"
+RIVALS = (BASELINE, "random-sampling")  # what others are told against
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +214,8 @@ _ARMS: dict[str, tuple[float, Choice]] = {
 # Scores ---------------------------------------------------------------------------------------------------------------
 
 
-def summary(runs: Sequence[SearchReplay], seed: int = 0) -> list[dict[str, object]]:
-    """By arm and measurements: the best found over evolution's, a geometric mean over kernels, with a 95 % interval.
+def summary(runs: Sequence[SearchReplay], seed: int = 0, over: str = BASELINE) -> list[dict[str, object]]:
+    """By arm and measurements: the best found over another arm's, a geometric mean over kernels, with a 95 % interval.
 
     The same space and seed are compared, then medians over seeds, then means over a kernel's spaces, then over kernels;
     intervals are of kernels drawn again.
@@ -228,8 +229,8 @@ def summary(runs: Sequence[SearchReplay], seed: int = 0) -> list[dict[str, objec
         for arm in arms:
             ratios: dict[str, dict[str, list[float]]] = {}
             for (kernel, trace, _), of in by.items():
-                if arm in of and BASELINE in of:
-                    ratio = math.log(of[arm].slowdown[mark] / of[BASELINE].slowdown[mark])
+                if arm in of and over in of:
+                    ratio = math.log(of[arm].slowdown[mark] / of[over].slowdown[mark])
                     ratios.setdefault(kernel, {}).setdefault(trace, []).append(ratio)
             kernels = [statistics.mean(statistics.mean(r) for r in traces.values()) for traces in ratios.values()]
             again = sorted(statistics.mean(draw.choices(kernels, k=len(kernels))) for _ in range(RESAMPLED))
@@ -237,7 +238,7 @@ def summary(runs: Sequence[SearchReplay], seed: int = 0) -> list[dict[str, objec
             rows.append({
                 "measured": mark,
                 "arm": arm,
-                "over_evolution": math.exp(statistics.mean(kernels)),
+                "over_" + over.replace("-", "_"): math.exp(statistics.mean(kernels)),
                 "low": math.exp(again[int(0.025 * RESAMPLED)]),
                 "high": math.exp(again[int(0.975 * RESAMPLED)]),
                 "slowdown": math.exp(statistics.mean(map(math.log, slowdowns))),
@@ -273,11 +274,13 @@ def main(words: Sequence[str] | None = None) -> int:
     for trace, done in side_by_side(do, traces, given.jobs):
         runs += done
         print(f"{len(runs)} searches done, those on {trace.name} the last", file=sys.stderr)
-    rows = summary(runs)
+    summaries = {over: summary(runs, over=over) for over in RIVALS if over in arms}
     if given.json:
-        print_json({"seeds": given.seeds, "spaces": len(traces), "summary": rows})
-    else:
-        columns = ("measured", "arm", "over_evolution", "low", "high", "slowdown", "builds")
+        told = {f"over_{over.replace('-', '_')}": rows for over, rows in summaries.items()}
+        print_json({"seeds": given.seeds, "spaces": len(traces), **told})
+        return 0
+    for over, rows in summaries.items():
+        columns = ("measured", "arm", f"over_{over.replace('-', '_')}", "low", "high", "slowdown", "builds")
         cells = [[f"{row[c]:.3f}" if isinstance(row[c], float) else str(row[c]) for c in columns] for row in rows]
         print_table(columns, cells, right=columns[2:])
     return 0

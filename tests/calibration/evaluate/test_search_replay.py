@@ -30,6 +30,9 @@ def test_each_arm_measures_as_many_and_the_oracle_finds_most() -> None:
     rows = {row["arm"]: row for row in summary(runs) if row["measured"] == 16}
     assert rows["evolution"]["over_evolution"] == rows["evolution"]["low"] == rows["evolution"]["high"] == 1.0
     assert rows["oracle"]["over_evolution"] < 1.0
+    over_random = {row["arm"]: row for row in summary(runs, over="random-sampling") if row["measured"] == 16}
+    assert over_random["random-sampling"]["over_random_sampling"] == 1.0
+    assert over_random["oracle"]["over_random_sampling"] < over_random["evolution"]["over_random_sampling"]
     assert rows["oracle"]["over_evolution"] <= rows["random-filter"]["over_evolution"]
 
 
