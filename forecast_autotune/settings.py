@@ -100,30 +100,43 @@ class RemoteStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackUrl:
-    """A pack behind a URL, pinned: by the SHA-256 of its manifest, or by a revision of a hub's that the URL names."""
+    """A pack behind a URL: of a manifest with a digest, or at a revision of a hub's that the URL names."""
 
     url: str
-    digest: str = ""  # 64 hex digits
+    digest: str = ""  # SHA-256 of the manifest, 64 hex digits
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it stays what it is. A branch or a tag of a hub's may name something else tomorrow; a commit does not."""
+        return bool(self.digest) or re.fullmatch("[0-9a-f]{40}", self.revision) is not None
+
+    @property
+    def revision(self) -> str:
+        """Of a hub's: the name of a branch or a tag, or the digest of a commit; empty elsewhere."""
+        named = re.match(_HUB_REVISION, self.url)
+        return named[1] if named else ""
 
     @classmethod
     def parse(cls, text: str) -> PackUrl:
-        """Read `URL#DIGEST`, or `hf://…@REVISION`.
+        """Read `URL#DIGEST`, or `hf://…@COMMIT`. A branch or tag is read too: who asks the hub can tell its commit.
 
         Raises:
             InvalidInputError: it is neither.
         """
         url, _, digest = text.partition("#")
-        pinned = re.fullmatch("[0-9a-f]{64}", digest) or (not digest and re.match(r"hf://.*[^/]@[^/@]+", url))
-        if not is_url(url) or not pinned:
+        named = re.fullmatch("[0-9a-f]{64}", digest) or (not digest and re.match(_HUB_REVISION, url))
+        if not is_url(url) or not named:
             raise InvalidInputError(
                 f"{without_password(text)!r} is no URL that is pinned: give URL#DIGEST, with the digest that "
-                "'forecast-autotune export' printed, or hf://…@REVISION"
+                "'forecast-autotune export' printed, or hf://…@COMMIT, with the commit's 40 hex digits"
             )
         return cls(url=url.rstrip("/"), digest=digest)
 
     def __str__(self) -> str:
         return without_password(self.url) + (f"#{self.digest}" if self.digest else "")
 
+
+_HUB_REVISION = "hf://[^@]*[^/@]@(refs/(?:convert|pr)/[^/@]+|[^/@]+)"  # as huggingface_hub reads it
 
 _PACKS = re.compile(
     rf"[a-z][a-z0-9+.-]*://[^{os.pathsep}]*(?::[0-9]+(?=[/#])[^{os.pathsep}]*)?|[^{os.pathsep}]+"  # a URL may name a port

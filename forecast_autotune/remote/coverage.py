@@ -62,6 +62,11 @@ def known_here(settings: Settings, directory: Path, complain: Complain) -> Itera
         yield from _of_store(StoreFile(mirror_folder(directory, remote.url)), believed=remote.trusted)
     for pack in settings.packs:
         folder = pack_folder(directory, pack) if isinstance(pack, PackUrl) else pack
+        if isinstance(pack, PackUrl) and not pack.pinned:
+            complain(
+                f"pack {pack} is left out: {pack.revision!r} is no commit; 'forecast-autotune doctor' says which it is"
+            )
+            continue
         try:
             tree = isinstance(pack, PackUrl) or folder.is_dir()
             entries = decided_in_tree(folder, complain) if tree else read_entries(folder)

@@ -64,8 +64,10 @@ class FleetStore(SqliteStore):
             self.syncs.append(Sync(self._exchange(remote, self.mirror), self.warnings))
         for pack in packs:
             if isinstance(pack, PackUrl) and self.directory is not None:
-                folders.append(pack_folder(self.directory, pack))
-                copying = self._copying(folders[-1], pack)
+                folder = pack_folder(self.directory, pack)
+                if pack.pinned:
+                    folders.append(folder)
+                copying = self._copying(folder, pack)
                 self.syncs.append(Sync(copying, self.warnings, f"the pack at {pack}"))
         self.trees = [Tree(folder, complain=self._complain, toolchain=toolchain) for folder in folders]
 

@@ -105,6 +105,15 @@ class Location:
         with self._reached("write to") as (fs, root):
             fs.pipe_file(f"{root}/{name}", data)
 
+    def commit(self) -> str:
+        """The commit, 40 hex digits, that a repository on a hub stands at, in the revision that the URL names."""
+        with self._reached("read") as (fs, root):
+            from huggingface_hub import HfApi
+
+            place = fs.resolve_path(root)
+            known = HfApi(endpoint=fs.endpoint, token=fs.token)
+            return str(known.repo_info(place.repo_id, repo_type=place.repo_type, revision=place.revision).sha)
+
     def remove(self, segments: Sequence[Listed]) -> None:
         """Remove segments; those that are gone already are no error."""
         for segment in segments:

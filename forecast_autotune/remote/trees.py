@@ -133,6 +133,21 @@ def read_manifest(data: bytes, name: str, *, digest: str = "") -> list[Listed]:
     return found
 
 
+def check_pinned(pack: PackUrl, location: Location) -> None:
+    """Refuse a pack at a branch or a tag of a hub's: what it decides tomorrow nobody has looked at.
+
+    Raises:
+        InvalidInputError: it is one; says at which commit it stands.
+        RemoteStoreError: the hub cannot be asked.
+    """
+    if not pack.pinned:
+        pinned = pack.url.replace(f"@{pack.revision}", f"@{location.commit()}", 1)
+        raise InvalidInputError(
+            f"{pack.revision!r} is a branch or a tag, which may name something else tomorrow, so its decisions are not "
+            f"believed: it stands at {pinned} now; have FORECAST_AUTOTUNE_PACKS name that, once you have looked at it"
+        )
+
+
 def pack_folder(directory: Path, pack: PackUrl) -> Path:
     """Where the copy of a pack lies in a store's folder."""
     return directory / "packs" / digest(pack.url, pack.digest)
@@ -267,6 +282,7 @@ class PackCopy:
         """Nothing is sent to a pack."""
 
     def _manifest(self) -> list[Listed]:
+        check_pinned(self.pack, self.location)
         path = self.folder / MANIFEST
         try:
             return read_manifest(path.read_bytes(), str(path), digest=self.pack.digest)

@@ -26,7 +26,7 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.remote.fleet_store import FleetStore, open_store
 from forecast_autotune.remote.segments import name_of
-from forecast_autotune.remote.trees import CARD, MANIFEST, read_manifest
+from forecast_autotune.remote.trees import CARD, MANIFEST, pack_folder, read_manifest
 from forecast_autotune.settings import PackUrl, Settings
 from forecast_autotune.store.sqlite import SqliteStore
 
@@ -186,18 +186,63 @@ def test_a_tree_on_a_hub_is_read_at_its_revision_and_then_needs_no_network(
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
     with fake_hub(tmp_path / "tree", "org/name", "v1") as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        for number, revision in enumerate(hub.revisions):
-            with used(tmp_path / f"own{number}", f"hf://org/name@{revision}", apart=True) as store:
-                assert heard(store, a_job(key={"n": 2})).config == SPACE[1]
-        assert any(path.startswith(f"/org/name/resolve/v1/{MANIFEST}") for path in hub.asked)
-        for wrong, said in (("org/name@v2", "revision"), ("org/another@v1", "repository")):
+        with used(tmp_path / "own", f"hf://org/name@{hub.commit}", apart=True) as store:
+            assert heard(store, a_job(key={"n": 2})).config == SPACE[1]
+        assert any(path.startswith(f"/org/name/resolve/{hub.commit}/{MANIFEST}") for path in hub.asked)
+        for wrong, said in (("org/name@" + "0" * 40, "revision"), (f"org/another@{hub.commit}", "repository")):
             with used(tmp_path / wrong, f"hf://{wrong}", apart=True) as store:
                 found, told = told_by(partial(heard_in_vain, store))
             assert found is None
             assert len(told) == 1
             assert f"{said} not found" in told[0].lower()
-    with used(tmp_path / "own0", "hf://org/name@v1") as later:  # the hub is gone
+    with used(tmp_path / "own", f"hf://org/name@{hub.commit}") as later:  # the hub is gone
         assert later.decision(a_job(key={"n": 2})).config == SPACE[1]  # type: ignore[union-attr]
+
+
+def test_a_branch_of_a_hub_is_not_believed_and_its_commit_is_told(
+    tmp_path: Path, tuned: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    export(tuned, f"{tmp_path}/tree/", capsys)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    moving, own = PackUrl(url="hf://org/name@main"), tmp_path / "own"
+    shutil.copytree(tmp_path / "tree", pack_folder(own, moving))  # as one that was copied once
+    with fake_hub(tmp_path / "tree", "org/name", "main") as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        monkeypatch.setenv("FORECAST_AUTOTUNE_PACKS", str(moving))
+        with used(own, str(moving)) as store:
+            found, told = told_by(lambda: heard_in_vain(store))
+        assert found is None
+        assert len(told) == 1
+        assert "'main' is a branch or a tag, which may name something else tomorrow" in told[0]
+        assert f"hf://org/name@{hub.commit} now" in told[0]
+        main(["doctor", "--json"])
+        (finding,) = (f for f in json.loads(capsys.readouterr().out) if f["check"] == "pack")
+        assert finding["status"] == "problem"
+        assert hub.commit in finding["found"]
+        main(["coverage", "--json", "--dir", str(own)])
+        answered = capsys.readouterr()
+        assert json.loads(answered.out or "[]") == []
+        assert "'main' is no commit" in answered.err
+
+
+@pytest.mark.parametrize(
+    ("text", "revision", "pinned"),
+    [
+        ("hf://org/name@main", "main", False),
+        (f"hf://org/name@{'a' * 40}", "a" * 40, True),
+        (f"hf://datasets/org/name@{'a' * 40}/packs", "a" * 40, True),
+        (f"hf://org/name@{'a' * 39}", "a" * 39, False),
+        (f"hf://org/name@main/of@{'a' * 40}", "main", False),
+        ("hf://org/name@refs/pr/1/packs", "refs/pr/1", False),
+        (f"hf://org/name@main#{'a' * 64}", "main", True),
+        (f"s3://bucket/of@{'a' * 40}#{'a' * 64}", "", True),
+    ],
+)
+def test_only_a_commit_or_our_own_digest_pins_a_pack(text: str, revision: str, pinned: bool) -> None:
+    pack = PackUrl.parse(text)
+    assert (pack.revision, pack.pinned) == (revision, pinned)
 
 
 def test_a_tree_that_is_not_the_pinned_one_is_refused(
