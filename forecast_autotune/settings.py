@@ -136,7 +136,8 @@ class PackUrl:
         return without_password(self.url) + (f"#{self.digest}" if self.digest else "")
 
 
-_HUB_REVISION = "hf://[^@]*[^/@]@(refs/(?:convert|pr)/[^/@]+|[^/@]+)"  # as huggingface_hub reads it
+# As huggingface_hub reads it: behind the repository's name; any later @ is part of a file's name.
+_HUB_REVISION = "hf://(?:(?:datasets|kernels|models|spaces)/)?[^/@]+/[^/@]+@(refs/(?:convert|pr)/[^/@]+|[^/@]+)"
 
 _PACKS = re.compile(
     rf"[a-z][a-z0-9+.-]*://[^{os.pathsep}]*(?::[0-9]+(?=[/#])[^{os.pathsep}]*)?|[^{os.pathsep}]+"  # a URL may name a port

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from http import HTTPStatus
 from typing import Any
 
 from ..errors import InvalidInputError, MissingExtraError, RemoteStoreError
 from ..settings import without_password
+from . import hub
 
 LAYOUT = "v1"
 ENDING = ".jsonl.gz"
@@ -18,7 +20,7 @@ ENDING = ".jsonl.gz"
 _DIGEST = re.compile("[0-9a-f]{32}")
 _LOCAL = ("file", "local")
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub", "abfs": "adlfs"}
-_TIME_FIELDS = ("LastModified", "last_modified", "mtime", "updated", "created")
+_TIME_FIELDS = ("LastModified", "last_modified", "last_commit", "uploaded_at", "mtime", "updated", "created")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,7 @@ class Location:
     def write(self, hardware: str, program: str, name: str, data: bytes) -> None:
         """Write a segment. One that is cut off by a crash has the wrong content for its name, and readers see that."""
         with self._reached("write to") as (fs, root):
-            fs.pipe_file(f"{root}/{LAYOUT}/{hardware}/{program}/{name}", data)
+            _put(fs, f"{root}/{LAYOUT}/{hardware}/{program}/{name}", data)
 
     def names(self) -> list[str]:
         """What lies beside the segments, and the folder of them."""
@@ -103,16 +105,12 @@ class Location:
     def write_file(self, name: str, data: bytes) -> None:
         """Write a file beside the segments."""
         with self._reached("write to") as (fs, root):
-            fs.pipe_file(f"{root}/{name}", data)
+            _put(fs, f"{root}/{name}", data)
 
     def commit(self) -> str:
         """The commit, 40 hex digits, that a repository on a hub stands at, in the revision that the URL names."""
         with self._reached("read") as (fs, root):
-            from huggingface_hub import HfApi
-
-            place = fs.resolve_path(root)
-            known = HfApi(endpoint=fs.endpoint, token=fs.token)
-            return str(known.repo_info(place.repo_id, repo_type=place.repo_type, revision=place.revision).sha)
+            return hub.commit_of(fs, root)
 
     def remove(self, segments: Sequence[Listed]) -> None:
         """Remove segments; those that are gone already are no error."""
@@ -120,15 +118,20 @@ class Location:
             with self._reached("remove from") as (fs, root):
                 try:
                     fs.rm_file(f"{root}/{segment.path}")
-                except FileNotFoundError:
-                    continue
+                except Exception as err:
+                    if not isinstance(err, FileNotFoundError) and _status_of(err) != HTTPStatus.NOT_FOUND:
+                        raise
 
     def _list(self, below: str) -> list[dict[str, Any]]:
         with self._reached("list") as (fs, root):
             fs.invalidate_cache()  # some keep listings; another machine may have written since
             try:
                 infos: list[dict[str, Any]] = fs.ls(f"{root}/{below}".rstrip("/"), detail=True)
-            except FileNotFoundError:
+            except FileNotFoundError as err:
+                if (
+                    _is_hub(fs) and err.__cause__ is not None
+                ):  # no repository, no revision, or none that this user may see
+                    raise
                 return []
         return infos
 
@@ -148,7 +151,8 @@ class Location:
             except ImportError:
                 raise MissingExtraError("pip install 'forecast-autotune[remote]'") from None
             scheme = self.url.partition("://")[0].rpartition("::")[2]
-            options = {"auto_mkdir": True} if scheme in _LOCAL else {}
+            options = {"auto_mkdir": True} if scheme in _LOCAL else hub.OPTIONS if scheme == "hf" else {}
+            hub.hide_progress()
             try:
                 # An instance of our own: a cached one may have been made before a fork.
                 fs, root = fsspec.url_to_fs(self.url, skip_instance_cache=True, **options)
@@ -162,11 +166,28 @@ class Location:
 
     def _error(self, verb: str, err: BaseException) -> RemoteStoreError:
         what = f"cannot {verb} {self.shown} ({type(err).__name__}: {str(err)[:300]})"
-        if isinstance(err, PermissionError):
+        if isinstance(err, PermissionError) or _status_of(err) in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return RemoteStoreError(f"{what}: look at its permissions, and at the credentials that fsspec finds here")
         if isinstance(err, FileNotFoundError):
             return RemoteStoreError(f"{what}: look at its spelling, and whether the bucket or folder is there")
         return RemoteStoreError(what)
+
+
+def _put(fs: Any, path: str, data: bytes) -> None:
+    if _is_hub(fs):
+        hub.write(fs, path, data)
+    else:
+        fs.pipe_file(path, data)
+
+
+def _is_hub(fs: Any) -> bool:
+    return bool(fs.protocol == "hf")
+
+
+def _status_of(err: BaseException) -> int | None:
+    """Of an answer over HTTP that was an error."""
+    status = getattr(getattr(err, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
 
 
 def _listed(info: dict[str, Any]) -> Listed | None:
@@ -183,6 +204,7 @@ def _listed(info: dict[str, Any]) -> Listed | None:
 def _time_of(info: dict[str, Any]) -> float | None:
     for field in _TIME_FIELDS:
         value = info.get(field)
+        value = getattr(value, "date", value) if field == "last_commit" else value
         if isinstance(value, datetime):
             return value.timestamp()
         if isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from contracts.store_contract import HARDWARE, SPACE, TOOLCHAIN, StoreContract, a_decision, a_job, a_measurement
+from fake_hub import fake_hub
 from faults.stores import in_child, told_by
 from recorded import job_of, recording
 
@@ -122,6 +123,35 @@ def test_a_process_of_its_own_exchanges_the_same(machines: Machines, trusted: bo
     assert (found.config if trusted else other.suggested(a_job())[0]) == SPACE[1]
     (recorded,) = other.mirror.own_recordings(a_job())
     assert set(recorded.outcomes) == {SPACE[0], SPACE[1]}
+
+
+@pytest.mark.thorough
+def test_machines_learn_from_each_other_through_a_repository_on_a_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By huggingface_hub itself; only the server is not the hub's, and files go to it by git's protocol for large ones."""
+    pytest.importorskip("huggingface_hub")
+    (tmp_path / "repository").mkdir()
+    remote = RemoteStore(url="hf://org/name/tuning", trusted=True)
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    with fake_hub(tmp_path / "repository", "org/name", "main") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        with FleetStore(tmp_path / "reader", remote) as store:
+            told = told_by(lambda: not_sent(store, a_job()))[1]
+            assert len(told) == 1
+            assert "401 Unauthorized" in told[0]
+            assert "look at its permissions" in told[0]
+        monkeypatch.setenv("HF_TOKEN", hub.token)
+        with FleetStore(tmp_path / "one", remote) as store:
+            tuned(store, a_job())
+        with FleetStore(tmp_path / "two", remote) as store:
+            assert heard(store, a_job()).config == SPACE[1]
+    assert capfd.readouterr().err == ""
+
+
+def not_sent(store: FleetStore, job: Job) -> None:
+    store.decide(job, a_decision(job, decided_at=time.time()))
+    assert not store.syncs[0].finish(LIMIT_S)
 
 
 def test_a_process_that_exchanges_and_is_killed_is_started_again(

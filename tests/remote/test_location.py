@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fake_hub import FakeHub, fake_hub
 from s3_server import BUCKET, S3Server, s3_environment, s3_server
 
 from forecast_autotune.errors import InvalidInputError, MissingExtraError, RemoteStoreError
 from forecast_autotune.remote.location import Listed, Location
 from forecast_autotune.remote.segments import name_of
+
+# huggingface_hub's own, where it uploads a large file.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 HARDWARE, OTHER, PROGRAM = "a" * 32, "b" * 32, "c" * 32
 DATA = b"what a segment holds"
@@ -24,13 +30,37 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(params=["file", "memory", "s3"])
-def location(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Location:
+@pytest.fixture(params=["file", "memory", "s3", "hf"])
+def location(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Location]:
+    if request.param == "hf":
+        with writable_hub(tmp_path, monkeypatch):
+            yield Location("hf://org/name/tuning")
+        return
     if request.param == "s3":
         for name, value in s3_environment(request.getfixturevalue("server").url).items():
             monkeypatch.setenv(name, value)
-        return Location(f"s3://{BUCKET}/{tmp_path.name}")
-    return Location(f"{request.param}://{tmp_path}/shared")
+        yield Location(f"s3://{BUCKET}/{tmp_path.name}")
+        return
+    yield Location(f"{request.param}://{tmp_path}/shared")
+
+
+@contextmanager
+def writable_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub with an empty repository, and a token for it; large files go to it by git's protocol, not by the hub's own."""
+    pytest.importorskip("huggingface_hub")
+    from huggingface_hub import constants
+
+    (folder / "repository").mkdir()
+    with fake_hub(folder / "repository", "org/name", "main") as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", hub.token)
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        yield hub
+        assert list(folder.glob("hffs-*")) == [], "a temporary file was left behind"
 
 
 def test_what_is_written_is_listed_read_and_removed(location: Location) -> None:
@@ -83,6 +113,27 @@ def test_wrong_credentials_and_buckets_are_errors_that_say_what_to_do(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
     with pytest.raises(RemoteStoreError, match="look at its permissions, and at the credentials"):
         Location(f"s3://{BUCKET}/tuning").segments(HARDWARE, PROGRAM)
+
+
+def test_a_hub_that_does_not_let_one_write_or_read_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with writable_hub(tmp_path, monkeypatch) as hub:
+        monkeypatch.setenv("HF_TOKEN", "hf_another")
+        assert Location("hf://org/name").segments(HARDWARE, PROGRAM) == []
+        with pytest.raises(
+            RemoteStoreError, match=r"cannot write to hf://org/name .*401(.|\n)*look at its permissions"
+        ):
+            Location("hf://org/name").write(HARDWARE, PROGRAM, NAME, DATA)
+        monkeypatch.setenv("HF_TOKEN", hub.token)
+        with pytest.raises(RemoteStoreError, match=r"cannot write to hf://org/name@(.|\n)*it is no branch"):
+            Location(f"hf://org/name@{hub.commit}").write(HARDWARE, PROGRAM, NAME, DATA)
+        for wrong, said in (("hf://org/another", "repository not found"), ("hf://org/name@v2", "revision not found")):
+            with pytest.raises(RemoteStoreError, match=f"cannot list {wrong}.*{said}"):
+                Location(wrong).segments(HARDWARE, PROGRAM)
+        Location("hf://org/name").write(HARDWARE, PROGRAM, NAME, DATA)
+        assert [len(path.read_bytes()) for path in hub.folder.rglob(NAME)] == [len(DATA)]
+    assert capfd.readouterr().err == "", "a bar of progress in a terminal that is the user's"
 
 
 def test_a_folder_without_permission_is_an_error_that_says_so(tmp_path: Path) -> None:

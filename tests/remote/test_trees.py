@@ -296,7 +296,15 @@ def test_a_manifest_that_names_anything_but_segments_is_refused(path: object) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["s3://team/pack", "hf://org/name", f"s3://team/pack#{'a' * 63}", "https://x/y#main", "hf://org/name@"]
+    "text",
+    [
+        "s3://team/pack",
+        "hf://org/name",
+        f"s3://team/pack#{'a' * 63}",
+        "https://x/y#main",
+        "hf://org/name@",
+        f"hf://org/name/of@{'a' * 40}",
+    ],
 )
 def test_a_url_that_is_not_pinned_is_an_error_that_says_how(text: str) -> None:
     with pytest.raises(InvalidInputError, match=r"FORECAST_AUTOTUNE_PACKS=.*URL#DIGEST"):
