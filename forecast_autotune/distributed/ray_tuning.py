@@ -45,6 +45,8 @@ class _Product:
 class TuningPlan:
     """A `ray_pool.Plan`: each call of a suite, or each key that a program meets, once for each product of the cluster.
 
+    A device for which nothing is left helps one that is alike and has the same store: both measure configs of its keys.
+
     Args:
         store: where everything that workers tell is kept, as it comes.
         wanted: names of a suite's calls, as they were typed; none for all. None for a program that is no suite.
@@ -83,12 +85,27 @@ class TuningPlan:
             share = len(product.keys) if alone else -(-len(product.keys) // (PARTS * len(product.devices)))
             product.todo.append({"keys": [product.keys.popleft() for _ in range(share)]})
         if not product.todo:
-            return None
+            return self._to_help(member, product)
         self._told[member], self._began[member] = [], time.monotonic()
         self._start = self._start or self._began[member]
         task = product.todo.popleft()
         self._open[member] = _count(task)
         return task
+
+    def _to_help(self, member: Member, product: _Product) -> Value | None:
+        """The task of another device that is alike, to measure some of its configs: the one that has the fewest helpers.
+
+        Their processes share each key's configs through the store that both have.
+        """
+        store = member.what.get("store")
+        beside = [m.task for m in product.devices if m.task is not None and m.what.get("store") == store]
+        helped = [_contents(task) for task in beside if task.get("helps")]
+        to_help = [task for task in beside if _count(task) and not task.get("helps")]
+        if not to_help or store is None:
+            return None
+        self._told[member], self._began[member], self._open[member] = [], time.monotonic(), 0
+        least: Value = min(to_help, key=lambda task: helped.count(_contents(task)))
+        return {**least, "helps": True}
 
     def _product(self, member: Member) -> _Product:
         digest = str(member.what["hardware"])
@@ -108,6 +125,8 @@ class TuningPlan:
             self.decided |= decided_in(taken_in(self._store, value["lines"]))
         elif "decided" in value:
             self.decided |= {(hardware, workload) for hardware, workload in value["decided"]}
+        elif task.get("helps"):
+            return  # how it went, says who does the task
         elif "keys" in value:
             product = self._product(member)
             listed = [
@@ -139,6 +158,8 @@ class TuningPlan:
     def ended(self, member: Member, task: Value, problem: str) -> None:
         """See `Plan`; how a task went that ended well, its worker has told."""
         self._open[member] = 0
+        if task.get("helps"):
+            return
         if problem:
             for what in _contents(task):
                 self._keep(member, what, problem, ())
@@ -146,7 +167,8 @@ class TuningPlan:
 
     def lost(self, member: Member, task: Value, how: str) -> None:
         """See `Plan`: the next worker knows what this one has measured."""
-        self._again(member, task, how)
+        if not task.get("helps"):
+            self._again(member, task, how)
         self._product(member).devices.discard(member)
 
     def _again(self, member: Member, task: Value, how: str) -> None:

@@ -23,10 +23,13 @@ from ..settings import PREFIX, Settings
 from ..store.encoding import from_text, to_text
 from ..store.filesystem import identity_of
 from ..store.following import Following
+from ..store.holders import this_process
 from ..store.jsonl import Decided, Entry, decode_entry, encode_decided, encode_run
 from ..store.queries import StoreFile
-from .key_list import VARIABLE, ListedKey, write_keys
+from . import key_list, work_sharing
+from .key_list import ListedKey, write_keys
 
+HELP_S = 0.5  # for which a device that helps waits before it is asked again: the other one may not have begun
 LOOK_S = 0.1  # between two looks at the store, 0.3 ms each: what a node that is killed has not told is lost
 START_S = 300.0  # for a process to import what it needs and to see its device
 ENDING_S = 10.0  # for a program to end that has nothing left to tune
@@ -102,16 +105,21 @@ class TuningWorker:
         }  # Ray sets it to 1
         if own := os.environ.get(f"{PREFIX}DIR"):
             changes[f"{PREFIX}DIR"] = own
+        changes[work_sharing.VARIABLE] = this_process()  # which has its device to itself, as long as it lives
         self._environment = environment_with(changes)
         self._lists = tempfile.TemporaryDirectory(prefix="forecast_autotune-")
         self.store = StoreFile(Settings.from_environment(self._environment).dir)
         self._is_gathered = store is not None and identity(self.store.path) == list(store)
+        self.store.take([])  # made if there is none, so that the node's other devices see the same
         if not self._is_gathered:
             taken_in(self.store, known)
         self._process: SuiteProcess | None = None
 
     def describe(self) -> dict[str, Any]:
-        """The device: its `device`, `hardware` (a digest) and `name`; and of a suite its `calls`."""
+        """The device: its `device`, `hardware` (a digest) and `name`; its node's `store`; and of a suite its `calls`."""
+        return {**self._described(), "store": identity(self.store.path)}
+
+    def _described(self) -> dict[str, Any]:
         if self._suite:
             self._process = self._started()
             return self._process.describes
@@ -141,6 +149,8 @@ class TuningWorker:
                 yield {"decided": sorted(found)}
             if value is not None:
                 yield value
+        if task.get("helps"):
+            time.sleep(HELP_S)
 
     # A suite ----------------------------------------------------------------------------------------------------------
 
@@ -222,7 +232,7 @@ class TuningWorker:
             return self._environment
         path = Path(self._lists.name) / f"{time.monotonic_ns()}.jsonl"
         write_keys(path, (ListedKey(**key) for key in keys))
-        return {**self._environment, VARIABLE: str(path)}
+        return {**self._environment, key_list.VARIABLE: str(path)}
 
 
 class SuiteProcess:

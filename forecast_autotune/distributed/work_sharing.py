@@ -28,6 +28,9 @@ LEASE_S = 600.0
 """A claim on a config not tried for so long ends, as a last resort: its process hangs. A build may take minutes, so until
 then the process is believed to be at work while its device's lock is held; if it was killed, the lock is free at once."""
 
+VARIABLE = "_FORECAST_AUTOTUNE_SHARES_AS"
+"""The environment variable that names to a process of `tune` its device, by which it shares every key's measurements."""
+
 _DECLINED: WeakKeyDictionary[SqliteStore, set[str]] = WeakKeyDictionary()
 """Jobs that this process has released a config of, by store: it helps with them no more."""
 
@@ -187,6 +190,13 @@ class SqliteWorkSharing:
         return True
 
 
+def device_of_tune() -> str:
+    """What this process's device is called among those of one `tune`; empty in any other process."""
+    return os.environ.get(VARIABLE, "")
+
+
 def _ranks_of_this_host() -> int:
+    if device_of_tune():
+        return 1  # who helps is not known; compiles of several processes take turns on the cores
     ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or ""
     return max(2, int(ranks)) if ranks.isdecimal() else 2

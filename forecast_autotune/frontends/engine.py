@@ -27,7 +27,7 @@ from ..core.user_warnings import warn_user
 from ..distributed.job_channel import JobChannel, job_channel, ranks_of_job
 from ..distributed.job_store import JobStore, Patience
 from ..distributed.key_list import is_asked_for
-from ..distributed.work_sharing import SqliteWorkSharing
+from ..distributed.work_sharing import SqliteWorkSharing, device_of_tune
 from ..errors import CacheMissError, InvalidInputError, TuningWarning
 from ..evaluation.scores import member_scores, recalibration
 from ..language.model import LanguageModel
@@ -247,6 +247,7 @@ def decide(
     Args:
         listener: told how far the run has come.
         device: identifies the physical device, as `probe.device_identity` tells it; where it is unknown, nothing is shared.
+            In a process of `tune` its name holds.
         earlier: the decision that this process was given last time, to be asked for again.
     Raises:
         CacheMissError: mode is `strict` and there is no decision for this key.
@@ -257,8 +258,8 @@ def decide(
     budget = Budget(how.budget, total=PROCESS_TOTAL)
     if not budget.measures:
         how = _by_held_model(how)
-    shares = None
-    if how.shard and device and how.settings.sync == "store" and isinstance(store, SqliteStore):
+    shares, device = None, device_of_tune() or (device if how.shard else "")
+    if device and how.settings.sync == "store" and isinstance(store, SqliteStore):
         shares = SqliteWorkSharing(store, job, device=device)
     # Who leads a shared run asks before it lets others help; these would ask while it times, so they do not.
     surrogate = _informed(how, job, store, limit_s=_ask_limit_s(how, budget), busy=shares.wanted if shares else None)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import ray_one_key
 from distributed.ray_programs import BEST, KEYS
 from ray_nodes import RayNodes, ray_nodes
 
@@ -146,3 +147,44 @@ def test_a_program_is_run_for_the_keys_of_a_list_alone(
     )
     assert (code, told) == (1, [])
     assert "0 keys to tune" in said
+
+
+def test_devices_that_are_alike_share_one_large_key_though_one_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    suite, alone, gathered = PROGRAM.with_name("ray_one_key.py"), tmp_path / "alone", tmp_path / "gathered"
+    for name in ("ran", "ran alone"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("ONE_KEY_RAN", str(tmp_path / "ran alone"))
+    subprocess.run(
+        [sys.executable, suite], env={**os.environ, "FORECAST_AUTOTUNE_DIR": str(alone)}, check=True, timeout=LIMIT_S
+    )
+    monkeypatch.setenv("ONE_KEY_RAN", str(tmp_path / "ran"))
+    with ray_nodes([tmp_path / "node"] * 3) as nodes:
+        killing = threading.Thread(target=kill_once_all_measure, args=(nodes, 2, tmp_path / "ran"))
+        killing.start()
+        first = tune(gathered, "--ray", nodes.address, str(suite))
+        killing.join()
+        measured = by_process(tmp_path / "ran")
+        second = tune(gathered, "--ray", nodes.address, str(suite))
+    for code, told, _ in (first, second):
+        assert (code, [(each["what"], each["problem"]) for each in told]) == (0, [("large", "")])
+    assert first[2].count(" died: ") == 1
+    assert decided(gathered) == decided(alone) == {1: ray_one_key.BEST}
+    assert min(measured.values()) >= 2, "each has measured some"
+    again = sum(measured_again(gathered).values())
+    assert again <= 2, "the config that was being measured, and the best as a finalist"
+
+
+def by_process(ran: Path) -> Counter[str]:
+    """How many configs each process has run."""
+    return Counter(path.name.split()[1] for path in ran.iterdir())
+
+
+def kill_once_all_measure(cluster: RayNodes, number: int, ran: Path) -> None:
+    """Kill a node in the middle of a key that all three share."""
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until and sum(count >= 2 for count in by_process(ran).values()) < 3:
+        time.sleep(0.02)
+    cluster.kill(number)

@@ -59,6 +59,33 @@ def test_devices_that_are_alike_share_the_calls_and_other_products_make_them_too
     assert plan.is_done
 
 
+def test_a_device_without_a_call_helps_one_that_is_alike_and_has_its_store(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    one, two, three, elsewhere, other = (device(h, calls=["a", "b"]) for h in (H200, H200, H200, H200, H100))
+    for member in (one, two, three, other):
+        member.what = {**member.what, "store": ["a file"]}
+    elsewhere.what = {**elsewhere.what, "store": ["another file"]}
+    assert [given(plan, m) for m in (one, two)] == [{"call": "a"}, {"call": "b"}]
+    assert given(plan, elsewhere) is None
+    assert given(plan, other) == {"call": "a"}, "a decision of its own"
+    helping = given(plan, three)
+    assert helping == {"call": "a", "helps": True}
+    plan.told(three, helping, {"problem": "it is alone with this", "warnings": []})
+    plan.ended(three, helping, "")
+    assert plan.ended_tasks == []
+    assert plan.progress().startswith("0 of 4 done")
+    plan.told(two, two.task, {"problem": "", "warnings": []})  # type: ignore[arg-type]
+    plan.ended(two, two.task, "")  # type: ignore[arg-type]
+    three.task = None
+    assert (given(plan, two), given(plan, three)) == ({"call": "a", "helps": True},) * 2
+    plan.lost(two, two.task, "the node died")  # type: ignore[arg-type]
+    assert given(plan, device(H200, calls=["a", "b"])) is None, "nothing is lost with one that helps"
+    plan.lost(one, one.task, "the node died")  # type: ignore[arg-type]
+    three.task = None
+    assert given(plan, three)["call"] == "a"
+    assert "helps" not in three.task  # type: ignore[operator]
+
+
 def test_h100_and_h200_share_forecasts_and_never_decisions(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
     for hardware in (H200, H100):
