@@ -140,7 +140,8 @@ class SqliteStore:
                 newest |= newest_outcomes(connection, ids, self.connection.complain).outcomes
             return newest
 
-        packed, own = self.run_on_packs(read) or {}, self.connection.run(read) or {}
+        packed = self.run_on_packs(read) or {}
+        own = (self.connection.run(read) if self.connection.is_made else None) or {}
         return {**on_scale_of(own, packed, job.space.default), **own}
 
     def related_recordings(self, job: Job) -> Sequence[Recording]:

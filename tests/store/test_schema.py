@@ -29,6 +29,15 @@ def migrated(directory: Path) -> SqliteStore:
     return store
 
 
+@pytest.mark.parametrize("version", range(1, schema.VERSION + 1))
+def test_a_new_store_is_made_as_one_that_went_through_all_versions(version: int) -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        schema._functions(connection)
+        for statements in schema.MIGRATIONS[:version]:
+            connection.executescript(statements)
+        assert schema._made(connection) == schema._made_by(version)
+
+
 def test_an_older_version_finds_a_newer_store_empty_and_not_broken(
     tmp_path: Path,
 ) -> None:

@@ -63,6 +63,13 @@ class TestWithAPackBehindIt(StoreContract):
             assert store.decision(a_job(name="packed")) is not None
 
 
+def test_what_a_pack_knows_is_read_without_making_a_file(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "store", packs=[a_pack(tmp_path, a_job(), SPACE[2])]) as store:
+        assert store.decision(a_job()) is not None
+        assert store.outcomes(a_job())
+    assert not (tmp_path / "store").exists()
+
+
 class TestTwoStoresOnOneFile(StoreContract):
     """Each call goes to the other one in turn, as two processes would."""
 
