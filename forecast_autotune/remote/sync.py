@@ -115,7 +115,9 @@ class Sync:
     def _await_sent(self) -> None:
         with self._changed:
             if self._thread is not None and not self._over:
-                self._changed.wait_for(lambda: self._own_sent == self._own or self._failures > 0, END_S)
+                failures = self._failures
+                self._changed.notify_all()  # after a failure it is tried once more, at once
+                self._changed.wait_for(lambda: self._own_sent == self._own or self._failures > failures, END_S)
 
     @property
     def _idle(self) -> bool:
@@ -137,36 +139,52 @@ class Sync:
     # In the thread --------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while True:
+        while self._has_work():
             with self._changed:
-                pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1)) if self._failures else 0.0
-                if self._failures and not self._wanted:
-                    self._changed.wait(pause_s)
-                elif not self._changed.wait_for(lambda: not self._idle, IDLE_S):
-                    self._thread = None
-                    self.exchange.close()
-                    return
                 self._reading, self._wanted, self._busy = self._wanted, {}, True
             try:
-                for folder, program in list(self._reading.items()):
-                    self._read(folder, program)
+                self._read()
                 self._send()
+                if self._failures:
+                    self._asked.clear()  # what could not be read is asked for by the next call that misses it
                 self._failures = 0
-            except Exception as err:
+            except (
+                BaseException
+            ) as err:  # a storage's own may be none of `Exception`; without this thread nothing is sent
                 self._fail(err)
             with self._changed:
                 self._reading = {}  # also after a failure: nobody is to look out for it any more
                 self._busy = False
                 self._changed.notify_all()
 
-    def _read(self, folder: Folder, program: Program) -> None:
-        hardware, _ = folder
-        self.exchange.pull(hardware, program, fresh_s=FRESH_S)
-        self.generation += 1
+    def _has_work(self) -> bool:
+        """Wait for something to do; False where there was nothing for long. Then what runs beside this process has ended."""
         with self._changed:
-            self._reading.pop(folder, None)
+            if self._failures and not self._wanted:
+                self._changed.wait(min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1)))
+                return True
+            if self._changed.wait_for(lambda: not self._idle, IDLE_S):
+                return True
+            self._busy = True
+        self.exchange.close()  # it takes its time: with the condition held, a launch would wait for it
+        with self._changed:
+            self._busy = False
             self._changed.notify_all()
-        self.exchange.pull_from_other_hardware(hardware, program, fresh_s=OTHERS_FRESH_S)
+            if self._idle:
+                self._thread = None
+            return self._thread is not None
+
+    def _read(self) -> None:
+        """Read what is wanted; of this hardware first, as that alone decides calls."""
+        reading = dict(self._reading)
+        for (hardware, digest), program in reading.items():
+            self.exchange.pull(hardware, program, fresh_s=FRESH_S)
+            self.generation += 1
+            with self._changed:
+                self._reading.pop((hardware, digest), None)
+                self._changed.notify_all()
+        for (hardware, _), program in reading.items():
+            self.exchange.pull_from_other_hardware(hardware, program, fresh_s=OTHERS_FRESH_S)
 
     def _send(self) -> None:
         with self._changed:
@@ -180,7 +198,7 @@ class Sync:
                 raise
             self._own_sent = own
 
-    def _fail(self, err: Exception) -> None:
+    def _fail(self, err: BaseException) -> None:
         if self._over:
             return  # what runs beside this process ends with it
         log.info("%s: %s", self.what, error_text(err), exc_info=not isinstance(err, OSError))
