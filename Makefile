@@ -11,7 +11,7 @@ ifeq ($(filter-out 0,$(HAS_GPU)),)
 CONSTRAINTS := --constraint .ci/constraints-cpu.txt
 endif
 
-.PHONY: help setup api demo lm-demo test test-all lint test-triton-all test-triton-oldest test-third-party test-lm test-faults test-suite test-slow gpu record evidence fit baselines report chart spaces ranks bench bench-store bench-call bench-keys bench-tuning budgets replay clean
+.PHONY: help setup api demo lm-demo test test-all lint test-triton-all test-triton-oldest test-third-party test-lm test-faults test-suite test-slow gpu record evidence fit baselines report chart spaces ranks bench bench-store bench-call bench-keys bench-server bench-tuning budgets replay clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -177,6 +177,9 @@ bench-call: setup  ## what a cached call costs, Triton's own tuner beside ours
 
 bench-keys: setup  ## whether memory is flat in a program that meets 100,000 keys, rehearsed: ten minutes; on a GPU see the README
 	@$(BIN)/python tests/benchmarks/key_loop.py --rehearse --minutes 15
+
+bench-server: setup  ## p50 and p99 of a server's calls that meet 40 batch sizes: a fixed config, mode online, mode tune; five minutes
+	@$(BIN)/python tests/benchmarks/server_loop.py
 
 bench-tuning: setup  ## how long tuning 434 configs takes, Triton's own tuner (a sample of 40) beside ours
 	@$(BIN)/python tests/benchmarks/tuning_speed.py --stock-sample 40

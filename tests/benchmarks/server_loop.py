@@ -1,0 +1,163 @@
+"""How long a server's requests take while it meets new batch sizes: `python tests/benchmarks/server_loop.py`.
+
+Each request calls a C++ function with a batch of random size; each size is a key. Every mode serves the same requests, in a
+process with a store of its own: `first` runs one fixed config, `online` launches at once, `tune` measures each key at its
+first call. All variants are built before, so that requests wait for tuning alone.
+
+In mode `online` calls of C++ functions try nothing: they run what is stored, forecast or the default, as `first` does. What
+this shows is that no request waits; `tune` shows what waiting costs, and what it gains from then on.
+
+Prints a table, or with --json one object: for each mode its requests, their 50th and 99th percentile and the longest in
+microseconds, the keys that were met and measured, and the percentiles' ratios to those of `first`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import forecast_autotune as fa
+from forecast_autotune.core.outcome import Failure
+
+MODES = ("first", "online", "tune")
+KEYS = 40
+SECONDS = 90.0  # of each mode
+WIDTH = 256  # of a row: a batch of 2,048 rows is 2 MiB
+
+BINDING = """
+void normalize(float* out, const float* x, int64_t rows, int64_t width);
+void normalized(torch::Tensor out, torch::Tensor x) {
+  normalize(out.data_ptr<float>(), x.data_ptr<float>(), x.size(0), x.size(1));
+}
+"""
+KERNEL = """
+#include <cmath>
+#include <cstdint>
+void normalize(float* out, const float* x, int64_t rows, int64_t width) {
+  for (int64_t row = 0; row < rows; ++row) {
+    float sums[LANES] = {};
+    for (int64_t i = 0; i < width; i += LANES)
+      for (int64_t lane = 0; lane < LANES; ++lane) sums[lane] += x[row * width + i + lane] * x[row * width + i + lane];
+    float sum = 0;
+    for (float each : sums) sum += each;
+    const float scale = 1 / std::sqrt(sum / width + 1e-6f);
+    for (int64_t i = 0; i < width; ++i) out[row * width + i] = x[row * width + i] * scale;
+  }
+}
+"""
+
+
+def server(builds: str) -> Any:
+    """The function that requests call."""
+    return fa.load_inline(
+        "server_loop",
+        BINDING,
+        functions=["normalized"],
+        kernel_sources=KERNEL,
+        extra_cflags=["-O3", "-ffast-math"],
+        build_directory=builds,
+        space=[{"LANES": lanes} for lanes in (1, 4, 16)],
+        signature="out, x",
+        key="x",
+    ).normalized
+
+
+def serve(given: argparse.Namespace) -> dict[str, float]:
+    """Serve requests for a while, in this process's mode; how long they took."""
+    normalized = server(given.builds)
+    draws = random.Random(0)
+    sizes = draws.sample(range(1, 2048), given.keys)
+    batches = {rows: (torch.empty(rows, WIDTH), torch.randn(rows, WIDTH)) for rows in sizes}
+    took_us: list[float] = []
+    ends = time.perf_counter() + given.seconds
+    while (began := time.perf_counter()) < ends:
+        normalized(*batches[draws.choice(sizes)])
+        took_us.append((time.perf_counter() - began) * 1e6)
+    decisions = normalized.decisions.values()
+    return {
+        "requests": len(took_us),
+        **percentiles(took_us),
+        "longest_us": max(took_us),
+        "keys": len(normalized.dispatcher.table),
+        "measured": sum(decision.basis == "measured" for decision in decisions),
+    }
+
+
+def percentiles(took_us: Sequence[float]) -> dict[str, float]:
+    """The 50th and the 99th percentile: of so many requests so many took no longer."""
+    ordered = sorted(took_us)
+    return {f"p{share}_us": ordered[min(len(ordered) - 1, len(ordered) * share // 100)] for share in (50, 99)}
+
+
+def compare(rows: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Each mode's row, with its percentiles' ratios to those of the fixed config in the same run."""
+    fixed = rows["first"]
+    return {
+        mode: {**row, **{f"{name}_ratio": row[f"{name}_us"] / fixed[f"{name}_us"] for name in ("p50", "p99")}}
+        for mode, row in rows.items()
+    }
+
+
+def served_by(mode: str, given: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """What `serve` says in a process of a mode's own, with an empty store.
+
+    Raises:
+        CalledProcessError: it failed.
+    """
+    words = ["--keys", str(given.keys), "--seconds", str(given.seconds), "--builds", given.builds, "--serve"]
+    changes = {"FORECAST_AUTOTUNE_DIR": str(folder / mode), "FORECAST_AUTOTUNE_MODE": mode}
+    others = {name: value for name, value in os.environ.items() if not name.startswith("FORECAST_AUTOTUNE_")}
+    done = subprocess.run(
+        [sys.executable, __file__, *words],
+        env={**others, **changes},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    answer: dict[str, float] = json.loads(done.stdout)
+    return answer
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Serve in every mode, and print how long requests took."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, default=KEYS, help=f"batch sizes (default: {KEYS})")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of each mode (default: {SECONDS:g})")
+    parser.add_argument(
+        "--builds", default="", help="the folder of builds; one that is removed afterwards if not given"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(words)
+    if given.serve:
+        print(json.dumps(serve(given)))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        given.builds = given.builds or str(Path(folder) / "builds")
+        normalized = server(given.builds)
+        for config, built in normalized.compiler("cpu").compile(normalized.space):
+            if isinstance(built, Failure):
+                raise SystemExit(f"{config} does not build: {built.message}")
+        rows = compare({mode: served_by(mode, given, Path(folder)) for mode in MODES})
+    if given.json:
+        print(json.dumps(rows))
+        return 0
+    names = list(rows["first"])
+    print("mode", *names, sep="\t")
+    for mode, row in rows.items():
+        print(mode, *(f"{row[name]:.4g}" for name in names), sep="\t")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
