@@ -143,7 +143,7 @@ def _print(result: SearchResult) -> None:
     budget = result.budget
     say(
         f"{result.task.name}: {budget.measured} measured, {budget.built} built, {budget.failed} failed, "
-        f"{budget.tokens_used} tokens, {budget.seconds:.0f} s: {result.stopped}"
+        f"{budget.walked} steps walked back, {budget.tokens_used} tokens, {budget.seconds:.0f} s: {result.stopped}"
     )
     rows = [_row(result, final) for final in (result.finals.seed, *result.finals.finals)]
     names = list(result.finals.seed.times_us)

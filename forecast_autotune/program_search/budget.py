@@ -11,7 +11,7 @@ from ..errors import InvalidInputError
 from .candidate import Tried
 
 BUILDS_PER_MEASUREMENT = 2  # that a search may come to: a proposer whose programs do not build must end too
-BACK = 4  # measurements of a search for each that walks its fastest program back, beyond those of the search
+BACK = 8  # measurements of a search for each step of its fastest program that is walked back, beyond those
 LEAST = 2  # measurements: the seed, and something beside it
 
 
@@ -20,8 +20,8 @@ class SearchBudget:
     """Limits of a search, all that its archive holds included; and a tally.
 
     `measurements` are candidates run on the device, those that turned out wrong included; the seed is one. `tokens`
-    are those that models have read and written. Programs that were measured to walk the fastest back, one for each
-    four measurements, are counted apart, as `walked`.
+    are those that models have read and written. Steps of the fastest program that were walked back, one for each
+    eight measurements at most, are counted apart, as `walked`: each takes four exams.
 
     Raises:
         InvalidInputError: fewer than 2 measurements, or a limit that is no positive number.
@@ -64,7 +64,7 @@ class SearchBudget:
         return time.monotonic() - self._began
 
     def may_walk(self) -> bool:
-        """Whether one more program may be measured to walk the fastest back."""
+        """Whether one more step of the fastest program may be walked back."""
         return self.walked < max(1, self.measurements // BACK) and self.seconds < 60 * self.minutes
 
     def spent(self) -> str:

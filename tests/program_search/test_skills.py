@@ -93,7 +93,7 @@ def a_lineage(folder: Path) -> tuple[Archive, Candidate]:
     return archive, knob
 
 
-def walked(folder: Path, budget: int = 16) -> tuple[Archive, WalkedBack, SearchBudget]:
+def walked(folder: Path, budget: int = 32) -> tuple[Archive, WalkedBack, SearchBudget]:
     archive, _ = a_lineage(folder)
     best = list(archive)[3]
     spent = SearchBudget(measurements=budget)
