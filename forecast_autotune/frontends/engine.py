@@ -353,6 +353,11 @@ def first_forecasts(job: Job, how: Request, store: Store) -> tuple[Sequence[Fore
 def keep_decision(job: Job, how: Request, store: Store, decision: Decision) -> Decision:
     """Store a decision that was made elsewhere than in `decide`; returns the one that all ranks of the job hold to."""
     store.decide(job, decision)
+    return hold_to(job, how, store, decision)
+
+
+def hold_to(job: Job, how: Request, store: Store, decision: Decision) -> Decision:
+    """The decision that all ranks of the job hold to: this one, unless one of them has published another before."""
     return _with_ranks(store, how).publish_decision(job, decision)
 
 

@@ -20,6 +20,8 @@ from ...core.forecast import Abstention, Forecast
 from ...core.job import Stop
 from ...core.outcome import Failure, Measurement, Outcome
 from ...core.space import Space
+from ...core.user_warnings import warn_user
+from ...errors import TuningWarning
 from ...features.forecast_columns import columns_of
 from ...measure.no_measurer import NO_MEASURER
 from ...store.sqlite import SqliteStore
@@ -29,6 +31,7 @@ from ..engine import (
     Request,
     decide,
     first_forecasts,
+    hold_to,
     keep_decision,
     make_store,
     ranks_decide,
@@ -44,6 +47,9 @@ LEAST = 1e-9
 MARK = "forecast_autotune"  # in a candidate's annotations: what was chosen with it, and its config
 DROPPED = "forecast_autotune dropped"  # there: whether it is to be left out of the whole list
 MOST_KNOWN = 256  # products
+OTHER_RANKS = (
+    "compiled here until the next process as the best of this rank, for it has not timed what the ranks decided on:"
+)
 
 
 @dataclass(slots=True)
@@ -209,8 +215,10 @@ class Narrowing:
             return _chosen_of(candidates, [decision.config])
         if (known := recall(job, how, store)) is not None and known.tried:
             self._count(recalled=True)
-            return _chosen_of(candidates, [known.config])
-        forecasts, model = first_forecasts(job, how, store)
+            return _chosen_of(candidates, [hold_to(job, how, store, known).config])
+        # Ranks time the same candidates whatever each has stored: else one could decide on what another has not compiled.
+        informing = make_store(replace(how.settings, mode="forecast")) if ranks_decide(how) else store
+        forecasts, model = first_forecasts(job, how, informing)
         budget.start(len(job.space))
         most = math.inf if budget.all else min(budget.configs_left, budget.limit or int(DEFAULT_BUDGET))
         if candidates.may_go_on_whole and not any(isinstance(f, Forecast) and f.grounded for f in forecasts):
@@ -257,8 +265,11 @@ class Narrowing:
             with self._lock:
                 self.counts.timed += len(trial.kept)
                 chosen.parameters = {decision.config: trial.candidates.parameters[decision.config]}
-            if decision.config in by_config and ranks_decide(trial.how):
-                timings[by_config[decision.config]] = 0.999 * min(timings.values())
+            if decision.config in by_config:
+                if ranks_decide(trial.how):
+                    timings[by_config[decision.config]] = 0.999 * min(timings.values())
+            else:
+                warn_user(f"{trial.candidates.job.workload}: {OTHER_RANKS} {decision.config}", TuningWarning)
 
 
 def _chosen_of(

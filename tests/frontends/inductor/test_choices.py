@@ -127,6 +127,50 @@ def test_the_decision_of_the_first_rank_is_taken(timed: Timed, monkeypatch: Any)
     assert min(times, key=times.__getitem__).name.startswith("triton_")
 
 
+def test_a_decision_of_ranks_on_what_was_not_timed_here_is_one_warning(timed: Timed, monkeypatch: Any) -> None:
+    def theirs(job: Any, _how: Any, _store: Any, decision: Any) -> Any:
+        return replace(decision, config=list(job.space)[-1])
+
+    monkeypatch.setattr(narrowing, "keep_decision", theirs)
+    monkeypatch.setattr(narrowing, "ranks_decide", lambda _: True)
+    with pytest.warns(TuningWarning, match="has not timed what the ranks decided on"):
+        product()
+    assert product_request.stood_aside() == ""
+
+
+def test_ranks_time_the_same_candidates_whatever_each_has_stored(timed: Timed, monkeypatch: Any) -> None:
+    known: list[int] = []
+
+    def forecast(job: Any, how: Any, store: Any) -> Any:
+        known.append(len(store.related_recordings(job)))
+        return first_forecasts(job, how, store)
+
+    first_forecasts = narrowing.first_forecasts
+    monkeypatch.setattr(narrowing, "first_forecasts", forecast)
+    product()
+    product(m=512)
+    monkeypatch.setattr(narrowing, "ranks_decide", lambda _: True)
+    product(m=1024)
+    assert known == [0, 1, 0]
+
+
+def test_what_one_rank_has_stored_all_ranks_hold_to(timed: Timed, monkeypatch: Any) -> None:
+    published: list[Any] = []
+
+    def theirs(job: Any, _how: Any, _store: Any, decision: Any) -> Any:
+        published.append(decision)
+        return replace(decision, config=list(job.space)[-1])
+
+    product()
+    as_another_process(monkeypatch)
+    monkeypatch.setattr(narrowing, "hold_to", theirs)
+    product()
+    (stored,) = decisions()
+    assert [decision.config for decision in published] == [stored.decision.config]
+    (chosen,) = choices.narrowing._known.values()
+    assert list(chosen.parameters) != [stored.decision.config]
+
+
 @pytest.mark.parametrize("mode", ["cached", "forecast", "first"])
 def test_modes_that_measure_nothing_leave_inductor_nothing_to_time(timed: Timed, monkeypatch: Any, mode: str) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
