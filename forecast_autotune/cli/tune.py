@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Tune on every GPU of a Ray cluster, or of this machine: one process for each GPU, or one a node where there are none. What
 is measured and decided comes into the store here as it is found, so that a run which was stopped goes on from there.
-Products that differ (H100, H200) decide each for itself.
+Products that differ (H100, H200) decide each for itself; GPUs of one node that are alike share the configs of a key once
+there are fewer keys than GPUs.
 
 SUITE is a file, or a module after -m, that defines `tuning_calls()`: it returns functions without arguments, by name, each
 of which calls a kernel once. The words behind it choose among the names. Any other program is run as `run` does: once to
