@@ -125,8 +125,9 @@ class TuningPlan:
             self.decided |= decided_in(taken_in(self._store, value["lines"]))
         elif "decided" in value:
             self.decided |= {(hardware, workload) for hardware, workload in value["decided"]}
-        elif task.get("helps"):
-            return  # how it went, says who does the task
+        elif task.get("helps"):  # how it went, says who does the task
+            if "died" in value:
+                self._helper_lost(member, task, str(value["died"]))
         elif "keys" in value:
             product = self._product(member)
             listed = [
@@ -167,7 +168,9 @@ class TuningPlan:
 
     def lost(self, member: Member, task: Value, how: str) -> None:
         """See `Plan`: the next worker knows what this one has measured."""
-        if not task.get("helps"):
+        if task.get("helps"):
+            self._helper_lost(member, task, how)
+        else:
             self._again(member, task, how)
         self._product(member).devices.discard(member)
 
@@ -179,6 +182,12 @@ class TuningPlan:
             return
         known = [*task.get("known", ()), *self._told[member]]
         self._product(member).todo.appendleft({**task, "known": known, "deaths": deaths})
+
+    def _helper_lost(self, member: Member, task: Value, how: str) -> None:
+        """Who came first to a key leads it, and that may be who was to help: where nobody is left, it is done once more."""
+        others = (m.task for m in self._product(member).devices if m is not member and m.task is not None)
+        if _contents(task) not in map(_contents, others):
+            self._again(member, {name: value for name, value in task.items() if name != "helps"}, how)
 
     def _keep(self, member: Member, what: str, problem: str, warnings: Sequence[str]) -> None:
         seconds = time.monotonic() - self._began[member]

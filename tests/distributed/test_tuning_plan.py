@@ -86,6 +86,20 @@ def test_a_device_without_a_call_helps_one_that_is_alike_and_has_its_store(tmp_p
     assert "helps" not in three.task  # type: ignore[operator]
 
 
+def test_a_task_whose_last_helper_dies_is_done_once_more_for_it_may_have_led(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    one, two = device(H200, calls=["a"]), device(H200, calls=["a"])
+    for member in (one, two):
+        member.what = {**member.what, "store": ["a file"]}
+    task, helping = given(plan, one), given(plan, two)
+    plan.told(one, task, {"problem": "", "warnings": []})
+    plan.ended(one, task, "")
+    one.task = None
+    plan.lost(two, helping, "the node died")
+    again = given(plan, one)
+    assert (again["call"], "helps" in again) == ("a", False)
+
+
 def test_h100_and_h200_share_forecasts_and_never_decisions(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
     for hardware in (H200, H100):
