@@ -46,9 +46,13 @@ def why_unmeasured(values: Sequence[Any]) -> str:
 
 def hold_no_data(values: Sequence[Any]) -> bool:
     """Whether a tensor among these is fake or on the meta device."""
+    return any(is_fake(t) or t.is_meta for t in tensors_of_call(values))
+
+
+def is_fake(value: Any) -> bool:
+    """Whether it is a tensor of torch's fake mode, which warns of questions about its memory."""
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
-    fake = () if fakes is None else fakes.FakeTensor
-    return any(isinstance(t, fake) or t.is_meta for t in tensors_of_call(values))
+    return fakes is not None and isinstance(value, fakes.FakeTensor)
 
 
 def why_untuned(values: Sequence[Any], names: Sequence[str] | None) -> str:

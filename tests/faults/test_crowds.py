@@ -522,7 +522,7 @@ def test_a_fork_during_another_threads_transaction_leaves_both_sides_whole(
     monkeypatch.setattr(store_connection, "FORK_WAIT_S", LIMIT_S)  # however slow the disk
     with faults.case(FORK, tmp_path, seen=FORK_SEEN) as case, SqliteStore(case.store) as store:
         stop = threading.Event()
-        written = []
+        written = ["parent"]
 
         def write() -> None:
             while not stop.is_set():
@@ -531,7 +531,8 @@ def test_a_fork_during_another_threads_transaction_leaves_both_sides_whole(
                 written.append(name)
                 time.sleep(0.001)
 
-        store.outcomes(a_job())  # who makes the file takes a lock, and filelock gives none during a fork
+        # Who makes the file takes a lock, and filelock gives none during a fork.
+        store.record(a_job(), "parent", SPACE[0], a_measurement(), None)
         thread = threading.Thread(target=write)
         thread.start()
         children = case.many(short=10, whole=200)

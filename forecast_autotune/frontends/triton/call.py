@@ -29,6 +29,7 @@ from ...features.launch_features import Call, describe_call, knob_roles, launch_
 from ...measure.base import BaseMeasurer
 from ...measure.checks import check_name
 from ...protocols import Compiler
+from ..call_tensors import is_fake
 from .config_arguments import ConfigArguments
 from .kernel_program import plain_value, program_of
 from .kernel_spec import KernelSpec
@@ -253,7 +254,9 @@ class TritonCall:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where a tensor begins; 0 for one without data, such as a fake one."""
+    """Where a tensor begins; 0 for one without data."""
+    if is_fake(tensor):
+        return 0
     try:
         return int(tensor.data_ptr())
     except (RuntimeError, NotImplementedError):
