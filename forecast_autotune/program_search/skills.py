@@ -43,7 +43,6 @@ INTENTS = {
     "swizzle": "walk {how} rows of a grid of programs together",
     "backward": "run programs in the opposite order",
     "maxnreg": "limit a thread to {how} registers",
-    "persistent": "let {how} programs take turns at all the work",
 }
 
 
