@@ -112,6 +112,12 @@ def test_what_a_rewrite_of_cpp_makes_is_cpp(source: str, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_only_what_the_text_itself_calls_is_inlined() -> None:
+    source = "float twice(float x) {\n  return 2 * x;\n}\nvoid entry(float* x) {\n  *x = twice(*x);\n}\n"
+    inlined = [step for step, _ in cpp_rewrites(source) if step.startswith("always_inline")]
+    assert inlined == ["always_inline@twice=on"]
+
+
 def test_loops_that_are_split_tiled_or_exchanged_compute_the_same(tmp_path: Path) -> None:
     main = """
 #include <cstdio>

@@ -156,13 +156,15 @@ def _of_functions(source: str) -> Iterator[Rewrite]:
     for match in _FUNCTION.finditer(source):
         before = source[: match.start(2)]
         if "[[gnu::" not in match[2] and not before.rstrip(" ").endswith("]]"):
-            for attribute in ("flatten", "noinline", "always_inline", "hot"):
-                inline = (
-                    "inline "
-                    if attribute == "always_inline" and "inline" not in match[1] and "extern" not in match[1]
-                    else ""
+            for attribute in ("flatten", "noinline", "hot"):
+                yield f"{attribute}@{match[3]}=on", f"{before}[[gnu::{attribute}]] {source[match.start(2) :]}"
+            # What only others call must keep its symbol, which an inline function has not.
+            if len(re.findall(rf"\b{match[3]}\s*\(", source)) > 1 and "extern" not in match[1]:
+                inline = "" if "inline" in match[1] else "inline "
+                yield (
+                    f"always_inline@{match[3]}=on",
+                    f"{before}[[gnu::always_inline]] {inline}{source[match.start(2) :]}",
                 )
-                yield f"{attribute}@{match[3]}=on", f"{before}[[gnu::{attribute}]] {inline}{source[match.start(2) :]}"
         narrowed = _POINTER.sub(r"\1 __restrict__ \2", match[4])
         if narrowed != match[4]:
             yield f"restrict@{match[3]}=on", source[: match.start(4)] + narrowed + source[match.end(4) :]
