@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import sys
 import types
@@ -19,6 +20,7 @@ import forecast_autotune as fa
 from forecast_autotune import cli
 from forecast_autotune.compilers.cpp_compile import CppCompiler
 from forecast_autotune.core.config import Config
+from forecast_autotune.frontends.triton import installed
 from forecast_autotune.frontends.triton.simulated_driver import Rehearsal
 from forecast_autotune.frontends.warming import LaunchRefusedError, find_kernels, nothing_launched, warm
 from forecast_autotune.settings import Settings
@@ -35,6 +37,19 @@ def shifted(x_ptr, bias_ptr, n, KIND: tl.constexpr, BLOCK: tl.constexpr):
     if bias_ptr is not None:
         value += tl.load(bias_ptr).to(KIND)
     tl.store(x_ptr + offsets, value, mask=offsets < n)
+
+
+@pytest.fixture(autouse=True)
+def own_tuners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuners of the same kernel that earlier tests left alive in this process are none of this test's."""
+    gc.collect()
+    earlier = installed.living_tuners()  # held here, so that no later tuner has the identity of one of these
+    living = installed.living_tuners
+
+    def since() -> list[Any]:
+        return [tuner for tuner in living() if all(tuner is not other for other in earlier)]
+
+    monkeypatch.setattr(installed, "living_tuners", since)
 
 
 def warmed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[list[dict[str, Any]], str]:
