@@ -32,6 +32,10 @@ VERBS = {
         "third_party.verb",
         "packages under install(): which tuners are reached; Triton's own tuning beside ours, on a GPU",
     ),
+    "inductor-report": (
+        "torch_compile.verb",
+        "torch.compile with its candidates narrowed by forecasts, beside torch.compile as it is, on a GPU",
+    ),
     "gpu-report": ("evaluate.gpu_report", "Triton's own tuner beside ours, on the GPU that is present"),
     "chart": ("report.chart", "the README's chart and its figures: how close to the best, by configs measured"),
     "report": ("report.report", "one page of pictures: ours beside other methods, and how honest forecasts are"),

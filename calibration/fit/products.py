@@ -149,7 +149,7 @@ def losses(each: Recorded, prior: Prior) -> dict[str, float]:
         "max-autotune": [LIBRARY, *listed],
         "library": [LIBRARY],
         "0": [LIBRARY if trusted is None else trusted[0]],
-        **{str(budget): [LIBRARY, *listed[:1], *tiles[: budget - 1]] for budget in BUDGETS},
+        **{str(budget): [LIBRARY, *tiles[:budget]] for budget in BUDGETS},
     }
     best = min(times.values())
     return {name: min(times[config] for config in configs) / best for name, configs in chosen.items()}

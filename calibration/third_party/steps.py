@@ -24,8 +24,8 @@ from forecast_autotune.frontends.triton.installed import living_tuners
 
 from .operations import OPERATIONS, Size
 
-WAYS = ("stock", "untuned", "ours")
-WARM_STEPS, TIMED_STEPS = 3, 46  # with the first, 50
+WAYS = ("stock", "untuned", "ours", "online", "warmed")
+STEPS, UNTIMED_STEPS, EARLY_STEP = 50, 4, 20
 REHEARSED = Size(device="cpu", batch=1, tokens=128, heads=2, width=64, slots=16)
 REHEARSED_US = 400.0  # every launch's
 
@@ -71,10 +71,10 @@ def chosen() -> dict[str, str]:
 
 
 def spent() -> dict[str, float]:
-    """Seconds that tuning took in all: as a whole, waiting for compilers, compiling on all cores, timing."""
+    """Seconds of tuning in all: as a whole, waiting, compiling on all cores, timing; and lost and saved in real calls."""
     tuners = [tuner for kernel in living_tuners() if (tuner := fa.tuner_of(kernel)) is not None]
     decisions = [decision for tuner in tuners for decision in tuner.decisions.values()]
-    names = ("spent_s", "waiting_s", "compiling_s", "timing_s")
+    names = ("spent_s", "waiting_s", "compiling_s", "timing_s", "explored_s", "saved_s")
     return {name: sum(getattr(decision, name) for decision in decisions) for name in names}
 
 
@@ -84,41 +84,43 @@ def synchronize(size: Size) -> None:
         torch.cuda.synchronize()
 
 
-def measured(operation: str, size: Size) -> dict[str, Any]:
-    """What 50 steps take.
+def measured(operation: str, size: Size, steps: int) -> dict[str, Any]:
+    """What so many steps take.
 
-    Seconds of the first; milliseconds of a later one, until it is done and until the host is free again; the most memory
-    in MiB; and, of a model, the loss at each step.
+    Seconds of the first, and until the ends of step 20 and of the last; milliseconds of one in the last third, until it is
+    done and until the host is free again; the step by which every key was measured, 0 if not all were; the most memory in
+    MiB; and, of a model, the loss at each step.
     """
     torch.manual_seed(0)
     step = OPERATIONS[operation](size)
     losses: list[torch.Tensor] = []
-
-    def train() -> None:
+    ends_s, host_ms, step_ms = [0.0], [], []
+    tuners: list[Any] = []
+    measured_at = 0
+    synchronize(size)
+    began = time.perf_counter()
+    for number in range(1, steps + 1):
+        started = time.perf_counter()
         output = step()
         output.backward(torch.ones_like(output))
         if output.ndim == 0:
             losses.append(output.detach())
-
-    synchronize(size)
-    began = time.perf_counter()
-    train()
-    synchronize(size)
-    first_s = time.perf_counter() - began
-    for _ in range(WARM_STEPS):
-        train()
-    host_ms, steady_ms = [], []
-    for _ in range(TIMED_STEPS):
+        host_ms.append(1e3 * (time.perf_counter() - started))
         synchronize(size)
-        began = time.perf_counter()
-        train()
-        host_ms.append(1e3 * (time.perf_counter() - began))
-        synchronize(size)
-        steady_ms.append(1e3 * (time.perf_counter() - began))
+        step_ms.append(1e3 * (time.perf_counter() - started))
+        ends_s.append(time.perf_counter() - began)
+        if not measured_at:
+            tuners = tuners or [tuner for each in living_tuners() if (tuner := fa.tuner_of(each)) is not None]
+            decided = [decision.basis for tuner in tuners for decision in tuner.decisions.values()]
+            measured_at = number if decided and set(decided) == {"measured"} else 0
+    last = slice(max(min(UNTIMED_STEPS, steps - 1), 2 * steps // 3), None)
     return {
-        "first_s": first_s,
-        "steady_ms": statistics.median(steady_ms),
-        "host_ms": statistics.median(host_ms),
+        "first_s": ends_s[1],
+        "early_s": ends_s[min(EARLY_STEP, steps)],
+        "all_s": ends_s[-1],
+        "steady_ms": statistics.median(step_ms[last]),
+        "host_ms": statistics.median(host_ms[last]),
+        "measured_at": measured_at,
         "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if size.device != "cpu" else 0.0,
         "losses": [float(loss) for loss in losses],
     }
@@ -129,6 +131,7 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("operation", choices=OPERATIONS)
     parser.add_argument("way", choices=WAYS)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--rehearse", action="store_true")
     given = parser.parse_args(words)
     if given.way != "stock":
@@ -139,7 +142,7 @@ def main(words: list[str] | None = None) -> int:
             stack.enter_context(pretended_cuda())
             stack.enter_context(fa.rehearsal("H200", REHEARSED_US))
         timings = stack.enter_context(noting_timings())
-        found = measured(given.operation, size)
+        found = measured(given.operation, size, given.steps)
         print(json.dumps({**found, "timings_ms": timings, "chosen": chosen(), "tuning": spent()}))
     return 0
 

@@ -1,9 +1,11 @@
 """Other people's packages under `install()`: `python -m calibration third-party [OPERATION …]`, and `--list [PACKAGE …]`.
 
-With operations of flash-linear-attention, by default all: each runs in three processes with empty caches, tuned by Triton,
-untuned (each key's first config), and under `install()`. Printed are the seconds of the first step, the milliseconds of a
-later step and of the host's part of it, the most memory, the time of what ours chose over the best by Triton's own clock
-(geometric mean over keys, and worst), and of a model in training its last loss, and how far at most a loss is from stock's.
+With operations of flash-linear-attention, by default all: each runs in processes with empty caches, tuned by Triton,
+untuned (each key's first config), under `install()`, in mode online, and warmed (decided before; then `warm` fills an empty
+cache of Triton's). Printed are the seconds until the ends of the first step, of step 20 and of the last, the milliseconds of
+a step in the last third and of the host's part of it, the step by which every key was measured, the most memory, the time of
+what ours chose over the best by Triton's own clock (geometric mean over keys, and worst), and of a model in training its
+last loss, and how far at most a loss is from stock's.
 This needs a GPU; --rehearse tries the same without one, at small sizes, and its times mean nothing.
 
 With --list no GPU is needed: each package's modules are imported, and its tuners are counted: those that are decided here,
@@ -16,27 +18,30 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import math
 import os
+import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from forecast_autotune.cli.output import print_json, print_table
 
-from ..paths import REPOSITORY
-from .steps import WAYS
+from ..answers import Kept, answer_of
+from ..command import positive
+from .steps import STEPS, WAYS
 
 PACKAGES = ("fla", "liger_kernel", "flag_gems", "torchao", "unsloth", "vllm", "sglang")
-LIMIT_S = 600.0  # of one process
-OURS = {"untuned": {"FORECAST_AUTOTUNE_MODE": "first"}, "stock": {}}
+WAYS_BY_DEFAULT = "stock,untuned,ours"
+OF_BUDGET = ("ours", "online", "warmed")
+MODES = {"untuned": {"FORECAST_AUTOTUNE_MODE": "first"}, "online": {"FORECAST_AUTOTUNE_MODE": "online"}}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -50,8 +55,9 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="OPERATION|PACKAGE", help=f"of {', '.join(OPERATIONS)}")
     parser.add_argument("--list", action="store_true", help=f"list tuners; of {', '.join(PACKAGES)} or what is named")
-    parser.add_argument("--ways", default=",".join(WAYS), help="some of them (default: %(default)s)")
+    parser.add_argument("--ways", default=WAYS_BY_DEFAULT, help=f"of {', '.join(WAYS)} (default: %(default)s)")
     parser.add_argument("--budget", default="8", metavar="B", help="as FORECAST_AUTOTUNE_BUDGET (default: 8)")
+    parser.add_argument("--steps", type=positive, default=STEPS, metavar="N", help="of each (default: %(default)s)")
     parser.add_argument("--rehearse", action="store_true", help="without a GPU; the times mean nothing")
     parser.add_argument(
         "--keep", type=Path, metavar="FILE", help="JSON lines, written as they come; a later run goes on"
@@ -83,7 +89,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as err:
         print(f"third-party: --keep {given.keep}: {err}", file=sys.stderr)
         return 2
-    return run_operations(operations, ways, given.budget, kept, rehearse=given.rehearse, as_json=given.json)
+    how = Run(budget=given.budget, steps=given.steps, rehearse=given.rehearse)
+    return run_operations(operations, ways, how, kept, as_json=given.json)
 
 
 def _has_gpu() -> bool:
@@ -95,40 +102,34 @@ def _has_gpu() -> bool:
 # Steps ------------------------------------------------------------------------------------------------------------------
 
 
-FIGURES = ("first step s", "step ms", "host ms", "peak MiB", "keys", "over best", "worst", "last loss", "from stock's")
+FIGURES = (
+    "first step s", "20 steps s", "all s", "step ms", "host ms", "measured at", "peak MiB", "keys", "over best", "worst",
+    "last loss", "from stock's",
+)  # fmt: skip
 
 
-class Kept:
-    """Answers, in a file of JSON lines if one is named."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What all operations and ways have in common."""
 
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
-        lines = file.read_text().splitlines() if file is not None and file.exists() else []
-        self._found: dict[tuple[str, ...], dict[str, Any]] = {
-            tuple(line["asked"]): line["found"] for line in map(json.loads, lines)
-        }
+    budget: str
+    steps: int
+    rehearse: bool
 
-    def answer(self, asked: tuple[str, ...], ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What was found before, else what is found now; what names a problem is asked for again the next time."""
-        if asked not in self._found:
-            self._found[asked] = ask()
-            if self._file is not None and "problem" not in self._found[asked]:
-                with self._file.open("a") as file:
-                    file.write(json.dumps({"asked": asked, "found": self._found[asked]}) + "\n")
-        return self._found[asked]
+    def asked(self, operation: str, way: str) -> tuple[str, ...]:
+        """What an answer is kept under."""
+        steps = () if self.steps == STEPS else (str(self.steps),)
+        return operation, way, self.budget if way in OF_BUDGET else "", "rehearsed" if self.rehearse else "", *steps
 
 
-def run_operations(
-    operations: Sequence[str], ways: Sequence[str], budget: str, kept: Kept, *, rehearse: bool, as_json: bool
-) -> int:
+def run_operations(operations: Sequence[str], ways: Sequence[str], how: Run, kept: Kept, *, as_json: bool) -> int:
     """Each operation in each way, a row for each pair as it is done."""
     failed, everything = False, []
     rows: list[tuple[str, ...]] = []
     for operation in operations:
         found: dict[str, Any] = {}
         for way in ways:
-            asked = (operation, way, budget if way == "ours" else "", "rehearsed" if rehearse else "")
-            found[way] = kept.answer(asked, partial(run_step, operation, way, budget, rehearse=rehearse))
+            found[way] = kept.answer(how.asked(operation, way), partial(run_step, operation, way, how))
             failed = failed or "problem" in found[way]
             rows.append((operation, way, *_figures_of(found[way], found.get("stock", {}))))
             print(" ".join(rows[-1]), file=sys.stderr, flush=True)
@@ -144,7 +145,8 @@ def _figures_of(found: Mapping[str, Any], stock: Mapping[str, Any]) -> tuple[str
     if "problem" in found:
         return found["problem"], *[""] * (len(FIGURES) - 1)
     ratios = list(over_best(stock, found).values()) if found is not stock else []
-    figures = [f"{found[name]:.3g}" for name in ("first_s", "steady_ms", "host_ms")]
+    figures = [f"{found[name]:.3g}" for name in ("first_s", "early_s", "all_s", "steady_ms", "host_ms")]
+    figures.append(str(found["measured_at"] or "-"))
     keys = str(len(found["timings_ms"] if found is stock else found["chosen"]))
     mean = f"{math.exp(statistics.fmean(map(math.log, ratios))):.4f}" if ratios else ""
     worst = f"{max(ratios):.3f}" if ratios else ""
@@ -158,19 +160,33 @@ def _figures_of(found: Mapping[str, Any], stock: Mapping[str, Any]) -> tuple[str
     return *figures, f"{found['peak_mib']:.0f}", keys, mean, worst, loss, apart
 
 
-def run_step(operation: str, way: str, budget: str, *, rehearse: bool) -> dict[str, Any]:
+def run_step(operation: str, way: str, how: Run) -> dict[str, Any]:
     """What `steps` answers in a process with empty caches; `problem` where it did not."""
-    command = [sys.executable, "-m", "calibration.third_party.steps", operation, way, *["--rehearse"] * rehearse]
+    command = [sys.executable, "-m", "calibration.third_party.steps", operation, way, "--steps", str(how.steps)]
+    command += ["--rehearse"] * how.rehearse
     with tempfile.TemporaryDirectory() as folder:
+        cache = os.path.join(folder, "triton")
         environment = {
             **{
                 name: value for name, value in os.environ.items() if not name.startswith(("FORECAST_AUTOTUNE_", "FLA_"))
             },
             "FORECAST_AUTOTUNE_DIR": folder,
-            "TRITON_CACHE_DIR": os.path.join(folder, "triton"),
-            **OURS.get(way, {"FORECAST_AUTOTUNE_BUDGET": budget}),
+            "TRITON_CACHE_DIR": cache,
+            **MODES.get(way, {}),
+            **({"FORECAST_AUTOTUNE_BUDGET": how.budget} if way in OF_BUDGET else {}),
         }
-        return answer_of(command, environment)
+        if way != "warmed":
+            return answer_of(command, environment)
+        decided = answer_of(command, environment)
+        if "problem" in decided:
+            return decided
+        shutil.rmtree(cache)
+        warm = [sys.executable, "-m", "forecast_autotune", "warm", "--json", *["--hardware", "H200"] * how.rehearse]
+        began = time.perf_counter()
+        warmed: Any = answer_of(warm, environment)
+        warm_s = time.perf_counter() - began
+        results = Counter(row["result"] for row in warmed) if isinstance(warmed, list) else warmed
+        return {**answer_of(command, environment), "warm_s": warm_s, "warmed": results}
 
 
 def over_best(stock: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, float]:
@@ -228,21 +244,6 @@ def _row_of(found: Mapping[str, Any]) -> tuple[str, ...]:
     own = sum(not tuner["tuner"].startswith("triton.") for tuner in tuners)
     counts = (len(tuners), own, reached, len(tuners) - reached, found["modules"], len(found["missing"]))
     return found["package"], found["version"], *map(str, counts)
-
-
-def answer_of(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The last line that a process prints, as JSON; else `problem`, with the last line of its errors."""
-    paths = [str(REPOSITORY), environment.get("PYTHONPATH", "")]
-    environment = {**environment, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
-        answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        return {"problem": f"it took more than {LIMIT_S:.0f} s"}
-    except (IndexError, ValueError):
-        told = done.stderr.strip().splitlines() or [f"exit code {done.returncode}, and not a word"]
-        return {"problem": told[-1][:200]}
-    return answer
 
 
 if __name__ == "__main__":

@@ -126,6 +126,9 @@ def close_box(box: Box, kept: Sequence[int]) -> None:
         writable=[box.folder],
         readable=[*_SYSTEM, *_SYSTEM_FACTS, *_libraries(), f"/proc/{os.getpid()}", "/proc/self", *box.readable],
         devices=[*_DEVICES, *(_gpu_devices() if box.gpu else ())],
+        rewritable=["/proc/self/task"]
+        if box.gpu
+        else [],  # the CUDA driver names its threads there, or it does not start
     )
     system_calls.restrict_calls(may_start=box.may_start, unix_sockets=box.gpu)
 
@@ -196,7 +199,7 @@ def start_cuda(device: object) -> None:
     """Have CUDA start within the box that was closed around this process.
 
     Raises:
-        SystemLacksError: it does not. On an H200 it does not either, see `program_search/README.md`.
+        SystemLacksError: it does not.
     """
     import torch
 

@@ -13,7 +13,7 @@ _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """What seccomp calls each machine, and its column in `_NUMBERS`."""
 
 _TABLE = """
-acct:163:89 add_key:248:217 adjtimex:159:171 bind:49:200 bpf:321:280 capset:126:91 chmod:90:-1
+accept:43:202 accept4:288:242 acct:163:89 add_key:248:217 adjtimex:159:171 bind:49:200 bpf:321:280 capset:126:91 chmod:90:-1
 chown:92:-1 chroot:161:51 clock_adjtime:305:266 clock_settime:227:112 clone:56:220 clone3:435:435
 connect:42:203 delete_module:176:106 execve:59:221 execveat:322:281 fanotify_init:300:262
 fchmod:91:52 fchmodat:268:53 fchmodat2:452:452 fchown:93:55 fchownat:260:54 finit_module:313:273
@@ -54,7 +54,7 @@ _PR_SET_MM, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 35, 36, 38
 
 _CLOSED = """
 ptrace process_vm_readv process_vm_writev process_madvise process_mrelease kcmp pidfd_getfd pidfd_send_signal userfaultfd
-connect bind listen io_uring_setup io_uring_enter io_uring_register
+connect accept accept4 bind listen io_uring_setup io_uring_enter io_uring_register
 unshare setns mount umount2 pivot_root chroot move_mount fsopen fsmount fsconfig fspick open_tree mount_setattr
 bpf perf_event_open keyctl add_key request_key seccomp personality fanotify_init inotify_add_watch syslog acct vhangup
 kexec_load kexec_file_load init_module finit_module delete_module iopl ioperm reboot swapon swapoff
@@ -68,6 +68,8 @@ setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr
 """
 """System calls that nothing in a box makes. Landlock knows nothing of modes, owners, times and attributes of files; and
 io_uring makes the others' calls where no filter sees them."""
+
+_LISTENING = ("bind", "listen")
 
 
 class SystemLacksError(Exception):
@@ -129,8 +131,8 @@ def drop_capabilities() -> None:
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on all machines
 _EXECUTE, _WRITE, _READ, _LIST = 1, 1 << 1, 1 << 2, 1 << 3
-_IOCTL = 1 << 15
-_OF_FILES = _EXECUTE | _WRITE | _READ | 1 << 14 | _IOCTL  # and truncating
+_TRUNCATE, _IOCTL = 1 << 14, 1 << 15
+_OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 _TCP = 3  # bind and connect, from version 4
 _SCOPES = 3  # abstract sockets and signals, from version 6
@@ -143,13 +145,16 @@ def landlock_version() -> int:
     return max(0, version)
 
 
-def restrict_files(*, writable: Sequence[str], readable: Sequence[str], devices: Sequence[str]) -> None:
+def restrict_files(
+    *, writable: Sequence[str], readable: Sequence[str], devices: Sequence[str], rewritable: Sequence[str] = ()
+) -> None:
     """Leave this process, for good, these places of the file system alone; and no TCP, where Landlock knows of that.
 
     Args:
         writable: folders in which anything may be done but starting programs.
         readable: files and folders to read, list and run; those that are missing are passed over.
         devices: files to read, write and control.
+        rewritable: folders whose files may be read and written; none is made or removed there.
     Raises:
         SystemLacksError: there is no Landlock.
     """
@@ -167,6 +172,7 @@ def restrict_files(*, writable: Sequence[str], readable: Sequence[str], devices:
             *((path, rights & ~_EXECUTE) for path in writable),
             *((path, _EXECUTE | _READ | _LIST) for path in readable),
             *((path, _READ | _WRITE | _IOCTL) for path in devices),
+            *((path, _READ | _LIST | _WRITE | _TRUNCATE) for path in rewritable),
         ]
         for path, allowed in places:
             try:
@@ -257,13 +263,15 @@ def restrict_calls(*, may_start: bool, unix_sockets: bool) -> None:
 
     Args:
         may_start: it may start programs. Otherwise it starts no process at all, and threads alone.
-        unix_sockets: it may make sockets of the machine's own, connected to nothing: the CUDA driver does.
+        unix_sockets: it may make sockets of the machine's own and listen, as the CUDA driver does; it connects to none and
+            accepts nobody.
     Raises:
         SystemLacksError: there is no seccomp, or not for this machine.
     """
     rules = _Filter(*machine())
     for name in _CLOSED.split():
-        rules.refuse(name)
+        if not (unix_sockets and name in _LISTENING):
+            rules.refuse(name)
     rules.only("prlimit64", 0, [0])
     rules.only("sched_setaffinity", 0, [0, os.getpid()])
     rules.only("sendto", 4, [0])  # to an address

@@ -21,8 +21,9 @@ ROOMS = {
     "evaluate": ("fit",),
     "report": ("evaluate",),
     "third_party": ("record",),
+    "torch_compile": (),
 }  # which others each may import
-PRIVATE = {"_subclasses", "_pytree"}  # modules of torch that have no public name
+PRIVATE = {"_inductor", "_pytree", "_subclasses"}  # modules of torch that have no public name
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -281,7 +281,7 @@ def _chosen_of(
 def shortlist(
     candidates: Candidates | RenderedCandidates, forecasts: Sequence[Forecast | Abstention], most: float
 ) -> list[Config]:
-    """The externs, the first candidate beside them, and the best by the forecasts, `most` configs beside the externs.
+    """The externs and the best by the forecasts, `most` configs beside the externs; without externs the first is among them.
 
     Where nothing is forecast, they are the first that Inductor lists.
     """
@@ -289,7 +289,7 @@ def shortlist(
     others = [config for config in space if config not in set(externs)]
     promise = promises(space, forecasts)
     ranked = sorted(others, key=lambda config: -promise[config])
-    chosen = dict.fromkeys([*externs, *others[:1], *ranked])
+    chosen = dict.fromkeys([*externs, *([] if externs else others[:1]), *ranked])
     return list(chosen)[: len(externs) + int(min(most, len(others)))]
 
 

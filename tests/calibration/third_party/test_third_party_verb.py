@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from calibration import answers
 from calibration.third_party import verb
 from calibration.third_party.package_tuners import import_module, modules_of
 
@@ -77,11 +78,11 @@ def test_what_was_answered_is_kept_and_what_failed_is_asked_again(tmp_path: Path
     asked: list[str] = []
 
     def answer(of: str, found: dict[str, object]) -> dict[str, object]:
-        return verb.Kept(file).answer((of, "ours"), lambda: asked.append(of) or found)
+        return answers.Kept(file).answer((of, "ours"), lambda: asked.append(of) or found)
 
     assert answer("swiglu", {"first_s": 1.0}) == answer("swiglu", {"first_s": 2.0}) == {"first_s": 1.0}
     assert answer("gated_norm", {"problem": "no GPU"}) != answer("gated_norm", {"first_s": 3.0})
     assert asked == ["swiglu", "gated_norm", "gated_norm"]
     file.write_text("half a li")
     with pytest.raises(ValueError, match="Expecting value"):
-        verb.Kept(file)
+        answers.Kept(file)

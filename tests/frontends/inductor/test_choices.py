@@ -38,9 +38,7 @@ pytestmark = [  # torch's own
 
 
 @pytest.mark.parametrize(("text", "budget"), [("2", 2), ("4", 4), ("30s", 4), ("1%", 7)])
-def test_the_library_the_first_and_the_best_forecasts_are_timed(
-    timed: Timed, monkeypatch: Any, text: str, budget: int
-) -> None:
+def test_the_library_and_the_best_forecasts_are_timed(timed: Timed, monkeypatch: Any, text: str, budget: int) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", text)
     product()
     (listed,) = timed.lists
@@ -113,9 +111,10 @@ def test_a_library_is_charged_for_the_epilogue_that_a_template_takes_in(timed: T
 def test_the_decision_of_the_first_rank_is_taken(timed: Timed, monkeypatch: Any) -> None:
     picked: list[Any] = []
 
-    def theirs(job: Any, _how: Any, _store: Any, decision: Any) -> Any:
-        others = [config for config in job.space if str(config.knobs["template"]) == "mm"]
-        return replace(decision, config=others[0])
+    def theirs(_job: Any, _how: Any, _store: Any, decision: Any) -> Any:
+        (chosen,) = choices.narrowing._known.values()
+        others = [config for config in chosen.parameters if str(config.knobs["template"]) == "mm"]
+        return replace(decision, config=others[-1])
 
     monkeypatch.setattr(narrowing, "keep_decision", theirs)
     monkeypatch.setattr(narrowing, "ranks_decide", lambda _: True)

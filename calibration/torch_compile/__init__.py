@@ -1,0 +1,1 @@
+"""torch.compile with Inductor's candidates narrowed by forecasts, beside torch.compile as it is."""

@@ -1,0 +1,75 @@
+"""What a box for a GPU leaves open beside any other's: what NVIDIA's driver does as it starts, and no more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune.processes.box import lacking
+
+pytestmark = pytest.mark.skipif(bool(lacking()), reason=f"no box here: {lacking()}")
+
+PROGRAM = """
+import json, os, socket, sys, threading
+from forecast_autotune.processes.box import Box, close_box
+
+folder, outside, gpu = sys.argv[1:]
+parent = os.getppid()
+close_box(Box(folder=folder, gpu=gpu == "gpu"), [])
+held = []
+
+def named(path):
+    with open(path, "w") as file:
+        file.write("a name")
+
+def listening(address):
+    held.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    held[-1].bind(address)
+    held[-1].listen()
+    held[-1].setblocking(False)
+
+def connected(address):
+    socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(address)
+
+acts = {
+    "names its thread": lambda: named(f"/proc/self/task/{threading.get_native_id()}/comm"),
+    "listens": lambda: listening(f"\\0cuda-uvmfd-{os.getpid()}"),
+    "listens outside": lambda: listening(outside + "/socket"),
+    "accepts": lambda: held[0].accept(),
+    "connects to itself": lambda: connected(held[0].getsockname()),
+    "connects to the machine": lambda: socket.socket().connect(("127.0.0.1", 80)),
+    "names another's thread": lambda: named(f"/proc/{parent}/task/{parent}/comm"),
+    "makes a file": lambda: named("/proc/self/task/mine"),
+    "writes outside": lambda: named(outside + "/file"),
+}
+done = {}
+for name, act in acts.items():
+    try:
+        act()
+        done[name] = "done"
+    except Exception as err:
+        done[name] = type(err).__name__
+print(json.dumps(done))
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_gpus_box_lets_the_driver_start_and_nobody_out(device: str, tmp_path: Path) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    words = [sys.executable, "-c", PROGRAM, str(inside), str(outside), device]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    done = json.loads(ran.stdout)
+    opened = {name for name, how in done.items() if how == "done"}
+    assert opened == ({"names its thread", "listens"} if device == "gpu" else set())
+    wanted = ("listens outside", "connects to the machine", "names another's thread", "writes outside")
+    assert {done[name] for name in wanted} == {"PermissionError"}
+    if device == "gpu":
+        assert done["accepts"] == done["connects to itself"] == "PermissionError"
+    assert not list(outside.iterdir())
