@@ -162,8 +162,8 @@ def _figures_of(found: Mapping[str, Any], stock: Mapping[str, Any]) -> tuple[str
 
 def run_step(operation: str, way: str, how: Run) -> dict[str, Any]:
     """What `steps` answers in a process with empty caches; `problem` where it did not."""
-    command = [sys.executable, "-m", "calibration.third_party.steps", operation, way, "--steps", str(how.steps)]
-    command += ["--rehearse"] * how.rehearse
+    command = [sys.executable, "-m", "calibration.third_party.steps", operation, way, *["--rehearse"] * how.rehearse]
+    all_steps = [*command, "--steps", str(how.steps)]
     with tempfile.TemporaryDirectory() as folder:
         cache = os.path.join(folder, "triton")
         environment = {
@@ -176,8 +176,8 @@ def run_step(operation: str, way: str, how: Run) -> dict[str, Any]:
             **({"FORECAST_AUTOTUNE_BUDGET": how.budget} if way in OF_BUDGET else {}),
         }
         if way != "warmed":
-            return answer_of(command, environment)
-        decided = answer_of(command, environment)
+            return answer_of(all_steps, environment)
+        decided = answer_of([*command, "--steps", "1"], environment)
         if "problem" in decided:
             return decided
         shutil.rmtree(cache)
@@ -186,7 +186,7 @@ def run_step(operation: str, way: str, how: Run) -> dict[str, Any]:
         warmed: Any = answer_of(warm, environment)
         warm_s = time.perf_counter() - began
         results = Counter(row["result"] for row in warmed) if isinstance(warmed, list) else warmed
-        return {**answer_of(command, environment), "warm_s": warm_s, "warmed": results}
+        return {**answer_of(all_steps, environment), "warm_s": warm_s, "warmed": results}
 
 
 def over_best(stock: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, float]:

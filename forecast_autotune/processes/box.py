@@ -110,7 +110,7 @@ def close_box(box: Box, kept: Sequence[int]) -> None:
         raise SystemLacksError("a process of one thread to begin with: a library has started others")
     _close_descriptors(kept)
     if box.may_start:
-        _bound_processes(box.folder)
+        _bound_processes(box.folder, own_proc=box.gpu)
     system_calls.gain_no_privileges()
     system_calls.drop_capabilities()
     _limit(box)
@@ -267,12 +267,15 @@ def _gpu_devices() -> list[str]:
 # Processes -----------------------------------------------------------------------------------------------------------
 
 
-def _bound_processes(folder: str) -> None:
+def _bound_processes(folder: str, *, own_proc: bool) -> None:
     """Bound how many processes this one can come to, keep it from others', and make sure that all end with it.
 
     In a process-id namespace where one may be had: it holds so many ids and no more (Linux 6.14); its first process is
     killed from outside when there are too many, and takes every other with it, however fast they fork; nothing in it can
     name a process outside. Elsewhere by the user's limit of processes, which root ignores: root becomes another user.
+
+    Args:
+        own_proc: in a namespace, /proc shows that one's processes: libraries look there for threads by their number in it.
 
     Raises:
         SystemLacksError: there is no way to.
@@ -305,6 +308,8 @@ def _bound_processes(folder: str) -> None:
     os.write(write, b"1" if _limit_ids() else b"0")
     os.close(read)
     os.close(write)
+    if own_proc:
+        system_calls.mount_own_proc()
     if second := os.fork():  # the first of a namespace ignores most signals, so that it is no place for a candidate
         _end_as(os.waitpid(second, 0)[1])
     signal_at_death_of_parent(signal.SIGKILL)

@@ -49,6 +49,7 @@ _ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _CLONE_THREAD = 0x00010000
 _AF_UNIX, _SOCK_STREAM, _SOCK_SEQPACKET, _KINDS_OF_SOCKET = 1, 1, 5, 0xF
 _NEW_NAMESPACES = 0x7E020000  # flags of clone
+_NEW_MOUNTS, _RECURSIVE_PRIVATE, _NO_SUID_DEV_EXEC = 0x00020000, 0x44000, 0xE  # of unshare and mount
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
 _PR_SET_MM, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 35, 36, 38
 
@@ -125,6 +126,17 @@ def drop_capabilities() -> None:
     header = struct.pack("Ii", 0x20080522, 0)  # version 3, this process
     if _libc().capset(header, struct.pack("6I", *[0] * 6)):
         raise OSError(ctypes.get_errno(), "capabilities cannot be given up")
+
+
+def mount_own_proc() -> None:
+    """Have /proc show the process-id namespace of this process, for it and its children alone.
+
+    Nothing is changed where that is refused, as by a container that masks parts of its /proc.
+    """
+    libc = _libc()
+    if libc.unshare(_NEW_MOUNTS) or libc.mount(b"none", b"/", None, ctypes.c_ulong(_RECURSIVE_PRIVATE), None):
+        return
+    libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(_NO_SUID_DEV_EXEC), None)
 
 
 # Landlock ------------------------------------------------------------------------------------------------------------
