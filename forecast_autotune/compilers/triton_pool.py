@@ -281,8 +281,11 @@ class _Compiler:
         return Built(cost_s=cost_s, error=error, stage=stage, crashed=by_itself, transient=not by_itself)
 
     def close(self) -> None:
+        """End the worker; once more does nothing, for the log's number may be another file's by then."""
         self.worker.close()
-        os.close(self._log)
+        log, self._log = self._log, -1
+        if log >= 0:
+            os.close(log)
 
 
 def current_setup() -> Setup | None:

@@ -18,6 +18,7 @@ from typing import Any
 from ..core.outcome import Evidence
 from ..processes.channel import Channel, Message
 from ..processes.endings import blames_the_machine
+from ..processes.machine import give_way
 from ..processes.serving import redirect_output
 
 
@@ -89,7 +90,8 @@ class Built:
 def serve_tasks(channel: Channel, request: Message) -> None:
     """Serve tasks until the caller is gone. Runs in a worker."""
     redirect_output(channel.files[0])
-    os.nice(request["nice"])
+    if request["nice"]:
+        give_way(request["nice"])
     use_knobs(request["knobs"])
     channel.send({"ready": True})
     while True:

@@ -22,7 +22,7 @@ class Allowance:
         """Start at nothing: in a new account, and in the child of a fork, which launches its own kernels."""
         self._lock = threading.Lock()
         self.kernels_us = 0.0
-        """Time in tuned kernels whose key was not decided yet."""
+        """Time in tuned kernels whose key was not decided yet, of the calls that took a turn."""
         self.explored_us = 0.0
         """Time that candidates took longer than what would have run, loading them included."""
         self.saved_us = 0.0

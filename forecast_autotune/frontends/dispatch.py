@@ -288,6 +288,7 @@ class Dispatcher:
             load=learnable.load,
             expected=thrifty.expected,
             waiting=at_work.left,
+            on_wanted=self._forget_shortcuts,
         )
 
         def decide() -> None:
@@ -307,6 +308,7 @@ class Dispatcher:
                 self._stored[key] = TuningKey.of(job), job.space.default, weakref.ref(store)
                 entry.launcher, entry.measured = learnable.launcher(decision.config), not is_unmeasured(decision)
                 entry.provisional = entry.learning = None
+                self._door.forget_shortcuts()
             with show_progress(self._door.name) as watched:
                 if watched is not None:
                     here = calls.measured > 0
@@ -314,6 +316,10 @@ class Dispatcher:
             learnable.decided(decision, store, seconds=time.perf_counter() - began)
 
         return Learning(calls, learnable.launcher, learnable.compared, decide)
+
+    def _forget_shortcuts(self) -> None:
+        with self.table.lock:
+            self._door.forget_shortcuts()
 
     def settle(self, entry: Entry) -> None:
         """Have calls of a key that is learned no more run the best known, until it is decided by measuring."""

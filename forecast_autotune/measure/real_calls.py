@@ -152,6 +152,7 @@ class RealCalls:
         expected: a candidate's expected time as a multiple of the default's; None where nobody says.
         seed: of the draws.
         waiting: held while `measure` waits for calls.
+        on_wanted: told when calls are to ask for turns again: one has something to tell, or all is over.
     """
 
     repeatable = True
@@ -169,6 +170,7 @@ class RealCalls:
         expected: Callable[[Config], float | None] = lambda _: None,
         seed: int = 0,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+        on_wanted: Callable[[], None] = lambda: None,
     ) -> None:
         self.incumbent = incumbent
         self.measured = 0
@@ -186,6 +188,7 @@ class RealCalls:
         self._expected = expected
         self._random = random.Random(seed)
         self._waiting = waiting
+        self._on_wanted = on_wanted
         self._levels_us: dict[Config, float] = {}  # of configs that are measured, on the scale of the run
         self._first_us: list[float] = []  # of the first incumbent, until its level is known
         self._last_us = math.nan  # the incumbent's newest time
@@ -221,8 +224,10 @@ class RealCalls:
             except Exception as err:  # its first call says whether the config is to blame
                 log.debug("%s is not loaded ahead: %s", config, err)
         began = time.perf_counter()
-        with self._waiting(), self._changed:
+        with self._lock:
             self._trial = trial
+        self._on_wanted()
+        with self._waiting(), self._changed:
             try:
                 while trial.outcome is None:
                     if self.over:
@@ -257,6 +262,7 @@ class RealCalls:
             for stream in list(self._open):
                 self._drop(stream)
             self._changed.notify_all()
+        self._on_wanted()
 
     def after_fork_in_child(self) -> None:
         """Learn nothing more: the thread that asked is the parent's, and so are the events."""
@@ -272,6 +278,18 @@ class RealCalls:
         return self._met or self.over
 
     # Calls ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the next calls tell something: else they may run the incumbent without a turn, which takes the host less.
+
+        What exploring may cost is reckoned by calls with a turn alone.
+        """
+        with self._lock:
+            if self.over:
+                return False
+            known = self._met and self.incumbent in self._levels_us
+            return not known or self._trial is not None or bool(self._pending or self._open)
 
     def turn(self, stream: Hashable = 0) -> Turn:
         """What a call runs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import site
 import sys
@@ -58,6 +59,7 @@ _KEPT = (
 )
 """Variables of the environment that compilers and libraries are found by; everything else stays outside."""
 
+_COMPILERS = ("gcc", "g++", "cc", "c++", "clang", "clang++", "ld", "as", "ninja", "nvcc")
 _NOBODY = 65534
 _MOST_PROCESSES = 256  # that a box may hold: a compiler's pipeline takes a dozen
 _MOST_IDS = 450  # of a namespace; threads take one each, and the kernel sets 300 aside
@@ -255,7 +257,16 @@ def _libraries() -> tuple[str, ...]:
             places.add(str(Path(file).parent.parent))
     if cuda := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
         places.add(cuda)
+    places |= _compilers()
     return tuple(sorted(str(p) for p in places if str(Path(p).resolve()) not in ("/", str(Path.home()))))
+
+
+def _compilers() -> set[str]:
+    """Where the compilers lie that a build finds, and what belongs to them: all under the same folder."""
+    named = (os.environ.get("CC"), os.environ.get("CXX"), *_COMPILERS)
+    found = [Path(path) for name in named if name and (path := shutil.which(name))]
+    folders = {each.parent for path in found for each in (path, path.resolve())}
+    return {str(folder.parent if folder.name == "bin" else folder) for folder in folders}
 
 
 def _gpu_devices() -> list[str]:

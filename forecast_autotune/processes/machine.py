@@ -1,4 +1,4 @@
-"""What of this machine is ours to use: cores, memory, and how many ranks of a job share them."""
+"""What of this machine is ours to use: cores, memory, and how many ranks of a job share them; and giving way to others."""
 
 from __future__ import annotations
 
@@ -66,3 +66,15 @@ def own_bytes(pid: int) -> int:
     except OSError:
         return 0
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "VmSwap:")))
+
+
+def give_way(nice: int) -> None:
+    """Have this process give way to others for the CPU by so much niceness.
+
+    Linux may share the CPU among sessions first (autogroup, sched(7)); niceness then counts within a session alone. So a
+    process that leads one has it give way as a whole.
+    """
+    os.nice(nice)
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):  # there are no such groups
+            Path("/proc/self/autogroup").write_text(str(nice))

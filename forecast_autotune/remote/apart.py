@@ -20,6 +20,7 @@ from ..processes.endings import (
     WorkerTimeoutError,
 )
 from ..processes.fork_server import ForkServer
+from ..processes.machine import give_way
 from ..settings import PackUrl, RemoteStore
 from ..store import encoding
 from ..store.sqlite import SqliteStore
@@ -109,7 +110,7 @@ class ExchangeApart:
 
 def exchange(channel: Channel, request: Mapping[str, Any]) -> None:
     """Do what is asked until the caller hangs up; a worker's job."""
-    os.nice(NICENESS)
+    give_way(NICENESS)
     complaints: list[str] = []
     done_by = _exchange_of(request, complaints.append)
     channel.send({"ready": True})

@@ -78,3 +78,24 @@ def test_a_gpus_box_lets_the_driver_start_and_nobody_out(device: str, starts: st
     if device == "gpu":
         assert done["accepts"] == done["connects to itself"] == "PermissionError"
     assert not list(outside.iterdir())
+
+
+@pytest.mark.skipif(bool(lacking(may_start=True)), reason=f"no box that may start programs: {lacking(may_start=True)}")
+def test_a_compiler_that_lies_elsewhere_is_found_and_what_belongs_to_it(tmp_path: Path) -> None:
+    inside, compiler = tmp_path / "inside", tmp_path / "opt" / "bin" / "gcc"
+    inside.mkdir()
+    compiler.parent.mkdir(parents=True)
+    (tmp_path / "opt" / "part").write_text("what it reads")
+    (tmp_path / "private").write_text("what nobody should")
+    compiler.write_text("#!/bin/sh\ncat $(dirname $0)/../part")
+    compiler.chmod(0o755)
+    program = f"""
+import subprocess, sys
+from forecast_autotune.processes.box import Box, close_box
+close_box(Box(folder={str(inside)!r}, may_start=True), [])
+for words in (["gcc"], ["cat", {str(tmp_path / "private")!r}]):
+    print(subprocess.run(words, capture_output=True, text=True).stdout)
+"""
+    environment = {"PATH": f"{compiler.parent}:/usr/bin:/bin"}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert ran.stdout.split("\n") == ["what it reads", "", ""], ran.stderr

@@ -252,7 +252,12 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             if entry is None or entry.learning is None:
                 entry = self.dispatcher.entry(key, (args, kwargs))
             if entry.learning is not None:
-                return self._launch_in_turn(key, entry, args, kwargs)
+                result = self._launch_in_turn(key, entry, args, kwargs)
+                with table.lock:
+                    learning = entry.learning
+                    if learning is not None and table.peek(key) is entry and not learning.calls.wanted:
+                        self._shortcuts.remember(learning.best(), call, args, kwargs)
+                return result
             config = entry.launcher
         self.best_config = config
         try:
