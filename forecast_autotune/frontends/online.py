@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import os
 import threading
@@ -213,6 +214,7 @@ class InBackground:
 class AtWork:
     """Held by the one thread of all that learn which works now; the others wait for compilers, for calls, or for it.
 
+    Of those that wait for it the one that began first is next, so that first keys are decided while later ones still wait.
     After work there is a pause, in which none works, so that all together take a `DUTY` of one core's time.
     """
 
@@ -221,8 +223,11 @@ class AtWork:
 
     def begin(self) -> None:
         """Held by nobody."""
-        self._lock = threading.Lock()
-        self._mine = threading.local()
+        self._changed = threading.Condition()
+        self._is_held = False
+        self._waiting: set[int] = set()
+        self._numbers = itertools.count()
+        self._mine = threading.local()  # `number`, and whether it is `held`
         self._since_s = self._ready_at = 0.0
         self.over = threading.Event()
 
@@ -230,8 +235,14 @@ class AtWork:
         """Wait until no other one works; nothing where this thread does already."""
         if getattr(self._mine, "held", False):
             return
-        self._lock.acquire()
-        self._mine.held = True
+        with self._changed:
+            if not hasattr(self._mine, "number"):
+                self._mine.number = next(self._numbers)
+            mine: int = self._mine.number
+            self._waiting.add(mine)
+            self._changed.wait_for(lambda: not self._is_held and mine == min(self._waiting))
+            self._waiting.remove(mine)
+            self._is_held = self._mine.held = True
         if (pause_s := self._ready_at - time.monotonic()) > 0:
             self.over.wait(pause_s)
         self._since_s = time.thread_time()
@@ -241,8 +252,9 @@ class AtWork:
         if getattr(self._mine, "held", False):
             worked_s = time.thread_time() - self._since_s
             self._ready_at = time.monotonic() + worked_s * (1 / DUTY - 1)
-            self._mine.held = False
-            self._lock.release()
+            with self._changed:
+                self._is_held = self._mine.held = False
+                self._changed.notify_all()
 
     def pause(self) -> None:
         """Let others work in the midst of work; nothing where this thread does not."""

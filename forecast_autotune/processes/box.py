@@ -123,7 +123,7 @@ def close_box(box: Box, kept: Sequence[int]) -> None:
             f"a folder that user {os.geteuid()} may use ({err}): let FORECAST_AUTOTUNE_DIR name one"
         ) from None
     os.umask(0o077)
-    os.environ.update(HOME=box.folder, TMPDIR=box.folder)
+    os.environ.update(HOME=box.folder, TMPDIR=box.folder, TRITON_CACHE_DIR=os.path.join(box.folder, "triton"))
     system_calls.restrict_files(
         writable=[box.folder],
         readable=[*_SYSTEM, *_SYSTEM_FACTS, *_libraries(), f"/proc/{os.getpid()}", "/proc/self", *box.readable],

@@ -369,3 +369,31 @@ def test_a_forked_child_goes_on_with_the_best_known() -> None:
                 os._exit(code)
         assert os.waitpid(pid, 0)[1] == 0
         call_until_decided(kernel)
+
+
+def test_of_keys_that_wait_for_work_the_first_is_next() -> None:
+    at_work, worked = online.AtWork(), []
+    began = [threading.Event() for _ in range(4)]
+
+    def work(number: int) -> None:
+        at_work.enter()
+        at_work.leave()  # its number is given
+        began[number].set()
+        gate.wait()
+        at_work.enter()
+        worked.append(number)
+        at_work.leave()
+
+    gate = threading.Event()
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread, event in zip(threads, began, strict=True):
+        thread.start()
+        assert event.wait(60)
+    at_work.enter()  # this thread's, the last
+    gate.set()
+    while len(at_work._waiting) < 4:
+        time.sleep(0.001)
+    at_work.leave()
+    for thread in threads:
+        thread.join(60)
+    assert worked == [0, 1, 2, 3]
