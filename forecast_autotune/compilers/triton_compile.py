@@ -49,7 +49,7 @@ class SourceCompiler:
         properties: the device's limits under Triton's names (`max_shared_mem`, `max_num_regs`, ...); those of the driver,
             or `hardware_sheets.device_properties`. A limit that is missing is not checked.
         timeout_s: how long a config may compile.
-        pool: whose workers; the process's own if not given.
+        pool: whose workers, without which nothing is compiled; the process's own if not given.
     """
 
     overlaps_timing = True  # it wants the CPU, timing the GPU
@@ -183,6 +183,8 @@ class SourceCompiler:
 
     def _without_workers(self, made: Source, err: WorkersUnavailableError) -> Result:
         global _warned
+        if self._pool is not None and self._pool.closed:  # the process ends, and nobody waits for this
+            return Failure(stage="compile", message=str(err), transient=True)
         if not _warned:
             _warned = True
             log.warning("%s: configs are compiled in this process, one after the other", err)

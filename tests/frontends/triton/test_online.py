@@ -104,9 +104,33 @@ def test_a_hit_keeps_its_generated_launch_code() -> None:
     kernel = tuned(mode="online")
     with playing():
         call_until_decided(kernel)
-        assert not kernel._launches
         call(kernel)
         assert kernel._launches
+
+
+def test_while_nothing_is_tried_calls_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(online, "QUIET_S", 1000.0)  # threads wait before they begin
+    monkeypatch.setattr(online, "MOST_QUIET_S", 1000.0)
+    kernel = tuned(mode="online")
+    with playing():
+        for _ in range(20):  # whose first ones tell how long the incumbent takes
+            call(kernel)
+        ((_, entry),) = kernel.dispatcher.table.items()
+        learning = entry.learning
+        assert not learning.calls.wanted
+        assert kernel._launches
+        turns = learning.calls._turns
+        call(kernel)
+        assert learning.calls._turns == turns
+        trial = threading.Thread(target=lambda: learning.calls.measure(learning.calls.incumbent))
+        trial.start()
+        until = time.monotonic() + 60
+        while trial.is_alive() and time.monotonic() < until:
+            call(kernel)
+        assert not trial.is_alive()
+        assert learning.calls._turns > turns
+        learning.calls.end()
+        assert not kernel._launches
 
 
 def test_no_tensor_of_a_call_is_kept_while_its_key_is_learned() -> None:
