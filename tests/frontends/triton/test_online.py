@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import subprocess
@@ -109,27 +110,27 @@ def test_a_hit_keeps_its_generated_launch_code() -> None:
 
 
 def test_while_nothing_is_tried_calls_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(online, "QUIET_S", 1000.0)  # threads wait before they begin
-    monkeypatch.setattr(online, "MOST_QUIET_S", 1000.0)
+    monkeypatch.setattr(online.learners, "start", lambda _: None)  # nothing is learned but what this test asks for
     kernel = tuned(mode="online")
     with playing():
         for _ in range(20):  # whose first ones tell how long the incumbent takes
             call(kernel)
         ((_, entry),) = kernel.dispatcher.table.items()
-        learning = entry.learning
-        assert not learning.calls.wanted
+        calls = entry.learning.calls
+        monkeypatch.setattr(calls, "_waiting", contextlib.nullcontext)
+        assert not calls.wanted
         assert kernel._launches
-        turns = learning.calls._turns
+        turns = calls._turns
         call(kernel)
-        assert learning.calls._turns == turns
-        trial = threading.Thread(target=lambda: learning.calls.measure(learning.calls.incumbent))
+        assert calls._turns == turns
+        trial = threading.Thread(target=lambda: calls.measure(calls.incumbent))
         trial.start()
         until = time.monotonic() + 60
         while trial.is_alive() and time.monotonic() < until:
             call(kernel)
         assert not trial.is_alive()
-        assert learning.calls._turns > turns
-        learning.calls.end()
+        assert calls._turns > turns
+        calls.end()
         assert not kernel._launches
 
 
