@@ -18,11 +18,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("kernel", ["softmax.variants", "rms_norm"])
-def test_a_kernel_of_the_suite_is_searched(kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [f"kernel_suite.{kernel}:VARIANTS", "--budget", "6", "--json", "--dir", str(tmp_path)]
-    code = cli.main(["search", *words])
+def test_a_kernel_of_the_suite_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = cli.main(
+        ["search", "kernel_suite.softmax.variants:VARIANTS", "--budget", "3", "--json", "--dir", str(tmp_path)]
+    )
     found, told = capsys.readouterr()
     assert code in (0, 1), told
-    result = json.loads(found)
-    assert result["measured"] == 6, told
+    assert json.loads(found)["measured"] == 3, told
