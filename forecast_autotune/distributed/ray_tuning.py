@@ -36,7 +36,7 @@ class _Product:
     """The tasks for all devices that are alike: each is done once, by any of them."""
 
     name: str
-    devices: set[Member] = field(default_factory=set)
+    devices: dict[Member, None] = field(default_factory=dict)  # a set in the order in which they came
     todo: deque[Value] = field(default_factory=deque)
     keys: deque[Value] = field(default_factory=deque)  # of a program, not yet in tasks
     tried: set[tuple[str, str]] = field(default_factory=set)  # keys that a program has had its second chance with
@@ -115,7 +115,7 @@ class TuningPlan:
                 tasks = [{"call": name} for name in chosen(list(member.what["calls"]), list(self._wanted))]
             self._products[digest] = _Product(name=str(member.what["name"]), todo=deque(tasks))
         product = self._products[digest]
-        product.devices.add(member)
+        product.devices[member] = None
         return product
 
     def told(self, member: Member, task: Value, value: Value) -> None:
@@ -172,7 +172,7 @@ class TuningPlan:
             self._helper_lost(member, task, how)
         else:
             self._again(member, task, how)
-        self._product(member).devices.discard(member)
+        self._product(member).devices.pop(member, None)
 
     def _again(self, member: Member, task: Value, how: str) -> None:
         self._open[member] = 0
