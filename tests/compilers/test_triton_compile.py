@@ -31,6 +31,7 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 from plain_calls import plain_call  # noqa: E402
+from running import is_running  # noqa: E402
 
 from forecast_autotune.compilers import (  # noqa: E402
     triton_compile,
@@ -381,21 +382,14 @@ def fake_ptxas(folder: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> Path:
         script.write_text(f'#!/bin/sh\ncase "$*" in *--version*) exec {path} --version;; esac\n{act}\n')
         script.chmod(0o755)
         monkeypatch.setenv(f"TRITON_{name.upper()}_PATH", str(script))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder / "cache"))  # another test may have compiled the same
     return folder
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
 def test_a_compile_that_takes_too_long_is_killed_with_the_tools_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_ptxas(tmp_path, monkeypatch, f"echo $$ > {tmp_path}/pid\nexec sleep 300")
+    fake_ptxas(tmp_path, monkeypatch, f"echo $$ > {tmp_path}/part\nmv {tmp_path}/part {tmp_path}/pid\nexec sleep 300")
     for timeout_s in (3.0, 9.0, 27.0):  # on a busy machine three seconds may be over before ptxas is called
         failure = only(compiler(scale, (half(900), 900), timeout_s=timeout_s).compile([Config({"BLOCK": 64})]))
         assert failure.stage == "timeout"
@@ -405,9 +399,9 @@ def test_a_compile_that_takes_too_long_is_killed_with_the_tools_it_started(
         if (tmp_path / "pid").exists():
             break
     deadline = time.monotonic() + 60
-    while alive(int((tmp_path / "pid").read_text())) and time.monotonic() < deadline:
+    while is_running(int((tmp_path / "pid").read_text())) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not alive(int((tmp_path / "pid").read_text()))
+    assert not is_running(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.parametrize(("signal_name", "block"), [("ABRT", 64), ("SEGV", 128), ("KILL", 256)])
@@ -426,10 +420,10 @@ def test_a_compiler_that_is_brought_down_takes_only_its_worker_along(
 
 
 def test_what_is_abandoned_is_killed_with_the_tools_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_ptxas(tmp_path, monkeypatch, f"echo $$ > {tmp_path}/pid\nexec sleep 300")
+    fake_ptxas(tmp_path, monkeypatch, f"echo $$ > {tmp_path}/part\nmv {tmp_path}/part {tmp_path}/pid\nexec sleep 300")
 
     def has_begun() -> float:
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        while not (tmp_path / "pid").exists():
             time.sleep(0.05)
         return 0.1
 
@@ -437,7 +431,7 @@ def test_what_is_abandoned_is_killed_with_the_tools_it_started(tmp_path: Path, m
     assert next(compiling, None) is None
     pid = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + 60
-    while alive(pid):
+    while is_running(pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     monkeypatch.undo()

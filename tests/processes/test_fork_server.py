@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import toy_jobs
+from running import is_running
 
 from forecast_autotune.measure.isolated import extension_trials
 from forecast_autotune.processes import endings, machine, worker
@@ -31,13 +32,6 @@ from forecast_autotune.processes.tools import run_tool
 from forecast_autotune.processes.worker import Worker
 
 PATH_OF_TESTS = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
@@ -198,7 +192,7 @@ def test_an_ended_fork_server_leaves_no_process(tmp_path: Path) -> None:
     with start_trial(tmp_path, server=own) as trial:
         pids = {own.pid, trial.pid}
     own.stop()
-    assert not [pid for pid in pids if pid and alive(pid)]
+    assert not [pid for pid in pids if pid and is_running(pid)]
 
 
 def test_no_answer_in_time_is_a_timeout() -> None:
@@ -282,14 +276,14 @@ def test_workers_that_end_in_the_same_moment_are_judged_each_for_itself(monkeypa
         os.kill(server.pid, signal.SIGSTOP)
         for ends in (candidate, build):
             ends.send({})
-            wait_until(lambda pid=ends.pid: not alive(pid))
+            wait_until(lambda pid=ends.pid: not is_running(pid))
         os.kill(server.pid, signal.SIGCONT)
         for ends in (candidate, build):
             ends.finish(60)
-        wait_until(lambda: not alive(left))
-        assert alive(stays)
+        wait_until(lambda: not is_running(left))
+        assert is_running(stays)
     server.stop()
-    assert alive(stays), "it serves other builds, too"
+    assert is_running(stays), "it serves other builds, too"
     os.kill(stays, signal.SIGKILL)
 
 
@@ -315,7 +309,7 @@ def test_a_hanging_worker_ends_with_a_killed_caller_that_had_forked() -> None:
         server, hanging, child = map(int, caller.stdout.readline().split())
         os.kill(server, signal.SIGSTOP)  # as whoever stopped all of this user's processes would have left it
         caller.kill()
-        wait_until(lambda: not alive(server) and not alive(hanging))
+        wait_until(lambda: not is_running(server) and not is_running(hanging))
         os.kill(child, signal.SIGKILL)
 
 
@@ -332,7 +326,7 @@ ForkServer("slow_import").start(extension_trials, {{}})
     with subprocess.Popen([sys.executable, "-c", program]) as caller:
         wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
         caller.kill()
-    wait_until(lambda: not alive(int((tmp_path / "pid").read_text())))
+    wait_until(lambda: not is_running(int((tmp_path / "pid").read_text())))
 
 
 def test_a_fork_of_a_caller_whose_lock_was_held_has_workers(tmp_path: Path) -> None:
@@ -427,4 +421,4 @@ def test_a_tool_that_runs_out_of_time_is_killed_with_what_it_started(tmp_path: P
             run_tool(["sh", "-c", script], limit_s)
         if (tmp_path / "pid").exists():
             break
-    wait_until(lambda: not alive(int((tmp_path / "pid").read_text())))
+    wait_until(lambda: not is_running(int((tmp_path / "pid").read_text())))

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
+from running import is_running
 
 from forecast_autotune.errors import WorkerError
 from forecast_autotune.processes.side_by_side import side_by_side
@@ -117,7 +118,7 @@ def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
     """Each of them waits for a task on a queue that they all hold open, and would wait for ever."""
     program = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
 from test_side_by_side import nap
 from forecast_autotune.processes.side_by_side import side_by_side
 if __name__ == "__main__":
@@ -131,12 +132,6 @@ if __name__ == "__main__":
         pids = {int(parent.stdout.readline()) for _ in range(2)}
         parent.kill()
     deadline = time.monotonic() + 60
-    while left := {pid for pid in pids if Path(f"/proc/{pid}/stat").exists() and not is_zombie(pid)}:
+    while left := set(filter(is_running, pids)):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
-
-
-def is_zombie(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    return True

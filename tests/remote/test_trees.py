@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 from contracts.store_contract import HARDWARE, SPACE, StoreContract, a_decision, a_job, a_measurement
 from fake_hub import fake_hub
 from faults.stores import in_child, told_by
+from http_server import LoopbackServer
 from s3_server import BUCKET, S3Server, s3_environment, s3_server
 
 from forecast_autotune.cli import main
@@ -146,7 +147,7 @@ def url(
         def log_message(self, *_: object) -> None:
             pass
 
-    web = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(shared)))
+    web = LoopbackServer(partial(Quiet, directory=str(shared)))
     thread = Thread(target=web.serve_forever, daemon=True)
     thread.start()
     yield f"file://{shared}", f"http://127.0.0.1:{web.server_port}"

@@ -9,13 +9,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from http_server import LoopbackServer
 
-class FakeHub(ThreadingHTTPServer):
+
+class FakeHub(LoopbackServer):
     """A repository's files, under one revision by two names; `asked` are the paths of all requests.
 
     Who brings `token` may write to it, but not to a commit.
@@ -24,7 +26,7 @@ class FakeHub(ThreadingHTTPServer):
     token = "hf_of_the_tests"  # noqa: S105  # nobody's
 
     def __init__(self, folder: Path, repository: str, revision: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Answers)
+        super().__init__(_Answers)
         self.folder, self.repository = folder, repository
         self.commit = hashlib.sha1(revision.encode(), usedforsecurity=False).hexdigest()
         self.revisions = (revision, self.commit)

@@ -6,8 +6,10 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from http_server import LoopbackServer
 
 LABELS = {label: 65 + i for i, label in enumerate("ABCDEFGH")}
 Reply = Callable[["FakeServer", BaseHTTPRequestHandler, Any], None]
@@ -79,10 +81,7 @@ def fake_server() -> Iterator[FakeServer]:
         def log_message(self, *_: object) -> None:
             pass
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with LoopbackServer(Handler) as server:
         fake.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

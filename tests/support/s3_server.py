@@ -14,8 +14,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+
+from http_server import LoopbackServer
 
 KEY, SECRET, BUCKET = "tester", "not-a-secret", "bucket"
 START_S = 60.0
@@ -167,14 +169,13 @@ def faulty_proxy(server: S3Server, faults: Faults) -> Iterator[str]:
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_one  # noqa: N815  # as http.server calls them
 
-    class Quiet(ThreadingHTTPServer):
-        daemon_threads = True
+    class Quiet(LoopbackServer):
         request_queue_size = 256
 
         def handle_error(self, *_: object) -> None:  # who asks may be gone
             pass
 
-    proxy = Quiet(("127.0.0.1", 0), Handler)
+    proxy = Quiet(Handler)
     thread = threading.Thread(target=proxy.serve_forever, daemon=True)
     thread.start()
     try:

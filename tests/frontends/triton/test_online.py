@@ -29,6 +29,7 @@ from rehearsed import (
     torch,
     tuned,
 )
+from running import is_running
 
 import forecast_autotune as fa
 from forecast_autotune import cli
@@ -362,17 +363,10 @@ def test_a_process_that_ends_while_candidates_compile_leaves_no_child(tmp_path: 
     assert "Traceback" not in done.stderr, done.stderr
     ends = time.monotonic() + 20
     for pid in map(int, done.stdout.split()):
-        while _lives(pid):
+        while is_running(pid):
             assert time.monotonic() < ends, f"{pid} lives"
             time.sleep(0.05)
     assert not list(SqliteStore(os.environ["FORECAST_AUTOTUNE_DIR"]).connection.run(_failures) or [])
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _failures(connection: Any) -> list[Any]:
