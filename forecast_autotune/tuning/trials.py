@@ -69,7 +69,9 @@ class Trials:
     def _begun(self, choices: Iterator[Config]) -> Iterator[Config]:
         for config in choices:
             self._state.under_way[config] = self._state.budget.clock()
+            self._state.report("building")  # to choose it, forecasts may have been made anew
             yield config
+        self._state.report("building")
 
     def claim(self, configs: Iterable[Config]) -> list[Config]:
         """Those of the configs to try now: untried, within the budget, the default first, and nobody else's."""

@@ -17,6 +17,7 @@ from forecast_autotune.core.decision import Decision, Resolution
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.job import Compile, Job, Measure, Progress, Stop, View
 from forecast_autotune.core.outcome import Failure, Measurement
+from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import Policy
 from forecast_autotune.surrogates.history import History
 from forecast_autotune.tuning.policies import Exhaustive, Selective, StoredOnly
@@ -194,6 +195,20 @@ def test_the_listener_hears_how_far_it_has_come() -> None:
     assert heard[-1].best == Config({"i": 1})
     assert heard[-1].best_speedup == pytest.approx(100 / 60)
     assert max(p.measured for p in heard) == 2
+
+
+def test_the_listener_hears_of_building_while_configs_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Progress] = []
+    doing = []
+    build = Replay._compiled
+
+    def watched(replay: Replay, config: Config) -> Any:
+        doing.append(heard[-1].doing)
+        return build(replay, config)
+
+    monkeypatch.setattr(Replay, "_compiled", watched)
+    decide(recording(), 20, policy=Selective(), surrogate=History(), listener=heard)
+    assert set(doing) == {"building"}
 
 
 def test_selective_with_history_nears_the_best_on_a_quarter_of_the_space() -> None:
