@@ -21,7 +21,7 @@ from .run import add_program_arguments
 if TYPE_CHECKING:
     from ..core.decision import Decision
     from ..language.model import LanguageModel
-    from ..settings import PackUrl
+    from ..settings import PackUrl, RemoteStore
     from ..store.queries import StoreFile
     from ..store.stats import StoreStats
 
@@ -133,6 +133,8 @@ def check_settings() -> Iterator[Finding]:
     names = ("mode", "surrogate", "answer", "remote", "isolate", "sync", "toolchain", "inductor")
     values = ", ".join(f"{name}={getattr(settings, name)}" for name in names)
     yield Finding(check="settings", status="ok", found=f"budget={settings.budget or 'default'}, {values}")
+    if settings.remote_store is not None:
+        yield _check_remote_store(settings.remote_store)
     for pack in settings.packs:
         yield _check_pack(pack)
 
@@ -201,6 +203,22 @@ def _trouble_asking(model: LanguageModel, *, until: float) -> str:
         answer = reply if isinstance(reply, Unanswered) else from_log_probabilities(reply)
         return answer.reason if isinstance(answer, Unanswered) else ""
     return f"it gave no answer in {MODEL_S:g} s"
+
+
+def _check_remote_store(remote: RemoteStore) -> Finding:
+    from ..core.figures import counted
+    from ..core.text import error_text
+    from ..errors import AutotuneError
+    from ..remote.location import Location
+
+    try:
+        known = Location(remote.url).hardware()
+    except AutotuneError as err:
+        advice = "until it can be read, programs know what is known here; what they learn waits and is sent later"
+        return Finding(check="remote", status="problem", found=error_text(err), advice=advice)
+    return Finding(
+        check="remote", status="ok", found=f"{remote}: it knows of {counted(len(known), 'kind')} of hardware"
+    )
 
 
 def _check_pack(pack: Path | PackUrl) -> Finding:

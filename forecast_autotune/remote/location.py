@@ -128,9 +128,8 @@ class Location:
             try:
                 infos: list[dict[str, Any]] = fs.ls(f"{root}/{below}".rstrip("/"), detail=True)
             except FileNotFoundError as err:
-                if (
-                    _is_hub(fs) and err.__cause__ is not None
-                ):  # no repository, no revision, or none that this user may see
+                # No bucket, no repository or revision, or none that this user may see.
+                if err.__cause__ is not None and (_is_hub(fs) or "s3" in fs.protocol):
                     raise
                 return []
         return infos

@@ -63,6 +63,25 @@ def test_json_and_compact_and_withdraw(tmp_path: Path, shared: Path, capsys: pyt
     assert remote(tmp_path, "one", "withdraw", "rmsnorm") == 1
 
 
+def test_doctor_looks_whether_the_remote_store_can_be_used(
+    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def finding() -> dict[str, str]:
+        main(["doctor", "--json", "--dir", str(tmp_path / "one")])
+        (found,) = [each for each in json.loads(capsys.readouterr().out) if each["check"] == "remote"]
+        return dict(found)
+
+    remote(tmp_path, "one", "push")
+    capsys.readouterr()
+    usable = finding()
+    assert (usable["status"], usable["found"]) == ("ok", f"file://{shared},trusted: it knows of 1 kind of hardware")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE_STORE", "nothing://user:secret@x")
+    broken = finding()
+    assert broken["status"] == "problem"
+    assert "Protocol not known: nothing" in broken["found"]
+    assert "secret" not in str(broken)
+
+
 def test_without_the_setting_or_with_a_bad_one_it_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,6 +110,9 @@ def test_wrong_credentials_and_buckets_are_errors_that_say_what_to_do(
     with pytest.raises(RemoteStoreError, match=r"cannot write to s3://nowhere.*look at its spelling"):
         Location("s3://nowhere/tuning").write(HARDWARE, PROGRAM, NAME, DATA)
     assert not (server.folder / "nowhere").exists(), "a bucket was made that nobody asked for"
+    with pytest.raises(RemoteStoreError, match=r"cannot list s3://nowhere.*look at its spelling"):
+        Location("s3://nowhere/tuning").segments(HARDWARE, PROGRAM)
+    assert Location(f"s3://{BUCKET}/nothing-yet").segments(HARDWARE, PROGRAM) == []
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
     with pytest.raises(RemoteStoreError, match="look at its permissions, and at the credentials"):
         Location(f"s3://{BUCKET}/tuning").segments(HARDWARE, PROGRAM)
