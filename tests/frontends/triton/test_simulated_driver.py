@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,7 +68,8 @@ def recording(outcomes: dict[Config, Outcome], **key: object) -> Recording:
     )
 
 
-def test_launches_advance_the_clock_by_the_recorded_times() -> None:
+def test_launches_advance_the_clock_by_the_recorded_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # what another test has compiled counts as none
     with rehearsal("cuda:90", {config(64): 10.0, config(128): 4.0}) as on:
         launch(64)
         launch(128)
