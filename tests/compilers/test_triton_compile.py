@@ -31,7 +31,7 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 from plain_calls import plain_call  # noqa: E402
-from running import is_running  # noqa: E402
+from process_ids import is_running  # noqa: E402
 
 from forecast_autotune.compilers import (  # noqa: E402
     triton_compile,

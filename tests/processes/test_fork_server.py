@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import toy_jobs
-from running import is_running
+from process_ids import is_running
 
 from forecast_autotune.measure.isolated import extension_trials
 from forecast_autotune.processes import endings, machine, worker

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
-from running import is_running
+from process_ids import is_running
 
 from forecast_autotune.errors import WorkerError
 from forecast_autotune.processes.side_by_side import side_by_side

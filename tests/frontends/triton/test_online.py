@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_ids import is_running
 from rehearsed import (
     BEST,
     BLOCKS,
@@ -29,7 +30,6 @@ from rehearsed import (
     torch,
     tuned,
 )
-from running import is_running
 
 import forecast_autotune as fa
 from forecast_autotune import cli
