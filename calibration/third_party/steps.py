@@ -88,8 +88,9 @@ def measured(operation: str, size: Size, steps: int) -> dict[str, Any]:
     """What so many steps take.
 
     Seconds of the first, and until the ends of step 20 and of the last; milliseconds of one in the last third, until it is
-    done and until the host is free again; the step by which every key was measured, 0 if not all were; the most memory in
-    MiB; and, of a model, the loss at each step.
+    done and until the host is free again; the step by which every key was measured, 0 if not all were; how many keys were
+    measured, as pairs of a second and a count whenever one more was; the most memory in MiB; and, of a model, the loss at
+    each step.
     """
     torch.manual_seed(0)
     step = OPERATIONS[operation](size)
@@ -97,6 +98,7 @@ def measured(operation: str, size: Size, steps: int) -> dict[str, Any]:
     ends_s, host_ms, step_ms = [0.0], [], []
     tuners: list[Any] = []
     measured_at = 0
+    measured_keys: list[tuple[float, int]] = [(0.0, 0)]
     synchronize(size)
     began = time.perf_counter()
     for number in range(1, steps + 1):
@@ -113,6 +115,8 @@ def measured(operation: str, size: Size, steps: int) -> dict[str, Any]:
             tuners = tuners or [tuner for each in living_tuners() if (tuner := fa.tuner_of(each)) is not None]
             decided = [decision.basis for tuner in tuners for decision in tuner.decisions.values()]
             measured_at = number if decided and set(decided) == {"measured"} else 0
+            if (count := decided.count("measured")) > measured_keys[-1][1]:
+                measured_keys.append((round(ends_s[-1], 2), count))
     last = slice(max(min(UNTIMED_STEPS, steps - 1), 2 * steps // 3), None)
     return {
         "first_s": ends_s[1],
@@ -121,6 +125,7 @@ def measured(operation: str, size: Size, steps: int) -> dict[str, Any]:
         "steady_ms": statistics.median(step_ms[last]),
         "host_ms": statistics.median(host_ms[last]),
         "measured_at": measured_at,
+        "measured_keys": measured_keys,
         "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if size.device != "cpu" else 0.0,
         "losses": [float(loss) for loss in losses],
     }

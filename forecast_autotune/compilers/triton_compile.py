@@ -19,10 +19,10 @@ from ..protocols import without_limit
 from .triton_evidence import evidence, out_of_resources
 from .triton_pool import Compiling, WorkerPool, current_setup, shared_pool
 from .triton_source import (
+    FrontEnd,
     NotAheadError,
     Source,
     compile_here,
-    first_ir,
     found_in_cache,
     gpu_target,
     make_source,
@@ -39,7 +39,7 @@ Result = Evidence | Failure
 class SourceCompiler:
     """Compiles Triton sources, one for each config, for a GPU that is present or only named.
 
-    Each is lowered to its first IR here, which needs the kernel's globals and takes 2 to 30 ms; the rest, 0.2 to 2
+    Each is lowered to its first IR here, which needs the kernel's globals and takes 2 to 100 ms; the rest, 0.2 to 2
     seconds, runs in worker processes that hold nothing of the caller's. A compiler that hangs or aborts takes its worker
     with it and becomes a `Failure`. What is compiled lies in Triton's cache under the very hash the launch looks up. A
     config that the device cannot hold leaves as a failure at `resources`, in the words Triton's launch would use.
@@ -66,6 +66,7 @@ class SourceCompiler:
         self.properties = dict(properties)
         self.timeout_s = timeout_s
         self._pool = pool
+        self._front_end = FrontEnd()
 
     @property
     def pool(self) -> WorkerPool:
@@ -141,7 +142,7 @@ class SourceCompiler:
                 return self._compile_here(made)
             source = made.source
             task = Task(
-                ir=first_ir(made),
+                ir=self._front_end.first_ir(made),
                 name=source.name,
                 extension=source.ext,
                 language=source.language,

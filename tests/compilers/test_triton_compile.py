@@ -597,3 +597,57 @@ def test_heuristics_are_applied_before_compiling() -> None:
     assert triton_source.jit_function(wrapped) is scale
     assert triton_source.apply_heuristics(wrapped, (half(100), 100), {"num_warps": 2}) == {"num_warps": 2, "BLOCK": 128}
     assert triton_source.jit_function(lambda: None) is None
+
+
+# The front end -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def knows_its_warps(x_ptr, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), tl.extra.cuda.num_threads())
+
+
+class Lowerings:
+    """How often Triton's front end runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from triton.compiler import ASTSource
+
+        self.runs = 0
+        lower = ASTSource.make_ir
+
+        def counted(source: Any, target: Any, options: Any, codegen_fns: Any, module_map: Any, context: Any) -> Any:
+            self.runs += 1
+            return lower(source, target, options, codegen_fns, module_map, context)
+
+        monkeypatch.setattr(ASTSource, "make_ir", counted)
+
+
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "hip:gfx942"])
+def test_the_front_end_runs_once_for_configs_that_differ_in_what_it_does_not_read(
+    monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    configs = [tile(bm=bm, warps=warps, stages=stages) for bm in (32, 64) for warps in (4, 8) for stages in (2, 3)]
+    source = compiler(matmul, matmul_args(), target).source
+    sources = [source(config) for config in configs]
+    alone = [triton_source.FrontEnd().first_ir(made) for made in sources]
+    lowerings, front_end = Lowerings(monkeypatch), triton_source.FrontEnd()
+    assert [front_end.first_ir(made) for made in sources] == alone
+    assert lowerings.runs == len(set(alone)) == 2
+
+
+def test_the_front_end_runs_again_for_a_config_that_differs_in_what_it_reads() -> None:
+    source = compiler(knows_its_warps, (torch.empty(64, dtype=torch.int32, device="meta"),)).source
+    front_end = triton_source.FrontEnd()
+    texts = [front_end.first_ir(source(Config({"BLOCK": 64, "num_warps": warps}))) for warps in (1, 2, 4, 2)]
+    assert len(set(texts)) == 3
+    assert texts[1] == texts[3]
+
+
+def test_the_front_end_keeps_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_source, "MOST_LOWERED", 2)
+    source = compiler(scale, (half(4096), 4096)).source
+    front_end = triton_source.FrontEnd()
+    for block in (64, 128, 256, 512, 1024):
+        front_end.first_ir(source(Config({"BLOCK": block})))
+        assert sum(map(len, front_end._lowered.values())) <= 2
