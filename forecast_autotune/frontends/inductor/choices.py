@@ -16,8 +16,10 @@ from torch._inductor import config as inductor_config
 from torch._inductor.choices import InductorChoices
 
 from ...errors import CacheMissError
+from .hook import is_wanted
 from .narrowing import Narrowing
 from .request import stand_aside, stood_aside, uuid
+from .torch_patches import patch_benchmarking
 
 log = logging.getLogger(__name__)
 
@@ -188,6 +190,7 @@ def _listen() -> None:
             stand_aside(err)
             return listed
 
+    patch_benchmarking(lambda: is_wanted() and not stood_aside())
     select_algorithm.add_preprocessing_fn(drop)
     select_algorithm.add_feedback_saver(keep)
     narrowing.listens = True

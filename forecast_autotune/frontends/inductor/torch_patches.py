@@ -6,17 +6,20 @@ import inspect
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .cache_key import CACHE_KEY, with_decisions
 from .capture import decide_before
+from .device_clock import at_full_clock
 
 log = logging.getLogger(__name__)
 
 CAPTURE = "torch._higher_order_ops.triton_kernel_wrap"
 RULES = "torch._dynamo.trace_rules"
+TIMING = "torch._inductor.select_algorithm"
 
 _lock = threading.RLock()
 _patched: set[str] = set()  # modules of torch that were looked at
@@ -78,6 +81,23 @@ def patch_graph_cache() -> None:
         else:
             log.warning(
                 "torch %s caches graphs in a way unknown here: triton ops keep old decisions", torch.__version__
+            )
+
+
+def patch_benchmarking(is_wanted: Callable[[], bool]) -> None:
+    """Have Inductor time candidates while the device is at its full clock, once what times them is loaded."""
+    module = sys.modules.get(TIMING)
+    with _lock:
+        if TIMING in _patched or module is None:
+            return
+        _patched.add(TIMING)
+        cache = getattr(module, "AlgorithmSelectorCache", None)
+        name, parameters = "benchmark_choices", ("choices", "autotune_args")
+        if _takes(cache, name, *parameters, "is_collective") or _takes(cache, name, *parameters):
+            cache.benchmark_choices = staticmethod(at_full_clock(cache.benchmark_choices, is_wanted))  # type: ignore[union-attr]
+        else:
+            log.warning(
+                "torch %s times candidates in a way unknown here: the first of them at a low clock", torch.__version__
             )
 
 
