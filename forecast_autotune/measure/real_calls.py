@@ -70,6 +70,7 @@ class Turn:
     first: bool = False  # of the config
     held_us: float = 0.0
     load_us: float = 0.0  # that loading the config took, which held up the call
+    waited_us: float = 0.0  # that the device may have waited for the host between the two moments
     compared_us: float = 0.0  # that comparing it with the default took, which held up the call
     began_s: float = 0.0
     start: Any = None
@@ -77,17 +78,19 @@ class Turn:
 
     def begin(self) -> None:
         """Record the moment before the launch."""
-        if self.first:
-            self.began_s = time.perf_counter()
+        self.began_s = time.perf_counter()
         if self.timed:
             self.start, self.stop = self.calls.events()
             self.start.record()
 
     def end(self) -> None:
         """Record the moment after it."""
-        if self.first and (host_us := (time.perf_counter() - self.began_s) * 1e6) > COLD_US:
+        host_us = (time.perf_counter() - self.began_s) * 1e6
+        if self.first and host_us > COLD_US:
             self.load_us = host_us
         if self.timed:
+            if host_us > COLD_US and self.start.query():  # a device that is behind has not come to the start yet
+                self.waited_us = host_us
             self.stop.record()
         if self.timed or self.first:
             self.calls.launched(self)
@@ -112,6 +115,7 @@ class Pair:
     opened: int  # at which call
     candidate_us: float = math.nan
     incumbent_us: float = math.nan
+    held_up: bool = False  # it tells nothing: within one of the calls the device waited for the host
 
 
 @dataclass(slots=True, eq=False)
@@ -428,12 +432,25 @@ class RealCalls:
             self._take_in(turn, us)
 
     def _take_in(self, turn: Turn, us: float) -> None:
-        if turn.trial is None:
+        if not turn.first and turn.waited_us / 2 < us < 2 * turn.waited_us:
+            self._of_held_up(turn, us)
+        elif turn.trial is None:
             self._of_incumbent(turn, us)
         else:
             self._of_candidate(turn, turn.trial, us)
         if (pair := turn.pair) is not None and not math.isnan(pair.candidate_us + pair.incumbent_us):
             self._close(pair)
+
+    def _of_held_up(self, turn: Turn, us: float) -> None:
+        """A call whose time is mostly the host's, which something held up between the two moments: no sample, no cost."""
+        if turn.trial is not None:
+            self._allowance.settle(turn.held_us, 0.0)
+        if turn.pair is not None:
+            turn.pair.held_up = True
+            if turn.trial is None:
+                turn.pair.incumbent_us = us
+            else:
+                turn.pair.candidate_us = us
 
     def _of_incumbent(self, turn: Turn, us: float) -> None:
         self._last_us = us
@@ -474,7 +491,7 @@ class RealCalls:
     def _close(self, pair: Pair) -> None:
         trial = pair.trial
         trial.open_pairs -= 1
-        if trial.outcome is None:
+        if trial.outcome is None and not pair.held_up:
             trial.samples_us.append(pair.candidate_us / pair.incumbent_us * self._levels_us[self.incumbent])
             if self._is_enough(trial):
                 self._finish(trial, tuple(trial.samples_us))

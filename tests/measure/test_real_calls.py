@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from contracts.measurer_contract import MeasurerContract
@@ -14,6 +15,7 @@ from simulated_calls import Device
 from forecast_autotune.core.allowance import Allowance
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Measurement
+from forecast_autotune.measure import real_calls
 from forecast_autotune.measure.real_calls import MOST_PAIRS, LearningEndedError, RealCalls
 
 DEFAULT, FAST, SLOW, BROKEN = (Config({"n": n}) for n in range(4))
@@ -120,6 +122,54 @@ def test_a_debt_is_repaid_before_the_next_one() -> None:
     assert not allowance.hold(1.0, 0.05)
     allowance.earn(1100.0)
     assert allowance.hold(1.0, 0.05)
+
+
+def test_what_holds_the_host_up_within_a_call_is_no_time_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter that waits for another thread, or collects garbage, between the two events of a call."""
+    allowance, device = Allowance(), Device()
+    clock = SimpleNamespace(perf_counter=lambda: device.host_us * 1e-6, monotonic=time.monotonic)
+    monkeypatch.setattr(real_calls, "time", clock)
+    calls = make_calls(device, allowance=allowance)
+    outcomes: list[object] = []
+    configs = (DEFAULT, FAST)
+    thread = threading.Thread(target=lambda: outcomes.extend(map(calls.measure, configs)), daemon=True)
+    thread.start()
+    made = 0
+    while len(outcomes) < len(configs):
+        made += 1
+        turn = calls.turn()
+        turn.begin()
+        if made % 3 == 0 and not turn.first:
+            device.host_us += 300_000.0
+        device.launch(TIMES_US[turn.config])
+        turn.end()
+        device.host_us = device.free_us
+        time.sleep(0)
+    thread.join(60)
+    slow, fast = outcomes
+    assert isinstance(slow, Measurement)
+    assert isinstance(fast, Measurement)
+    assert slow.samples_us == pytest.approx([100.0] * len(slow.samples_us))
+    assert fast.samples_us == pytest.approx([50.0] * len(fast.samples_us))
+    assert allowance.explored_us == 0
+
+
+def test_a_device_that_is_behind_the_host_is_timed_however_long_a_launch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full queue: each launch waits until the device has done one of those before it."""
+    device = Device()
+    clock = SimpleNamespace(perf_counter=lambda: device.host_us * 1e-6, monotonic=time.monotonic)
+    monkeypatch.setattr(real_calls, "time", clock)
+    calls = make_calls(device)
+    turns = []
+    for _ in range(20):
+        turn = calls.turn()
+        turn.begin()
+        device.launch(2000.0)
+        device.host_us = max(device.host_us, device.free_us - 6000.0)
+        turn.end()
+        turns.append(turn)
+    assert calls._levels_us == {DEFAULT: pytest.approx(2000.0)}
+    assert not any(turn.waited_us for turn in turns[3:])
 
 
 def test_the_end_of_learning_wakes_who_waits_and_leaves_nothing_held() -> None:
