@@ -18,8 +18,10 @@ def test_percentiles_are_times_that_were_seen() -> None:
 
 
 def test_modes_are_compared_with_the_fixed_config_of_the_same_run() -> None:
-    rows = {"first": {"p50_us": 10.0, "p99_us": 20.0}, "tune": {"p50_us": 5.0, "p99_us": 100.0}}
-    assert compare(rows)["tune"] == {"p50_us": 5.0, "p99_us": 100.0, "p50_ratio": 0.5, "p99_ratio": 5.0}
+    fixed = {"p50_us": 10.0, "p99_us": 20.0, "late_p50_us": 8.0}
+    tuned = {"p50_us": 5.0, "p99_us": 100.0, "late_p50_us": 2.0}
+    ratios = {"p50_ratio": 0.5, "p99_ratio": 5.0, "late_p50_ratio": 0.25}
+    assert compare({"first": fixed, "tune": tuned})["tune"] == {**tuned, **ratios}
 
 
 @pytest.mark.thorough
