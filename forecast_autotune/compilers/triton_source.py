@@ -134,6 +134,23 @@ def make_source(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tar
     )
 
 
+def specialization(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], target: Any) -> str:
+    """What Triton compiles a call for: calls with an equal one run the same compiled kernel.
+
+    Args:
+        args, kwargs: as under one config, its knobs among them.
+    Raises:
+        whatever Triton raises for arguments the kernel does not take.
+    """
+    from triton import knobs
+
+    _, binder = _binder(kernel, target)
+    _, specialized, options = binder(
+        *args, **{**kwargs, "debug": kwargs.get("debug", kernel.debug) or knobs.runtime.debug}
+    )
+    return f"{specialized} {options}"
+
+
 class FrontEnd:
     """Triton's front end, which runs once for all configs that differ only in options that it does not read.
 

@@ -300,6 +300,9 @@ class Dispatcher:
                 calls.rest(pause_s)  # another process or rank learns it
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
             decision = self._slim(resolution.decision)
+            for other, load in learnable.for_other_calls():
+                for _ in InBackground(other, job.space.default, calls).compile([decision.config]):
+                    load(decision.config)
             calls.end()
             with self.table.lock:
                 if self.table.peek(key) is not entry:  # configs were assigned away, or the program put one in
@@ -315,7 +318,7 @@ class Dispatcher:
                     watched.tuned(job, decision, measured_here=here, is_stored=store is not self._memory)
             learnable.decided(decision, store, seconds=time.perf_counter() - began)
 
-        return Learning(calls, learnable.launcher, learnable.compared, decide)
+        return Learning(calls, learnable.launcher, learnable.compared, learnable.is_built_for, decide)
 
     def _forget_shortcuts(self) -> None:
         with self.table.lock:

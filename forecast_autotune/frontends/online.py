@@ -59,6 +59,12 @@ class Learnable(Protocol):
     def load(self, config: Config) -> None:
         """Make a built config ready to launch; it may raise what a launch would."""
 
+    def is_built_for(self, call: Any) -> bool:
+        """Whether `compiler` builds what a call runs: another of the same key may be compiled apart, for a flag perhaps."""
+
+    def for_other_calls(self) -> Iterable[tuple[Compiler, Callable[[Config], None]]]:
+        """Calls that `is_built_for` has refused, as what builds and what loads a config for them."""
+
     def may_compare(self) -> bool:
         """Whether the device has nothing to do, so that comparing a candidate with the default waits for nothing else."""
 
@@ -75,7 +81,7 @@ class Learning:
     Args:
         calls: takes the times.
         launcher: makes calls under a config of the job.
-        compared: see `Learnable`.
+        compared, is_built_for: see `Learnable`.
         decide: runs the loop, in the key's thread; its result is what the key runs from then on.
     """
 
@@ -84,11 +90,24 @@ class Learning:
         calls: RealCalls,
         launcher: Callable[[Config], Any],
         compared: Callable[[Config, Any], Failure | None],
+        is_built_for: Callable[[Any], bool],
         decide: Callable[[], None],
     ) -> None:
         self.calls = calls
-        self._launcher, self._compared = launcher, compared
+        self._launcher, self._compared, self._is_built_for = launcher, compared, is_built_for
         self.decide = decide
+        self.meets_others = False
+        """Whether calls came that teach nothing."""
+
+    def teaches(self, call: Any) -> bool:
+        """Whether configs are built for a call: one that is not would wait for a compiler under each that it tries."""
+        try:
+            built = self._is_built_for(call)
+        except Exception:  # the launch will raise it, too
+            log.debug("a call is not looked into", exc_info=True)
+            built = False
+        self.meets_others |= not built
+        return built
 
     def turn(self, stream: int) -> tuple[Turn, Any]:
         """What the next call of the key runs: a turn, and the launcher of its config."""

@@ -256,7 +256,9 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
                 with table.lock:
                     learning = entry.learning
                     if learning is not None and table.peek(key) is entry and not learning.calls.wanted:
-                        self._shortcuts.remember(learning.best(), call, args, kwargs)
+                        best = learning.best()
+                        if best is entry.launcher or not learning.meets_others:  # those run what they ran at first
+                            self._shortcuts.remember(best, call, args, kwargs)
                 return result
             config = entry.launcher
         self.best_config = config
@@ -276,17 +278,21 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         return result
 
     def _launch_in_turn(self, key: Any, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Launch a call of a key that is being learned: under the best known config, or a candidate that is tried."""
-        learning = entry.learning
+        """Launch a call of a key that is being learned: under the best known config, or a candidate that is tried.
+
+        A call that Triton compiles apart from the first one stays with what that one ran: nothing else is compiled for it.
+        """
+        learning, call = entry.learning, (args, kwargs)
         turn, config = None, entry.launcher
-        if learning is not None and not self.dispatcher.why_unmeasured((args, kwargs)):
-            turn, config = learning.turn(driver.active.get_current_stream(driver.active.get_current_device()))
-            if learning.calls.over:
-                self.dispatcher.settle(entry)
-            if not learning.passes(turn, (args, kwargs)):
-                turn, config = None, learning.best()
-        elif learning is not None:
-            config = learning.best()
+        if learning is not None and learning.teaches(call):
+            if self.dispatcher.why_unmeasured(call):
+                config = learning.best()
+            else:
+                turn, config = learning.turn(driver.active.get_current_stream(driver.active.get_current_device()))
+                if learning.calls.over:
+                    self.dispatcher.settle(entry)
+                if not learning.passes(turn, call):
+                    turn, config = None, learning.best()
         self.best_config = config
         try:
             if turn is None:

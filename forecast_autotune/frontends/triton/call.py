@@ -33,8 +33,7 @@ from ..call_tensors import is_fake
 from .config_arguments import ConfigArguments
 from .kernel_program import plain_value, program_of
 from .kernel_spec import KernelSpec
-from .stand_ins import stand_in
-from .target import compiled_for, current_hardware, current_toolchain
+from .target import Aim, compiled_for, current_hardware, current_toolchain
 from .timing import make_measurer
 
 ALIGNED = 16  # bytes: Triton asks of an address whether so many divide it, and no more
@@ -94,19 +93,6 @@ class TritonCall:
     def times_on_device(self) -> bool:
         """Whether configs are compiled for a device that tells the time of a launch by events."""
         return isinstance(self.compiler, TritonCompiler)
-
-    def arguments_without_tensors(self) -> ConfigArguments:
-        """The call's arguments under each config as they may be kept: stand-ins.
-
-        Raises:
-            TypeError: an argument holds a tensor in a way that is not known.
-        """
-        kwargs = {name: stand_in(value) for name, value in self.kwargs.items() if name not in ("grid", "warmup")}
-        return ConfigArguments(self.spec, self._theirs, tuple(stand_in(value) for value in self.args), kwargs)
-
-    def compiler_for(self, arguments: ConfigArguments, pool: WorkerPool) -> Compiler:
-        """A compiler for the call's configs that holds nothing of the call but these arguments."""
-        return self._make_compiler(arguments, pool)
 
     # The job --------------------------------------------------------------------------------------------------------
 
@@ -218,18 +204,14 @@ class TritonCall:
 
     # Compiling ------------------------------------------------------------------------------------------------------
 
-    def _make_compiler(self, arguments_of: ConfigArguments, pool: WorkerPool | None = None) -> Compiler:
+    def _make_compiler(self, arguments_of: ConfigArguments) -> Compiler:
         if self.kernel is None or self.hardware.kind == "interpreter":
             return NoCompiler()
         if self._named_only:
             target, limits = target_of(self.hardware), device_properties(self.hardware)
             return TritonCompiler(self.kernel, arguments_of, target=target, properties=limits)
-        if (aim := compiled_for()) is None:
-            return NoCompiler()
-        target, limits = aim
-        if self.spec.user_defined_post_hook:
-            limits = {}  # the launch refuses a config that is too large, so that the hook hears of it
-        return TritonCompiler(self.kernel, arguments_of, target=target, properties=limits, pool=pool)
+        aim = compiled_for()
+        return NoCompiler() if aim is None else device_compiler(self.kernel, self.spec, arguments_of, aim)
 
     def _call(self) -> Call | Callable[[Mapping[str, Any]], Call]:
         """The call for its static features; by config where heuristics or hooks change the arguments."""
@@ -251,6 +233,25 @@ class TritonCall:
 
     def _described_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         return describe_call(bind_call(self.kernel.arg_names, defaults_of(self.kernel), args, kwargs).arguments)
+
+
+def device_compiler(
+    kernel: Any,
+    spec: KernelSpec,
+    arguments_of: ConfigArguments,
+    aim: Aim,
+    pool: WorkerPool | None = None,
+) -> TritonCompiler:
+    """A compiler for configs of a call, for a device that is present: it holds nothing of the call but its arguments.
+
+    Args:
+        aim: what `compiled_for` says of the device.
+        pool: the workers; see `SourceCompiler`.
+    """
+    target, limits = aim
+    if spec.user_defined_post_hook:
+        limits = {}  # the launch refuses a config that is too large, so that the hook hears of it
+    return TritonCompiler(kernel, arguments_of, target=target, properties=limits, pool=pool)
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -12,6 +12,7 @@ from ...compilers.triton_source import NotAheadError, apply_heuristics
 from ...core.config import Config
 from ...measure.process_state import ends_the_program
 from .kernel_spec import KernelSpec
+from .stand_ins import stand_in
 
 
 class ConfigArguments:
@@ -31,6 +32,18 @@ class ConfigArguments:
         self._args, self._kwargs = args, kwargs
         self._arguments: dict[Config, tuple[Sequence[Any], Mapping[str, Any]]] = {}
         self.hooked: set[Config] = set()  # those whose own hook changed tensors
+
+    @classmethod
+    def without_tensors(
+        cls, spec: KernelSpec, theirs: Mapping[Config, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> ConfigArguments:
+        """The same as they may be kept while the call is over: stand-ins.
+
+        Raises:
+            TypeError: an argument holds a tensor in a way that is not known.
+        """
+        kept = {name: stand_in(value) for name, value in kwargs.items() if name not in ("grid", "warmup")}
+        return cls(spec, theirs, tuple(stand_in(value) for value in args), kept)
 
     def __call__(self, config: Config) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Positional and keyword arguments of the kernel.

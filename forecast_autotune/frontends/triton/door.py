@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from ...compilers.triton_pool import background_pool
-from ...compilers.triton_source import jit_function
+from ...compilers.triton_source import NotAheadError, gpu_target, jit_function, specialization
 from ...core.config import Config
 from ...core.decision import Decision
 from ...core.job import Job
@@ -30,14 +30,19 @@ from ..engine import Request
 from ..inductor.recompilation import recompile_measured
 from ..key_table import Entry
 from ..tuning_lock import tuning_lock
-from .call import TritonCall, timings_ms
+from .call import TritonCall, device_compiler, timings_ms
+from .config_arguments import ConfigArguments
 from .decision_cache import tuning_key
-from .target import current_device
+from .target import Aim, compiled_for, current_device
 
 if TYPE_CHECKING:
     from .autotuner import ForecastAutotuner
 
 log = logging.getLogger(__name__)
+
+MOST_OTHERS = (
+    8  # kernels that Triton makes of one key's calls, beside the first, for which a decision is compiled ahead
+)
 
 _REFUSALS = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
 """Errors of a config for which Triton's own tuner takes another."""
@@ -136,10 +141,11 @@ class KernelTuning:
         spec, call = self._tuner.spec, self._call
         # A child takes seconds to start, and would need copies of a call that is over: safe is not to try.
         isolate = spec.isolate or Settings.from_environment().isolate == "1"
-        if isolate or spec.own_do_bench is not None or not call.times_on_device:
+        aim = compiled_for()
+        if isolate or spec.own_do_bench is not None or not call.times_on_device or aim is None:
             return None
         try:
-            return LearnableKernel(self._tuner, call, self._key())
+            return LearnableKernel(self._tuner, call, self._key(), aim)
         except TypeError as err:
             log.debug("%s is not learned from calls: %s", self._tuner.name, err)
             return None
@@ -160,17 +166,22 @@ class KernelTuning:
 class LearnableKernel:
     """See `Learnable`: a call of a kernel without its tensors.
 
+    Args:
+        aim: what `compiled_for` says of the device.
     Raises:
         TypeError: an argument holds a tensor in a way that is not known.
     """
 
-    def __init__(self, tuner: ForecastAutotuner, call: TritonCall, key: tuple[Any, ...]) -> None:
+    def __init__(self, tuner: ForecastAutotuner, call: TritonCall, key: tuple[Any, ...], aim: Aim) -> None:
         self._tuner, self._key, self._job = tuner, key, call.job
         self._theirs = call.all_theirs
-        self._arguments = call.arguments_without_tensors()
+        self._arguments = ConfigArguments.without_tensors(call.spec, self._theirs, call.args, call.kwargs)
         self._kernel, self._device = call.kernel, driver.active.get_current_device()
+        self._aim = aim
+        self._specialization = self._specialization_of(self._arguments)
+        self._others: dict[str, ConfigArguments] = {}  # by specialization
         self.compares = call.spec.check is not None
-        self.compiler = call.compiler_for(self._arguments, background_pool())
+        self.compiler = self._compiler_for(self._arguments)
         self.new_event = functools.partial(driver.active.get_device_interface().Event, enable_timing=True)
 
     def launcher(self, config: Config) -> Any:
@@ -178,13 +189,43 @@ class LearnableKernel:
         return self._theirs[config]
 
     def load(self, config: Config) -> None:
-        """See `Learnable`. As a launch would, up to the launch itself."""
+        """See `Learnable`."""
+        self._load(self._arguments, config)
+
+    def _load(self, arguments: ConfigArguments, config: Config) -> None:
+        """As a launch would, up to the launch itself."""
         import torch
 
-        args, kwargs = self._arguments(config)
+        args, kwargs = arguments(config)
         with torch.cuda.device(self._device) if torch.cuda.is_available() else contextlib.nullcontext():
             kernel = self._kernel.run(*args, grid=(1,), warmup=True, **kwargs)
             getattr(kernel, "run", None)  # by which Triton loads it
+
+    def is_built_for(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+        """See `Learnable`. Triton compiles for what arguments are: a flag, a number that 16 divides, an aligned address."""
+        spec = self._tuner.spec
+        found = self._specialization_of(ConfigArguments(spec, self._theirs, *call))
+        if found == self._specialization:
+            return True
+        if found not in self._others and len(self._others) < MOST_OTHERS:
+            self._others[found] = ConfigArguments.without_tensors(spec, self._theirs, *call)
+        return False
+
+    def for_other_calls(self) -> Iterator[tuple[Compiler, Callable[[Config], None]]]:
+        """See `Learnable`."""
+        for arguments in list(self._others.values()):
+            yield self._compiler_for(arguments), functools.partial(self._load, arguments)
+
+    def _compiler_for(self, arguments: ConfigArguments) -> Compiler:
+        return device_compiler(self._kernel, self._tuner.spec, arguments, self._aim, background_pool())
+
+    def _specialization_of(self, arguments: ConfigArguments) -> str:
+        """What Triton compiles a call for under its first config; empty where only a launch can tell."""
+        try:
+            args, kwargs = arguments(self._job.space.default)
+        except NotAheadError:
+            return ""
+        return specialization(self._kernel, args, kwargs, gpu_target(self._aim[0]))
 
     def may_compare(self) -> bool:
         """See `Learnable`."""

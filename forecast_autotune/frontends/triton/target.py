@@ -77,7 +77,11 @@ def current_hardware() -> Hardware:
     return Hardware(kind=target.backend, name=str(target.arch), warp_size=target.warp_size)
 
 
-def compiled_for() -> tuple[Any, dict[str, int]] | None:
+Aim = tuple[Any, dict[str, int]]
+"""What is compiled for: the target, and the device's limits by Triton's names."""
+
+
+def compiled_for() -> Aim | None:
     """The compile target now, with the device's limits by name; None in the interpreter and without a driver."""
     if knobs.runtime.interpret:
         return None
