@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from .cache_key import CACHE_KEY, with_decisions
+from .candidate_times import by_our_clock
 from .capture import decide_before
-from .device_clock import at_full_clock
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def patch_graph_cache() -> None:
 
 
 def patch_benchmarking(is_wanted: Callable[[], bool]) -> None:
-    """Have Inductor time candidates while the device is at its full clock, once what times them is loaded."""
+    """Have our clock time Inductor's candidates, once what times them is loaded."""
     module = sys.modules.get(TIMING)
     with _lock:
         if TIMING in _patched or module is None:
@@ -94,10 +94,11 @@ def patch_benchmarking(is_wanted: Callable[[], bool]) -> None:
         cache = getattr(module, "AlgorithmSelectorCache", None)
         name, parameters = "benchmark_choices", ("choices", "autotune_args")
         if _takes(cache, name, *parameters, "is_collective") or _takes(cache, name, *parameters):
-            cache.benchmark_choices = staticmethod(at_full_clock(cache.benchmark_choices, is_wanted))  # type: ignore[union-attr]
+            cache.benchmark_choices = staticmethod(by_our_clock(cache.benchmark_choices, is_wanted))  # type: ignore[union-attr]
         else:
             log.warning(
-                "torch %s times candidates in a way unknown here: the first of them at a low clock", torch.__version__
+                "torch %s times candidates in a way unknown here: by its own clock, the host's time among it",
+                torch.__version__,
             )
 
 
