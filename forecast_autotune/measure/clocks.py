@@ -366,7 +366,7 @@ def cuda_clock(device: Any, *, timing: str = "eager", timed_s: float = TIMED_S, 
     return kind(
         torch.cuda,
         flush=Flush(device),
-        spin=_spin,
+        spin=spin,
         overhead=little.zero_,
         sensors=_sensors(device),
         timed_s=timed_s,
@@ -405,7 +405,7 @@ class Flush:
             log.warning("no memory for %d MiB to flush the caches with: configs are timed on warm ones", size >> 20)
 
 
-def _spin(seconds: float) -> None:
+def spin(seconds: float) -> None:
     """Keep the current stream's device busy for about so long."""
     import torch
 

@@ -47,7 +47,7 @@ class Choice:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     ours = Clock()
-    monkeypatch.setattr(candidate_times, "cuda_clock", lambda *_, **__: ours)
+    monkeypatch.setattr(candidate_times, "clock_of", lambda _: ours)
     return ours
 
 
