@@ -152,7 +152,8 @@ class RealCalls:
         new_event: makes an event of the device.
         may_compare: whether this call may hold the program up to compare a candidate with the default, before the candidate
             is first launched; None where candidates are not compared.
-        load: makes a config ready to launch in the thread of `measure`, so that no call is held up; it may raise.
+        load: makes a config ready to launch in the thread of `measure`, so that no call is held up; it may raise. Asked for
+            every measurement.
         expected: a candidate's expected time as a multiple of the default's; None where nobody says.
         seed: of the draws.
         waiting: held while `measure` waits for calls.
@@ -188,7 +189,6 @@ class RealCalls:
         self._may_compare = may_compare
         self._load = load
         self._met = False  # a call has run: what the first ones compile and load is no time of the kernel's
-        self._ready: set[Config] = set()  # those that `load` has made ready
         self._expected = expected
         self._random = random.Random(seed)
         self._waiting = waiting
@@ -221,12 +221,10 @@ class RealCalls:
         final = best_us == math.inf and config in self._tried
         self._tried.add(config)
         trial = Trial(config, early_stop_us, final)
-        if config not in self._ready:
-            self._ready.add(config)
-            try:
-                self._load(config)
-            except Exception as err:  # its first call says whether the config is to blame
-                log.debug("%s is not loaded ahead: %s", config, err)
+        try:
+            self._load(config)
+        except Exception as err:  # its first call says whether the config is to blame
+            log.debug("%s is not loaded ahead: %s", config, err)
         began = time.perf_counter()
         with self._lock:
             self._trial = trial

@@ -30,7 +30,7 @@ from ...measure.base import BaseMeasurer
 from ...measure.checks import check_name
 from ...protocols import Compiler
 from ..call_tensors import is_fake
-from .config_arguments import ConfigArguments
+from .config_arguments import Arguments, ConfigArguments
 from .kernel_program import plain_value, program_of
 from .kernel_spec import KernelSpec
 from .target import Aim, compiled_for, current_hardware, current_toolchain
@@ -216,7 +216,7 @@ class TritonCall:
     def _call(self) -> Call | Callable[[Mapping[str, Any]], Call]:
         """The call for its static features; by config where heuristics or hooks change the arguments."""
         hooked = any(theirs.pre_hook is not None for theirs in self._theirs.values())
-        if self.spec.fn is self.kernel and not (hooked and any(map(_is_descriptor, self.named.values()))):
+        if self.spec.fn is self.kernel and not (hooked and any(map(is_descriptor, self.named.values()))):
             return self._described_call(self.args, self.kwargs)
 
         arguments_of = self.arguments_of
@@ -238,13 +238,14 @@ class TritonCall:
 def device_compiler(
     kernel: Any,
     spec: KernelSpec,
-    arguments_of: ConfigArguments,
+    arguments_of: Arguments,
     aim: Aim,
     pool: WorkerPool | None = None,
 ) -> TritonCompiler:
     """A compiler for configs of a call, for a device that is present: it holds nothing of the call but its arguments.
 
     Args:
+        arguments_of: asked once for each config.
         aim: what `compiled_for` says of the device.
         pool: the workers; see `SourceCompiler`.
     """
@@ -279,7 +280,7 @@ def knobs_of(config: Any) -> dict[str, Value]:
     return {name: plain_value(value) for name, value in config.all_kwargs().items()}
 
 
-def _is_descriptor(value: Any) -> bool:
+def is_descriptor(value: Any) -> bool:
     """Whether it is a tensor descriptor of the caller's, whose block a config's hook sets."""
     return hasattr(value, "block_shape")
 

@@ -14,6 +14,9 @@ from ...measure.process_state import ends_the_program
 from .kernel_spec import KernelSpec
 from .stand_ins import stand_in
 
+Arguments = Callable[[Config], tuple[Sequence[Any], Mapping[str, Any]]]
+"""A call's positional and keyword arguments under a config."""
+
 
 class ConfigArguments:
     """The arguments of one call under each config, for the compiler.

@@ -16,7 +16,7 @@ from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from ...compilers.triton_pool import background_pool
-from ...compilers.triton_source import NotAheadError, gpu_target, jit_function, specialization
+from ...compilers.triton_source import jit_function
 from ...core.config import Config
 from ...core.decision import Decision
 from ...core.job import Job
@@ -31,8 +31,9 @@ from ..inductor.recompilation import recompile_measured
 from ..key_table import Entry
 from ..tuning_lock import tuning_lock
 from .call import TritonCall, device_compiler, timings_ms
-from .config_arguments import ConfigArguments
+from .config_arguments import Arguments
 from .decision_cache import tuning_key
+from .specializations import Specializations
 from .target import Aim, compiled_for, current_device
 
 if TYPE_CHECKING:
@@ -175,13 +176,11 @@ class LearnableKernel:
     def __init__(self, tuner: ForecastAutotuner, call: TritonCall, key: tuple[Any, ...], aim: Aim) -> None:
         self._tuner, self._key, self._job = tuner, key, call.job
         self._theirs = call.all_theirs
-        self._arguments = ConfigArguments.without_tensors(call.spec, self._theirs, call.args, call.kwargs)
-        self._kernel, self._device = call.kernel, driver.active.get_current_device()
-        self._aim = aim
-        self._specialization = self._specialization_of(self._arguments)
-        self._others: dict[str, ConfigArguments] = {}  # by specialization
+        self._kernel, self._device, self._aim = call.kernel, driver.active.get_current_device(), aim
+        self._specializations = Specializations(call, call.job.space.default, aim[0])
+        self._loaded: set[tuple[str, Config]] = set()  # by specialization
         self.compares = call.spec.check is not None
-        self.compiler = self._compiler_for(self._arguments)
+        self.compiler = self._compiler_for(lambda config: self._specializations.arguments(config))
         self.new_event = functools.partial(driver.active.get_device_interface().Event, enable_timing=True)
 
     def launcher(self, config: Config) -> Any:
@@ -190,9 +189,12 @@ class LearnableKernel:
 
     def load(self, config: Config) -> None:
         """See `Learnable`."""
-        self._load(self._arguments, config)
+        arguments, which = self._specializations.arguments, (self._specializations.name, config)
+        if which not in self._loaded:
+            self._loaded.add(which)
+            self._load(arguments, config)
 
-    def _load(self, arguments: ConfigArguments, config: Config) -> None:
+    def _load(self, arguments: Arguments, config: Config) -> None:
         """As a launch would, up to the launch itself."""
         import torch
 
@@ -202,30 +204,16 @@ class LearnableKernel:
             getattr(kernel, "run", None)  # by which Triton loads it
 
     def is_built_for(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
-        """See `Learnable`. Triton compiles for what arguments are: a flag, a number that 16 divides, an aligned address."""
-        spec = self._tuner.spec
-        found = self._specialization_of(ConfigArguments(spec, self._theirs, *call))
-        if found == self._specialization:
-            return True
-        if found not in self._others and len(self._others) < MOST_OTHERS:
-            self._others[found] = ConfigArguments.without_tensors(spec, self._theirs, *call)
-        return False
+        """See `Learnable`."""
+        return self._specializations.takes(*call)
 
     def for_other_calls(self) -> Iterator[tuple[Compiler, Callable[[Config], None]]]:
         """See `Learnable`."""
-        for arguments in list(self._others.values()):
+        for arguments in self._specializations.others:
             yield self._compiler_for(arguments), functools.partial(self._load, arguments)
 
-    def _compiler_for(self, arguments: ConfigArguments) -> Compiler:
+    def _compiler_for(self, arguments: Arguments) -> Compiler:
         return device_compiler(self._kernel, self._tuner.spec, arguments, self._aim, background_pool())
-
-    def _specialization_of(self, arguments: ConfigArguments) -> str:
-        """What Triton compiles a call for under its first config; empty where only a launch can tell."""
-        try:
-            args, kwargs = arguments(self._job.space.default)
-        except NotAheadError:
-            return ""
-        return specialization(self._kernel, args, kwargs, gpu_target(self._aim[0]))
 
     def may_compare(self) -> bool:
         """See `Learnable`."""

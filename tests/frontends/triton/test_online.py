@@ -28,6 +28,7 @@ from rehearsed import (
     playing,
     time_us,
     torch,
+    triton,
     tuned,
 )
 
@@ -180,6 +181,25 @@ def test_calls_that_triton_compiles_apart_teach_nothing_and_wait_for_no_candidat
             call(kernel, n)
         assert set((on.launches - before).elements()) == {("scale", Config({"BLOCK": BEST, "num_warps": 4}))}
         assert on.compiles["scale"] <= 2  # the first call's own, of each kernel
+
+
+def test_a_first_call_unlike_all_others_does_not_keep_its_key_from_being_learned() -> None:
+    kernel = tuned(mode="online", key=[])
+    with playing() as on:
+        call(kernel, 1024)
+        call_until_decided(kernel, 1000)
+        (decision,) = kernel.decisions.values()
+        assert (decision.config["BLOCK"], decision.basis) == (BEST, "measured")
+        assert on.launches["scale", Config({"BLOCK": 512, "num_warps": 4})] > 0
+
+
+def test_hooks_run_no_more_often_than_calls_and_compiles() -> None:
+    ran: list[Any] = []
+    hooked = [triton.Config(c.kwargs, num_warps=c.num_warps, pre_hook=ran.append) for c in configs()]
+    kernel = tuned(mode="online", configs=hooked)
+    with playing():
+        calls = call_until_decided(kernel)
+    assert calls <= len(ran) <= calls + 2 * len(hooked) + 1
 
 
 def test_a_candidate_that_raises_is_a_failure_and_the_call_runs_another() -> None:
