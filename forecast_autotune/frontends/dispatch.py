@@ -301,8 +301,7 @@ class Dispatcher:
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
             decision = self._slim(resolution.decision)
             for other, load in learnable.for_other_calls():
-                for _ in InBackground(other, job.space.default, calls).compile([decision.config]):
-                    load(decision.config)
+                _compile_ahead(decision.config, InBackground(other, job.space.default, calls), load)
             calls.end()
             with self.table.lock:
                 if self.table.peek(key) is not entry:  # configs were assigned away, or the program put one in
@@ -433,6 +432,15 @@ class Dispatcher:
 
     def _warn(self, text: str) -> None:
         warn_user(text, TuningWarning)
+
+
+def _compile_ahead(config: Config, compiler: InBackground, load: Callable[[Config], None]) -> None:
+    """Compile and load a config for calls that will run it."""
+    try:
+        for _ in compiler.compile([config]):
+            load(config)
+    except Exception as err:  # these calls compile it themselves, or raise
+        log.debug("%s is not compiled ahead for other calls: %s", config, err)
 
 
 def _source(decision: Decision | None) -> str:

@@ -193,6 +193,23 @@ def test_a_first_call_unlike_all_others_does_not_keep_its_key_from_being_learned
         assert on.launches["scale", Config({"BLOCK": 512, "num_warps": 4})] > 0
 
 
+def test_what_cannot_be_compiled_for_other_calls_leaves_the_key_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Config) -> None:
+        raise RuntimeError("out of resource")
+
+    others = LearnableKernel.for_other_calls
+    monkeypatch.setattr(LearnableKernel, "for_other_calls", lambda self: [(made, refuse) for made, _ in others(self)])
+    kernel = tuned(mode="online", key=[])
+    with playing():
+        call(kernel, 1000)
+        call(kernel, 1024)
+        call_until_decided(kernel, 1000)
+        (decision,) = kernel.decisions.values()
+        assert decision.basis == "measured"
+        call(kernel, 1024)
+        assert kernel.best_config.kwargs["BLOCK"] == BEST
+
+
 def test_hooks_run_no_more_often_than_calls_and_compiles() -> None:
     ran: list[Any] = []
     hooked = [triton.Config(c.kwargs, num_warps=c.num_warps, pre_hook=ran.append) for c in configs()]
