@@ -18,6 +18,7 @@ from typing import Any
 
 from ..processes.channel import Channel
 from ..processes.file_lock import file_lock
+from ..processes.machine import give_way
 from ..processes.serving import redirect_output
 from .cpp_headers import KEPT, drop_outdated_objects, header_digests, read_by_compiler, read_by_ninja
 
@@ -27,10 +28,14 @@ BEGUN = "begun.json"  # in a slot while something is built there: what it held b
 def build(channel: Channel, request: dict[str, Any]) -> None:
     """Build the variant described in `request["folder"]/request.json`; answers when the result stands there.
 
+    It gives way to other processes by `request["nice"]`.
+
     Tells when it waits for the slot and when it has it, since waiting for another build is not building.
     """
     folder = Path(request["folder"])
     plan = json.loads((folder / "request.json").read_text())
+    if request["nice"]:
+        give_way(request["nice"])
     os.umask(0o077)  # what is built will be loaded: it is this user's alone
     redirect_output(str(folder / "build.log"))
     temporary = folder / "tmp"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
@@ -33,7 +34,7 @@ from ..processes.endings import (
 from ..processes.extension import Extension
 from ..processes.file_lock import file_lock
 from ..processes.fork_server import fork_server
-from ..processes.machine import workers_that_fit
+from ..processes.machine import BACKGROUND_NICE, workers_that_fit
 from ..processes.pausing import Pausing
 from ..processes.worker import Worker
 from ..protocols import without_limit
@@ -89,6 +90,15 @@ class CppCompiler:
         self._broken = BrokenSources(recipe)
         self._pausing = Pausing()
         self._failed: dict[Config, Failure] = {}  # by `compile`, and not told by `extension` yet
+        self._nice = 0
+
+    def in_background(self) -> CppCompiler:
+        """The same for what nobody waits for: half as many builds side by side, which give way to all other processes."""
+        other = copy.copy(self)
+        other.workers = max(1, self.workers // 2)
+        other.slots = min(self.slots, other.workers)
+        other._nice = BACKGROUND_NICE
+        return other
 
     @property
     def root(self) -> Path:
@@ -294,7 +304,8 @@ class CppCompiler:
         write_private(folder / "request.json", json.dumps(plan))
         (folder / "build.log").unlink(missing_ok=True)
         # In the environment of now: the toolchain was asked for in it, and the server may have been started in another.
-        return fork_server().start(build, {"folder": str(folder)}, environment=os.environ, may_leave=True)
+        request = {"folder": str(folder), "nice": self._nice}
+        return fork_server().start(build, request, environment=os.environ, may_leave=True)
 
     def _wait(self, worker: Worker, abandoned: threading.Event | None) -> dict[str, Any]:
         """The worker's answer; the time it waits for its slot, which others are building in, does not count."""

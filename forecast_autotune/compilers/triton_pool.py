@@ -19,7 +19,7 @@ from ..processes.channel import Message, memory_file
 from ..processes.core_slots import core_slots
 from ..processes.endings import WorkerDiedError, WorkerKilledError, WorkersUnavailableError, WorkerTimeoutError
 from ..processes.fork_server import ForkServer, last_words
-from ..processes.machine import workers_that_fit
+from ..processes.machine import BACKGROUND_NICE, workers_that_fit
 from ..processes.pausing import Pausing
 from ..processes.worker import START_S
 from .triton_worker import Built, Task, serve_tasks
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 WORKER_BYTES = 1 << 30  # 0.17 GiB seen for matmuls (Triton 3.9, sm_90); larger kernels, and ptxas beside, take more
 MOST_WORKERS = 16  # a short list is no longer
 LEAVE_S = 5.0  # for a thread to let go of a worker that was killed
-BACKGROUND_NICE = 19
 IDLE_S = 120.0  # then a worker gives its memory back; the next compile starts one in 0.5 s
 
 # What a compile reads of the environment beside Triton's own names. The rest may change under a running worker.

@@ -284,6 +284,7 @@ class Dispatcher:
             allowance=PROCESS_ALLOWANCE,
             share=how.settings.online_cost,
             new_event=learnable.new_event,
+            on_host=learnable.on_host,
             may_compare=learnable.may_compare if learnable.compares else None,
             load=learnable.load,
             expected=thrifty.expected,

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -25,9 +25,11 @@ from ..core.decision import Decision
 from ..core.forecast import Abstention
 from ..core.job import Compile, Measure, Stop, View
 from ..core.outcome import Evidence, Failure
+from ..errors import AutotuneError
 from ..measure.real_calls import LearningEndedError, RealCalls, Turn
 from ..protocols import Compiler, Policy, Store, without_limit
 from ..tuning.policies import StoredOnly
+from .tuning_lock import tuning_lock
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,10 @@ class Learnable(Protocol):
     @property
     def new_event(self) -> Callable[[], Any]:
         """Makes an event of the device; see `real_calls.Event`."""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether a call is done when it returns; see `RealCalls`."""
 
     def launcher(self, config: Config) -> Any:
         """Makes calls of the key under a config."""
@@ -109,7 +115,7 @@ class Learning:
         self.meets_others |= not built
         return built
 
-    def turn(self, stream: int) -> tuple[Turn, Any]:
+    def turn(self, stream: Hashable) -> tuple[Turn, Any]:
         """What the next call of the key runs: a turn, and the launcher of its config."""
         turn = self.calls.turn(stream)
         return turn, self._launcher(turn.config)
@@ -132,6 +138,23 @@ class Learning:
     def best(self) -> Any:
         """The launcher of the best known config."""
         return self._launcher(self.calls.incumbent)
+
+
+def compare_on_copies(measuring: AbstractContextManager[Any], config: Config) -> Failure | None:
+    """Why a candidate must not be launched, by a comparison with the default on copies of a call's arguments.
+
+    Args:
+        measuring: gives the measurer that compares.
+    Raises:
+        AutotuneError: they cannot be compared now.
+    """
+    with tuning_lock.held_unless_slow() as locked, tuning_lock.slow(locked), measuring as measurer:
+        if not locked:
+            raise AutotuneError("another thread is timing")
+        failure: Failure | None = measurer.verify(config)
+        if not measurer.can_compare:
+            raise AutotuneError("the default does not run on copies")
+        return failure
 
 
 class Thrifty:

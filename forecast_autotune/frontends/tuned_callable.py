@@ -10,12 +10,17 @@ from ..core.decision import Decision
 from ..core.user_warnings import warn_user
 from ..core.workload import Program, Work
 from ..errors import InvalidInputError, TuningWarning
+from ..measure.base import of_memory, raised
+from ..measure.real_calls import Turn
 from ..store.explanation.explanation import Explanation
 from .call_state import NO_MODULES, CallState, ReachedModules, make_state_function, state_without_data
 from .call_tensors import hold_no_data, why_unmeasured, why_untuned
 from .dispatch import Dispatcher, FrontDoor
 from .engine import untraced
+from .key_table import Entry
 from .keys import NoKeyError, as_names, key_as_json, make_key_function
+from .learnable_callable import current_stream
+from .online import Learning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,9 +152,56 @@ class TunedCallable:
             call = Call(state=state_without_data(()), values=values, args=args, kwargs=kwargs)
             return untraced(self._door.default)(call).call(*args, **kwargs)
         call = Call(state=CallState(*key[0]), values=values, args=args, kwargs=kwargs)
-        entry = self.dispatcher.entry(key, call)
+        entry = self.dispatcher.table.get(key)
+        if entry is None or entry.learning is None:
+            entry = self.dispatcher.entry(key, call)
+        if (learning := entry.learning) is not None:
+            return self._call_in_turn(key, entry, learning, call)
         del call
         return self.dispatcher.run(key, entry, args, kwargs)
+
+    def _call_in_turn(self, key: Any, entry: Entry, learning: Learning, call: Call) -> Any:
+        """Make a call of a key that is being learned: under the best known config, or a candidate that is tried."""
+        turn, launcher = None, entry.launcher
+        if learning.calls.over:
+            self.dispatcher.settle(entry)
+            return self.dispatcher.run(key, entry, call.args, call.kwargs)
+        if learning.teaches(call):
+            launcher = learning.best()
+            if learning.calls.wanted and not call.why_unmeasured:
+                turn, launcher = learning.turn(current_stream(call.state.device_name))
+                if not learning.passes(turn, call):
+                    turn, launcher = None, learning.best()
+        try:
+            if turn is not None:
+                turn.begin()
+            result = launcher.call(*call.args, **call.kwargs)
+            if turn is not None:
+                turn.end()
+        except Exception as err:
+            if turn is not None and turn.trial is not None:
+                return self._call_instead(turn, learning.best(), err, call)
+            if turn is not None:
+                turn.failed("")
+            if entry.fallback is None:
+                raise
+            result = entry.fallback[0].call(*call.args, **call.kwargs)  # where this raises too, it is the call
+            learning.calls.end()
+            self.dispatcher.settle(entry)
+            self.dispatcher.fall_back(key, entry, err)
+            return result
+        entry.fallback = None
+        return result
+
+    def _call_instead(self, turn: Turn, best: Any, err: Exception, call: Call) -> Any:
+        """Call the best known config in the place of a candidate that raised."""
+        try:
+            result = best.call(*call.args, **call.kwargs)
+        except Exception:
+            turn.failed(raised(err), transient=True)  # where this raises too, it is the call
+            raise
+        turn.failed(raised(err), transient=of_memory(err))
+        return result
 
     def _key_without_state(self, values: tuple[Any, ...], err: Exception) -> tuple[Any, Any] | None:
         """The key of a call whose tensors have no addresses, such as fake ones; None where there can be none.

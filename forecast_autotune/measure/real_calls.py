@@ -24,6 +24,7 @@ from ..core.outcome import Failure, Measurement, Outcome
 LEVEL_SAMPLES = 4  # of what runs anyhow, before anything is compared with it
 LEAST_PAIRS, MOST_PAIRS = 4, 16  # of a candidate and what would have run; more than the least only while it is open
 FINAL_PAIRS = 6  # of a finalist, in each round
+FAR = 1.5  # times the incumbent's time: the default, which is a finalist however slow, is run no more
 APART = 3.0  # standard errors by which a candidate is slower or faster, looked at after each pair
 CLOSE = 0.005  # two configs so near each other need no more telling apart
 FIRST_TIMES = 2.0  # the first call of a candidate may take so many times the others: its code and data are cold
@@ -49,6 +50,49 @@ class Event(Protocol):
 
     def elapsed_time(self, later: Any, /) -> float:
         """Milliseconds from this moment to a later one."""
+
+
+class HostEvent:
+    """A moment of the calling thread, for calls that are done when they return."""
+
+    def record(self) -> None:
+        """Note the moment."""
+        self._at_s = time.perf_counter()
+
+    def query(self) -> bool:
+        """It is over once it is noted."""
+        return True
+
+    def elapsed_time(self, later: HostEvent, /) -> float:
+        """Milliseconds from this moment to a later one."""
+        return (later._at_s - self._at_s) * 1e3
+
+
+class StreamEvent:
+    """A moment on the current stream of one device, which need not be the current device.
+
+    Args:
+        device: its name, such as `cuda:1`.
+    """
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._device, self._event = device, torch.cuda.Event(enable_timing=True)
+
+    def record(self) -> None:
+        """Note the moment, when the stream comes to it."""
+        import torch
+
+        self._event.record(torch.cuda.current_stream(self._device))
+
+    def query(self) -> bool:
+        """Whether the stream has come to it."""
+        return bool(self._event.query())
+
+    def elapsed_time(self, later: StreamEvent, /) -> float:
+        """Milliseconds from this moment to a later one."""
+        return float(self._event.elapsed_time(later._event))
 
 
 class LearningEndedError(Exception):
@@ -86,10 +130,12 @@ class Turn:
     def end(self) -> None:
         """Record the moment after it."""
         host_us = (time.perf_counter() - self.began_s) * 1e6
-        if self.first and host_us > COLD_US:
-            self.load_us = host_us
+        cold_us = self.calls.beyond_usual(host_us)
+        if self.first and cold_us > COLD_US:
+            self.load_us = cold_us
         if self.timed:
-            if host_us > COLD_US and self.start.query():  # a device that is behind has not come to the start yet
+            # A device that is behind has not come to the start yet.
+            if host_us > COLD_US and not self.calls.on_host and self.start.query():
                 self.waited_us = host_us
             self.stop.record()
         if self.timed or self.first:
@@ -150,6 +196,7 @@ class RealCalls:
         allowance: what exploring may cost; see `Allowance`.
         share: of the time in tuned kernels that it may take.
         new_event: makes an event of the device.
+        on_host: whether a call is done when it returns, so that the time it takes the host is its own.
         may_compare: whether this call may hold the program up to compare a candidate with the default, before the candidate
             is first launched; None where candidates are not compared.
         load: makes a config ready to launch in the thread of `measure`, so that no call is held up; it may raise. Asked for
@@ -170,6 +217,7 @@ class RealCalls:
         allowance: Allowance,
         share: float,
         new_event: Callable[[], Event],
+        on_host: bool = False,
         may_compare: Callable[[], bool] | None = None,
         load: Callable[[Config], object] = lambda _: None,
         expected: Callable[[Config], float | None] = lambda _: None,
@@ -182,7 +230,7 @@ class RealCalls:
         self.over = False
         self.explored_s = self.saved_s = 0.0
         self.waited_s = 0.0
-        self.last_call = time.monotonic()
+        self.on_host = on_host
         self._default = default
         self._allowance, self._share = allowance, share
         self._new_event = new_event
@@ -220,6 +268,10 @@ class RealCalls:
         """
         final = best_us == math.inf and config in self._tried
         self._tried.add(config)
+        with self._lock:
+            level_us = self._levels_us.get(config, math.nan)
+            if final and level_us > FAR * self._levels_us[self.incumbent]:
+                return Measurement(samples_us=(level_us,))
         trial = Trial(config, early_stop_us, final)
         try:
             self._load(config)
@@ -296,7 +348,6 @@ class RealCalls:
     def turn(self, stream: Hashable = 0) -> Turn:
         """What a call runs."""
         with self._lock:
-            self.last_call = time.monotonic()
             if self.over:
                 return Turn(self, self.incumbent)
             self._turns += 1
@@ -381,6 +432,10 @@ class RealCalls:
     def compares(self, config: Config) -> bool:
         """Whether a candidate is compared with the default before its first launch here."""
         return self._may_compare is not None and config != self._default and config not in self._levels_us
+
+    def beyond_usual(self, host_us: float) -> float:
+        """What a first call takes the host that later ones will not."""
+        return host_us - self._levels_us.get(self.incumbent, host_us) if self.on_host else host_us
 
     def events(self) -> tuple[Any, Any]:
         """Two events, used ones where there are any."""

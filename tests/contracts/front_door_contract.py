@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -15,9 +16,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from forecast_autotune.core.allowance import PROCESS_ALLOWANCE  # noqa: E402
 from forecast_autotune.core.outcome import Failure  # noqa: E402
 from forecast_autotune.errors import CacheMissError, InvalidInputError, TuningWarning  # noqa: E402
 from forecast_autotune.frontends import dispatch  # noqa: E402
+from forecast_autotune.frontends import online as learning  # noqa: E402
+
+LIMIT_S = 240.0
 
 
 class Decisions:
@@ -173,6 +178,50 @@ class FrontDoorContract(ABC):
         monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "strict")
         with pytest.raises(CacheMissError):
             self.call(self.make(), torch.ones(64))
+
+    # Learning from calls
+
+    @pytest.fixture
+    def online(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Mode `online`, by threads that begin at once."""
+        monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "online")
+        monkeypatch.setenv("FORECAST_AUTOTUNE_ISOLATE", "0")
+        monkeypatch.setattr(learning, "QUIET_S", 0.0)
+        monkeypatch.setattr(learning, "DUTY", 1.0)
+        PROCESS_ALLOWANCE.begin()
+        yield
+        learning.learners.end()
+
+    def test_in_mode_online_the_first_call_runs_the_default_and_later_ones_decide(self, online: None) -> None:
+        tuned, x = self.make(), torch.ones(64)
+        assert self.call(tuned, x) == "default"
+        ran, ends = set(), time.monotonic() + LIMIT_S
+        while any(entry.learning is not None for _, entry in tuned.dispatcher.table.items()):
+            assert time.monotonic() < ends, "undecided"
+            ran.add(self.call(tuned, x))
+        assert ran == {"default", "best"}
+        (decision,) = tuned.decisions.values()
+        assert (decision.basis, decision.measured) == ("measured", 2), decision.reason
+        assert decision.explored_s > 0.0
+        assert self.call(tuned, x) == "best"
+        assert self.call(self.make(), x) == "best", "recalled"
+
+    def test_in_mode_online_no_tensor_of_a_call_is_held(self, online: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(learning.learners, "start", lambda _: None)
+        tuned = self.make()
+        self.call(tuned, torch.ones(32))  # imports, and what is made once
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(8):
+                x = torch.ones(64)
+                held = weakref.ref(x)
+                self.call(tuned, x)
+                del x
+                assert held() is None
+            assert any(entry.learning is not None for _, entry in tuned.dispatcher.table.items())
+        finally:
+            gc.enable()
 
     # What fails
 

@@ -97,6 +97,16 @@ class TestRealCalls(MeasurerContract):
         assert isinstance(outcome, Measurement)
         assert len(outcome.samples_us) == 1
 
+    def test_a_default_that_is_far_behind_runs_no_more_among_finalists(self) -> None:
+        calls = self.make_measurer()
+        for config in (DEFAULT, FAST):
+            calls.measure(config)
+        explored_s = calls.explored_s
+        again = calls.measure(DEFAULT)
+        assert isinstance(again, Measurement)
+        assert again.median_us == pytest.approx(100.0)
+        assert calls.explored_s == explored_s
+
 
 def test_what_was_not_earned_is_not_explored() -> None:
     allowance, device = Allowance(), Device()

@@ -15,6 +15,7 @@ from forecast_autotune.core.outcome import Failure
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Workload
 from forecast_autotune.frontends.engine import Request
+from forecast_autotune.frontends.learnable_callable import LearnableCallable
 from forecast_autotune.frontends.program_text.code_text import CodeText
 from forecast_autotune.frontends.tuned_callable import Call, CallableDoor, TunedCallable
 from forecast_autotune.measure.clocks import CpuClock, Launch
@@ -75,8 +76,9 @@ class PlainTuning:
     def fallback(self, decision: Decision, *, measured_here: bool) -> tuple[Any, Config] | None:
         return None if measured_here else (self.default, self._tuned.space.default)
 
-    def learnable(self) -> None:
-        pass
+    def learnable(self) -> LearnableCallable:
+        launchers = self._tuned.launchers
+        return LearnableCallable(device="cpu", compiler=self.compiler, launcher=launchers.__getitem__, measurer=None)
 
     def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
         pass

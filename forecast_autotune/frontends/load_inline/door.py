@@ -20,6 +20,7 @@ from ...protocols import Store
 from ..call_tensors import why_untuned
 from ..engine import Request
 from ..keys import NoKeyError, device_of
+from ..learnable_callable import LearnableCallable
 from ..tuned_callable import Call, CallableDoor
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class FunctionTuning:
     device = ""
 
     def __init__(self, tuned: TunedFunction, call: Call, how: Request) -> None:
-        self._tuned, self._call = tuned, call
+        self._tuned, self._call, self._how = tuned, call, how
         self._isolate = how.settings.isolate != "0"
         self.default = self.launcher(tuned.space.default)
 
@@ -127,8 +128,22 @@ class FunctionTuning:
         default = self._tuned.space.default
         return None if decision.config == default else (self.default, default)
 
-    def learnable(self) -> None:
-        """See `Tuning`. Calls of these are not timed."""
+    def learnable(self) -> LearnableCallable | None:
+        """See `Tuning`. None where a variant may run in a child process only: it may end this one."""
+        if self._isolate:
+            return None
+        tuned, how, device = self._tuned, self._how, self._call.state.device_name
+
+        def launcher(config: Config) -> Launcher:
+            return tuned.launcher(config, device)
+
+        return LearnableCallable(
+            device=device,
+            compiler=self.compiler.in_background(),
+            launcher=launcher,
+            measurer=None if tuned.check is None else lambda call: FunctionTuning(tuned, call, how)._in_process(),
+            load=lambda config: launcher(config).call,
+        )
 
     def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
         """Nobody listens to load_inline."""

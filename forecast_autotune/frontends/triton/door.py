@@ -22,13 +22,14 @@ from ...core.decision import Decision
 from ...core.job import Job
 from ...core.outcome import Failure
 from ...core.user_warnings import warn_user
-from ...errors import AutotuneError, TuningWarning
+from ...errors import TuningWarning
 from ...measure.probe import device_identity
 from ...protocols import Compiler, Store
 from ...settings import Settings
 from ..engine import Request
 from ..inductor.recompilation import recompile_measured
 from ..key_table import Entry
+from ..online import compare_on_copies
 from ..tuning_lock import tuning_lock
 from .call import TritonCall, device_compiler, timings_ms
 from .config_arguments import Arguments
@@ -173,6 +174,8 @@ class LearnableKernel:
         TypeError: an argument holds a tensor in a way that is not known.
     """
 
+    on_host = False  # a launch returns before it is done
+
     def __init__(self, tuner: ForecastAutotuner, call: TritonCall, key: tuple[Any, ...], aim: Aim) -> None:
         self._tuner, self._key, self._job = tuner, key, call.job
         self._theirs = call.all_theirs
@@ -225,13 +228,7 @@ class LearnableKernel:
         """See `Learnable`."""
         theirs = [self._theirs[self._job.space.default], self._theirs[config]]
         of_call = TritonCall(self._tuner.spec, theirs, *call)
-        with tuning_lock.held_unless_slow() as locked, tuning_lock.slow(locked), of_call.measurer() as measurer:
-            if not locked:
-                raise AutotuneError("another thread is timing")
-            failure = measurer.verify(of_call.job.space[-1])
-            if not measurer.can_compare:
-                raise AutotuneError("the default does not run on copies")
-            return failure
+        return compare_on_copies(of_call.measurer(), of_call.job.space[-1])
 
     def decided(self, decision: Decision, store: Store, *, seconds: float) -> None:
         """See `Learnable`. As after tuning, but that no call's tensors were written to."""

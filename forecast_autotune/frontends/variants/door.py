@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,11 @@ from ...tuning.loop import stored
 from ..call_tensors import hold_no_data, labelled_tensors, why_untuned
 from ..engine import Request
 from ..keys import NoKeyError, features_of
+from ..learnable_callable import LearnableCallable
 from ..triton.simulated_driver import Rehearsal, current_rehearsal
 from ..tuned_callable import Call, CallableDoor, work_of_call
 from .arguments import KNOB
-from .launches import LONGEST_S, LONGEST_SHARE, LazyStaticFeatures, VariantLaunches
+from .launches import LONGEST_S, LONGEST_SHARE, LazyStaticFeatures, VariantLaunches, form_of
 
 if TYPE_CHECKING:
     from .joint_space import Choice
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+COMPILED = frozenset(("triton", "c++", "cuda"))  # languages whose kernels are compiled at their first launch
 COMPILING = "torch.compile"  # why a traced call is not measured
 
 
@@ -102,40 +105,11 @@ class _VariantsTuning:
     @property
     def compiler(self) -> Compiler:
         """Compiles ahead the Triton kernels that variants launch; all else is compiled by its first launch."""
-        if self._launched is None:
-            return NoCompiler()
-        from ...compilers.triton_launches import LaunchesCompiler
-        from ..triton.target import compiled_for
-
-        if (aim := compiled_for()) is None:
-            return NoCompiler()
-        target, limits = aim
-        return LaunchesCompiler(self._launched, target=target, properties=limits)
+        return NoCompiler() if self._launched is None else _ahead(self._launched)
 
     def measurer(self) -> InProcess:
-        """Times variants on copies of the call's arguments. Nothing is checked on the simulated driver."""
-        tuned, call, choices, simulated = self._tuned, self._call, self._choices, _rehearsal(self._tuned)
-
-        def launch(config: Config, values: Values) -> Launch:
-            args, kwargs = values
-            return Launch(call=functools.partial(replace(choices[config], defaults_only=True).call, *args, **kwargs))
-
-        def arguments() -> CopiedArguments | BorrowedArguments:
-            if simulated is not None:
-                return BorrowedArguments(call.args, call.kwargs, restored={}, zeroed={})
-            names = [name for name, _ in zip(tuned.arguments.names, call.args, strict=False)]
-            return CopiedArguments(
-                call.args, call.kwargs, names=names, **state_reached([*tuned.callables, *call.values])
-            )
-
-        return InProcess(
-            name=tuned.full_name,
-            default=next(iter(choices)),
-            check=tuned.check if simulated is None else None,
-            launch=launch,
-            clock=_one_clock(call.state.device_name, simulated),
-            arguments=arguments,
-        )
+        """See `Tuning`."""
+        return _measurer(self._tuned, self._choices, self._call)
 
     def launcher(self, config: Config) -> Choice:
         """See `Tuning`."""
@@ -156,11 +130,96 @@ class _VariantsTuning:
         runs = measured_here or self._is_compared or decision.config == default.config
         return None if runs else (default, default.config)
 
-    def learnable(self) -> None:
-        """See `Tuning`. Calls of these are not timed."""
+    def learnable(self) -> LearnableCallable | None:
+        """See `Tuning`. None where the first call of a variant would wait for a compiler."""
+        tuned, choices, launched, state = self._tuned, self._choices, self._launched, self._call.state
+        if any(hasattr(function, "_torchdynamo_orig_callable") for function in tuned.callables):
+            return None  # torch.compile
+        ahead: dict[str, Any] = {"compiler": NoCompiler()}
+        if compiled := frozenset[str]().union(*tuned.languages.values()) & COMPILED:
+            if launched is None or compiled != {"triton"}:
+                return None
+            try:
+                launched.outlive(state)
+            except Exception as err:
+                log.debug("%s is not learned from calls: %r", tuned.full_name, err)
+                return None
+            ahead = _compiled_in_background(launched, state.device_name, form_of(self._call.values))
+        simulated = _rehearsal(tuned)
+        if simulated is not None:
+            ahead["new_event"] = _simulated_event
+        is_checked = tuned.check is not None and simulated is None
+        return LearnableCallable(
+            device=state.device_name,
+            launcher=choices.__getitem__,
+            measurer=(lambda call: _measurer(tuned, choices, call)) if is_checked else None,
+            **ahead,
+        )
 
     def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
         """Nobody listens to variants."""
+
+
+def _measurer(tuned: TunedVariants, choices: Mapping[Config, Choice], call: Call) -> InProcess:
+    """Times variants on copies of a call's arguments. Nothing is checked on the simulated driver."""
+    simulated = _rehearsal(tuned)
+
+    def launch(config: Config, values: Values) -> Launch:
+        args, kwargs = values
+        return Launch(call=functools.partial(replace(choices[config], defaults_only=True).call, *args, **kwargs))
+
+    def arguments() -> CopiedArguments | BorrowedArguments:
+        if simulated is not None:
+            return BorrowedArguments(call.args, call.kwargs, restored={}, zeroed={})
+        names = [name for name, _ in zip(tuned.arguments.names, call.args, strict=False)]
+        return CopiedArguments(call.args, call.kwargs, names=names, **state_reached([*tuned.callables, *call.values]))
+
+    return InProcess(
+        name=tuned.full_name,
+        default=next(iter(choices)),
+        check=tuned.check if simulated is None else None,
+        launch=launch,
+        clock=_one_clock(call.state.device_name, simulated),
+        arguments=arguments,
+    )
+
+
+def _ahead(launched: VariantLaunches, **options: Any) -> Compiler:
+    """Compiles what variants launch; nothing where there is no compiler."""
+    from ...compilers.triton_launches import LaunchesCompiler
+    from ..triton.target import compiled_for
+
+    if (aim := compiled_for()) is None:
+        return NoCompiler()
+    target, limits = aim
+    return LaunchesCompiler(launched, target=target, properties=limits, **options)
+
+
+def _compiled_in_background(launched: VariantLaunches, device: str, form: Hashable) -> dict[str, Any]:
+    """How a `LearnableCallable` compiles and loads what variants launch.
+
+    Args:
+        form: of the values of the call that is compiled for.
+    """
+    from ...compilers.triton_pool import background_pool
+
+    def load(config: Config) -> None:
+        import torch
+
+        with torch.cuda.device(device) if device != "cpu" else contextlib.nullcontext():
+            launched.load(config)
+
+    return {
+        "compiler": _ahead(launched, pool=background_pool()),
+        "load": load,
+        "is_built_for": lambda call: form_of(call.values) == form,
+    }
+
+
+def _simulated_event() -> Any:
+    from triton.runtime.driver import driver
+
+    return driver.active.get_device_interface().Event(enable_timing=True)
 
 
 def job_of(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...core.config import Config
 from ...core.hardware import Hardware
+from ..call_state import CallState
 
 if TYPE_CHECKING:
     from ...compilers.triton_launches import Launched
@@ -54,6 +56,33 @@ class VariantLaunches:
                 self._by_config[config] = triton_launches.launches(made, *self._dataless) if made is not None else ()
         return self._by_config[config]
 
+    def outlive(self, state: CallState) -> None:
+        """Let go of the call's tensors, and be asked in any thread from now on.
+
+        Args:
+            state: of the call: torch keeps settings for each thread.
+        Raises:
+            Exception: torch makes no tensors without data from the call's.
+        """
+        _ = self._dataless
+        made, device = self._made, "cpu" if state.device < 0 else "cuda"
+
+        def made_as_then(config: Config) -> Callable[..., Any] | None:
+            function = made(config)
+            return None if function is None else functools.partial(_called_as, device, state, function)
+
+        self._made = made_as_then
+
+    def load(self, config: Config) -> None:
+        """Make the kernels of a config ready to launch on the current device, as their launches would.
+
+        Raises:
+            Exception: what their launches would raise.
+        """
+        for launched in self(config):
+            kernel = launched.kernel.run(*launched.args, grid=(1,), warmup=True, **launched.kwargs)
+            getattr(kernel, "run", None)  # by which Triton loads it
+
     @cached_property
     def _dataless(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         from ...compilers.triton_launches import without_data
@@ -71,6 +100,35 @@ class VariantLaunches:
         except Exception as err:
             log.debug("%s is not described: %r", config, err)
             return {}
+
+
+def _called_as(device: str, state: CallState, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function with the settings that torch had for an earlier call."""
+    import torch
+
+    autocast = torch.autocast(device, dtype=state.autocast, enabled=state.autocast is not None)
+    with torch.set_grad_enabled(state.tracked), autocast:
+        return function(*args, **kwargs)
+
+
+def form_of(values: Any) -> Hashable:
+    """By what Triton may tell apart calls of one key: types, flags, and which numbers and addresses 16 divides.
+
+    Raises:
+        Exception: what a tensor without an address raises.
+    """
+    import torch
+
+    if isinstance(values, (list, tuple)):
+        return tuple(map(form_of, values))
+    if isinstance(values, dict):
+        return tuple((name, form_of(value)) for name, value in values.items())
+    if isinstance(values, torch.Tensor):
+        layout = form_of((*values.shape, *values.stride()))
+        return str(values.dtype), str(values.device), values.data_ptr() % 16 == 0, layout
+    if isinstance(values, int) and not isinstance(values, bool):
+        return "int", values == 1, values % 16 == 0
+    return cast("Hashable", values if isinstance(values, (bool, str, type(None), torch.dtype)) else type(values))
 
 
 class LazyStaticFeatures(Sequence[Mapping[str, float]]):

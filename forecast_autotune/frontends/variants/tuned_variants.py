@@ -210,9 +210,14 @@ class TunedVariants(TunedCallable):
         return frozenset(i for i, tuners in enumerate(read) if any(t is not self for t in tuners))
 
     @functools.cached_property
+    def languages(self) -> Mapping[str, frozenset[str]]:
+        """By the name of a variant, what its kernels are written in."""
+        return {v.name: frozenset(CodeText([v.function]).languages) for v in self.variants}
+
+    @functools.cached_property
     def of_triton(self) -> frozenset[str]:
         """Names of the variants whose only kernels are Triton's: their launches can be listed without data."""
-        return frozenset(v.name for v in self.variants if CodeText([v.function]).languages == {"triton"})
+        return frozenset(name for name, languages in self.languages.items() if languages == {"triton"})
 
     @functools.cached_property
     def program(self) -> Program:  # type: ignore[override]

@@ -1,0 +1,192 @@
+# ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals
+"""Mode `online` with variants: Triton kernels on the simulated driver, real compilers; torch operations, timed for real."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from rehearsed import BEST, own_triton_cache, playing, scale  # noqa: E402
+
+import forecast_autotune as fa  # noqa: E402
+from forecast_autotune.core.allowance import PROCESS_ALLOWANCE  # noqa: E402
+from forecast_autotune.frontends import online  # noqa: E402
+
+LIMIT_S = 120.0
+N = 4000
+SLOW_S = 20e-3  # far above the scheduler's slices on a busy machine
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Threads begin with the first call; what one test explored is not another one's."""
+    monkeypatch.setattr(online, "QUIET_S", 0.0)
+    monkeypatch.setattr(online, "DUTY", 1.0)
+    PROCESS_ALLOWANCE.begin()
+    with own_triton_cache(tmp_path_factory.mktemp("triton")):
+        yield
+        online.learners.end()
+
+
+def is_learning(tuned: Any) -> bool:
+    return any(entry.learning is not None for _, entry in tuned.dispatcher.table.items())
+
+
+def call_until_decided(tuned: Any, call: Callable[[], Any]) -> Any:
+    """Make calls as a program does; returns the decision."""
+    ends = time.monotonic() + LIMIT_S
+    call()
+    while is_learning(tuned):
+        assert time.monotonic() < ends, "undecided"
+        call()
+        time.sleep(0.0002)
+    (decision,) = tuned.decisions.values()
+    return decision
+
+
+def of_block(x: Any, n: int, *, BLOCK: int) -> None:
+    scale[(triton.cdiv(n, BLOCK),)](x, n, 2.0, BLOCK=BLOCK, num_warps=4)
+
+
+def of_512(x: Any, n: int) -> None:
+    scale[(triton.cdiv(n, 512),)](x, n, 2.0, BLOCK=512, num_warps=4)
+
+
+def scaled(key: str = "n", **given: Any) -> Any:
+    space = fa.Space.grid({"BLOCK": [64, 128, BEST]})
+    options: dict[str, Any] = {"key": key, "check": None, "mode": "online", "name": "scaled", **given}
+    return fa.variants([(of_block, space), of_512], **{"compile_ahead": True, **options})
+
+
+def test_triton_variants_are_compiled_in_the_background_and_decided_by_calls() -> None:
+    tuned, x = scaled(), torch.empty(4096)
+    with playing() as on:
+        decision = call_until_decided(tuned, lambda: tuned(x, N))
+        assert (decision.config["BLOCK"], decision.basis, decision.measured) == (BEST, "measured", 4)
+        assert on.compiles["scale"] <= 1  # the first call's own
+
+
+def test_calls_that_triton_compiles_apart_run_no_candidate() -> None:
+    tuned, x = scaled(key="x"), torch.empty(4096)
+    ran: dict[int, set[int]] = {1000: set(), 1024: set()}
+    with playing() as on:
+
+        def call() -> None:
+            for n, blocks in ran.items():
+                before = on.launches.copy()
+                tuned(x, n)
+                blocks |= {config["BLOCK"] for (_, config) in (on.launches - before).elements()}
+
+        tuned(x, 1000)
+        decision = call_until_decided(tuned, call)
+    assert decision.config["BLOCK"] == BEST
+    assert ran[1000] == {64, 128, BEST, 512}
+    assert ran[1024] <= {64, BEST}  # what the key ran at first, and what was decided
+
+
+def test_no_tensor_of_a_call_is_kept_while_its_kernels_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = scaled()
+    with playing():
+        tuned(torch.empty(64), 60)  # imports, and what is made once
+        monkeypatch.setattr(online.learners, "start", lambda _: None)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(4):
+                x = torch.empty(4096)
+                held = weakref.ref(x)
+                tuned(x, N)
+                del x
+                assert held() is None
+            assert is_learning(tuned)
+        finally:
+            gc.enable()
+
+
+def doubled_slowly(x: Any) -> Any:
+    time.sleep(SLOW_S)
+    return x * 2
+
+
+def doubled(x: Any) -> Any:
+    return x + x
+
+
+def doubled_wrongly(x: Any) -> Any:
+    launched_wrongly.append(not x.any())
+    return x * 3
+
+
+launched_wrongly: list[bool] = []
+
+
+def test_what_computes_something_else_is_never_run_in_a_call() -> None:
+    tuned, x = fa.variants([doubled_slowly, doubled_wrongly, doubled], key="x", mode="online"), torch.ones(64)
+    results = []
+    decision = call_until_decided(tuned, lambda: results.append(tuned(x)))
+    assert decision.config["variant"] == "doubled"
+    assert all(torch.equal(result, 2 * x) for result in results)
+    assert launched_wrongly, "it was compared on copies"
+
+
+def doubled_or_raises(x: Any) -> Any:
+    raise RuntimeError("it does not run")
+
+
+def test_a_variant_that_raises_is_a_failure_and_its_call_runs_another() -> None:
+    tuned = fa.variants([doubled_slowly, doubled_or_raises, doubled], key="x", check=None, mode="online")
+    x, results = torch.ones(64), []
+    decision = call_until_decided(tuned, lambda: results.append(tuned(x)))
+    assert (decision.config["variant"], decision.failed) == ("doubled", 1)
+    assert all(torch.equal(result, 2 * x) for result in results)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_torch_compiles_at_its_first_call_is_not_tried() -> None:
+    tuned = fa.variants([doubled, torch.compile(doubled_slowly)], key="x", check=None, mode="online")
+    tuned(torch.ones(64))
+    assert not is_learning(tuned)
+
+
+def test_kernels_that_are_not_compiled_ahead_are_not_tried() -> None:
+    tuned = scaled(compile_ahead=False)
+    with playing():
+        tuned(torch.empty(4096), N)
+    assert not is_learning(tuned)
+
+
+def test_an_error_that_is_the_calls_own_reaches_the_caller() -> None:
+    def slow_or_error(x: Any, fail: bool) -> Any:
+        if fail:
+            raise ValueError("as asked")
+        return doubled_slowly(x)
+
+    def quick_or_error(x: Any, fail: bool) -> Any:
+        if fail:
+            raise ValueError("as asked")
+        return doubled(x)
+
+    tuned, x = fa.variants([slow_or_error, quick_or_error], key="x", check=None, mode="online"), torch.ones(64)
+    for _ in range(20):
+        assert torch.equal(tuned(x, False), 2 * x)
+        with pytest.raises(ValueError, match="as asked"):
+            tuned(x, True)
+
+
+def test_keys_met_in_turns_are_all_learned() -> None:
+    tuned = fa.variants([doubled_slowly, doubled], key="x", check=None, mode="online")
+    sizes = [torch.ones(n) for n in (8, 16, 32)]
+    ends = time.monotonic() + LIMIT_S
+    while len(tuned.decisions) < len(sizes) or is_learning(tuned):
+        assert time.monotonic() < ends, "undecided"
+        for x in sizes:
+            tuned(x)
+    assert {decision.config["variant"] for decision in tuned.decisions.values()} == {"doubled"}
