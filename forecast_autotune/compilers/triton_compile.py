@@ -19,11 +19,11 @@ from ..protocols import without_limit
 from .triton_evidence import evidence, out_of_resources
 from .triton_pool import Compiling, WorkerPool, current_setup, shared_pool
 from .triton_source import (
-    FrontEnd,
     NotAheadError,
     Source,
     compile_here,
     found_in_cache,
+    front_end,
     gpu_target,
     make_source,
 )
@@ -66,7 +66,6 @@ class SourceCompiler:
         self.properties = dict(properties)
         self.timeout_s = timeout_s
         self._pool = pool
-        self._front_end = FrontEnd()
 
     @property
     def pool(self) -> WorkerPool:
@@ -142,7 +141,7 @@ class SourceCompiler:
                 return self._compile_here(made)
             source = made.source
             task = Task(
-                ir=self._front_end.first_ir(made),
+                ir=front_end.first_ir(made),
                 name=source.name,
                 extension=source.ext,
                 language=source.language,

@@ -16,7 +16,7 @@ OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 """What a Triton config sets beside the kernel's own parameters; None in one of them means that it is not set."""
 
 MOST_PACKED = 1024  # specializations that are kept of a kernel, at some 2 KB each
-MOST_LOWERED = 64  # first IRs that are kept for further configs, at some 100 KB each
+MOST_LOWERED = 64  # sources whose first IRs are kept for further configs and keys, at some 100 KB each
 
 
 class NotAheadError(AutotuneError):
@@ -152,14 +152,15 @@ def specialization(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], 
 
 
 class FrontEnd:
-    """Triton's front end, which runs once for all configs that differ only in options that it does not read.
+    """Triton's front end, which runs once for all configs and keys that differ only in what it does not read.
 
     Lists of configs are often warps times stages, and these it does not read: of the 229 configs that one model of
-    flash-linear-attention compiles, it lowers 54.
+    flash-linear-attention compiles, it lowers 54. Nor does it read a number that is no constant: keys of other sizes share.
+    Threads share it without a lock: what two of them lower at once is the same.
     """
 
     def __init__(self) -> None:
-        self._lowered: dict[Any, list[tuple[dict[str, Any], str]]] = {}  # by source: the options read, and the IR
+        self._lowered: dict[Any, tuple[tuple[dict[str, Any], str], ...]] = {}  # by source: the options read, and the IR
 
     def first_ir(self, made: Source) -> str:
         """Lower the Python source to the first IR, as text with its source locations.
@@ -194,11 +195,14 @@ class FrontEnd:
         if "target" in source.make_ir.__code__.co_varnames:  # since 3.5
             given = (made.target, *given)
         text = str(source.make_ir(*given))
-        if sum(map(len, self._lowered.values())) >= MOST_LOWERED:
-            self._lowered.clear()
-        self._lowered.setdefault(alike, []).append((options.read, text))
+        self._lowered[alike] = (*self._lowered.pop(alike, ()), (options.read, text))
+        for oldest in list(self._lowered)[:-MOST_LOWERED]:
+            self._lowered.pop(oldest, None)
         return text
 
+
+front_end = FrontEnd()
+"""This process's."""
 
 _MISSING = object()
 

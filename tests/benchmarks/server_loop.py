@@ -6,8 +6,7 @@ caches: `first` runs one fixed config, `online` launches at once, `tune` measure
 
 With --gpu a request is one call of the suite's matmul in Triton (12 configs, 4096 x 4096 weights) and ends when the device
 is done. Without, it is one call of a C++ function, whose variants are all built before, so that requests wait for tuning
-alone. In mode `online` calls of C++ functions try nothing: they run what is stored, forecast or the default, as `first`
-does.
+alone. Candidates are timed in the server's own process, for in mode `online` they run in its calls.
 
 Prints a table, or with --json one object: for each mode its requests, their 50th and 99th percentile and the longest in
 microseconds, the 50th of those that came in the last third of the time, the keys that were met and measured, and the
@@ -172,7 +171,7 @@ def served_by(mode: str, given: argparse.Namespace, folder: Path) -> dict[str, f
     words = ["--keys", str(given.keys), "--seconds", str(given.seconds), "--builds", given.builds, "--serve", mode]
     changes = {"FORECAST_AUTOTUNE_DIR": str(folder / mode), "TRITON_CACHE_DIR": str(folder / mode / "triton")}
     if mode in MODES:
-        changes["FORECAST_AUTOTUNE_MODE"] = mode
+        changes |= {"FORECAST_AUTOTUNE_MODE": mode, "FORECAST_AUTOTUNE_ISOLATE": "0"}
     others = {name: value for name, value in os.environ.items() if not name.startswith("FORECAST_AUTOTUNE_")}
     done = subprocess.run(
         [sys.executable, __file__, *words, *["--gpu"] * given.gpu],

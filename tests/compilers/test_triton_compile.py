@@ -636,6 +636,19 @@ def test_the_front_end_runs_once_for_configs_that_differ_in_what_it_does_not_rea
     assert lowerings.runs == len(set(alone)) == 2
 
 
+def test_the_front_end_runs_once_for_keys_that_differ_in_numbers_it_does_not_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(triton_compile, "front_end", triton_source.FrontEnd())
+    lowerings = Lowerings(monkeypatch)
+    for n, warps in ((1001, 4), (1003, 8), (1024, 2)):
+        keys = compiler(scale, (half(4096), n))
+        (built,) = (built for _, built in keys.compile([Config({"BLOCK": 64, "num_warps": warps})]))
+        assert isinstance(built, Evidence)
+    assert lowerings.runs == 2  # for numbers that 16 divides, and for others
+
+
 def test_the_front_end_runs_again_for_a_config_that_differs_in_what_it_reads() -> None:
     source = compiler(knows_its_warps, (torch.empty(64, dtype=torch.int32, device="meta"),)).source
     front_end = triton_source.FrontEnd()
@@ -650,4 +663,4 @@ def test_the_front_end_keeps_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch
     front_end = triton_source.FrontEnd()
     for block in (64, 128, 256, 512, 1024):
         front_end.first_ir(source(Config({"BLOCK": block})))
-        assert sum(map(len, front_end._lowered.values())) <= 2
+        assert len(front_end._lowered) <= 2
