@@ -153,6 +153,8 @@ def _features(
         return described(implicit_product(operands[0], operands[1], out, shared), knobs, hardware)
     if operation == "flex_attention":
         return attention_features(operands[0], operands[1], operands[2], knobs, hardware)
+    if operation == "flex_attention_backward":
+        return backward_features(operands[0], operands[1], operands[2], knobs, hardware)
     return tuple({} for _ in configs)
 
 
@@ -185,21 +187,47 @@ def attention_features(
     """The features of configs of flex attention, as though every query met every key: what masks leave out is unknown."""
     from .template_kernels import attention as kernel
 
+    arguments = _arguments(query, keys, values)
+    m, heads = query.shape[2], query.shape[0] * query.shape[1]
+    arguments["out_ptr"] = _rows(heads * m, values.shape[3], query.dtype.itemsize)
+
+    def grid(meta: Mapping[str, Any]) -> tuple[int, int]:
+        return -(-m // meta["BLOCK_M"]), heads
+
+    return tuple(launch_features(kernel, describe_call(arguments), configs, grid=grid, hardware=hardware))
+
+
+def backward_features(
+    query: Operand, keys: Operand, values: Operand, configs: Sequence[Mapping[str, Any]], hardware: Hardware
+) -> tuple[Mapping[str, float], ...]:
+    """The features of configs of the gradient of flex attention, as `attention_features`."""
+    from .template_kernels import attention_backward as kernel
+
+    arguments = _arguments(query, keys, values)
+    m, n, heads, size = query.shape[2], keys.shape[2], query.shape[0] * query.shape[1], query.dtype.itemsize
+    arguments |= {
+        "dout_ptr": _rows(heads * m, values.shape[3], size),
+        "dk_ptr": _rows(heads * n, keys.shape[3], size),
+        "dv_ptr": _rows(heads * n, values.shape[3], size),
+    }
+
+    def grid(meta: Mapping[str, Any]) -> tuple[int, int]:
+        return -(-n // meta["BLOCK_N1"]), heads
+
+    return tuple(launch_features(kernel, describe_call(arguments), configs, grid=grid, hardware=hardware))
+
+
+def _arguments(query: Operand, keys: Operand, values: Operand) -> dict[str, Any]:
+    """What both kernels of attention are given."""
     batch, heads, m, qk_dim = query.shape
     _, key_heads, n, v_dim = values.shape
     size = query.dtype.itemsize
-    arguments = {
+    return {
         "q_ptr": _rows(batch * heads * m, qk_dim, size),
         "k_ptr": _rows(keys.shape[0] * key_heads * n, qk_dim, size),
         "v_ptr": _rows(values.shape[0] * key_heads * n, v_dim, size),
-        "out_ptr": _rows(batch * heads * m, v_dim, size),
         "m": m, "n": n, "shared_heads": heads // key_heads, "QK_DIM": qk_dim, "V_DIM": v_dim,
     }  # fmt: skip
-
-    def grid(meta: Mapping[str, Any]) -> tuple[int, int]:
-        return -(-m // meta["BLOCK_M"]), batch * heads
-
-    return tuple(launch_features(kernel, describe_call(arguments), configs, grid=grid, hardware=hardware))
 
 
 def _rows(count: int, width: int, itemsize: int) -> Sized:
