@@ -30,9 +30,8 @@ import forecast_autotune as fa
 from forecast_autotune.measure.clocks import EventClock, Launch
 
 from .operations import operation_of
+from .ways import DEFAULT, EVERYTHING, EXHAUSTIVE, MAX_AUTOTUNE, budget_of
 
-STOCK = ("default", "max-autotune", "exhaustive")
-OURS = "ours"
 ROUNDS, MOST_SAMPLES, ROUND_US = 3, 30, 1e4  # of samples, eager code and compiled code in turns
 LEAST_PHASE_S = 0.05  # what takes less is not told
 
@@ -62,9 +61,13 @@ def times_us(calls: list[Callable[[], Any]], on: EventClock) -> list[float]:
     return [statistics.median(each) for each in samples]
 
 
-def mode_of(way: str) -> str | None:
-    """What torch.compile is given."""
-    return None if way == "default" else "max-autotune-no-cudagraphs"
+def given_to_compile(way: str) -> dict[str, Any]:
+    """What torch.compile is given in a way."""
+    if way == DEFAULT:
+        return {}
+    if way in (MAX_AUTOTUNE, EXHAUSTIVE) or way.endswith(EVERYTHING):
+        return {"mode": "max-autotune-no-cudagraphs"}
+    return {"options": {"max_autotune_gemm": True}}
 
 
 def compiled(name: str, way: str, on: EventClock) -> dict[str, Any]:
@@ -81,7 +84,7 @@ def compiled(name: str, way: str, on: EventClock) -> dict[str, Any]:
     before, own_before = len(candidates), len(own_s)
     workers_ready = AsyncCompile.use_process_pool()
     began = time.perf_counter()
-    function = torch.compile(operation.function, mode=mode_of(way))
+    function = torch.compile(operation.function, **given_to_compile(way))
     results = operation.run(function)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - began
@@ -132,16 +135,16 @@ def first_compile(way: str) -> None:
     """What only a process's first compile takes, and its workers' start."""
     with cold():
         a = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
-        torch.compile(lambda a, b: torch.relu(a @ b), mode=mode_of(way))(a, a)
+        torch.compile(lambda a, b: torch.relu(a @ b), **given_to_compile(way))(a, a)
         AsyncCompile.wait_pool_ready()
 
 
 def main(words: list[str] | None = None) -> int:
     """Compile each operation in one way; the environment says with what budget."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("way", choices=(*STOCK, OURS))
+    parser.add_argument("way")
     given = parser.parse_args(words)
-    if given.way == OURS:
+    if budget_of(given.way) is not None:
         fa.install(inductor=True)
         from forecast_autotune.frontends.inductor.choices import narrowing
 
@@ -150,7 +153,7 @@ def main(words: list[str] | None = None) -> int:
     select_algorithm.add_feedback_saver(lambda timings, *_: candidates.extend(each.name for each in timings))
     on = clock()
     first_compile(given.way)
-    if given.way == "exhaustive":
+    if given.way == EXHAUSTIVE:
         for space in ("max_autotune_gemm_search_space", "max_autotune_flex_search_space"):
             setattr(inductor_config, space, "EXHAUSTIVE")
     print(json.dumps({"gpu": torch.cuda.get_device_name(), "threads": inductor_config.compile_threads}), flush=True)

@@ -9,10 +9,11 @@ from typing import Any
 
 from forecast_autotune.cli.output import print_table
 
+from .ways import in_order
+
 Found = dict[str, dict[str, Any]]
 """By way, what was found of one operation."""
 
-ORDER = ("default", "max-autotune", "exhaustive")
 MEANS = (
     "way",
     "operations",
@@ -30,7 +31,7 @@ PHASES = 12  # that are printed, those first that take longest
 
 def print_found(found: Mapping[str, Found]) -> None:
     """A row an operation; means over all, over those that were compiled in all ways, and by kind; where the seconds go."""
-    ways = ways_of(found)
+    ways = in_order({way for of_one in found.values() for way in of_one})
     columns = ("operation", *(f"{way} {figure}" for way in ways for figure in ("s", "time")))
     print_table(columns, list(lines(found, ways)), right=columns[1:])
     for title, part in parts(found, ways):
@@ -39,12 +40,6 @@ def print_found(found: Mapping[str, Found]) -> None:
     columns = ("seconds of an operation", *ways)
     print()
     print_table(columns, list(phases(found, ways)), right=columns[1:])
-
-
-def ways_of(found: Mapping[str, Found]) -> list[str]:
-    """The ways that something was compiled in, Inductor's own first, then budgets."""
-    every = {way for of_one in found.values() for way in of_one}
-    return [*(way for way in ORDER if way in every), *sorted(every.difference(ORDER), key=int)]
 
 
 def parts(found: Mapping[str, Found], ways: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Found]]]:

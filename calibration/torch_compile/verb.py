@@ -1,12 +1,18 @@
 """torch.compile's candidates for matrix products narrowed by forecasts, beside torch.compile as it is, on a GPU.
 
-The ways: the default, max-autotune, max-autotune's exhaustive list, and `install(inductor=True)` under max-autotune at each
-budget (0: nothing is timed, mode forecast). Each has a process of its own, and each operation is compiled in all ways one
-after the other, with caches and store empty. What is compiled is timed on cold caches, in turns with eager code. Printed are
-the seconds of each first run, and its time over that of the default way, both by eager code's time in the same process; then
-means; then where the seconds go. What only a process's first compile takes does not count, in any way.
+The ways:
+    default, max-autotune, exhaustive    as torch.compile has them, the last with max-autotune's exhaustive list
+    gemm                                 option max_autotune_gemm: of max-autotune what is about products
+    0, 2, 4, 8                           `install(inductor=True)` with that option and budget; 0 is mode forecast
+    4-max                                the same in mode max-autotune, which also tunes pointwise kernels, one config after
+                                         another (coordinate descent), when they first run
 
-    python -m calibration inductor-report                        # 64 products: max-autotune and budgets of 0, 2, 4, 8
+Each way has a process of its own, and each operation is compiled in all ways one after the other, with caches and store
+empty. What is compiled is timed on cold caches, in turns with eager code. Printed are the seconds of each first run, and its
+time over that of the default way, both by eager code's time in the same process; then means; then where the seconds go. What
+only a process's first compile takes does not count, in any way.
+
+    python -m calibration inductor-report                        # 64 products in all ways but the exhaustive one
     python -m calibration inductor-report --exhaustive 6         # the first six at the end with the exhaustive list too
     python -m calibration inductor-report --products 0 --models  # three parts of models
     python -m calibration inductor-report --share 2/4 --limit-s 540 --keep two.jsonl    # every fourth, from the second on
@@ -39,10 +45,9 @@ from forecast_autotune.cli.output import print_json
 from ..command import positive
 from ..paths import REPOSITORY
 from .table import Found, print_found
+from .ways import EXHAUSTIVE, STOCK, budget_of
 
-STOCK = ("default", "max-autotune", "exhaustive")
-WAYS = "default,max-autotune,0,2,4,8"
-EXHAUSTIVE = "exhaustive"
+WAYS = "default,max-autotune,gemm,0,2,4,8,4-max"
 OPERATION_S = 300.0  # at most, of one operation in one way
 READY_S = 180.0  # at most, until a process has compiled something
 LAST_S = 5.0  # that a process is given to end
@@ -57,7 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--products", type=int, default=64, metavar="N", help="how many, up to 64 (default: 64)")
     parser.add_argument("--models", action="store_true", help="three parts of models, before the products")
-    parser.add_argument("--ways", default=WAYS, help=f"of {', '.join(STOCK)}, and budgets (default: %(default)s)")
+    parser.add_argument("--ways", default=WAYS, help="of those above, any budgets (default: %(default)s)")
     parser.add_argument(
         "--exhaustive", type=positive, default=0, metavar="N", help="so many products, at the end, that way too"
     )
@@ -84,7 +89,7 @@ def main(words: Sequence[str] | None = None) -> int:
             return 2
         return _print(read_kept(given.print), as_json=given.json)
     ways = given.ways.split(",")
-    if unknown := [way for way in ways if way not in STOCK and not way.isdecimal()]:
+    if unknown := [way for way in ways if way not in STOCK and budget_of(way) is None]:
         print(f"inductor-report: --ways {unknown[0]!r} is none of {', '.join(STOCK)}, and no budget", file=sys.stderr)
         return 2
     import torch
@@ -245,8 +250,8 @@ class Worker:
 def environment_of(way: str) -> dict[str, str]:
     """A process's environment; its compile workers do not rest while another way has its turn."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FORECAST_AUTOTUNE_")}
-    if way.isdecimal():
-        environment |= {"FORECAST_AUTOTUNE_MODE": "forecast"} if way == "0" else {"FORECAST_AUTOTUNE_BUDGET": way}
+    if (budget := budget_of(way)) is not None:
+        environment |= {"FORECAST_AUTOTUNE_MODE": "forecast"} if budget == "0" else {"FORECAST_AUTOTUNE_BUDGET": budget}
     environment["TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL"] = "0"
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")]))
     return environment
@@ -254,7 +259,7 @@ def environment_of(way: str) -> dict[str, str]:
 
 def command_of(way: str) -> list[str]:
     """The process that compiles operations in one way."""
-    return [sys.executable, "-m", "calibration.torch_compile.compiles", way if way in STOCK else "ours"]
+    return [sys.executable, "-m", "calibration.torch_compile.compiles", way]
 
 
 def _told(found: Mapping[str, Any]) -> str:

@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 
 from calibration.fit.products import read_recorded  # noqa: E402
 from calibration.paths import PRODUCTS  # noqa: E402
-from calibration.torch_compile import table, verb  # noqa: E402
+from calibration.torch_compile import table, verb, ways  # noqa: E402
+from calibration.torch_compile.compiles import given_to_compile  # noqa: E402
 from calibration.torch_compile.operations import MODELS, operation_of, products  # noqa: E402
 
 WAYS = ["default", "max-autotune", "4"]
@@ -73,6 +74,14 @@ def test_no_product_was_recorded_at_that_size() -> None:
     assert products(6) == listed[:6]
     assert operation_of(listed[-1].name).__self__ == listed[-1]
     assert set(MODELS) == {"transformer_block", "convolutional_block", "causal_flex_attention"}
+
+
+def test_a_budget_is_of_products_alone_unless_everything_is_tuned() -> None:
+    given = {way: given_to_compile(way) for way in ("default", "gemm", "4", "max-autotune", "exhaustive", "4-max")}
+    assert given["default"] == {}
+    assert given["gemm"] == given["4"] == {"options": {"max_autotune_gemm": True}}
+    assert given["max-autotune"] == given["exhaustive"] == given["4-max"] == {"mode": "max-autotune-no-cudagraphs"}
+    assert ways.in_order({"8", "4-max", "16", "gemm", "4", "default"}) == ["default", "gemm", "4", "4-max", "8", "16"]
 
 
 def test_shares_make_the_whole_and_long_lists_come_last() -> None:
