@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
@@ -20,9 +20,9 @@ from ...core.hardware import Hardware
 from ...core.job import Job
 from ...core.space import Space
 from ...core.workload import Workload
-from ...features.launch_features import describe_call, launch_features, work_of
+from ...features.launch_features import describe_call, launch_features
 from ...measure.probe import detect_hardware
-from .candidates import Operand, Product, Sized, described, is_library, program_of, toolchain_of
+from .candidates import Operand, Product, Sized, described, is_library, program_of, toolchain_of, with_features
 
 CONVOLUTIONS = (
     "convolution2d",
@@ -90,27 +90,29 @@ class RenderedCandidates:
         key |= {"out": out.key, "parameters": {name: str(value) for name, value in shared.items()}}
         if operation in ATTENTION:  # what scores are changed and masked by is written into the source alone
             key["source"] = str(first.bmreq.module_cache_key)
-        hardware = detect_hardware(str(first.layout.device))
-        configs = list(self.places)
-        features = _features(operation, shared, operands, out, configs, hardware)
-        self.job = Job(
+        self.undescribed_job = Job(
             workload=Workload(program=program_of(operation), key=key, timing="inductor"),
-            space=Space(configs),
-            hardware=hardware,
+            space=Space(list(self.places)),
+            hardware=detect_hardware(str(first.layout.device)),
             toolchain=toolchain_of(first.layout.device.type),
-            work=work_of([each for each in features if "programs" in each]),
-            static_features=features,
         )
+        self._features = partial(_features, operation, shared, operands, out)
+
+    @cached_property
+    def job(self) -> Job:
+        """See `Candidates`."""
+        job = self.undescribed_job
+        return with_features(job, self._features(list(job.space), job.hardware))
 
     @property
     def unmeasured_job(self) -> Job:
         """The job where nothing can be measured: no model was fitted on these, so forecasts of one decide nothing."""
-        return replace(self.job, static_features=())
+        return self.undescribed_job
 
     @property
     def externs(self) -> tuple[Config, ...]:
         """Functions of libraries, which need no compiling."""
-        return tuple(config for config in self.job.space if is_library(config))
+        return tuple(config for config in self.undescribed_job.space if is_library(config))
 
 
 def _parameters(choice: Any) -> dict[str, Any]:
