@@ -200,6 +200,13 @@ def test_without_max_autotune_nothing_is_narrowed(timed: Timed) -> None:
     assert choices.narrowing.counts.products == 0
 
 
+def test_products_are_narrowed_where_they_alone_are_tuned(timed: Timed) -> None:
+    with inductor_config.patch(max_autotune=False, max_autotune_gemm=True):
+        product()
+    (listed,) = timed.lists
+    assert len(listed) == 1 + 4
+
+
 @pytest.mark.parametrize("op", ["bmm", "addmm", "mm_plus_mm"])
 def test_other_products_are_narrowed_too(timed: Timed, monkeypatch: Any, op: str) -> None:
     a, batch = torch.ones(256, 256), torch.ones(4, 256, 256)
