@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,56 +23,86 @@ Make = Callable[[], Operation]
 
 # (n, k) of layers, by model as published in its configuration.
 LAYERS = (
-    (9216, 3072), (8192, 3072), (3072, 8192),  # Phi-3 mini
+    (9216, 3072), (8192, 3072), (3072, 8192), (3072, 3072),  # Phi-3 mini
+    (7680, 2560), (10240, 2560), (2560, 10240), (51200, 2560),  # Phi-2
     (24576, 3072), (3072, 24576),  # Gemma 7B
+    (4096, 2304), (9216, 2304), (2304, 9216),  # Gemma 2 2B
     (4672, 4544), (18176, 4544), (4544, 18176),  # Falcon 7B
     (18432, 6144), (6144, 24576),  # GPT-NeoX 20B
     (7168, 7168), (20480, 7168), (7168, 20480),  # Yi 34B
+    (12288, 3072), (3072, 12288),  # StarCoder2 3B
     (512, 512), (2048, 512), (512, 2048),  # T5 small
     (6144, 1408), (1408, 6144),  # ViT-g/14
     (1152, 384), (384, 1536),  # DeiT-S
+    (288, 96), (384, 96), (96, 384), (1536, 384),  # Swin-T
+    (51865, 384), (50280, 2560), (1001, 1280), (1000, 1792), (527, 768), (91, 256), (29, 1024),  # vocabularies, classes
 )  # fmt: skip
-TOKENS = (1, 16, 100, 512, 2048, 8192)
-EPILOGUES = ("none", "bias", "gelu")
-PRODUCTS = 60
+TOKENS = (16, 48, 100, 256, 512, 1000, 2048, 4096, 8192)
+BATCHED = (  # batch, m, n, k: attention by hand, and experts
+    (64, 512, 512, 64), (71, 512, 512, 64), (64, 257, 257, 88), (64, 257, 88, 257), (32, 1024, 1024, 96),
+    (16, 512, 512, 256), (16, 512, 256, 512), (768, 64, 64, 32), (64, 64, 1024, 2048), (32, 100, 1024, 512),
+)  # fmt: skip
+EPILOGUES = ("mm", "addmm", "mm+gelu", "addmm+gelu")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+OF_DTYPES = (8, 1, 1)  # of ten
+MOST_FLOPS = 1e12
+PRODUCTS, SEED = 64, 292
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """m tokens through a layer from k to n in bf16, and what follows in the same graph."""
+    """(m, k) by (k, n) as a layer has it, and what follows in the same graph; for `bmm` a batch of both."""
 
+    kind: str
+    batch: int
     m: int
     n: int
     k: int
-    epilogue: str
+    dtype: str
 
     @property
     def name(self) -> str:
-        return f"{self.m}x{self.n}x{self.k} {self.epilogue}"
+        """Its kind, a blank, and the rest."""
+        sizes = (*([self.batch] if self.kind == "bmm" else []), self.m, self.n, self.k)
+        return f"{self.kind} {'x'.join(map(str, sizes))} {self.dtype}"
 
     def make(self) -> Operation:
         """The product with tensors of its own."""
-        x, weight, bias = _bf16(self.m, self.k), _bf16(self.n, self.k), _bf16(self.n)
+        dtype = DTYPES[self.dtype]
+        if self.kind == "bmm":
+            a, b = _random(dtype, self.batch, self.m, self.k), _random(dtype, self.batch, self.n, self.k)
+            return Operation(lambda: a @ b.transpose(1, 2), lambda function: function())
+        x, weight = _random(dtype, self.m, self.k), _random(dtype, self.n, self.k)
+        bias = _random(dtype, self.n) if self.kind.startswith("addmm") else None
         functions = {
-            "none": lambda: x @ weight.T,
-            "bias": lambda: nn.functional.linear(x, weight, bias),
-            "gelu": lambda: nn.functional.gelu(x @ weight.T),
+            "mm": lambda: x @ weight.T,
+            "addmm": lambda: nn.functional.linear(x, weight, bias),
+            "mm+gelu": lambda: nn.functional.gelu(x @ weight.T),
+            "addmm+gelu": lambda: nn.functional.gelu(nn.functional.linear(x, weight, bias)),
         }
-        return Operation(functions[self.epilogue], lambda function: function())
+        return Operation(functions[self.kind], lambda function: function())
 
 
 def products(count: int = PRODUCTS) -> list[Product]:
-    """So many products, at most `PRODUCTS`: every layer at numbers of tokens and with epilogues in turn."""
-    listed = [
-        Product(TOKENS[(place + 2 * turn) % len(TOKENS)], n, k, EPILOGUES[(place + turn) % len(EPILOGUES)])
-        for turn in range(PRODUCTS // len(LAYERS))
-        for place, (n, k) in enumerate(LAYERS)
-    ]
-    return [listed[place * len(listed) // count] for place in range(count)]
+    """So many products, at most `PRODUCTS`, in an order of which any beginning is a fair part of all.
+
+    Each layer and batch is there once, then some layers at other numbers of tokens.
+    """
+    draw = random.Random(SEED)
+    chosen = dict.fromkeys(Product("bmm", *sizes, "bf16") for sizes in BATCHED)
+    layers = list(LAYERS)
+    while len(chosen) < PRODUCTS:
+        n, k = layers.pop(0) if layers else draw.choice(LAYERS)
+        m = draw.choice([tokens for tokens in TOKENS if 2 * tokens * n * k <= MOST_FLOPS])
+        (dtype,) = draw.choices(tuple(DTYPES), OF_DTYPES)
+        chosen[Product(draw.choice(EPILOGUES), 1, m, n, k, dtype)] = None
+    listed = list(chosen)
+    draw.shuffle(listed)
+    return listed[:count]
 
 
-def _bf16(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.bfloat16, device="cuda") / shape[-1] ** 0.5
+def _random(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, device="cuda") / shape[-1] ** 0.5
 
 
 class Block(nn.Module):  # type: ignore[misc] # torch is not typed here

@@ -23,7 +23,7 @@ ROOMS = {
     "third_party": ("record",),
     "torch_compile": (),
 }  # which others each may import
-PRIVATE = {"_inductor", "_pytree", "_subclasses"}  # modules of torch that have no public name
+PRIVATE = {"_dynamo", "_inductor", "_pytree", "_subclasses"}  # modules of torch that have no public name
 
 
 @pytest.mark.parametrize("verb", VERBS)

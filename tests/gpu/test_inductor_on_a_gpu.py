@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from forecast_autotune.store.queries import StoreFile
+
 torch = pytest.importorskip("torch")
 
 pytestmark = [
@@ -44,30 +46,48 @@ one = torch.ones((), device="cuda")
 x, weight, bias = random(512, 1024), random(768, 1024), random(768)
 images, kernel = (t.to(memory_format=torch.channels_last) for t in (random(8, 64, 56, 56), random(128, 64, 3, 3)))
 q, k, v = (random(2, 8, 1024, 64) for _ in range(3))
+with_gradients = [t.detach().requires_grad_() for t in (q, k, v)]
+
+def gradients(attend):
+    return torch.autograd.grad(attend(*with_gradients).float().square().sum(), with_gradients)
+
+def called(function):
+    return function()
+
 functions = {
-    "mm": lambda: torch.relu(x @ weight.T),
-    "addmm": lambda: torch.nn.functional.linear(x, weight, bias),
-    "bmm": lambda: q @ k.transpose(-1, -2),
-    "conv": lambda: torch.relu(torch.nn.functional.conv2d(images, kernel, padding=1)),
-    "flex": lambda: flex_attention(q, k, v),
-    "fp8": functools.partial(torch._scaled_mm, fp8(512, 1024), fp8(768, 1024).T, one, one, out_dtype=torch.bfloat16),
+    "mm": (lambda: torch.relu(x @ weight.T), called),
+    "addmm": (lambda: torch.nn.functional.linear(x, weight, bias), called),
+    "bmm": (lambda: q @ k.transpose(-1, -2), called),
+    "conv": (lambda: torch.relu(torch.nn.functional.conv2d(images, kernel, padding=1)), called),
+    "flex": (lambda: flex_attention(q, k, v), called),
+    "decoding": (lambda: flex_attention(q[:, :, :1], k, v), called),
+    "backward": (lambda q, k, v: flex_attention(q, k, v), gradients),
+    "fp8": (
+        functools.partial(torch._scaled_mm, fp8(512, 1024), fp8(768, 1024).T, one, one, out_dtype=torch.bfloat16),
+        called,
+    ),
 }
 found = {}
-for name, function in functions.items():
+for name, (function, run) in functions.items():
     torch._dynamo.reset()
     before = len(timed)
-    got, expected = torch.compile(function, mode="max-autotune-no-cudagraphs")(), function()
+    got, expected = run(torch.compile(function, mode="max-autotune-no-cudagraphs")), run(function)
     torch.testing.assert_close(got, expected, rtol=0.05, atol=0.05)
     found[name] = timed[before:]
+from forecast_autotune.frontends.inductor.choices import narrowing
+
+known = narrowing._known.values()
+chosen = [str(config) for each in known for config in each.parameters]
+print(json.dumps({"timed": found, "chosen": chosen, "recalled": narrowing.counts.recalled}))
 """
 
 
-def told_by(tmp_path: Path, script: str, **environment: str) -> Any:
-    """What a script prints last, in a process with the store and the caches of the test."""
-    folders = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+def told_by(folder: Path, script: str, **environment: str) -> Any:
+    """What a script prints last, in a process with store and caches in a folder."""
+    folders = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "FORECAST_AUTOTUNE_DIR": "store"}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
-        env={**os.environ, **{name: str(tmp_path / folder) for name, folder in folders.items()}, **environment},
+        env={**os.environ, **{name: str(folder / inner) for name, inner in folders.items()}, **environment},
         cwd=REPOSITORY, capture_output=True, text=True, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -75,12 +95,20 @@ def told_by(tmp_path: Path, script: str, **environment: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_few_candidates_are_timed_and_another_machine_with_the_store_times_none(tmp_path: Path) -> None:
-    script = MADE + "print(json.dumps(found))"
-    found = told_by(tmp_path, script)
-    for name, lists in found.items():
-        (listed,) = lists
-        templates = [each for each in listed if each.startswith("triton")]
-        assert 1 <= len(templates) <= 4, name
-    again = told_by(tmp_path, script, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "elsewhere"))
-    assert {name: lists for name, lists in again.items() if lists} == {}
+def test_few_candidates_are_timed_and_none_on_a_second_machine_with_the_store_as_a_pack(tmp_path: Path) -> None:
+    first = told_by(tmp_path / "first", MADE)
+    templates = {
+        name: [[each for each in listed if each.startswith("triton")] for listed in lists]
+        for name, lists in first["timed"].items()
+    }
+    assert len(templates["backward"]) == 2  # the forward pass keeps more for it than in inference
+    for name, lists in templates.items():
+        assert lists, name
+        if name != "decoding":  # of which nothing is forecast
+            assert all(1 <= len(listed) <= 4 for listed in lists), name
+    pack = tmp_path / "pack.jsonl"
+    StoreFile(tmp_path / "first" / "store").export(pack)
+    second = told_by(tmp_path / "second", MADE, FORECAST_AUTOTUNE_PACKS=str(pack))
+    assert {name: lists for name, lists in second["timed"].items() if lists} == {}
+    assert second["chosen"] == first["chosen"]
+    assert second["recalled"] == len(second["chosen"])

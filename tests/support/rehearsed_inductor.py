@@ -15,6 +15,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor import select_algorithm
 from torch._inductor.kernel.flex import flex_attention as flex_lowering
 from torch._inductor.kernel.flex import flex_decoding
+from torch.nn.attention import flex_attention as public_flex
 from torch.nn.attention.flex_attention import flex_attention
 
 import forecast_autotune as fa
@@ -94,6 +95,29 @@ def attention(
     monkeypatch.setattr(flex_lowering, "lower_cpu", for_gpus["flex_attention"])
     q, kv = torch.ones(2, 8, queries, 64), torch.ones(2, 8, 1024, 64)
     lowered(lambda q, k, v: flex_attention(q, k, v, score_mod=score), q, kv, kv, dynamic=dynamic)
+
+
+def attention_backward(monkeypatch: pytest.MonkeyPatch, width: int = 64) -> None:
+    """The gradient of flex attention: its graph alone is lowered, for on a CPU there is none."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+
+    monkeypatch.setattr(public_flex, "_validate_device", lambda *_: None)
+    backend = aot_autograd(
+        fw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+        bw_compiler=compile_fx_inner,
+        decompositions=select_decomp_table,
+    )
+    torch._dynamo.reset()
+    inputs = [torch.ones(2, 8, 1024, width, requires_grad=True) for _ in range(3)]
+    result = torch.compile(lambda q, k, v: flex_attention(q, k, v), backend=backend)(*inputs)
+    try:
+        result.sum().backward()
+    except torch._inductor.exc.InductorError as err:
+        if not any(reason in str(err) for reason in UNWRITTEN):
+            raise
 
 
 def decisions() -> list[Any]:

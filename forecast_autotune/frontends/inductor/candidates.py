@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -143,6 +143,7 @@ class Candidates:
 
     Attributes:
         parameters: by config, its template and what that is given.
+        undescribed_job: what is to be decided, as far as a store needs it.
         epilogue_us: what a template saves, against the library, by taking in what is done with the result.
         may_go_on_whole: whether all may be timed where nothing is forecast.
 
@@ -163,29 +164,36 @@ class Candidates:
         for candidate, each in zip(every, knobs, strict=True):
             config = Config({name: each.get(name) for name in names})
             self.parameters.setdefault(config, (candidate.template.uid, candidate.params))
-        configs = list(self.parameters)
         hardware = detect_hardware(str(lowered.device))
-        features = described(lowered.product, [config.knobs for config in configs], hardware)
-        self.job = Job(
+        self.undescribed_job = Job(
             workload=Workload(program=program_of(lowered.op), key=lowered.key, timing="inductor"),
-            space=Space(configs),
+            space=Space(list(self.parameters)),
             hardware=hardware,
             toolchain=toolchain_of(lowered.device.type),
-            work=work_of([each for each in features if "programs" in each]),
-            static_features=features,
         )
         self.epilogue_us = _epilogue_us(lowered, hardware)
-        self._is_fitted = lowered.product.itemsize in FITTED
+        self._product = lowered.product
+
+    @cached_property
+    def job(self) -> Job:
+        """What is to be decided, with what forecasts need; that takes half of the time of a product that is decided."""
+        job = self.undescribed_job
+        return with_features(job, described(self._product, [config.knobs for config in job.space], job.hardware))
 
     @property
     def unmeasured_job(self) -> Job:
         """The job where nothing can be measured: the model decides nothing on elements that it was not fitted on."""
-        return self.job if self._is_fitted else replace(self.job, static_features=())
+        return self.job if self._product.itemsize in FITTED else self.undescribed_job
 
     @property
     def externs(self) -> tuple[Config, ...]:
         """Functions of libraries, which need no compiling."""
-        return tuple(config for config in self.job.space if is_library(config))
+        return tuple(config for config in self.undescribed_job.space if is_library(config))
+
+
+def with_features(job: Job, features: tuple[Mapping[str, float], ...]) -> Job:
+    """A job whose configs are described, by mappings that are empty for those that nothing is known of."""
+    return replace(job, work=work_of([each for each in features if "programs" in each]), static_features=features)
 
 
 def as_listed(parameters: tuple[str, Any], listed: Sequence[Any]) -> Any:

@@ -175,10 +175,10 @@ class Narrowing:
         how = operation_request() if operation in ATTENTION else product_request()
         candidates = RenderedCandidates(operation, listed)
         if how.settings.mode == "first":
-            return [listed[candidates.places[candidates.job.space.default]]]
+            return [listed[candidates.places[candidates.undescribed_job.space.default]]]
         known = (
-            candidates.job.workload.digest,
-            candidates.job.space.digest,
+            candidates.undescribed_job.workload.digest,
+            candidates.undescribed_job.space.digest,
             how.settings.mode,
             how.budget,
             str(how.settings.dir),
@@ -205,7 +205,6 @@ class Narrowing:
             self.counts.passed_on += len(chosen.parameters)
 
     def _chosen(self, candidates: Candidates | RenderedCandidates, how: Request) -> Chosen:
-        job = candidates.job
         store = make_store(how.settings)
         budget = Budget(how.budget)
         if not budget.measures or how.settings.mode == "strict":
@@ -213,9 +212,11 @@ class Narrowing:
             decision = decide(job, how, compiler=NoCompiler(), measurer=NO_MEASURER, store=store).decision
             self._count(recalled=decision.tried, forecast=not decision.tried)
             return _chosen_of(candidates, [decision.config])
+        job = candidates.undescribed_job
         if (known := recall(job, how, store)) is not None and known.tried:
             self._count(recalled=True)
             return _chosen_of(candidates, [hold_to(job, how, store, known).config])
+        job = candidates.job
         # Ranks time the same candidates whatever each has stored: else one could decide on what another has not compiled.
         informing = make_store(replace(how.settings, mode="forecast")) if ranks_decide(how) else store
         forecasts, model = first_forecasts(job, how, informing)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
@@ -20,9 +20,9 @@ from ...core.hardware import Hardware
 from ...core.job import Job
 from ...core.space import Space
 from ...core.workload import Workload
-from ...features.launch_features import describe_call, launch_features, work_of
+from ...features.launch_features import describe_call, launch_features
 from ...measure.probe import detect_hardware
-from .candidates import Operand, Product, Sized, described, is_library, program_of, toolchain_of
+from .candidates import Operand, Product, Sized, described, is_library, program_of, toolchain_of, with_features
 
 CONVOLUTIONS = (
     "convolution2d",
@@ -90,27 +90,29 @@ class RenderedCandidates:
         key |= {"out": out.key, "parameters": {name: str(value) for name, value in shared.items()}}
         if operation in ATTENTION:  # what scores are changed and masked by is written into the source alone
             key["source"] = str(first.bmreq.module_cache_key)
-        hardware = detect_hardware(str(first.layout.device))
-        configs = list(self.places)
-        features = _features(operation, shared, operands, out, configs, hardware)
-        self.job = Job(
+        self.undescribed_job = Job(
             workload=Workload(program=program_of(operation), key=key, timing="inductor"),
-            space=Space(configs),
-            hardware=hardware,
+            space=Space(list(self.places)),
+            hardware=detect_hardware(str(first.layout.device)),
             toolchain=toolchain_of(first.layout.device.type),
-            work=work_of([each for each in features if "programs" in each]),
-            static_features=features,
         )
+        self._features = partial(_features, operation, shared, operands, out)
+
+    @cached_property
+    def job(self) -> Job:
+        """See `Candidates`."""
+        job = self.undescribed_job
+        return with_features(job, self._features(list(job.space), job.hardware))
 
     @property
     def unmeasured_job(self) -> Job:
         """The job where nothing can be measured: no model was fitted on these, so forecasts of one decide nothing."""
-        return replace(self.job, static_features=())
+        return self.undescribed_job
 
     @property
     def externs(self) -> tuple[Config, ...]:
         """Functions of libraries, which need no compiling."""
-        return tuple(config for config in self.job.space if is_library(config))
+        return tuple(config for config in self.undescribed_job.space if is_library(config))
 
 
 def _parameters(choice: Any) -> dict[str, Any]:
@@ -153,6 +155,8 @@ def _features(
         return described(implicit_product(operands[0], operands[1], out, shared), knobs, hardware)
     if operation == "flex_attention":
         return attention_features(operands[0], operands[1], operands[2], knobs, hardware)
+    if operation == "flex_attention_backward":
+        return backward_features(operands[0], operands[1], operands[2], knobs, hardware)
     return tuple({} for _ in configs)
 
 
@@ -185,21 +189,47 @@ def attention_features(
     """The features of configs of flex attention, as though every query met every key: what masks leave out is unknown."""
     from .template_kernels import attention as kernel
 
+    arguments = _arguments(query, keys, values)
+    m, heads = query.shape[2], query.shape[0] * query.shape[1]
+    arguments["out_ptr"] = _rows(heads * m, values.shape[3], query.dtype.itemsize)
+
+    def grid(meta: Mapping[str, Any]) -> tuple[int, int]:
+        return -(-m // meta["BLOCK_M"]), heads
+
+    return tuple(launch_features(kernel, describe_call(arguments), configs, grid=grid, hardware=hardware))
+
+
+def backward_features(
+    query: Operand, keys: Operand, values: Operand, configs: Sequence[Mapping[str, Any]], hardware: Hardware
+) -> tuple[Mapping[str, float], ...]:
+    """The features of configs of the gradient of flex attention, as `attention_features`."""
+    from .template_kernels import attention_backward as kernel
+
+    arguments = _arguments(query, keys, values)
+    m, n, heads, size = query.shape[2], keys.shape[2], query.shape[0] * query.shape[1], query.dtype.itemsize
+    arguments |= {
+        "dout_ptr": _rows(heads * m, values.shape[3], size),
+        "dk_ptr": _rows(heads * n, keys.shape[3], size),
+        "dv_ptr": _rows(heads * n, values.shape[3], size),
+    }
+
+    def grid(meta: Mapping[str, Any]) -> tuple[int, int]:
+        return -(-n // meta["BLOCK_N1"]), heads
+
+    return tuple(launch_features(kernel, describe_call(arguments), configs, grid=grid, hardware=hardware))
+
+
+def _arguments(query: Operand, keys: Operand, values: Operand) -> dict[str, Any]:
+    """What both kernels of attention are given."""
     batch, heads, m, qk_dim = query.shape
     _, key_heads, n, v_dim = values.shape
     size = query.dtype.itemsize
-    arguments = {
+    return {
         "q_ptr": _rows(batch * heads * m, qk_dim, size),
         "k_ptr": _rows(keys.shape[0] * key_heads * n, qk_dim, size),
         "v_ptr": _rows(values.shape[0] * key_heads * n, v_dim, size),
-        "out_ptr": _rows(batch * heads * m, v_dim, size),
         "m": m, "n": n, "shared_heads": heads // key_heads, "QK_DIM": qk_dim, "V_DIM": v_dim,
     }  # fmt: skip
-
-    def grid(meta: Mapping[str, Any]) -> tuple[int, int]:
-        return -(-m // meta["BLOCK_M"]), batch * heads
-
-    return tuple(launch_features(kernel, describe_call(arguments), configs, grid=grid, hardware=hardware))
 
 
 def _rows(count: int, width: int, itemsize: int) -> Sized:

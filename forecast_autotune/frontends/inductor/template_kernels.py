@@ -85,3 +85,37 @@ def attention(  # type: ignore[no-untyped-def]
         (total / weight[:, None]).to(out_ptr.dtype.element_ty),
         mask=where,
     )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attention_backward(  # type: ignore[no-untyped-def]
+    q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, m, n, shared_heads,
+    BLOCK_M1: tl.constexpr, BLOCK_N1: tl.constexpr, QK_DIM: tl.constexpr, V_DIM: tl.constexpr,
+):  # fmt: skip
+    """The half of attention's gradient that is of keys and values; that of queries has the same tiles, turned round.
+
+    The grid: tiles of keys, heads of all batches; by rows throughout.
+    """
+    head = tl.program_id(1)
+    q_ptr += head * m * QK_DIM
+    dout_ptr += head * m * V_DIM
+    k_ptr += head // shared_heads * n * QK_DIM
+    v_ptr += head // shared_heads * n * V_DIM
+    dk_ptr += head * n * QK_DIM
+    dv_ptr += head * n * V_DIM
+    keys = tl.program_id(0) * BLOCK_N1 + tl.arange(0, BLOCK_N1)
+    inner, outer = tl.arange(0, QK_DIM), tl.arange(0, V_DIM)
+    k = tl.load(k_ptr + keys[:, None] * QK_DIM + inner[None, :], mask=keys[:, None] < n, other=0.0)
+    v = tl.load(v_ptr + keys[:, None] * V_DIM + outer[None, :], mask=keys[:, None] < n, other=0.0)
+    dk = tl.zeros((BLOCK_N1, QK_DIM), dtype=tl.float32)
+    dv = tl.zeros((BLOCK_N1, V_DIM), dtype=tl.float32)
+    for start in range(0, m, BLOCK_M1):
+        rows = start + tl.arange(0, BLOCK_M1)
+        q = tl.load(q_ptr + rows[None, :] * QK_DIM + inner[:, None], mask=rows[None, :] < m, other=0.0)
+        dout = tl.load(dout_ptr + rows[:, None] * V_DIM + outer[None, :], mask=rows[:, None] < m, other=0.0)
+        shares = tl.exp2(tl.dot(k, q))
+        dv += tl.dot(shares.to(dout.dtype), dout)
+        dscores = shares * tl.dot(v, tl.trans(dout))
+        dk += tl.dot(dscores.to(q.dtype), tl.trans(q))
+    tl.store(dk_ptr + keys[:, None] * QK_DIM + inner[None, :], dk.to(dk_ptr.dtype.element_ty), mask=keys[:, None] < n)
+    tl.store(dv_ptr + keys[:, None] * V_DIM + outer[None, :], dv.to(dv_ptr.dtype.element_ty), mask=keys[:, None] < n)

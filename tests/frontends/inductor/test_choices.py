@@ -75,6 +75,15 @@ def test_a_product_that_is_decided_goes_on_alone_and_is_not_timed(timed: Timed, 
     assert len(timed.lists) == 2
 
 
+def test_what_is_decided_is_not_described_for_forecasts(timed: Timed, monkeypatch: Any) -> None:
+    product()
+    as_another_process(monkeypatch)
+    monkeypatch.setattr(candidates, "described", lambda *_: 1 // 0)
+    product()
+    assert choices.narrowing.counts.recalled == 1
+    assert product_request.stood_aside() == ""
+
+
 def test_nothing_is_timed_where_the_store_was_shipped_as_a_pack(timed: Timed, monkeypatch: Any, tmp_path: Path) -> None:
     product()
     store().export(tmp_path / "pack.jsonl")
@@ -189,6 +198,13 @@ def test_without_max_autotune_nothing_is_narrowed(timed: Timed) -> None:
         torch._dynamo.reset()
         torch.compile(lambda a, b: a @ b)(torch.ones(256, 256), torch.ones(256, 256))
     assert choices.narrowing.counts.products == 0
+
+
+def test_products_are_narrowed_where_they_alone_are_tuned(timed: Timed) -> None:
+    with inductor_config.patch(max_autotune=False, max_autotune_gemm=True):
+        product()
+    (listed,) = timed.lists
+    assert len(listed) == 1 + 4
 
 
 @pytest.mark.parametrize("op", ["bmm", "addmm", "mm_plus_mm"])

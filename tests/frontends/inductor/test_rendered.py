@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rehearsed_inductor import Timed, as_another_process, attention, convolution, decisions, names, product, store
+from rehearsed_inductor import (
+    Timed,
+    as_another_process,
+    attention,
+    attention_backward,
+    convolution,
+    decisions,
+    names,
+    product,
+    store,
+)
 from torch._inductor import config as inductor_config
 from torch._inductor.choices import InductorChoices
 
@@ -96,6 +107,41 @@ def test_of_attention_inductors_default_and_the_best_forecasts_are_timed(timed: 
     assert len(timed.lists) == 1
 
 
+@pytest.mark.parametrize("width", [64, 96])
+def test_of_the_gradient_of_attention_the_best_forecasts_are_timed(timed: Timed, monkeypatch: Any, width: int) -> None:
+    attention_backward(monkeypatch, width)
+    (listed,) = timed.lists
+    assert len(listed) == 4
+    assert "BLOCK_M1=16" in listed[0].description  # what it takes of float32 without max-autotune
+    (stored,) = decisions()
+    assert stored.place.workload.program.name == "inductor.flex_attention_backward"
+    as_another_process(monkeypatch)
+    attention_backward(monkeypatch, width)
+    assert len(timed.lists) == 1
+
+
+def test_attention_decided_elsewhere_is_not_timed_where_the_store_was_shipped(
+    timed: Timed, monkeypatch: Any, tmp_path: Path
+) -> None:
+    timed.ms = lambda place: 0.3 - 0.01 * place
+
+    def every() -> list[str]:
+        attention(monkeypatch)
+        attention(monkeypatch, queries=16)
+        attention_backward(monkeypatch)
+        convolution()
+        known = choices.narrowing._known.values()
+        return [str(config) for chosen in known for config in chosen.parameters]
+
+    decided = every()
+    store().export(tmp_path / "pack.jsonl")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "second machine"))
+    monkeypatch.setenv("FORECAST_AUTOTUNE_PACKS", str(tmp_path / "pack.jsonl"))
+    as_another_process(monkeypatch)
+    assert every() == decided
+    assert len(timed.lists) == choices.narrowing.counts.recalled == 4
+
+
 def test_scores_that_are_changed_otherwise_are_a_key_of_their_own(timed: Timed, monkeypatch: Any) -> None:
     attention(monkeypatch)
     attention(monkeypatch, score=lambda score, _b, _h, q, kv: score + (q - kv))
@@ -128,6 +174,15 @@ def test_attention_is_described_by_its_tiles() -> None:
     small, large = rendered.attention_features(q, kv, kv, configs, sheet_for("H200"))
     assert small["programs"] == 2 * large["programs"] == 1024 // 64 * 2 * 8
     assert small["flops"] == pytest.approx(2 * 8 * 4 * 1024 * 1024 * 64)
+    assert small["traffic_bytes"] > large["traffic_bytes"]
+
+
+def test_the_gradient_of_attention_is_described_by_its_tiles() -> None:
+    q, kv = (Operand((2, heads, 1024, 64), (heads * 65536, 65536, 64, 1), torch.bfloat16) for heads in (8, 4))
+    configs = [{"BLOCK_M1": 32, "BLOCK_N1": n, "num_warps": 4, "num_stages": 3} for n in (64, 128)]
+    small, large = rendered.backward_features(q, kv, kv, configs, sheet_for("H200"))
+    assert small["programs"] == 2 * large["programs"] == 1024 // 64 * 2 * 8
+    assert small["flops"] == pytest.approx(2 * 8 * 8 * 1024 * 1024 * 64)
     assert small["traffic_bytes"] > large["traffic_bytes"]
 
 
