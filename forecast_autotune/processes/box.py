@@ -60,6 +60,7 @@ _KEPT = (
 """Variables of the environment that compilers and libraries are found by; everything else stays outside."""
 
 _COMPILERS = ("gcc", "g++", "cc", "c++", "clang", "clang++", "ld", "as", "ninja", "nvcc")
+TRITON_FOLDER = "triton"  # of a box's folder: where Triton keeps what it compiled
 _NOBODY = 65534
 _MOST_PROCESSES = 256  # that a box may hold: a compiler's pipeline takes a dozen
 _MOST_IDS = 450  # of a namespace; threads take one each, and the kernel sets 300 aside
@@ -123,7 +124,12 @@ def close_box(box: Box, kept: Sequence[int]) -> None:
             f"a folder that user {os.geteuid()} may use ({err}): let FORECAST_AUTOTUNE_DIR name one"
         ) from None
     os.umask(0o077)
-    os.environ.update(HOME=box.folder, TMPDIR=box.folder, TRITON_CACHE_DIR=os.path.join(box.folder, "triton"))
+    os.environ.update(
+        HOME=box.folder,
+        TMPDIR=box.folder,
+        TRITON_CACHE_DIR=os.path.join(box.folder, TRITON_FOLDER),
+        TRITON_DISABLE_LINE_INFO="1",  # or a binary names the file that it came from, and no two programs come out alike
+    )
     system_calls.restrict_files(
         writable=[box.folder],
         readable=[*_SYSTEM, *_SYSTEM_FACTS, *_libraries(), f"/proc/{os.getpid()}", "/proc/self", *box.readable],

@@ -8,7 +8,9 @@ around them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import math
 import mmap
 import os
@@ -16,7 +18,8 @@ import random
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.hardware import Hardware
 from ..core.outcome import Failure, Measurement
 from ..errors import InvalidInputError
-from ..processes.box import TOO_MANY, Box, NoBoxError, boxed_environment, boxed_server
+from ..processes.box import TOO_MANY, TRITON_FOLDER, Box, NoBoxError, boxed_environment, boxed_server
 from ..processes.channel import Message, memory_file
 from ..processes.endings import (
     WorkerDiedError,
@@ -33,10 +36,10 @@ from ..processes.endings import (
     WorkersUnavailableError,
     WorkerTimeoutError,
 )
-from ..processes.machine import usable_memory_bytes
+from ..processes.machine import usable_cores, usable_memory_bytes
 from ..processes.worker import Worker
 from .task import SearchTask, Sizes
-from .trial import serve_candidate
+from .trial import nothing, pin, serve_candidate
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +59,7 @@ PRECISION_RATIO = (
     16.0  # of root-mean-square errors to the seed's: half precision in place of single is off by thousands
 )
 LIGHT_RATIO = 0.8  # of the least time that the device's peaks allow: sheets are not exact
-TRITON = ".triton"  # where Triton keeps what it compiled, in its home
+CHECKED_BESIDE = 8  # candidates that are checked side by side at most; each compiles, and has a worker or two
 BINARIES = (".cubin", ".hsaco")
 SHIFT = 1  # elements off the usual alignment
 RESOLVED = 0.1  # of what a batch took that is its launches' at least, however long a message took
@@ -115,8 +118,41 @@ class Result:
     code: str = ""
 
 
+@dataclass(slots=True, kw_only=True)
+class _Begun:
+    """A worker that has closed its box and started its device, and has loaded nothing yet."""
+
+    worker: Worker
+    file: int  # the memory that arguments are handed over in
+    folder: Path
+
+    def end(self) -> None:
+        """End the worker, and remove what it left."""
+        self.worker.close()
+        os.close(self.file)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class Checked:
+    """Whether a candidate is right, and workers to time it in: new ones, which find what it compiled.
+
+    `code` is that of a `Result`.
+    """
+
+    failure: Failure | None = None
+    code: str = ""
+    seconds: float = 0.0
+    begun: list[_Begun] = field(default_factory=list)
+
+    def end(self) -> None:
+        """End the workers that timed nothing."""
+        while self.begun:
+            self.begun.pop().end()
+
+
 class Examiner:
-    """Tries candidates of one task, each in a worker of its own.
+    """Tries candidates of one task, each in workers of its own.
 
     Args:
         task: what is searched for.
@@ -127,9 +163,56 @@ class Examiner:
 
     def __init__(self, task: SearchTask, hardware: Hardware, folder: Path, bar: Bar | None = None) -> None:
         self.task, self.hardware, self.bar = task, hardware, bar or Bar()
+        self.bytes = min(MOST_BYTES, usable_memory_bytes() // 6)  # of the memory that arguments are handed over in
+        self.floors_us: dict[str, float] = {}  # by size
+        self.beside = min(CHECKED_BESIDE, max(1, usable_cores() // 2))
         self._folder = folder
-        self._trials = 0
+        self._trials = itertools.count(1)
         self._warm: Path | None = None
+
+    @contextlib.contextmanager
+    def checked(self, candidates: Sequence[Loadable], timings: int = 1) -> Iterator[list[Checked]]:
+        """See whether candidates are right, side by side, as nothing is timed; then start workers to time them in.
+
+        Nothing but time is saved: each is asked what `examine` asks it, and timed in a process that did nothing before.
+
+        Args:
+            timings: how often each is to be handed to `examine`.
+        Raises:
+            NoBoxError, WorkersUnavailableError, InvalidInputError: see `examine`.
+        """
+        futures: list[Future[Checked]] = []
+        try:
+            with ThreadPoolExecutor(self.beside, thread_name_prefix="forecast_autotune_check") as pool:
+                futures = [pool.submit(self._check, one, timings) for one in candidates]
+            yield [future.result() for future in futures]
+        finally:
+            for future in futures:
+                if future.exception() is None:
+                    future.result().end()
+
+    def _check(self, candidate: Loadable, timings: int) -> Checked:
+        began = time.perf_counter()
+        checked = Checked()
+        first = self._begin(candidate, self._warm)
+        try:
+            with _Exam(self, first, is_seed=False) as exam:
+                exam.load(candidate.message)
+                exam.check()
+            first.worker.close()
+            compiled = first.folder / TRITON_FOLDER
+            checked.code = compiled_to(compiled, self._warm)
+            for _ in range(timings):
+                checked.begun.append(self._begin(candidate, compiled if compiled.is_dir() else None))
+        except _ITS_OWN as err:
+            checked.failure = replace(_failure(err), cost_s=time.perf_counter() - began)
+        except BaseException:
+            checked.end()
+            raise
+        finally:
+            first.end()
+        checked.seconds = time.perf_counter() - began
+        return checked
 
     def examine(
         self,
@@ -138,6 +221,7 @@ class Examiner:
         best_us: Mapping[str, float] | None = None,
         sizes: Mapping[str, Sizes] | None = None,
         is_seed: bool = False,
+        checked: Checked | None = None,
     ) -> Result:
         """Load a candidate, see whether it is right, and time it.
 
@@ -145,55 +229,61 @@ class Examiner:
             best_us: the fastest so far at each size: far slower ones are not timed to the end.
             sizes: in place of the task's.
             is_seed: it is a person's: what it shows becomes the bar.
+            checked: what `checked` found of it, where it was asked before.
         Raises:
             NoBoxError: the system has no box.
             WorkersUnavailableError: no worker can be had.
             InvalidInputError: the task's own reference or inputs do not fit.
         """
         began = time.perf_counter()
-        folder = self._new_folder()
+        if checked is not None and checked.failure is not None:
+            return Result(outcome=checked.failure)
+        spent_s = 0.0 if checked is None else checked.seconds
+        begun = checked.begun.pop(0) if checked is not None and checked.begun else self._begin(candidate, self._warm)
+        compiled = begun.folder / TRITON_FOLDER
         try:
-            with self._start(candidate, folder) as worker:
-                exam = _Exam(self, worker, is_seed=is_seed)
+            with _Exam(self, begun, is_seed=is_seed) as exam:
                 exam.load(candidate.message)
-                exam.check()
+                if checked is None:
+                    exam.check()
                 timed = {
                     name: exam.time(name, one, (best_us or {}).get(name))
                     for name, one in (sizes or self.task.sizes).items()
                 }
-        except (WorkerTimeoutError, WorkerMemoryError, WorkerRaisedError, WorkerDiedError, _WrongError) as err:
-            return Result(outcome=replace(_failure(err), cost_s=time.perf_counter() - began))
+        except _ITS_OWN as err:
+            return Result(outcome=replace(_failure(err), cost_s=spent_s + time.perf_counter() - began))
         else:
-            code = compiled_to(folder / TRITON, self._warm)
-            if is_seed and (folder / TRITON).is_dir():
+            code = compiled_to(compiled, self._warm) if checked is None else checked.code
+            if is_seed and compiled.is_dir():
+                begun.worker.close()
                 self._warm = self._folder / f"warm-{os.getpid()}"
                 shutil.rmtree(self._warm, ignore_errors=True)
-                shutil.move(folder / TRITON, self._warm)
-            return replace(_result(timed, time.perf_counter() - began), code=code)
+                shutil.move(compiled, self._warm)
+            return replace(_result(timed, spent_s + time.perf_counter() - began), code=code)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            begun.end()
 
-    def _new_folder(self) -> Path:
-        """An empty folder for one worker, but for what Triton compiled for the seed: no candidate finds what another
-        left."""
-        self._trials += 1
-        folder = self._folder / f"trial-{os.getpid()}-{self._trials}"
+    def _new_folder(self, compiled: Path | None) -> Path:
+        """An empty folder for one worker, but for what Triton compiled for the seed, or for the same candidate: none finds
+        what another left."""
+        folder = self._folder / f"trial-{os.getpid()}-{next(self._trials)}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)
-        if self._warm is not None:
-            shutil.copytree(self._warm, folder / TRITON)
+        if compiled is not None:
+            shutil.copytree(compiled, folder / TRITON_FOLDER, symlinks=True)
         return folder
 
-    def _start(self, candidate: Loadable, folder: Path) -> Worker:
+    def _begin(self, candidate: Loadable, compiled: Path | None) -> _Begun:
         import torch
 
+        folder = self._new_folder(compiled)
         file = memory_file(self.bytes, "forecast_autotune_search")
         box = Box(
             folder=str(folder),
             readable=candidate.readable,
             gpu=self.task.device.startswith("cuda"),
             may_start=candidate.may_start,
-            memory_bytes=max(2 << 30, usable_memory_bytes() // 2),
+            memory_bytes=max(2 << 30, usable_memory_bytes() // (self.beside + 1)),
         )
         request = {
             "box": box.as_json(),
@@ -206,18 +296,17 @@ class Examiner:
             worker = boxed_server().start(
                 serve_candidate, request, [file], environment=boxed_environment(), ready_s=LOAD_TIMEOUT_S
             )
-        except WorkersUnavailableError as err:
+        except BaseException as err:
             os.close(file)
-            if "SystemLacksError" in str(err):
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(err, WorkersUnavailableError) and "SystemLacksError" in str(err):
                 raise NoBoxError(str(err)) from None
             raise
-        worker.shared = file  # type: ignore[attr-defined]
-        return worker
+        return _Begun(worker=worker, file=file, folder=folder)
 
-    @property
-    def bytes(self) -> int:
-        """Of the memory that arguments are handed over in."""
-        return min(MOST_BYTES, usable_memory_bytes() // 6)
+
+_ITS_OWN = (WorkerTimeoutError, WorkerMemoryError, WorkerRaisedError, WorkerDiedError, _WrongError)
+"""What is raised for a candidate's own doing."""
 
 
 def _failure(err: Exception) -> Failure:
@@ -234,18 +323,16 @@ def _failure(err: Exception) -> Failure:
 
 
 def compiled_to(folder: Path, warm: Path | None) -> str:
-    """A digest of the binaries that Triton left in a folder, those aside that it began with; empty where there are none."""
-    known = set() if warm is None else {path.relative_to(warm) for path in warm.rglob("*")}
-    new = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.suffix in BINARIES
-        and path.relative_to(folder) not in known
-        and path.is_file()
-        and not path.is_symlink()
-    ]
-    digests = sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in new)
-    return hashlib.sha256("".join(digests).encode()).hexdigest()[:32] if digests else ""
+    """A digest of the machine code that Triton left in a folder, less what it began with; that of the latter where there
+    is no other; empty where there is none."""
+    known = set() if warm is None else _binaries(warm)
+    codes = _binaries(folder) - known or known
+    return hashlib.sha256("".join(sorted(codes)).encode()).hexdigest()[:32] if codes else ""
+
+
+def _binaries(folder: Path) -> set[str]:
+    found = (path for path in folder.rglob("*") if path.suffix in BINARIES)
+    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in found if path.is_file() and not path.is_symlink()}
 
 
 def _result(timed: Mapping[str, Sequence[float]], run_s: float) -> Result:
@@ -269,17 +356,23 @@ class _Drawn:
 
 
 class _Exam:
-    """One candidate's exam, in one worker."""
+    """One candidate's exam, in one worker; a context manager that lets go of the memory they share."""
 
-    def __init__(self, examiner: Examiner, worker: Worker, *, is_seed: bool) -> None:
+    def __init__(self, examiner: Examiner, begun: _Begun, *, is_seed: bool) -> None:
         self.task, self.bar, self.hardware = examiner.task, examiner.bar, examiner.hardware
-        self.worker, self.is_seed = worker, is_seed
-        self.file: int = worker.shared  # type: ignore[attr-defined]
-        self.memory = mmap.mmap(self.file, examiner.bytes)
-        os.close(self.file)
+        self.floors_us = examiner.floors_us
+        self.worker, self.is_seed = begun.worker, is_seed
         self.size = examiner.bytes
+        self.memory = mmap.mmap(begun.file, self.size)
         self.random = random.SystemRandom()  # a candidate that knows the seeds knows the answers
         self.timeout_s = FIRST_TIMEOUT_S
+        self._unpin = pin(self.memory, self.task.device)
+
+    def __enter__(self) -> _Exam:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._unpin()
 
     # The conversation -----------------------------------------------------------------------------------------------
 
@@ -372,14 +465,14 @@ class _Exam:
             )
             laid = flat.as_strided(value.shape, value.stride())
             if i >= first_output:  # what it held before is nobody's: whatever is left unwritten shows
-                laid.fill_(torch.nan if value.is_floating_point() else torch.iinfo(value.dtype).min)
+                laid.fill_(nothing(value.dtype))
                 kept.outputs.append(laid)
             else:
                 laid.copy_(value)
                 kept.inputs.append((laid, value))
             kept.described.append({
                 "offset": offset, "elements": elements, "dtype": str(value.dtype).removeprefix("torch."),
-                "shape": list(value.shape), "stride": list(value.stride()), "shift": shift,
+                "shape": list(value.shape), "stride": list(value.stride()), "shift": shift, "output": i >= first_output,
             })  # fmt: skip
             offset = end + GUARD_BYTES
         expected = self.task.reference(*values)
@@ -401,7 +494,7 @@ class _Exam:
         worst = 0.0
         for one in drawn:
             for place, (laid, value) in enumerate(one.inputs):
-                if not torch.equal(_bits(laid), _bits(value.cpu())):
+                if not torch.equal(_bits(laid.to(value.device)), _bits(value)):
                     raise _WrongError(f"at {name}: it wrote to an input, argument {place}")
             for described in one.described:
                 if "offset" in described and self.task.device == "cpu":
@@ -479,14 +572,15 @@ class _Exam:
     def time(self, name: str, sizes: Sizes, best_us: float | None) -> list[float]:
         """Times of a launch in microseconds, one for each batch, by the caller's clock; on a GPU by events, bounded
         by it."""
-        first = self.draw([(name, sizes)])
-        took_s, answer = self.launch(first, self.timeout_s)
+        for _ in range(2):  # what is compiled or loaded at a first launch is no time of it
+            first = self.draw([(name, sizes)])
+            took_s, answer = self.launch(first, self.timeout_s)
+            self._precise(name, self.judge(first, name))
         bytes_each = self._bytes(first)
-        self._precise(name, self.judge(first, name))
         if self.is_seed:
             self.bar.time_s[name] = took_s
         self.timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * MOST_SETS * self.bar.time_s.get(name, took_s))
-        floor_us = self._floor_us(sizes)
+        floor_us = self._floor_us(name, sizes)
         count = int(max(1, min(MOST_SETS, BATCH_S / max(took_s, 1e-6), self.size // bytes_each - 1)))
         samples: list[float] = []
         for _ in range(BATCHES):
@@ -549,20 +643,23 @@ class _Exam:
         taken: int = sum(t.numel() * t.element_size() + 2 * GUARD_BYTES + ALIGNMENT for t in tensors)
         return taken + 1
 
-    def _floor_us(self, sizes: Sizes) -> float:
+    def _floor_us(self, name: str, sizes: Sizes) -> float:
         """The least time that the device's peaks allow for the work; 0 where either is unknown.
 
         Of bytes on a GPU alone: what a CPU's caches hold, it need not move. Of operations by the fastest units.
         """
         if self.task.work is None:
             return 0.0
-        values = self.task.make_inputs(sizes, 0, self.task.device)
-        work = self.task.work(*values)
-        peak = max(self.hardware.peak_gflops, self.hardware.peak_tensor_gflops)
-        compute_us = work.flops / peak / 1e3 if peak else 0.0
-        moved_us = work.bytes / self.hardware.bandwidth_gb_per_s / 1e3 if self.hardware.bandwidth_gb_per_s else 0.0
-        within_cache = work.bytes <= max(self.hardware.l2_bytes, 0)
-        return max(compute_us, 0.0 if self.hardware.kind == "cpu" or within_cache else moved_us)
+        if name not in self.floors_us:
+            work = self.task.work(*self.task.make_inputs(sizes, 0, self.task.device))
+            peak = max(self.hardware.peak_gflops, self.hardware.peak_tensor_gflops)
+            compute_us = work.flops / peak / 1e3 if peak else 0.0
+            bandwidth = self.hardware.bandwidth_gb_per_s
+            moved_us = work.bytes / bandwidth / 1e3 if bandwidth else 0.0
+            within_cache = work.bytes <= max(self.hardware.l2_bytes, 0)
+            moves = self.hardware.kind != "cpu" and not within_cache
+            self.floors_us[name] = max(compute_us, moved_us if moves else 0.0)
+        return self.floors_us[name]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..core.outcome import Failure, Measurement
 from .candidate import Candidate
-from .exam import Examiner
+from .exam import Examiner, Loadable, Result
 from .runners import Preparer
 from .task import SearchTask, Sizes
 
@@ -78,19 +78,29 @@ def in_turns(
     """
     measured: dict[str, list[tuple[Mapping[str, float], float]]] = {}
     failures: dict[str, str] = {}
-    for turn in range(ROUNDS):
-        for one in candidates:
-            if one.digest in failures:
-                continue
-            made = preparer.prepare(one)
-            if isinstance(made, Failure):
-                failures[one.digest] = f"{made.stage}: {made.message}"
-                continue
-            result = examiner.examine(made, sizes=sizes, is_seed=one.digest == task.seed.digest and turn == 0)
-            if isinstance(result.outcome, Measurement):
-                measured.setdefault(one.digest, []).append((result.times_us, result.outcome.relative_error))
-            else:
-                failures[one.digest] = f"{result.outcome.stage}: {result.outcome.message}"
+    ready: dict[str, Loadable] = {}
+
+    def keep(one: Candidate, result: Result) -> None:
+        if isinstance(result.outcome, Measurement):
+            measured.setdefault(one.digest, []).append((result.times_us, result.outcome.relative_error))
+        else:
+            failures[one.digest] = f"{result.outcome.stage}: {result.outcome.message}"
+
+    for one in candidates:
+        made = preparer.prepare(one)
+        if isinstance(made, Failure):
+            failures[one.digest] = f"{made.stage}: {made.message}"
+        else:
+            ready[one.digest] = made
+    if (seed := ready.get(task.seed.digest)) is not None:
+        keep(task.seed, examiner.examine(seed, sizes=sizes, is_seed=True))
+    with examiner.checked(list(ready.values()), timings=ROUNDS) as checks:
+        checked = dict(zip(ready, checks, strict=True))
+        for turn in range(ROUNDS):
+            for one in candidates:
+                was_timed = turn == 0 and one.digest == task.seed.digest
+                if one.digest not in failures and not was_timed:
+                    keep(one, examiner.examine(ready[one.digest], sizes=sizes, checked=checked[one.digest]))
     return [_final(one, measured.get(one.digest, []), failures.get(one.digest, "")) for one in candidates]
 
 

@@ -15,7 +15,7 @@ from ..errors import NoWorkingConfigError
 from .archive import Archive
 from .budget import SearchBudget
 from .candidate import Candidate, Tried, incumbent
-from .exam import Examiner, Loadable
+from .exam import Checked, Examiner, Loadable
 from .forecasts import CandidateForecaster
 from .proposers.base import Proposer, SearchView
 from .rules import refused
@@ -123,7 +123,7 @@ class SearchLoop:
                     forecast=None,
                     chosen="seed",
                     times_us=result.times_us,
-                    code=made.code,
+                    code=made.code or result.code,
                 )
             )
 
@@ -166,28 +166,29 @@ class SearchLoop:
         return math.log2(seed.time_us / best.time_us)
 
     def _try_all(self, chosen: Sequence[tuple[Candidate, Forecast | None, str]]) -> None:
-        """Build all that were chosen side by side, then time one after the other; mend what failed, once."""
+        """Build and check all that were chosen side by side, then time one after the other; mend what failed, once."""
         with ThreadPoolExecutor(BUILDERS, thread_name_prefix="forecast_autotune_search") as pool:
             made = list(pool.map(lambda one: self.preparer.prepare(one[0]), chosen))
+        ready: list[tuple[Candidate, Forecast | None, str, Loadable | Failure]] = []
         for (candidate, forecast, why), loadable in zip(chosen, made, strict=True):
-            if isinstance(loadable, Loadable) and (twin := self._twin(loadable)) is not None:
-                self.budget.built += 1
-                self.twins.add(candidate.digest)
-                self.listener(
-                    SearchEvent(
-                        text=f"{_step(candidate)}: compiles to the same as {twin.digest[:8]}, and is not measured"
-                    )
-                )
+            known = [*((t.candidate, t.code) for t in self.archive), *((c, _code(m)) for c, _, _, m in ready)]
+            twin = next((c for c, code in known if code and code == _code(loadable)), None)
+            if twin is None:
+                ready.append((candidate, forecast, why, loadable))
                 continue
-            tried = self._try(candidate, forecast, why, loadable)
-            if isinstance(tried.outcome, Failure) and not self.budget.spent():
-                self._repair(tried)
-            if self.budget.spent():
-                return
-
-    def _twin(self, made: Loadable) -> Candidate | None:
-        """A candidate that was tried and came out as the same machine code."""
-        return next((t.candidate for t in self.archive if made.code and t.code == made.code), None)
+            self.budget.built += 1
+            self.twins.add(candidate.digest)
+            text = f"{_step(candidate)}: compiles to the same as {twin.digest[:8]}, and is not measured"
+            self.listener(SearchEvent(text=text))
+        with self.examiner.checked([made for *_, made in ready if isinstance(made, Loadable)]) as found:
+            checks = iter(found)
+            for candidate, forecast, why, loadable in ready:
+                checked = next(checks) if isinstance(loadable, Loadable) else None
+                tried = self._try(candidate, forecast, why, loadable, checked)
+                if isinstance(tried.outcome, Failure) and not self.budget.spent():
+                    self._repair(tried)
+                if self.budget.spent():
+                    return
 
     def _repair(self, failed: Tried) -> None:
         mended = self.proposer.repair(self._view(), failed)
@@ -195,12 +196,19 @@ class SearchLoop:
             return
         self._try(mended, None, "repair", self.preparer.prepare(mended))
 
-    def _try(self, candidate: Candidate, forecast: Forecast | None, chosen: str, made: Loadable | Failure) -> Tried:
+    def _try(
+        self,
+        candidate: Candidate,
+        forecast: Forecast | None,
+        chosen: str,
+        made: Loadable | Failure,
+        checked: Checked | None = None,
+    ) -> Tried:
         best = incumbent(list(self.archive))
         if isinstance(made, Failure):
             tried = Tried(candidate=candidate, outcome=made, forecast=forecast, chosen=chosen)
         else:
-            result = self.examiner.examine(made, best_us=None if best is None else best.times_us)
+            result = self.examiner.examine(made, best_us=None if best is None else best.times_us, checked=checked)
             outcome = result.outcome
             if isinstance(outcome, Measurement):
                 outcome = replace(outcome, compile_s=made.compile_s)
@@ -220,6 +228,10 @@ class SearchLoop:
         self.archive.add(tried)
         self.budget.count(tried)
         self.listener(SearchEvent(text=_told(tried, best), tried=tried))
+
+
+def _code(made: Loadable | Failure) -> str:
+    return made.code if isinstance(made, Loadable) else ""
 
 
 def _promise(forecast: Forecast | None, over: float) -> float:

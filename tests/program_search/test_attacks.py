@@ -25,7 +25,7 @@ from forecast_autotune.processes.box import boxed_server, lacking
 from forecast_autotune.processes.machine import usable_memory_bytes
 from forecast_autotune.processes.serving import children_of
 from forecast_autotune.program_search.candidate import Candidate
-from forecast_autotune.program_search.exam import Bar, Examiner, Result, _Exam
+from forecast_autotune.program_search.exam import Bar, Examiner, Loadable, Result, _Exam
 from forecast_autotune.program_search.rules import refused
 from forecast_autotune.program_search.runners import PythonPreparer
 
@@ -45,14 +45,25 @@ class Bench:
         assert isinstance(self.try_(SOURCE, is_seed=True).outcome, Measurement)
 
     def try_(self, source: str, *, is_seed: bool = False, may_start: bool = False) -> Result:
+        return self.examiner.examine(replace(self._prepared(source), may_start=may_start), is_seed=is_seed)
+
+    def _prepared(self, source: str) -> Loadable:
         made = self.preparer.prepare(replace(self.task.seed, source=source))
         assert not isinstance(made, Failure)
-        return self.examiner.examine(replace(made, may_start=may_start), is_seed=is_seed)
+        return made
+
+    def prepared(self, body: str, before: str = "") -> Loadable:
+        """A candidate that does this at each call, ready to be tried."""
+        return self._prepared(_source(body, before))
 
     def call(self, body: str, before: str = "", *, may_start: bool = False) -> Result:
         """Try a candidate that does this at each call; in a box that may start programs, as Triton's assembler is."""
-        lines = body.strip("\n").replace("\n", "\n    ")
-        return self.try_(f"{HEAD}{before}\n\ndef double(x, out, *, PARTS):\n    {lines}\n", may_start=may_start)
+        return self.try_(_source(body, before), may_start=may_start)
+
+
+def _source(body: str, before: str) -> str:
+    lines = body.strip("\n").replace("\n", "\n    ")
+    return f"{HEAD}{before}\n\ndef double(x, out, *, PARTS):\n    {lines}\n"
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +130,26 @@ CHEATS = {
 def test_a_candidate_that_cheats_is_found_out(bench: Bench, name: str) -> None:
     before, body, why = CHEATS[name]
     assert why in wrong(bench.call(body, before))
+
+
+def test_candidates_that_are_checked_side_by_side_are_timed_in_new_processes(bench: Bench) -> None:
+    lines = {
+        "honest": "torch.mul(x, 2, out=out)",
+        "wrong": "torch.mul(x, 3, out=out)",
+        "right until it has been checked": "calls[0] += 1\nif not os.path.exists('kept'):\n    torch.mul(x, 2, out=out)\n"
+        "if calls[0] == 6:\n    open('kept', 'w').close()",
+        "honest in a process of few calls": "calls[0] += 1\nif calls[0] < 4:\n    torch.mul(x, 2, out=out)",
+    }
+    made = {name: bench.prepared(body, "import os\ncalls = [0]\n") for name, body in lines.items()}
+    with bench.examiner.checked(list(made.values())) as found:
+        checks = dict(zip(made, found, strict=True))
+        assert len(checks["honest"].begun) == 1
+        assert "at one" in wrong(bench.examiner.examine(made["wrong"], checked=checks["wrong"]))
+        timed = {name: bench.examiner.examine(made[name], checked=checks[name]) for name in lines if name != "wrong"}
+    assert isinstance(timed["honest"].outcome, Measurement)
+    assert isinstance(timed["right until it has been checked"].outcome, Failure)
+    assert "never written" in wrong(timed["honest in a process of few calls"])
+    assert not checks["honest"].begun
 
 
 def test_a_patched_clock_changes_no_time(bench: Bench) -> None:

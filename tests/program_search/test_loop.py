@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doubling import task
+from doubling import Unchecked, task
 
 from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.hardware import Hardware, Toolchain
@@ -24,7 +24,7 @@ from forecast_autotune.errors import InvalidInputError, NoWorkingConfigError, St
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
 from forecast_autotune.program_search.candidate import Candidate, Tried
-from forecast_autotune.program_search.exam import Loadable, Result
+from forecast_autotune.program_search.exam import Checked, Loadable, Result
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.loop import SearchLoop
 from forecast_autotune.program_search.proposers.rewriting import Knobs
@@ -38,12 +38,13 @@ def time_us(candidate: Candidate) -> float:
     return 10.0 + 1.0 * abs(int(candidate.config["A"] or 0) - 11) + 0.5 * abs(int(candidate.config["B"] or 0) - 5)  # type: ignore[call-overload]
 
 
-class Table:
+class Table(Unchecked):
     """Prepares and examines: by a formula; `failing` names configs that fail, `alike` puts programs down to one code."""
 
     def __init__(self, failing: Sequence[str] = (), alike: bool = False) -> None:
         self.failing, self.alike = failing, alike
         self.examined: list[str] = []
+        super().__init__()
         self._of: dict[str, Candidate] = {}
 
     def prepare(self, candidate: Candidate) -> Loadable | Failure:
@@ -51,7 +52,15 @@ class Table:
         code = str(int(candidate.config["A"] or 0) // 8) if self.alike else ""  # type: ignore[call-overload]
         return Loadable(message={"digest": candidate.digest}, code=code)
 
-    def examine(self, made: Loadable, *, best_us: Any = None, sizes: Any = None, is_seed: bool = False) -> Result:
+    def examine(
+        self,
+        made: Loadable,
+        *,
+        best_us: Any = None,
+        sizes: Any = None,
+        is_seed: bool = False,
+        checked: Checked | None = None,
+    ) -> Result:
         candidate = self._of[str(made.message["digest"])]
         self.examined.append(candidate.digest)
         if candidate.config.text in self.failing:
@@ -130,6 +139,12 @@ def test_programs_that_compile_to_the_same_are_measured_once(tmp_path: Path) -> 
     loop.run()
     codes = [t.code for t in loop.archive]
     assert len(set(codes)) == len(codes) == 2
+
+
+def test_candidates_of_a_round_are_checked_side_by_side(tmp_path: Path) -> None:
+    table = Table()
+    a_search(tmp_path, 9, table=table).run()
+    assert table.checked_beside == [4, 4]
 
 
 def test_a_failure_is_mended_once_and_counts(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from contracts.proposer_contract import ProposerContract, seen
-from doubling import task
+from doubling import Unchecked, task
 
 from forecast_autotune.cli import main
 from forecast_autotune.core.config import Config
@@ -43,10 +43,11 @@ TASK = task(
 )
 
 
-class Table:
+class Table(Unchecked):
     """Prepares and examines programs by what stands in their text, in any process alike."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.examined: list[Candidate] = []
         self._of: dict[str, Candidate] = {}
 
@@ -54,7 +55,7 @@ class Table:
         self._of[candidate.digest] = candidate
         return Loadable(message={"digest": candidate.digest})
 
-    def examine(self, made: Loadable, *, best_us: Any = None, sizes: Any = None, is_seed: bool = False) -> Result:
+    def examine(self, made: Loadable, *, sizes: Any = None, is_seed: bool = False, checked: Any = None) -> Result:
         candidate = self._of[str(made.message["digest"])]
         self.examined.append(candidate)
         if candidate.config["B"] == 2 and "unroll" not in candidate.source:

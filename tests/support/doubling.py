@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from forecast_autotune.core.space import Space
+from forecast_autotune.program_search.exam import Checked, Loadable
 from forecast_autotune.program_search.task import SearchTask
 
 SOURCE = """
@@ -43,6 +45,18 @@ def task(**others: Any) -> SearchTask:
         "module": "doubling", "entries": {"plain": "double"},
     }  # fmt: skip
     return SearchTask(**{**given, **others})
+
+
+class Unchecked:
+    """What an examiner that examines by a table makes of a check; `checked_beside` says how many were checked at once."""
+
+    def __init__(self) -> None:
+        self.checked_beside: list[int] = []
+
+    @contextmanager
+    def checked(self, candidates: Sequence[Loadable], timings: int = 1) -> Iterator[list[Checked]]:
+        self.checked_beside.append(len(candidates))
+        yield [Checked() for _ in candidates]
 
 
 TASK = task()
