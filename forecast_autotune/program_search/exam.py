@@ -61,6 +61,7 @@ PRECISION_RATIO = (
 LIGHT_RATIO = 0.8  # of the least time that the device's peaks allow: sheets are not exact
 CHECKED_BESIDE = 8  # candidates that are checked side by side at most; each compiles, and has a worker or two
 BINARIES = (".cubin", ".hsaco")
+GROUP = "__grp__"  # begins the name of a file of Triton's that lists what belongs together
 SHIFT = 1  # elements off the usual alignment
 RESOLVED = 0.1  # of what a batch took that is its launches' at least, however long a message took
 OVERHEAD_RATIO, OVERHEAD_US = 4.0, 30.0  # of what a launch takes beyond the device's own time, against the seed's
@@ -258,7 +259,7 @@ class Examiner:
                 begun.worker.close()
                 self._warm = self._folder / f"warm-{os.getpid()}"
                 shutil.rmtree(self._warm, ignore_errors=True)
-                shutil.move(compiled, self._warm)
+                carry(compiled, self._warm)
             return replace(_result(timed, spent_s + time.perf_counter() - began), code=code)
         finally:
             begun.end()
@@ -270,7 +271,7 @@ class Examiner:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)
         if compiled is not None:
-            shutil.copytree(compiled, folder / TRITON_FOLDER, symlinks=True)
+            carry(compiled, folder / TRITON_FOLDER)
         return folder
 
     def _begin(self, candidate: Loadable, compiled: Path | None) -> _Begun:
@@ -320,6 +321,22 @@ def _failure(err: Exception) -> Failure:
             message = "it came to too many processes, and its box was ended"
         return Failure(stage="launch", message=message, crashed=True)
     return Failure(stage="launch", message=message)
+
+
+def carry(compiled: Path, to: Path) -> None:
+    """Copy what Triton compiled from one worker's folder to another's. A candidate may have written what it likes there: no
+    link is followed, and nothing but files is copied."""
+    for folder, _, names in os.walk(compiled) if not compiled.is_symlink() else ():
+        place = to / Path(folder).relative_to(compiled)
+        place.mkdir(mode=0o700)
+        for name in names:
+            path = Path(folder, name)
+            if path.is_symlink() or not path.is_file():
+                continue
+            shutil.copyfile(path, place / name)
+            if name.startswith(GROUP):  # it names the others by their whole path
+                told = path.read_bytes().replace(os.fsencode(compiled), os.fsencode(to))
+                (place / name).write_bytes(told)
 
 
 def compiled_to(folder: Path, warm: Path | None) -> str:

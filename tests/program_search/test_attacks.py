@@ -25,7 +25,7 @@ from forecast_autotune.processes.box import boxed_server, lacking
 from forecast_autotune.processes.machine import usable_memory_bytes
 from forecast_autotune.processes.serving import children_of
 from forecast_autotune.program_search.candidate import Candidate
-from forecast_autotune.program_search.exam import Bar, Examiner, Loadable, Result, _Exam
+from forecast_autotune.program_search.exam import Bar, Examiner, Loadable, Result, _Exam, carry
 from forecast_autotune.program_search.rules import refused
 from forecast_autotune.program_search.runners import PythonPreparer
 
@@ -150,6 +150,24 @@ def test_candidates_that_are_checked_side_by_side_are_timed_in_new_processes(ben
     assert isinstance(timed["right until it has been checked"].outcome, Failure)
     assert "never written" in wrong(timed["honest in a process of few calls"])
     assert not checks["honest"].begun
+
+
+def test_what_triton_compiled_is_carried_on_and_no_link_is_followed(tmp_path: Path) -> None:
+    one, other, secret = tmp_path / "one", tmp_path / "other", tmp_path / "secret"
+    for folder in (one / "KEY", secret):
+        folder.mkdir(parents=True)
+        (folder / "key.cubin").write_bytes(b"binary")
+    (one / "KEY" / "__grp__key.json").write_text(f'{{"child_paths": {{"key.cubin": "{one}/KEY/key.cubin"}}}}')
+    (one / "linked").symlink_to(secret)
+    (one / "KEY" / "linked").symlink_to(secret / "key.cubin")
+    os.mkfifo(one / "KEY" / "pipe")
+    carry(one, other)
+    found = {str(path.relative_to(other)) for path in other.rglob("*")}
+    assert found == {"KEY", "KEY/key.cubin", "KEY/__grp__key.json"}
+    assert f"{other}/KEY/key.cubin" in (other / "KEY" / "__grp__key.json").read_text()
+    (tmp_path / "link").symlink_to(secret)
+    carry(tmp_path / "link", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_patched_clock_changes_no_time(bench: Bench) -> None:

@@ -107,12 +107,13 @@ def test_what_triton_compiled_is_told_apart_by_its_binaries_alone(tmp_path: Path
     for folder in (warm, one, other):
         (folder / "seed").mkdir(parents=True)
         (folder / "seed" / "kernel.cubin").write_bytes(b"seed")
-    assert compiled_to(one, warm) == compiled_to(tmp_path / "none", None) == ""
+    assert compiled_to(tmp_path / "none", None) == ""
+    assert compiled_to(one, warm) == compiled_to(warm, None) != ""
     for folder, name in ((one, "a"), (other, "b")):
         (folder / name).mkdir()
         (folder / name / "kernel.cubin").write_bytes(b"binary")
         (folder / name / "kernel.ttir").write_text(name)
-    assert compiled_to(one, warm) == compiled_to(other, warm) != ""
+    assert compiled_to(one, warm) == compiled_to(other, warm) != compiled_to(warm, None)
     (other / "b" / "kernel.cubin").write_bytes(b"another")
     assert compiled_to(one, warm) != compiled_to(other, warm)
 
