@@ -27,6 +27,7 @@ VERBS = {
         "evaluate.search_replay",
         "a search's filter by forecasts on recorded spaces, beside simple rivals",
     ),
+    "search-live": ("evaluate.search_live", "searches with forecasts and without, on the GPU that is present"),
     "learning-curve": ("evaluate.learning_curve", "what more kernels, and nearer ones, would teach"),
     "third-party": (
         "third_party.verb",

@@ -1,0 +1,45 @@
+"""Six kernels of the suite to search, at sizes whose inputs a search can hand over: half a GiB at most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kernel_suite import Kernel, SuiteKernel, kernels, suite_kernels
+
+from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.program_search.task import SearchTask, named, task_of
+
+SIZES = {
+    "softmax": (("odd", "few_rows"), ("experts",)),
+    "layer_norm": (("odd", "few_rows"), ("narrow",)),
+    "cross_entropy": (("classes", "few_rows"), ("odd",)),
+    "swiglu": (("expert", "odd"), ("small_layer",)),
+    "matmul": (("square", "deep"), ("odd",)),
+    "attention": (("chunk_of_prompt", "odd"), ("full",)),
+}
+"""Of each the sizes that programs are timed at, and those that are held out."""
+
+
+def search_tasks(names: Sequence[str]) -> list[SearchTask]:
+    """The tasks of these kernels of the suite; without names, of the six on a GPU, and of the C++ kernels without one.
+
+    Raises:
+        InvalidInputError: there is no such kernel.
+    """
+    import torch
+
+    listed: list[Kernel | SuiteKernel] = [*kernels(), *suite_kernels()]
+    known = {kernel.name: kernel for kernel in listed}
+    usual = list(SIZES) if torch.cuda.is_available() else [kernel.name for kernel in kernels()]
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidInputError(f"the suite has no kernel {unknown[0]!r} to rewrite: it has {', '.join(known)}")
+    return [_at_its_sizes(task_of(known[name])) for name in names or usual]
+
+
+def _at_its_sizes(task: SearchTask) -> SearchTask:
+    if task.name not in SIZES:
+        return task
+    searched, held_out = SIZES[task.name]
+    every = {**task.sizes, **task.held_out}
+    return replace(named(searched, task), held_out={name: every[name] for name in held_out})
