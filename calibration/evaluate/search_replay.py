@@ -30,7 +30,7 @@ from forecast_autotune.protocols import Surrogate, SurrogateSession
 
 from ..command import positive
 from ..fit.forest import package_of
-from ..paths import TRACES
+from ..paths import POOLS, TRACES
 from .benchmark import surrogate_without
 
 ROUND = 4  # measured between two forecasts
@@ -251,6 +251,9 @@ def main(words: Sequence[str] | None = None) -> int:
     """Replay searches on recorded spaces, and print what each arm found."""
     parser = argparse.ArgumentParser(prog="python -m calibration search-replay", description=__doc__)
     parser.add_argument("traces", nargs="*", type=Path, help="recorded spaces (default: the suite's Triton spaces)")
+    parser.add_argument(
+        "--pools", type=Path, nargs="?", const=POOLS, metavar="FOLDER", help="pools of programs, of record-pool"
+    )
     parser.add_argument("--seeds", type=positive, default=20, metavar="N")
     parser.add_argument("--measurements", type=positive, default=64, metavar="N", help="of each search")
     parser.add_argument(
@@ -267,8 +270,15 @@ def main(words: Sequence[str] | None = None) -> int:
         say(f"what is found is told against {BASELINE}, at {MARKS[0]} measurements at least: name it among the arms")
         return 2
     traces = given.traces or sorted(
-        path for path in TRACES.glob("*.NVIDIA_H200.jsonl.gz") if not path.name.startswith("cuda_")
+        (path for path in given.pools.glob("*.jsonl.gz") if ".programs." not in path.name)
+        if given.pools
+        else (path for path in TRACES.glob("*.NVIDIA_H200.jsonl.gz") if not path.name.startswith("cuda_"))
     )
+    if not traces:
+        say(
+            f"{given.pools or TRACES} holds no recorded space: python -m calibration record-pool records pools, on a GPU"
+        )
+        return 2
     do = partial(work, seeds=given.seeds, most=given.measurements, arms=arms)
     runs: list[SearchReplay] = []
     for trace, done in side_by_side(do, traces, given.jobs):

@@ -5,8 +5,9 @@ built, examined and timed as a search does it, in its box, and one that comes ou
 count. On a GPU six Triton kernels of the suite, without one its C++ kernels.
 
 A pool becomes a trace for each size, `<kernel>.<size>.<hardware>.jsonl.gz`, in which steps stand as knobs, as a search's
-forecasts read them; and `<kernel>.<hardware>.programs.jsonl.gz`, a line with config, steps and source for each program. What
-was measured is kept at once: a recording that was stopped goes on from there.
+forecasts read them; and `<kernel>.<hardware>.programs.jsonl.gz`, a line with config, steps and changed lines for each
+program, the first with the kernel's own source. What was measured is kept at once: a recording that was stopped goes on from
+there.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from itertools import islice
 from pathlib import Path
-
-from kernel_suite import Kernel, SuiteKernel, kernels, suite_kernels
 
 from forecast_autotune.cli.output import print_json, print_table
 from forecast_autotune.core.config import Config
@@ -34,23 +36,24 @@ from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.candidate import Candidate, Tried
-from forecast_autotune.program_search.exam import Examiner
-from forecast_autotune.program_search.forecasts import configs_of
+from forecast_autotune.program_search.exam import Examiner, Loadable, Result
+from forecast_autotune.program_search.forecasts import configs_of, traits_of
 from forecast_autotune.program_search.proposers.rewriting import rewrites_of
 from forecast_autotune.program_search.rules import refused
 from forecast_autotune.program_search.run import toolchain_of
 from forecast_autotune.program_search.runners import preparer
-from forecast_autotune.program_search.task import SearchTask, task_of
+from forecast_autotune.program_search.task import SearchTask
 from forecast_autotune.store.encoding import to_text
 from forecast_autotune.store.textfile import write_lines
 
 from ..command import positive
 from ..paths import POOLS
+from ..search_tasks import SIZES, search_tasks
 
-SIX = ("softmax", "layer_norm", "cross_entropy", "swiglu", "matmul", "attention")
 SEED = 11
 DEPTH = 4  # steps from the kernel's own source at most
 DEFAULTS = 0.5  # share of programs under their variant's default config
+WRITE_EVERY_S = 30.0  # so that a recording that is killed leaves traces too
 TRIES = 10  # programs drawn for each that is wanted, after which there are no more
 
 
@@ -102,73 +105,108 @@ def record(task: SearchTask, wanted: int, until: float, work: Path, to: Path) ->
         NoBoxError: this system has no box for candidates.
         StoreError: what was measured cannot be kept.
     """
-    hardware = detect_hardware(task.device)
-    toolchain = toolchain_of(task)
     folder = work / task.digest
     folder.mkdir(parents=True, exist_ok=True)
-    archive = Archive(work, task, hardware, toolchain)
-    prepare, examiner = preparer(task, folder, work), Examiner(task, hardware, folder)
-    made = prepare.prepare(task.seed)
-    result = None if isinstance(made, Failure) else examiner.examine(made, is_seed=True)
-    if isinstance(made, Failure) or result is None or isinstance(result.outcome, Failure):
-        why = made.message if isinstance(made, Failure) else result.outcome if result else ""
-        raise InvalidInputError(f"{task.name}'s own source fails, so no pool can be made of it: {why}")
-    if task.seed not in archive:
-        archive.add(
-            Tried(
-                candidate=task.seed,
-                outcome=result.outcome,
-                forecast=None,
-                chosen="seed",
-                times_us=result.times_us,
-                code=made.code or result.code,
-            )
-        )
-    codes = {tried.code for tried in archive if tried.code}
-    twins = 0
-    for drawn, one in enumerate(programs(task)):
-        if _ran(archive) >= wanted or time.time() >= until or drawn >= TRIES * wanted:
+    recorder = _Recorder(task, folder, work)
+    written = time.time()
+    for batch in recorder.batches(TRIES * wanted):
+        if recorder.ran >= wanted or time.time() >= until:
             break
-        if one in archive or refused(one, task):
-            continue
-        made = prepare.prepare(one)
-        if isinstance(made, Failure):
-            archive.add(Tried(candidate=one, outcome=made, forecast=None, chosen="pool"))
-            continue
-        if made.code and made.code in codes:
-            twins += 1
-            continue
-        result = examiner.examine(made)
-        code = made.code or result.code
-        if code and code in codes:
-            twins += 1
-            continue
-        codes.add(code)
-        archive.add(
-            Tried(
-                candidate=one,
-                outcome=result.outcome,
-                forecast=None,
-                chosen="pool",
-                times_us=result.times_us,
-                code=code,
-            )
-        )
-        print(f"{task.name}: {_ran(archive)} of {wanted}: {one.steps[-1]}", file=sys.stderr)
-    tried = list(archive)
-    paths = write_pool(task, tried, hardware, toolchain, to)
+        recorder.measure(batch, wanted, until)
+        print(f"{task.name}: {recorder.ran} of {wanted}", file=sys.stderr)
+        if time.time() >= written + WRITE_EVERY_S:
+            recorder.write(to)
+            written = time.time()
+    paths = recorder.write(to)
     return Pool(
         kernel=task.name,
-        ran=_ran(archive),
-        failed=sum(isinstance(t.outcome, Failure) for t in tried),
-        twins=twins,
+        ran=recorder.ran,
+        failed=sum(isinstance(tried.outcome, Failure) for tried in recorder.archive),
+        twins=recorder.twins,
         traces=tuple(str(path) for path in paths),
     )
 
 
-def _ran(archive: Archive) -> int:
-    """Programs that ran, the kernel's own aside."""
-    return sum(tried.time_us is not None for tried in archive) - 1
+class _Recorder:
+    """One pool in the making."""
+
+    def __init__(self, task: SearchTask, folder: Path, work: Path) -> None:
+        self.task = task
+        self.hardware, self.toolchain = detect_hardware(task.device), toolchain_of(task)
+        self.archive = Archive(work, task, self.hardware, self.toolchain)
+        self.prepare, self.examiner = preparer(task, folder, work), Examiner(task, self.hardware, folder)
+        self.twins = 0  # programs that came out as another's machine code
+        made = self.prepare.prepare(task.seed)
+        result = None if isinstance(made, Failure) else self.examiner.examine(made, is_seed=True)
+        if isinstance(made, Failure) or result is None or isinstance(result.outcome, Failure):
+            why = made.message if isinstance(made, Failure) else result.outcome if result else ""
+            raise InvalidInputError(f"{task.name}'s own source fails, so no pool can be made of it: {why}")
+        if task.seed not in self.archive:
+            self._keep(task.seed, "seed", result, made.code or result.code)
+        self.codes = {tried.code for tried in self.archive if tried.code}
+        self.alike = {self._read(tried.candidate) for tried in self.archive}
+
+    @property
+    def ran(self) -> int:
+        """Programs that ran, the kernel's own aside."""
+        return sum(tried.time_us is not None for tried in self.archive) - 1
+
+    def batches(self, most: int) -> Iterator[list[Candidate]]:
+        """New programs, so many at a time as are checked side by side."""
+        batch: dict[str, Candidate] = {}
+        for one in islice(programs(self.task), most):
+            if self._read(one) not in self.alike and not refused(one, self.task):
+                self.alike.add(self._read(one))
+                batch[one.digest] = one
+            if len(batch) == 2 * self.examiner.beside:
+                yield list(batch.values())
+                batch.clear()
+        yield list(batch.values())
+
+    def _read(self, one: Candidate) -> str:
+        """What a trace tells programs apart by: those that took the same steps in another order read alike."""
+        return to_text(dict(sorted(traits_of(one, self.task).items())))
+
+    def measure(self, batch: Sequence[Candidate], wanted: int, until: float) -> None:
+        """Build and check programs side by side, then time those whose machine code is new, one after the other."""
+        with ThreadPoolExecutor(self.examiner.beside) as pool:
+            made = list(pool.map(self.prepare.prepare, batch))
+        ready: list[tuple[Candidate, Loadable]] = []
+        for one, loadable in zip(batch, made, strict=True):
+            if isinstance(loadable, Failure):
+                self.archive.add(Tried(candidate=one, outcome=loadable, forecast=None, chosen="pool"))
+            elif not self._is_twin(loadable.code):
+                ready.append((one, loadable))
+        with self.examiner.checked([loadable for _, loadable in ready]) as checks:
+            for (one, loadable), checked in zip(ready, checks, strict=True):
+                if self.ran >= wanted or time.time() >= until:
+                    return
+                code = loadable.code or checked.code
+                if loadable.code or not self._is_twin(code):
+                    self._keep(one, "pool", self.examiner.examine(loadable, checked=checked), code)
+
+    def _is_twin(self, code: str) -> bool:
+        if not code or code not in self.codes:
+            self.codes.add(code)
+            return False
+        self.twins += 1
+        return True
+
+    def _keep(self, one: Candidate, chosen: str, result: Result, code: str) -> None:
+        self.archive.add(
+            Tried(
+                candidate=one,
+                outcome=result.outcome,
+                forecast=None,
+                chosen=chosen,
+                times_us=result.times_us,
+                code=code,
+            )
+        )
+
+    def write(self, to: Path) -> list[Path]:
+        """Write what there is so far."""
+        return write_pool(self.task, list(self.archive), self.hardware, self.toolchain, to)
 
 
 def write_pool(
@@ -203,34 +241,38 @@ def write_pool(
         paths.append(to / f"{task.name}.{size}.{name}.jsonl.gz")
         write_trace(recording, paths[-1], recorded={"by": "record-pool", "seed": SEED, "depth": DEPTH})
     paths.append(to / f"{task.name}.{name}.programs.jsonl.gz")
-    lines = [
-        {"config": dict(config.knobs), "steps": list(one.candidate.steps), "source": one.candidate.source}
+    lines: list[dict[str, object]] = [
+        {
+            "config": dict(config.knobs),
+            "steps": list(one.candidate.steps),
+            "changes": changes(task.source, one.candidate.source),
+        }
         for config, one in first.items()
     ]
+    lines[0]["source"] = task.source
     write_lines(paths[-1], [to_text(line) for line in lines])
     return paths
 
 
-def tasks(names: Sequence[str]) -> list[SearchTask]:
-    """The tasks of these kernels of the suite; without names, those that this machine can run.
+def changes(source: str, changed: str) -> list[tuple[int, int, list[str]]]:
+    """What makes one text another: lines from the first number to before the second give way to others, the last first."""
+    old, new = source.splitlines(keepends=True), changed.splitlines(keepends=True)
+    steps = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    return [(i, j, new[k:m]) for what, i, j, k, m in reversed(steps) if what != "equal"]
 
-    Raises:
-        InvalidInputError: there is no such kernel.
-    """
-    import torch
 
-    listed: list[Kernel | SuiteKernel] = [*kernels(), *suite_kernels()]
-    known = {kernel.name: kernel for kernel in listed}
-    usual = SIX if torch.cuda.is_available() else [kernel.name for kernel in kernels()]
-    if unknown := [name for name in names if name not in known]:
-        raise InvalidInputError(f"the suite has no kernel {unknown[0]!r} to rewrite: it has {', '.join(known)}")
-    return [task_of(known[name]) for name in names or usual]
+def changed(source: str, steps: Sequence[tuple[int, int, list[str]]]) -> str:
+    """The text that `changes` told of."""
+    lines = source.splitlines(keepends=True)
+    for first, last, new in steps:
+        lines[first:last] = new
+    return "".join(lines)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Record pools, and print how each stands; 1 where one has fewer programs than were asked for."""
+    """Record pools, and print how each stands; 1 where one fails or has fewer programs than were asked for."""
     parser = argparse.ArgumentParser(prog="python -m calibration record-pool", description=__doc__)
-    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=f"default: {', '.join(SIX)} on a GPU, else C++")
+    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=f"default: {', '.join(SIZES)} on a GPU, else C++")
     parser.add_argument("--programs", type=positive, default=200, metavar="N", help="of each kernel; default 200")
     parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="stop after so many")
     parser.add_argument("--to", type=Path, default=POOLS, help="folder of the traces")
@@ -238,11 +280,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON value")
     given = parser.parse_args(words)
     until = time.time() + 60 * given.minutes
+    pools = []
     try:
-        pools = [record(task, given.programs, until, given.work.resolve(), given.to) for task in tasks(given.kernels)]
-    except AutotuneError as err:
+        tasks = search_tasks(given.kernels)
+    except InvalidInputError as err:
         print(f"record-pool: {err}", file=sys.stderr)
         return 2
+    for i, task in enumerate(tasks):
+        share = time.time() + (until - time.time()) / (len(tasks) - i)  # what one leaves is the others'
+        try:
+            pools.append(record(task, given.programs, share, given.work.resolve(), given.to))
+        except AutotuneError as err:
+            print(f"record-pool: {task.name} is left out: {err}", file=sys.stderr)
     columns = ("kernel", "ran", "failed", "twins", "traces")
     rows = [{name: getattr(pool, name) for name in columns} for pool in pools]
     if given.json:
@@ -250,4 +299,4 @@ def main(words: Sequence[str] | None = None) -> int:
     else:
         cells = [[p.kernel, str(p.ran), str(p.failed), str(p.twins), str(len(p.traces))] for p in pools]
         print_table(columns, cells, right=columns[1:])
-    return int(any(pool.ran < given.programs for pool in pools))
+    return int(len(pools) < len(tasks) or any(pool.ran < given.programs for pool in pools))
