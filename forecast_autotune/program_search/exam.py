@@ -48,6 +48,7 @@ BATCHES = 7  # timed, of each size
 BATCH_S = 0.004  # that a batch lasts at least: a message there and back takes 60 us, which is taken off
 MOST_SETS = 24  # in a batch
 MOST_BYTES = 512 << 20  # of all sets together
+PINNED_BYTES = 128 << 20  # at least, on a GPU
 ALIGNMENT = 64
 GUARD_BYTES = 4096
 GUARD = 0xA5
@@ -164,7 +165,7 @@ class Examiner:
 
     def __init__(self, task: SearchTask, hardware: Hardware, folder: Path, bar: Bar | None = None) -> None:
         self.task, self.hardware, self.bar = task, hardware, bar or Bar()
-        self.bytes = min(MOST_BYTES, usable_memory_bytes() // 6)  # of the memory that arguments are handed over in
+        self.bytes = _handed_over_bytes(task)
         self.floors_us: dict[str, float] = {}  # by size
         self.beside = min(CHECKED_BESIDE, max(1, usable_cores() // 2))
         self._folder = folder
@@ -304,6 +305,21 @@ class Examiner:
                 raise NoBoxError(str(err)) from None
             raise
         return _Begun(worker=worker, file=file, folder=folder)
+
+
+def _handed_over_bytes(task: SearchTask) -> int:
+    """Of the memory that arguments are handed over in: two sets at least. What a GPU reaches is pinned in each
+    process, which takes the longer the more it is."""
+    most = min(MOST_BYTES, usable_memory_bytes() // 6)
+    if task.device == "cpu":
+        return most
+    import torch
+
+    largest = 0
+    for sizes in (*task.sizes.values(), *task.held_out.values()):
+        values = task.make_inputs(sizes, 0, task.device)
+        largest = max(largest, sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor)))
+    return min(most, max(PINNED_BYTES, 2 * largest + (1 << 20)))
 
 
 _ITS_OWN = (WorkerTimeoutError, WorkerMemoryError, WorkerRaisedError, WorkerDiedError, _WrongError)

@@ -109,7 +109,8 @@ def nothing(dtype: Any) -> float:
     """What an output holds before anybody writes to it."""
     import torch
 
-    return torch.nan if dtype.is_floating_point else torch.iinfo(dtype).min
+    value: float = torch.nan if dtype.is_floating_point else torch.iinfo(dtype).min
+    return value
 
 
 def pin(memory: mmap.mmap, device: str) -> Callable[[], None]:
@@ -123,11 +124,12 @@ def pin(memory: mmap.mmap, device: str) -> Callable[[], None]:
 
     torch.zeros(1, device=device)
     start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-    if int(torch.cuda.cudart().cudaHostRegister(start, len(memory), 0)):
+    runtime = torch.cuda.cudart()
+    if int(runtime.cudaHostRegister(start, len(memory), 0)):
         with contextlib.suppress(RuntimeError):  # the error would be told at the next launch, whose it is not
             torch.zeros(1, device=device)
         return lambda: None
-    return lambda: torch.cuda.cudart().cudaHostUnregister(start)
+    return lambda: runtime.cudaHostUnregister(start)
 
 
 def _run(call: Callable[..., Any], sets: Sequence[_Set], device: Any) -> Message:
