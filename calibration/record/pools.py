@@ -19,11 +19,12 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from forecast_autotune.cli.output import print_json, print_table
 from forecast_autotune.core.config import Config
@@ -109,14 +110,17 @@ def record(task: SearchTask, wanted: int, until: float, work: Path, to: Path) ->
     folder.mkdir(parents=True, exist_ok=True)
     recorder = _Recorder(task, folder, work)
     written = time.time()
-    for batch in recorder.batches(TRIES * wanted):
-        if recorder.ran >= wanted or time.time() >= until:
-            break
-        recorder.measure(batch, wanted, until)
-        print(f"{task.name}: {recorder.ran} of {wanted}", file=sys.stderr)
-        if time.time() >= written + WRITE_EVERY_S:
-            recorder.write(to)
-            written = time.time()
+    batches = recorder.batches(TRIES * wanted)
+    batch = next(batches, None)
+    with ThreadPoolExecutor(1) as ahead:  # to draw a program takes 0.2 s
+        while batch and recorder.ran < wanted and time.time() < until:
+            coming = ahead.submit(next, batches, None)
+            recorder.measure(batch, wanted, until, coming)
+            print(f"{task.name}: {recorder.ran} of {wanted}", file=sys.stderr)
+            if time.time() >= written + WRITE_EVERY_S:
+                recorder.write(to)
+                written = time.time()
+            batch = coming.result()
     paths = recorder.write(to)
     return Pool(
         kernel=task.name,
@@ -167,8 +171,12 @@ class _Recorder:
         """What a trace tells programs apart by: those that took the same steps in another order read alike."""
         return to_text(dict(sorted(traits_of(one, self.task).items())))
 
-    def measure(self, batch: Sequence[Candidate], wanted: int, until: float) -> None:
-        """Build and check programs side by side, then time those whose machine code is new, one after the other."""
+    def measure(self, batch: Sequence[Candidate], wanted: int, until: float, beside: Future[Any]) -> None:
+        """Build and check programs side by side, then time those whose machine code is new, one after the other.
+
+        Args:
+            beside: what goes on meanwhile, and is waited for before anything is timed.
+        """
         with ThreadPoolExecutor(self.examiner.beside) as pool:
             made = list(pool.map(self.prepare.prepare, batch))
         ready: list[tuple[Candidate, Loadable]] = []
@@ -178,6 +186,7 @@ class _Recorder:
             elif not self._is_twin(loadable.code):
                 ready.append((one, loadable))
         with self.examiner.checked([loadable for _, loadable in ready]) as checks:
+            wait([beside])
             for (one, loadable), checked in zip(ready, checks, strict=True):
                 if self.ran >= wanted or time.time() >= until:
                     return
