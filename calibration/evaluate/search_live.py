@@ -25,7 +25,7 @@ from typing import Any
 
 from forecast_autotune.cli.output import print_json, print_table, say
 from forecast_autotune.core.outcome import Failure
-from forecast_autotune.errors import AutotuneError, InvalidInputError
+from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.processes.box import require_box
 from forecast_autotune.program_search.archive import Archive
@@ -58,7 +58,7 @@ class Remembered:
         self._examiner = examiner
         self._results: dict[str, Result] = {}
         self.examined = 0
-        self.spent_s = 0.0
+        self.checked_s = self.timed_s = 0.0
 
     @contextlib.contextmanager
     def checked(self, candidates: Sequence[Loadable], timings: int = 1) -> Iterator[list[Checked]]:
@@ -66,7 +66,7 @@ class Remembered:
         began = time.perf_counter()
         new = [one for one in candidates if _name(one) not in self._results]
         with self._examiner.checked(new, timings) as found:
-            self.spent_s += time.perf_counter() - began
+            self.checked_s += time.perf_counter() - began
             of_new = iter(found)
             yield [Checked() if _name(one) in self._results else next(of_new) for one in candidates]
 
@@ -83,7 +83,7 @@ class Remembered:
         if name not in self._results:
             began = time.perf_counter()
             self._results[name] = self._examiner.examine(candidate, best_us=best_us, is_seed=is_seed, checked=checked)
-            self.spent_s += time.perf_counter() - began
+            self.timed_s += time.perf_counter() - began
             self.examined += 1
         return self._results[name]
 
@@ -113,7 +113,8 @@ class LiveTask:
 
     def search(self, arm: str, seed: int, measurements: int, until: float) -> dict[str, Any]:
         """One search by one arm, until a moment of `time.time()`; what is told of it."""
-        began, before = time.perf_counter(), (self.remembered.examined, self.remembered.spent_s)
+        began, all_ = time.perf_counter(), self.remembered
+        examined, checked_s, timed_s = all_.examined, all_.checked_s, all_.timed_s
         minutes = math.inf if until == math.inf else max(0.01, (until - time.time()) / 60)
         budget = SearchBudget(measurements=measurements, minutes=minutes)
         with tempfile.TemporaryDirectory(dir=self.folder) as kept:
@@ -131,12 +132,11 @@ class LiveTask:
             tried = list(loop.archive)
         best = incumbent(tried) or tried[0]  # the seed ran
         self.best[f"{arm} {seed}"] = best.candidate
-        examined = self.remembered.examined - before[0]
         return {
             "what": "search", "task": self.task.name, "arm": arm, "seed": seed, "hardware": self.hardware.name,
             "best_us": best_by_measurement(tried), "built": budget.built, "failed": budget.failed, "stopped": stopped,
-            "seconds": round(time.perf_counter() - began, 2), "examined": examined,
-            "examined_s": round(self.remembered.spent_s - before[1], 2),
+            "seconds": round(time.perf_counter() - began, 2), "examined": all_.examined - examined,
+            "checked_s": round(all_.checked_s - checked_s, 2), "timed_s": round(all_.timed_s - timed_s, 2),
             "best": {"variant": best.candidate.variant, "config": dict(best.candidate.config.knobs),
                      "steps": list(best.candidate.steps), "times_us": dict(best.times_us)},
             "failures": [o.message.splitlines()[0][:200] for t in tried if isinstance(o := t.outcome, Failure)],
@@ -192,7 +192,7 @@ def run(tasks: Sequence[SearchTask], seeds: int, measurements: int, until: float
     def failed(task: SearchTask, err: Exception) -> None:
         out.add(task.name)
         say(f"{task.name} is left out: {err}")
-        keep({"what": "left out", "task": task.name, "reason": str(err)[:1000]})
+        keep({"what": "left out", "task": task.name, "reason": f"{type(err).__name__}: {err}"[:1000]})
 
     searched_until = until - FINALS_S * len(tasks)
     for seed in range(seeds):
@@ -202,13 +202,14 @@ def run(tasks: Sequence[SearchTask], seeds: int, measurements: int, until: float
                     continue
                 try:
                     row = of(task).search(arm, seed, measurements, searched_until)
-                except AutotuneError as err:
+                except Exception as err:  # whatever it is, the other tasks go on
                     failed(task, err)
                     continue
                 keep(row)
                 say(
                     f"{task.name}, {arm}, seed {seed}: {row['best_us'][0]:.4g} us to {row['best_us'][-1]:.4g} us in "
-                    f"{len(row['best_us'])} measurements, {row['examined']} new in {row['examined_s']:.0f} s"
+                    f"{len(row['best_us'])} measurements; {row['examined']} were new, checked in {row['checked_s']:.1f} s, "
+                    f"timed in {row['timed_s']:.1f} s"
                 )
     for name, one in live.items():
         if name in out or not one.best or time.time() >= until:
@@ -216,7 +217,7 @@ def run(tasks: Sequence[SearchTask], seeds: int, measurements: int, until: float
         try:
             for row in one.finals():
                 keep(row)
-        except AutotuneError as err:
+        except Exception as err:
             failed(one.task, err)
 
 

@@ -32,7 +32,7 @@ from forecast_autotune.core.hardware import Hardware, Toolchain
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.workload import Program, Workload
-from forecast_autotune.errors import AutotuneError, InvalidInputError
+from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.program_search.archive import Archive
@@ -299,8 +299,8 @@ def main(words: Sequence[str] | None = None) -> int:
         share = time.time() + (until - time.time()) / (len(tasks) - i)  # what one leaves is the others'
         try:
             pools.append(record(task, given.programs, share, given.work.resolve(), given.to))
-        except AutotuneError as err:
-            print(f"record-pool: {task.name} is left out: {err}", file=sys.stderr)
+        except Exception as err:  # whatever it is, the other kernels go on
+            print(f"record-pool: {task.name} is left out: {type(err).__name__}: {err}", file=sys.stderr)
     columns = ("kernel", "ran", "failed", "twins", "traces")
     rows = [{name: getattr(pool, name) for name in columns} for pool in pools]
     if given.json:
