@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 QUIET_S = 0.5  # after the first call of the newest key: a program's first step meets key after key, and needs the CPU
 MOST_QUIET_S = 30.0  # threads wait for that
-DUTY = 0.1  # of the time in which threads may work: Python code of the program waits for its interpreter meanwhile
+DUTY = 0.05  # of the time in which threads may work: Python code of the program waits for its interpreter meanwhile
 MOST_THREADS = 128  # keys that are learned at once; further ones wait for the end of one
 MOST_TIMES = 16.0  # the default's time: how slow beyond a candidate is expected to be does not count
 LEAVE_S = 2.0  # for threads to end with the process

@@ -224,6 +224,7 @@ class Run:
     reports: list[RankReport]
     stuck: list[int]
     died: list[int]
+    stopped: Sequence[int] = ()  # for a while: when they were silent for too long, another took over
     before: Sequence[RankReport] = ()  # the start that was killed
 
     def count(self) -> Counter[str]:
@@ -241,9 +242,13 @@ class Run:
                     counted["agreed" if right and report.config == like[0].config else "wrong"] += 1
         if self.scenario.devices and self.broken_promise():
             counted["wrong"] += 1
-        if self.scenario.online and not self.died and sum(bool(r.tried) for r in self.reports) > 1:
-            counted["wrong"] += 1  # two have explored
+        if self.scenario.online and not self.died and len(self.explorers()) > 1:
+            counted["wrong"] += 1
         return counted
+
+    def explorers(self) -> list[int]:
+        """The ranks that learned from calls, but those that stood still and were taken over from."""
+        return [report.rank for report in self.reports if report.tried and report.rank not in self.stopped]
 
     def broken_promise(self) -> str:
         """What went wrong when the work was shared, if anything did."""
@@ -304,13 +309,14 @@ def _start(scenario: Scenario, folder: Path, ranks: int, limit_s: float, chance:
         os.close(gate_w)
         gate_w = -1
         struck: list[int] = []
+        stopped: list[int] = []
         if not unready:
-            struck = _strike(scenario, {rank: pid for rank, (pid, _) in children.items()}, chance)
+            struck, stopped = _strike(scenario, {rank: pid for rank, (pid, _) in children.items()}, chance)
             lines.wait(2, limit_s, but=scenario.absent)
         reports = [RankReport(**json.loads(texts[1])) for texts in lines.written.values() if len(texts) > 1]
         died = [rank for rank in lines.ended if len(lines.written[rank]) == 1 and (scenario.dies or rank in struck)]
         silent = set(range(ranks)) - {t.rank for t in reports} - set(scenario.absent) - set(died)
-        return Run(scenario=scenario, reports=reports, stuck=sorted(silent), died=died)
+        return Run(scenario=scenario, reports=reports, stuck=sorted(silent), died=died, stopped=stopped)
     finally:
         for end in (gate_w, release_w, gate_r, release_r):
             with contextlib.suppress(OSError):
@@ -324,21 +330,22 @@ def _start(scenario: Scenario, folder: Path, ranks: int, limit_s: float, chance:
         os.waitpid(agent, 0)
 
 
-def _strike(scenario: Scenario, pids: dict[int, int], chance: random.Random) -> list[int]:
-    """Kill or stop what is to be, at a moment drawn at random; returns the ranks that were killed."""
+def _strike(scenario: Scenario, pids: dict[int, int], chance: random.Random) -> tuple[list[int], list[int]]:
+    """Kill or stop what is to be, at a moment drawn at random; returns the ranks that were killed, and that were stopped."""
     drawn = chance.choice(sorted(pids))
+    stopped = [drawn] if scenario.stopped_s else []
     if scenario.stopped_s:
         time.sleep(chance.uniform(0.0, scenario.stopped_s / 4))
         os.kill(pids[drawn], signal.SIGSTOP)
         time.sleep(scenario.stopped_s)
         os.kill(pids[drawn], signal.SIGCONT)
     if not scenario.killed_within_s:
-        return []
+        return [], stopped
     time.sleep(chance.uniform(0.0, scenario.killed_within_s))
     struck = sorted(pids) if scenario.restarts else [drawn]
     for rank in struck:
         os.kill(pids[rank], signal.SIGKILL)
-    return struck
+    return struck, stopped
 
 
 def _child(work: Callable[[], Any]) -> None:
