@@ -303,7 +303,6 @@ class Dispatcher:
             decision = self._slim(resolution.decision)
             for other, load in learnable.for_other_calls():
                 _compile_ahead(decision.config, InBackground(other, job.space.default, calls), load)
-            calls.end()
             with self.table.lock:
                 if self.table.peek(key) is not entry:  # configs were assigned away, or the program put one in
                     return
@@ -312,6 +311,7 @@ class Dispatcher:
                 entry.launcher, entry.measured = learnable.launcher(decision.config), not is_unmeasured(decision)
                 entry.provisional = entry.learning = None
                 self._door.forget_shortcuts()
+            calls.end()  # not before: a call that finds it over leaves the key undecided
             with show_progress(self._door.name) as watched:
                 if watched is not None:
                     here = calls.measured > 0

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.hardware import Hardware
 from ..core.outcome import Failure, Measurement
 from ..errors import InvalidInputError
+from ..features.hardware_sheets import tensor_peak_gflops
 from ..processes.box import TOO_MANY, TRITON_FOLDER, Box, NoBoxError, boxed_environment, boxed_server
 from ..processes.channel import Message, memory_file
 from ..processes.endings import (
@@ -682,13 +683,18 @@ class _Exam:
     def _floor_us(self, name: str, sizes: Sizes) -> float:
         """The least time that the device's peaks allow for the work; 0 where either is unknown.
 
-        Of bytes on a GPU alone: what a CPU's caches hold, it need not move. Of operations by the fastest units.
+        Of bytes on a GPU alone: what a CPU's caches hold, it need not move. Of operations by the fastest units, on
+        operands as small as the smallest argument.
         """
         if self.task.work is None:
             return 0.0
         if name not in self.floors_us:
-            work = self.task.work(*self.task.make_inputs(sizes, 0, self.task.device))
-            peak = max(self.hardware.peak_gflops, self.hardware.peak_tensor_gflops)
+            import torch
+
+            arguments = self.task.make_inputs(sizes, 0, self.task.device)
+            work = self.task.work(*arguments)
+            element_bytes = min((a.element_size() for a in arguments if isinstance(a, torch.Tensor)), default=2)
+            peak = max(self.hardware.peak_gflops, tensor_peak_gflops(self.hardware, element_bytes))
             compute_us = work.flops / peak / 1e3 if peak else 0.0
             bandwidth = self.hardware.bandwidth_gb_per_s
             moved_us = work.bytes / bandwidth / 1e3 if bandwidth else 0.0
