@@ -9,7 +9,6 @@ around them.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import math
 import mmap
@@ -39,6 +38,7 @@ from ..processes.endings import (
 )
 from ..processes.machine import usable_cores, usable_memory_bytes
 from ..processes.worker import Worker
+from .compiled_files import carry, compiled_to
 from .task import SearchTask, Sizes
 from .trial import nothing, pin, serve_candidate
 
@@ -62,8 +62,6 @@ PRECISION_RATIO = (
 )
 LIGHT_RATIO = 0.8  # of the least time that the device's peaks allow: sheets are not exact
 CHECKED_BESIDE = 8  # candidates that are checked side by side at most; each compiles, and has a worker or two
-BINARIES = (".cubin", ".hsaco")
-GROUP = "__grp__"  # begins the name of a file of Triton's that lists what belongs together
 SHIFT = 1  # elements off the usual alignment
 RESOLVED = 0.1  # of what a batch took that is its launches' at least, however long a message took
 OVERHEAD_RATIO, OVERHEAD_US = 4.0, 30.0  # of what a launch takes beyond the device's own time, against the seed's
@@ -338,35 +336,6 @@ def _failure(err: Exception) -> Failure:
             message = "it came to too many processes, and its box was ended"
         return Failure(stage="launch", message=message, crashed=True)
     return Failure(stage="launch", message=message)
-
-
-def carry(compiled: Path, to: Path) -> None:
-    """Copy what Triton compiled from one worker's folder to another's. A candidate may have written what it likes there: no
-    link is followed, and nothing but files is copied."""
-    for folder, _, names in os.walk(compiled) if not compiled.is_symlink() else ():
-        place = to / Path(folder).relative_to(compiled)
-        place.mkdir(mode=0o700)
-        for name in names:
-            path = Path(folder, name)
-            if path.is_symlink() or not path.is_file():
-                continue
-            shutil.copyfile(path, place / name)
-            if name.startswith(GROUP):  # it names the others by their whole path
-                told = path.read_bytes().replace(os.fsencode(compiled), os.fsencode(to))
-                (place / name).write_bytes(told)
-
-
-def compiled_to(folder: Path, warm: Path | None) -> str:
-    """A digest of the machine code that Triton left in a folder, less what it began with; that of the latter where there
-    is no other; empty where there is none."""
-    known = set() if warm is None else _binaries(warm)
-    codes = _binaries(folder) - known or known
-    return hashlib.sha256("".join(sorted(codes)).encode()).hexdigest()[:32] if codes else ""
-
-
-def _binaries(folder: Path) -> set[str]:
-    found = (path for path in folder.rglob("*") if path.suffix in BINARIES)
-    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in found if path.is_file() and not path.is_symlink()}
 
 
 def _result(timed: Mapping[str, Sequence[float]], run_s: float) -> Result:

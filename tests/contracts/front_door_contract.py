@@ -16,7 +16,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_autotune.core.allowance import PROCESS_ALLOWANCE  # noqa: E402
+from learning_at_once import learning_at_once  # noqa: E402
+
 from forecast_autotune.core.outcome import Failure  # noqa: E402
 from forecast_autotune.errors import CacheMissError, InvalidInputError, TuningWarning  # noqa: E402
 from forecast_autotune.frontends import dispatch  # noqa: E402
@@ -186,11 +187,8 @@ class FrontDoorContract(ABC):
         """Mode `online`, by threads that begin at once."""
         monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "online")
         monkeypatch.setenv("FORECAST_AUTOTUNE_ISOLATE", "0")
-        monkeypatch.setattr(learning, "QUIET_S", 0.0)
-        monkeypatch.setattr(learning, "DUTY", 1.0)
-        PROCESS_ALLOWANCE.begin()
-        yield
-        learning.learners.end()
+        with learning_at_once():
+            yield
 
     def test_in_mode_online_the_first_call_runs_the_default_and_later_ones_decide(self, online: None) -> None:
         tuned, x = self.make(), torch.ones(64)

@@ -26,7 +26,8 @@ from forecast_autotune.processes.box import boxed_server, lacking
 from forecast_autotune.processes.machine import usable_memory_bytes
 from forecast_autotune.processes.serving import children_of
 from forecast_autotune.program_search.candidate import Candidate
-from forecast_autotune.program_search.exam import Bar, Examiner, Loadable, Result, _Exam, carry
+from forecast_autotune.program_search.compiled_files import carry
+from forecast_autotune.program_search.exam import Bar, Examiner, Loadable, Result, _Exam
 from forecast_autotune.program_search.rules import refused
 from forecast_autotune.program_search.runners import PythonPreparer
 from forecast_autotune.program_search.task import SearchTask

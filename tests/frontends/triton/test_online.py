@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from learning_at_once import learning_at_once
 from process_ids import is_running
 from rehearsed import (
     BEST,
@@ -34,7 +35,6 @@ from rehearsed import (
 
 import forecast_autotune as fa
 from forecast_autotune import cli
-from forecast_autotune.core.allowance import PROCESS_ALLOWANCE
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import TuningWarning
@@ -47,14 +47,9 @@ LIMIT_S = 120.0
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Threads begin with the first call; what one test explored is not another one's."""
-    monkeypatch.setattr(online, "QUIET_S", 0.0)
-    monkeypatch.setattr(online, "DUTY", 1.0)
-    PROCESS_ALLOWANCE.begin()
-    with own_triton_cache(tmp_path_factory.mktemp("triton")):
+def at_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with learning_at_once(), own_triton_cache(tmp_path_factory.mktemp("triton")):
         yield
-        online.learners.end()
 
 
 def is_learning(kernel: Any) -> bool:

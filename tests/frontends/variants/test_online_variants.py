@@ -14,10 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+from learning_at_once import learning_at_once  # noqa: E402
 from rehearsed import BEST, own_triton_cache, playing, scale  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
-from forecast_autotune.core.allowance import PROCESS_ALLOWANCE  # noqa: E402
 from forecast_autotune.frontends import online  # noqa: E402
 
 LIMIT_S = 120.0
@@ -26,14 +26,9 @@ SLOW_S = 20e-3  # far above the scheduler's slices on a busy machine
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Threads begin with the first call; what one test explored is not another one's."""
-    monkeypatch.setattr(online, "QUIET_S", 0.0)
-    monkeypatch.setattr(online, "DUTY", 1.0)
-    PROCESS_ALLOWANCE.begin()
-    with own_triton_cache(tmp_path_factory.mktemp("triton")):
+def at_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with learning_at_once(), own_triton_cache(tmp_path_factory.mktemp("triton")):
         yield
-        online.learners.end()
 
 
 def is_learning(tuned: Any) -> bool:

@@ -1,0 +1,22 @@
+"""Mode `online` without its pauses, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from forecast_autotune.core.allowance import PROCESS_ALLOWANCE
+from forecast_autotune.frontends import online
+
+
+@contextmanager
+def learning_at_once() -> Iterator[None]:
+    """Threads begin with the first call, and work as much as they can; what one test explored is not another one's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(online, "QUIET_S", 0.0)
+        patch.setattr(online, "DUTY", 1.0)
+        PROCESS_ALLOWANCE.begin()
+        yield
+        online.learners.end()
