@@ -325,8 +325,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if given.json:
         print_json({"searches": searches, "finals": finals, "left_out": left_out})
     else:
-        for told in (searches, finals):
-            columns = list(told[0]) if told else []
+        for told in filter(None, (searches, finals)):
+            columns = list(told[0])
             print_table(columns, [[_cell(row[c]) for c in columns] for row in told], right=columns[1:])
         for row in left_out:
             say(f"{row['task']} was left out: {row['reason']}")

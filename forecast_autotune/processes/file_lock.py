@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,3 +54,23 @@ def file_lock(path: Path, *, timeout: float = -1, given_up: Callable[[], bool] |
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def turn_at(path: Path, *, alone: bool) -> Iterator[None]:
+    """Wait for a turn that many may have at once, or, `alone`, none beside this one; among processes and threads.
+
+    Args:
+        path: the file, made with mode 0600 if there is none, and left.
+    Raises:
+        OSError: it cannot be opened, or the filesystem locks no files.
+    """
+    import fcntl
+
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)  # in so many words: a forked child may have the file open too
+        os.close(file)

@@ -14,9 +14,11 @@ GROUP = "__grp__"  # begins the name of a file of Triton's that lists what belon
 def carry(compiled: Path, to: Path) -> None:
     """Copy what Triton compiled from one worker's folder to another's. A candidate may have written what it likes there: no
     link is followed, and nothing but files is copied."""
+    reader = to.parent.stat()  # where a box has become another user, that one
     for folder, _, names in os.walk(compiled) if not compiled.is_symlink() else ():
         place = to / Path(folder).relative_to(compiled)
         place.mkdir(mode=0o700)
+        os.chown(place, reader.st_uid, reader.st_gid)
         for name in names:
             path = Path(folder, name)
             if path.is_symlink() or not path.is_file():
@@ -25,6 +27,7 @@ def carry(compiled: Path, to: Path) -> None:
             if name.startswith(GROUP):  # it names the others by their whole path
                 told = path.read_bytes().replace(os.fsencode(compiled), os.fsencode(to))
                 (place / name).write_bytes(told)
+            os.chown(place / name, reader.st_uid, reader.st_gid)
 
 
 def compiled_to(folder: Path, warm: Path | None) -> str:

@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,28 @@ def test_on_zeros_and_ones_sums_are_exact(tmp_path: Path) -> None:
     off = "out.copy_(2 * x)\nout[0] += (x[0] == x[0].round()).float() * 0.01"
     bench = Bench(tmp_path)
     assert "of zeros and ones" in wrong(bench.call(off))
+
+
+def test_what_cancels_may_be_off_by_the_rounding_of_its_terms_where_the_seed_is(tmp_path: Path) -> None:
+    """x - mean of one row in a thousand: the seed leaves there what float32 lost of terms of a hundred."""
+    lost = "out.copy_(2 * x)\nout[0] = 2 * x[0] + {} * 2**-23 * float(x.square().mean().sqrt())"
+    strict = ((0.0, 1e-9),)
+    off = replace(task(source=_source(lost.format(1.5), "")), tolerances=strict)
+    by_half = Bench(tmp_path / "off", off)
+    assert isinstance(by_half.call(lost.format(1.0)).outcome, Measurement)
+    assert "elements are wrong" in wrong(by_half.call(lost.format(9.0)))
+    exact = Bench(tmp_path / "exact", replace(task(), tolerances=strict))
+    assert "elements are wrong" in wrong(exact.call(lost.format(1.5)))
+
+
+def test_a_timing_waits_for_what_others_check_on_the_device(bench: Bench) -> None:
+    made = bench.prepared(RIGHT)
+    with ThreadPoolExecutor(1) as pool, bench.examiner.checked([made]) as checks:
+        with bench.examiner._turn(alone=False):
+            timing = pool.submit(bench.examiner.examine, made, checked=checks[0])
+            with pytest.raises(TimeoutError):
+                timing.result(1.0)
+        assert isinstance(timing.result(60.0).outcome, Measurement)
 
 
 CHEATS = {
