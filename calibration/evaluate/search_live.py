@@ -31,7 +31,7 @@ from forecast_autotune.processes.box import require_box
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
 from forecast_autotune.program_search.candidate import Candidate, Tried, incumbent
-from forecast_autotune.program_search.exam import Checked, Examiner, Loadable, Result
+from forecast_autotune.program_search.examiner import Checked, Examiner, Loadable, Result, is_near
 from forecast_autotune.program_search.finals import in_turns
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.loop import SearchLoop
@@ -61,14 +61,17 @@ class Remembered:
         self.checked_s = self.timed_s = 0.0
 
     @contextlib.contextmanager
-    def checked(self, candidates: Sequence[Loadable], timings: int = 1) -> Iterator[list[Checked]]:
+    def checked(
+        self, candidates: Sequence[Loadable], timings: int = 1, *, everywhere: bool = True
+    ) -> Iterator[list[Checked]]:
         """See `Examiner.checked`."""
         began = time.perf_counter()
         new = [one for one in candidates if _name(one) not in self._results]
-        with self._examiner.checked(new, timings) as found:
+        with self._examiner.checked(new, timings, everywhere=everywhere) as found:
             self.checked_s += time.perf_counter() - began
             of_new = iter(found)
-            yield [Checked() if _name(one) in self._results else next(of_new) for one in candidates]
+            known = Checked(everywhere=everywhere)
+            yield [known if _name(one) in self._results else next(of_new) for one in candidates]
 
     def examine(
         self,
@@ -80,7 +83,10 @@ class Remembered:
     ) -> Result:
         """See `Examiner.examine`."""
         name = _name(candidate)
-        if name not in self._results:
+        known = self._results.get(name)
+        if known is not None and not known.everywhere and is_near(known.times_us, best_us or {}):
+            known = checked = None  # the other search had a faster one, so that it was not checked everywhere
+        if known is None:
             began = time.perf_counter()
             self._results[name] = self._examiner.examine(candidate, best_us=best_us, is_seed=is_seed, checked=checked)
             self.timed_s += time.perf_counter() - began

@@ -37,7 +37,7 @@ from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.candidate import Candidate, Tried
-from forecast_autotune.program_search.exam import Examiner, Loadable, Result
+from forecast_autotune.program_search.examiner import Examiner, Loadable, Result
 from forecast_autotune.program_search.forecasts import configs_of, traits_of
 from forecast_autotune.program_search.proposers.rewriting import rewrites_of
 from forecast_autotune.program_search.rules import refused

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..core.outcome import Failure, Measurement
 from .candidate import Candidate
-from .exam import Examiner, Loadable, Result
+from .examiner import Examiner, Loadable, Result
 from .runners import Preparer
 from .task import SearchTask, Sizes
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from .archive import Archive
 from .budget import SearchBudget
 from .candidate import Candidate, Tried
-from .exam import Examiner
+from .examiner import Examiner
 from .finals import Final, in_turns
 from .proposers.crossing import crossed
 from .runners import Preparer

@@ -15,7 +15,7 @@ from ..errors import NoWorkingConfigError
 from .archive import Archive
 from .budget import SearchBudget
 from .candidate import Candidate, Tried, incumbent
-from .exam import Checked, Examiner, Loadable
+from .examiner import Checked, Examiner, Loadable
 from .forecasts import CandidateForecaster
 from .proposers.base import Proposer, SearchView
 from .rules import refused
@@ -180,7 +180,8 @@ class SearchLoop:
             self.twins.add(candidate.digest)
             text = f"{_step(candidate)}: compiles to the same as {twin.digest[:8]}, and is not measured"
             self.listener(SearchEvent(text=text))
-        with self.examiner.checked([made for *_, made in ready if isinstance(made, Loadable)]) as found:
+        runnable = [made for *_, made in ready if isinstance(made, Loadable)]
+        with self.examiner.checked(runnable, everywhere=False) as found:
             checks = iter(found)
             for candidate, forecast, why, loadable in ready:
                 checked = next(checks) if isinstance(loadable, Loadable) else None

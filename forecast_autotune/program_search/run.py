@@ -20,7 +20,7 @@ from ..settings import Settings
 from .archive import Archive
 from .budget import SearchBudget
 from .candidate import Candidate, Tried, incumbent
-from .exam import Examiner
+from .examiner import Examiner
 from .finals import Final, Finals, run_finals
 from .forecasts import CandidateForecaster
 from .lineage import StepEffect, WalkedBack, walk_back

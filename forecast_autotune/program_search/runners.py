@@ -9,7 +9,7 @@ from typing import Protocol
 from ..core.outcome import Failure
 from .build import CppBuilder, as_message
 from .candidate import Candidate
-from .exam import Loadable
+from .examiner import Loadable
 from .task import SearchTask
 
 

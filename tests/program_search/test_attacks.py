@@ -28,7 +28,8 @@ from forecast_autotune.processes.machine import usable_memory_bytes
 from forecast_autotune.processes.serving import children_of
 from forecast_autotune.program_search.candidate import Candidate
 from forecast_autotune.program_search.compiled_files import carry
-from forecast_autotune.program_search.exam import Bar, Examiner, Loadable, Result, _Exam
+from forecast_autotune.program_search.exam import Bar, Exam
+from forecast_autotune.program_search.examiner import Examiner, Loadable, Result
 from forecast_autotune.program_search.rules import refused
 from forecast_autotune.program_search.runners import PythonPreparer
 from forecast_autotune.program_search.task import SearchTask
@@ -188,12 +189,26 @@ def test_candidates_that_are_checked_side_by_side_are_timed_in_new_processes(ben
     with bench.examiner.checked(list(made.values())) as found:
         checks = dict(zip(made, found, strict=True))
         assert len(checks["honest"].begun) == 1
-        assert "at one" in wrong(bench.examiner.examine(made["wrong"], checked=checks["wrong"]))
+        assert "elements are wrong" in wrong(bench.examiner.examine(made["wrong"], checked=checks["wrong"]))
         timed = {name: bench.examiner.examine(made[name], checked=checks[name]) for name in lines if name != "wrong"}
     assert isinstance(timed["honest"].outcome, Measurement)
     assert isinstance(timed["right until it has been checked"].outcome, Failure)
     assert "never written" in wrong(timed["honest in a process of few calls"])
     assert not checks["honest"].begun
+
+
+@pytest.mark.parametrize(
+    ("where", "wrong_there"), [("at one", "len(x) == 1"), ("at large, at shifted addresses", "x.data_ptr() % 64")]
+)
+def test_what_could_win_is_checked_everywhere(bench: Bench, where: str, wrong_there: str) -> None:
+    made = bench.prepared(f"torch.mul(x, 3 if {wrong_there} else 2, out=out)")
+    assert where in wrong(bench.examiner.examine(made))
+    assert where in wrong(bench.examiner.examine(made, best_us={"large": 1e9}))
+    slow = bench.examiner.examine(made, best_us={"large": 0.01})
+    assert isinstance(slow.outcome, Measurement), slow
+    assert not slow.everywhere
+    with bench.examiner.checked([made]) as (checked,):
+        assert where in wrong(bench.examiner.examine(made, best_us={"large": 0.01}, checked=checked))
 
 
 def test_what_triton_compiled_is_carried_on_and_no_link_is_followed(tmp_path: Path) -> None:
@@ -377,22 +392,22 @@ def test_matrix_units_bound_what_is_believed_where_the_driver_tells_no_peak_of_t
     def make_inputs(sizes: Any, seed: int, device: str) -> tuple[Any, ...]:
         return tuple(torch.empty(4096, 4096, dtype=torch.half, device="meta") for _ in range(3))
 
-    exam = object.__new__(_Exam)
+    exam = object.__new__(Exam)
     exam.hardware = Hardware(
         kind="cuda", name="NVIDIA H200", capability="9.0", peak_gflops=66_900.0, bandwidth_gb_per_s=4800.0,
         l2_bytes=60 << 20,
     )  # fmt: skip
     exam.task = task(make_inputs=make_inputs, work=lambda *_: Work(flops=2 * 4096**3, bytes=3 * 2 * 4096**2))
-    exam.floors_us = {}
+    exam.bar = Bar()
     assert 100 < exam._floor_us("large", {}) < 194
 
 
 def test_a_candidate_that_answers_late_gains_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    exam = object.__new__(_Exam)
+    exam = object.__new__(Exam)
     exam.bar, exam.is_seed, exam.timeout_s = Bar(idle_s=1e-4), False, 1.0
     clock = iter(range(10**6))
     monkeypatch.setattr("time.perf_counter", lambda: 0.01 * next(clock))
-    monkeypatch.setattr(_Exam, "ask", lambda *_: {})
+    monkeypatch.setattr(Exam, "ask", lambda *_: {})
     assert exam._idle_s() == 1e-4
     exam.is_seed, exam.bar = True, Bar()
     assert exam._idle_s() == pytest.approx(0.01)

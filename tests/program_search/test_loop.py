@@ -24,7 +24,7 @@ from forecast_autotune.errors import InvalidInputError, NoWorkingConfigError, St
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
 from forecast_autotune.program_search.candidate import Candidate, Tried
-from forecast_autotune.program_search.exam import Checked, Loadable, Result
+from forecast_autotune.program_search.examiner import Checked, Loadable, Result
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.loop import SearchLoop
 from forecast_autotune.program_search.proposers.rewriting import Knobs

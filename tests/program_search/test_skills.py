@@ -22,7 +22,7 @@ from forecast_autotune.errors import StoreError
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
 from forecast_autotune.program_search.candidate import Candidate, Tried
-from forecast_autotune.program_search.exam import Loadable, Result
+from forecast_autotune.program_search.examiner import Loadable, Result
 from forecast_autotune.program_search.lineage import WalkedBack, steps_to, walk_back, without
 from forecast_autotune.program_search.proposers.crossing import crossed
 from forecast_autotune.program_search.proposers.rewriting import Skilled, rewrites_of

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from forecast_autotune.core.space import Space
-from forecast_autotune.program_search.exam import Checked, Loadable
+from forecast_autotune.program_search.examiner import Checked, Loadable
 from forecast_autotune.program_search.task import SearchTask
 
 SOURCE = """
@@ -54,9 +54,11 @@ class Unchecked:
         self.checked_beside: list[int] = []
 
     @contextmanager
-    def checked(self, candidates: Sequence[Loadable], timings: int = 1) -> Iterator[list[Checked]]:
+    def checked(
+        self, candidates: Sequence[Loadable], timings: int = 1, *, everywhere: bool = True
+    ) -> Iterator[list[Checked]]:
         self.checked_beside.append(len(candidates))
-        yield [Checked() for _ in candidates]
+        yield [Checked(everywhere=everywhere) for _ in candidates]
 
 
 TASK = task()

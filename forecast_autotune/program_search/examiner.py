@@ -1,0 +1,347 @@
+"""Trying candidates: a worker for each check and each timing; checks go side by side, and a timing is alone."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core.digest import digest
+from ..core.hardware import Hardware
+from ..core.outcome import Failure, Measurement
+from ..measure.probe import device_identity
+from ..processes.box import TOO_MANY, TRITON_FOLDER, Box, NoBoxError, boxed_environment, boxed_server
+from ..processes.channel import Message, memory_file
+from ..processes.core_slots import own_folder
+from ..processes.endings import (
+    WorkerDiedError,
+    WorkerMemoryError,
+    WorkerRaisedError,
+    WorkersUnavailableError,
+    WorkerTimeoutError,
+)
+from ..processes.file_lock import turn_at
+from ..processes.machine import usable_cores, usable_memory_bytes
+from .compiled_files import carry, compiled_to
+from .task import SearchTask, Sizes
+from .trial import serve_candidate
+
+if TYPE_CHECKING:
+    pass
+
+from .exam import LOAD_TIMEOUT_S, Bar, Begun, Exam, Question, WrongError, at_the_sizes, elsewhere
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 512 << 20  # of all arguments that are handed over at once
+PINNED_BYTES = 128 << 20  # at least, on a GPU
+NEAR_RATIO = 1.1  # of the fastest's time: what takes more is not checked beyond the sizes, for it can win nothing
+CHECKS = "forecast_autotune_check"  # names threads
+CHECKED_BESIDE = 8  # candidates that are checked side by side at most; each compiles, and has a worker or two
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loadable:
+    """What a worker loads a candidate by: see `trial.serve_candidate`.
+
+    `modules` are imported before the box is closed. `code` is a digest of what it was compiled to; empty where that
+    is not known.
+    """
+
+    message: Message
+    readable: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    may_start: bool = False  # Triton starts an assembler
+    compile_s: float = 0.0
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What an exam came to: the outcome, and of each size the median in microseconds.
+
+    `code` is a digest of what Triton compiled while it ran; empty of all else. `everywhere` says that it was checked so.
+    """
+
+    outcome: Measurement | Failure
+    times_us: Mapping[str, float] = field(default_factory=dict)
+    code: str = ""
+    everywhere: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Checked:
+    """Whether a candidate is right, `everywhere` or at the sizes alone, and workers to time it in: new ones, which find
+    what it compiled.
+
+    `code` is that of a `Result`.
+    """
+
+    everywhere: bool
+    failure: Failure | None = None
+    code: str = ""
+    seconds: float = 0.0
+    begun: list[Begun] = field(default_factory=list)
+
+    def end(self) -> None:
+        """End the workers that timed nothing."""
+        while self.begun:
+            self.begun.pop().close()
+
+
+class Examiner:
+    """Tries candidates of one task, each in workers of its own.
+
+    Args:
+        task: what is searched for.
+        hardware: whose peaks bound what can be believed.
+        folder: where each worker gets a folder to write to, which is removed with it.
+        bar: what the seed has shown; empty to examine the seed first.
+    """
+
+    def __init__(self, task: SearchTask, hardware: Hardware, folder: Path, bar: Bar | None = None) -> None:
+        self.task, self.hardware, self.bar = task, hardware, bar or Bar()
+        self.bytes = _handed_over_bytes(task)
+        self.beside = min(CHECKED_BESIDE, max(1, usable_cores() // 2))
+        self._folder = folder
+        self._trials = itertools.count(1)
+        self._warm: Path | None = None
+
+    @contextlib.contextmanager
+    def _turn(self, *, alone: bool) -> Iterator[None]:
+        """Check beside what other searches check on this device, or time alone."""
+        with contextlib.ExitStack() as held:
+            try:
+                path = own_folder() / f"search-{digest(device_identity(self.task.device))}.lock"
+                held.enter_context(turn_at(path, alone=alone))
+            except OSError as err:  # a filesystem without locks
+                log.debug("no turn at a device: %s", err)
+            yield
+
+    @contextlib.contextmanager
+    def checked(
+        self, candidates: Sequence[Loadable], timings: int = 1, *, everywhere: bool = True
+    ) -> Iterator[list[Checked]]:
+        """See whether candidates are right, side by side, as nothing is timed; and start workers to time them in.
+
+        Args:
+            timings: how often each is to be handed to `examine`.
+            everywhere: else at the sizes alone, and `examine` checks those elsewhere that are nearly the fastest.
+        Raises:
+            NoBoxError, WorkersUnavailableError, InvalidInputError: see `examine`.
+        """
+        futures: list[Future[Checked]] = []
+        try:
+            with self._turn(alone=False), ThreadPoolExecutor(self.beside, thread_name_prefix=CHECKS) as pool:
+                futures = [pool.submit(self._check, one, timings, everywhere) for one in candidates]
+            yield [future.result() for future in futures]
+        finally:
+            for future in futures:
+                if future.exception() is None:
+                    future.result().end()
+
+    def _check(self, candidate: Loadable, timings: int, everywhere: bool) -> Checked:
+        began = time.perf_counter()
+        checked = Checked(everywhere=everywhere)
+        asked = [*at_the_sizes(self.task), *(elsewhere(self.task) if everywhere else ())]
+        with ThreadPoolExecutor(1 + timings, thread_name_prefix=CHECKS) as pool:  # each takes a second or two to start
+            first = pool.submit(self._begin, candidate, self._warm)
+            others = [pool.submit(self._begin, candidate, None) for _ in range(timings)]
+        checked.begun = [other.result() for other in others if other.exception() is None]
+        try:
+            with contextlib.closing(first.result()) as begun:
+                self._ask(begun, candidate, asked)
+                begun.worker.close()
+                compiled = begun.folder / TRITON_FOLDER
+                checked.code = compiled_to(compiled, self._warm)
+                for other in others:
+                    carry(compiled, other.result().folder / TRITON_FOLDER)
+        except _ITS_OWN as err:
+            checked.end()
+            checked.failure = replace(_failure(err), cost_s=time.perf_counter() - began)
+        except BaseException:
+            checked.end()
+            raise
+        checked.seconds = time.perf_counter() - began
+        return checked
+
+    def _ask(self, begun: Begun, candidate: Loadable, asked: Iterable[Question]) -> None:
+        with Exam(self.task, self.hardware, self.bar, begun, is_seed=False) as exam:
+            exam.load(candidate.message)
+            exam.check(asked)
+
+    def _ask_elsewhere(self, candidate: Loadable) -> None:
+        """Check a candidate where it was not checked yet, a worker for each place, for each is compiled anew."""
+
+        def ask(asked: Sequence[Question]) -> None:
+            with contextlib.closing(self._begin(candidate, self._warm)) as begun:
+                self._ask(begun, candidate, asked)
+
+        places: dict[tuple[str, bool], list[Question]] = {}
+        for question in elsewhere(self.task):
+            places.setdefault((question.name, question.shifted), []).append(question)
+        with self._turn(alone=False), ThreadPoolExecutor(self.beside, thread_name_prefix=CHECKS) as pool:
+            futures = [pool.submit(ask, asked) for asked in places.values()]
+        for future in futures:
+            future.result()
+
+    def examine(
+        self,
+        candidate: Loadable,
+        *,
+        best_us: Mapping[str, float] | None = None,
+        sizes: Mapping[str, Sizes] | None = None,
+        is_seed: bool = False,
+        checked: Checked | None = None,
+    ) -> Result:
+        """Load a candidate, see whether it is right, and time it.
+
+        Args:
+            best_us: the fastest so far at each size: far slower ones are not timed to the end, nor checked elsewhere.
+            sizes: in place of the task's.
+            is_seed: it is a person's: what it shows becomes the bar.
+            checked: what `checked` found of it, where it was asked before.
+        Raises:
+            NoBoxError: the system has no box.
+            WorkersUnavailableError: no worker can be had.
+            InvalidInputError: the task's own reference or inputs do not fit.
+        """
+        if checked is None and not is_seed:
+            with self.checked([candidate], everywhere=False) as (found,):
+                return self.examine(candidate, best_us=best_us, sizes=sizes, checked=found)
+        began = time.perf_counter()
+        if checked is not None and checked.failure is not None:
+            return Result(outcome=checked.failure)
+        spent_s = 0.0 if checked is None else checked.seconds
+        begun = checked.begun.pop(0) if checked is not None and checked.begun else self._begin(candidate, self._warm)
+        compiled = begun.folder / TRITON_FOLDER
+        try:
+            with Exam(self.task, self.hardware, self.bar, begun, is_seed=is_seed) as exam:
+                exam.load(candidate.message)
+                if is_seed:
+                    with self._turn(alone=False):
+                        exam.check([*at_the_sizes(self.task), *elsewhere(self.task)])
+                with self._turn(alone=True):
+                    timed = {
+                        name: exam.time(name, one, (best_us or {}).get(name))
+                        for name, one in (sizes or self.task.sizes).items()
+                    }
+            everywhere = checked is None or checked.everywhere
+            if not everywhere and is_near(_medians(timed), best_us or {}):
+                self._ask_elsewhere(candidate)
+                everywhere = True
+        except _ITS_OWN as err:
+            return Result(outcome=replace(_failure(err), cost_s=spent_s + time.perf_counter() - began))
+        else:
+            code = compiled_to(compiled, self._warm) if checked is None else checked.code
+            if is_seed and compiled.is_dir():
+                begun.worker.close()
+                self._warm = self._folder / f"warm-{os.getpid()}"
+                shutil.rmtree(self._warm, ignore_errors=True)
+                carry(compiled, self._warm)
+            result = _result(timed, spent_s + time.perf_counter() - began)
+            return replace(result, code=code, everywhere=everywhere)
+        finally:
+            begun.close()
+
+    def _new_folder(self, compiled: Path | None) -> Path:
+        """An empty folder for one worker, but for what Triton compiled for the seed, or for the same candidate: none finds
+        what another left."""
+        folder = self._folder / f"trial-{os.getpid()}-{next(self._trials)}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, mode=0o700)
+        if compiled is not None:
+            carry(compiled, folder / TRITON_FOLDER)
+        return folder
+
+    def _begin(self, candidate: Loadable, compiled: Path | None) -> Begun:
+        import torch
+
+        folder = self._new_folder(compiled)
+        file = memory_file(self.bytes, "forecast_autotune_search")
+        box = Box(
+            folder=str(folder),
+            readable=candidate.readable,
+            gpu=self.task.device.startswith("cuda"),
+            may_start=candidate.may_start,
+            memory_bytes=max(2 << 30, usable_memory_bytes() // (self.beside + 1)),
+        )
+        request = {
+            "box": box.as_json(),
+            "bytes": self.bytes,
+            "threads": torch.get_num_threads(),
+            "device": self.task.device,
+            "modules": list(candidate.modules),
+        }
+        try:
+            worker = boxed_server().start(
+                serve_candidate, request, [file], environment=boxed_environment(), ready_s=LOAD_TIMEOUT_S
+            )
+        except BaseException as err:
+            os.close(file)
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(err, WorkersUnavailableError) and "SystemLacksError" in str(err):
+                raise NoBoxError(str(err)) from None
+            raise
+        return Begun(worker=worker, file=file, bytes=self.bytes, folder=folder)
+
+
+def _handed_over_bytes(task: SearchTask) -> int:
+    """Of the memory that arguments are handed over in: two sets at least. What a GPU reaches is pinned in each
+    process, which takes the longer the more it is."""
+    most = min(MOST_BYTES, usable_memory_bytes() // 6)
+    if task.device == "cpu":
+        return most
+    import torch
+
+    largest = 0
+    for sizes in (*task.sizes.values(), *task.held_out.values()):
+        values = task.make_inputs(sizes, 0, task.device)
+        largest = max(largest, sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor)))
+    return min(most, max(PINNED_BYTES, 2 * largest + (1 << 20)))
+
+
+_ITS_OWN = (WorkerTimeoutError, WorkerMemoryError, WorkerRaisedError, WorkerDiedError, WrongError)
+"""What is raised for a candidate's own doing."""
+
+
+def _failure(err: Exception) -> Failure:
+    message = str(err)
+    if isinstance(err, WrongError):
+        return Failure(stage="check", message=message)
+    if isinstance(err, WorkerTimeoutError):
+        return Failure(stage="timeout", message=message, crashed=True)
+    if isinstance(err, WorkerDiedError):
+        if message == f"exited with code {TOO_MANY}":
+            message = "it came to too many processes, and its box was ended"
+        return Failure(stage="launch", message=message, crashed=True)
+    return Failure(stage="launch", message=message)
+
+
+def _result(timed: Mapping[str, Sequence[float]], run_s: float) -> Result:
+    """Of each size its median; and the geometric mean over sizes, batch by batch, as the samples of one measurement."""
+    batches = min(len(samples) for samples in timed.values())
+    means = [statistics.geometric_mean([samples[i] for samples in timed.values()]) for i in range(batches)]
+    return Result(
+        outcome=Measurement(samples_us=tuple(means), run_s=run_s),
+        times_us=_medians(timed),
+    )
+
+
+def _medians(timed: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {name: statistics.median(samples) for name, samples in timed.items()}
+
+
+def is_near(times_us: Mapping[str, float], best_us: Mapping[str, float]) -> bool:
+    """Whether times are nearly the fastest so far, or nothing is known of those."""
+    ratios = [us / best_us[name] for name, us in times_us.items() if name in best_us]
+    return not ratios or statistics.geometric_mean(ratios) <= NEAR_RATIO
