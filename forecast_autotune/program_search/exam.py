@@ -372,11 +372,13 @@ class Exam:
         samples: list[float] = []
         for _ in range(BATCHES):
             drawn = self.draw([(name, sizes)] * count)
-            idle_s = self._idle_s()
+            idle_s = self._idle_s() if self.task.device == "cpu" else 0.0
             took_s, answer = self.launch(drawn, self.timeout_s)
             self._precise(name, self.judge(drawn, name))
-            launch_us = 1e6 * max(took_s - idle_s, RESOLVED * took_s) / count
-            launch_us = self._of_events(name, answer, launch_us, count)
+            if self.task.device == "cpu":
+                launch_us = 1e6 * max(took_s - idle_s, RESOLVED * took_s) / count
+            else:
+                launch_us = self._of_events(name, answer, took_s, count)
             if launch_us < LIGHT_RATIO * floor_us:
                 raise _FasterThanLightError(
                     f"at {name}: a launch took {launch_us:.3g} us, and the device needs {floor_us:.3g} us at "
@@ -388,10 +390,12 @@ class Exam:
                 break
         return samples
 
-    def _of_events(self, name: str, answer: Message, launch_us: float, count: int) -> float:
-        """On a GPU, what events say, unless the caller's clock contradicts them."""
-        if self.task.device == "cpu":
-            return launch_us
+    def _of_events(self, name: str, answer: Message, took_s: float, count: int) -> float:
+        """What a launch took by the worker's events, unless the caller's clock contradicts them, in microseconds.
+
+        That clock counts what a message takes too, and that the device spins first, once more than there are launches
+        (`trial._run`). Both are the seed's as well.
+        """
         claimed = answer.get("claimed_us")
         if (
             not isinstance(claimed, list)
@@ -399,21 +403,20 @@ class Exam:
             or not all(isinstance(c, float) and c > 0 for c in claimed)
         ):
             raise WrongError(f"at {name}: it reports no times")
-        claimed_us = statistics.median(claimed)
-        # The device spins before the first launch and once more for each (`trial._run`), which events do not count.
-        beyond_us = (launch_us - claimed_us) * count / (1 + count)
+        claimed_us: float = statistics.median(claimed)
+        took_us = 1e6 * took_s
+        beyond_us = (took_us - count * claimed_us) / (1 + count)
         if self.is_seed:
             self.bar.overhead_us[name] = max(beyond_us, self.bar.overhead_us.get(name, 0.0))
         elif (
-            claimed_us > 1.05 * launch_us + OVERHEAD_US
+            count * claimed_us > 1.05 * took_us + OVERHEAD_US
             or beyond_us > OVERHEAD_RATIO * self.bar.overhead_us.get(name, 0.0) + OVERHEAD_US
         ):
             raise _FasterThanLightError(
-                f"at {name}: events say {claimed_us:.3g} us a launch, and the caller's clock {launch_us:.3g} us: "
-                f"its events do not "
-                "tell the truth"
+                f"at {name}: events say {claimed_us:.3g} us a launch, and by the caller's clock {count} of them took "
+                f"{took_us:.3g} us: its events do not tell the truth"
             )
-        return float(claimed_us)
+        return claimed_us
 
     def _idle_s(self) -> float:
         """What a message there and back takes, without a launch; the least that was seen."""

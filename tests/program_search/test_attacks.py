@@ -5,6 +5,7 @@ Each does right what it was asked for if its attack comes off: so a test fails w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -28,7 +29,7 @@ from forecast_autotune.processes.machine import usable_memory_bytes
 from forecast_autotune.processes.serving import children_of
 from forecast_autotune.program_search.candidate import Candidate
 from forecast_autotune.program_search.compiled_files import carry
-from forecast_autotune.program_search.exam import Bar, Exam
+from forecast_autotune.program_search.exam import Bar, Exam, WrongError
 from forecast_autotune.program_search.examiner import Examiner, Loadable, Result
 from forecast_autotune.program_search.rules import refused
 from forecast_autotune.program_search.runners import PythonPreparer
@@ -412,6 +413,20 @@ def test_a_candidate_that_answers_late_gains_no_time(monkeypatch: pytest.MonkeyP
     exam.is_seed, exam.bar = True, Bar()
     assert exam._idle_s() == pytest.approx(0.01)
     assert exam.bar.idle_s == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(("claimed_us", "took_us"), [(6860.0, 7230.0), (300.0, 600.0), (300.0, 3000.0), (400.0, 300.0)])
+def test_events_are_believed_within_what_launching_costs(claimed_us: float, took_us: float) -> None:
+    """Seen on an H200, machine busy: a seed of 384 us, and an honest candidate of 6,860 us that the device spun 300 us for."""
+    exam = object.__new__(Exam)
+    exam.is_seed, exam.bar = True, Bar()
+    for message_us in (60.0, 1500.0):
+        took_s = 1e-6 * (10 * 384 + 11 * 150 + message_us)
+        assert exam._of_events("large", {"claimed_us": [384.0] * 10}, took_s, 10) == 384.0
+    exam.is_seed = False
+    is_honest = 0 < took_us - claimed_us < 1000
+    with contextlib.nullcontext() if is_honest else pytest.raises(WrongError, match="do not tell the truth"):
+        assert exam._of_events("large", {"claimed_us": [claimed_us]}, 1e-6 * took_us, 1) == claimed_us
 
 
 def test_a_call_that_needs_gradients_is_refused_with_what_to_do(tmp_path: Path) -> None:
