@@ -19,11 +19,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from forecast_autotune.cli.output import print_json, print_table, say
+from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.measure.probe import detect_hardware
@@ -40,6 +41,7 @@ from forecast_autotune.program_search.proposers.rewriting import Crossover, Knob
 from forecast_autotune.program_search.run import toolchain_of
 from forecast_autotune.program_search.runners import preparer
 from forecast_autotune.program_search.task import SearchTask
+from forecast_autotune.store.encoding import decode_outcome, encode_outcome
 
 from ..command import positive
 from ..search_tasks import SIZES, search_tasks
@@ -52,11 +54,16 @@ FINALS_S = 45.0  # kept for the finals of each task, where time is limited
 
 
 class Remembered:
-    """An examiner of one task that tries each program once, whichever search comes to it."""
+    """An examiner of one task that tries each program once, whichever search comes to it, in whichever process.
 
-    def __init__(self, examiner: Examiner) -> None:
-        self._examiner = examiner
-        self._results: dict[str, Result] = {}
+    Args:
+        examiner: who tries.
+        kept: file of what programs came to, a line each.
+    """
+
+    def __init__(self, examiner: Examiner, kept: Path) -> None:
+        self._examiner, self._kept = examiner, kept
+        self._results = {str(row["program"]): _result_of(row) for row in read(kept)}
         self.examined = 0
         self.checked_s = self.timed_s = 0.0
 
@@ -86,16 +93,35 @@ class Remembered:
         known = self._results.get(name)
         if known is not None and not known.everywhere and is_near(known.times_us, best_us or {}):
             known = checked = None  # the other search had a faster one, so that it was not checked everywhere
-        if known is None:
+        if known is None or (is_seed and not self.examined):  # each process's examiner needs what the seed shows
             began = time.perf_counter()
-            self._results[name] = self._examiner.examine(candidate, best_us=best_us, is_seed=is_seed, checked=checked)
+            new = self._examiner.examine(candidate, best_us=best_us, is_seed=is_seed, checked=checked)
             self.timed_s += time.perf_counter() - began
             self.examined += 1
+            if known is None:
+                self._results[name] = new
+                _add(self._kept, {"program": name, **_row_of(new)})
         return self._results[name]
 
 
 def _name(made: Loadable) -> str:
-    return json.dumps(made.message, sort_keys=True, default=str)
+    """The digest of the candidate, which its folder has for a name."""
+    path: str = made.message["path"] if "path" in made.message else made.message["extension"]["path"]
+    return Path(path).parent.name
+
+
+def _row_of(result: Result) -> dict[str, Any]:
+    return {**asdict(result), "outcome": encode_outcome(result.outcome)}
+
+
+def _result_of(row: Mapping[str, Any]) -> Result:
+    outcome = decode_outcome(row["outcome"])
+    return Result(outcome=outcome, times_us=row["times_us"], code=row["code"], everywhere=row["everywhere"])
+
+
+def _add(path: Path, row: Mapping[str, Any]) -> None:
+    with path.open("a") as file:  # what was killed as it wrote left no end of its line
+        file.write("\n" + json.dumps(row, default=str) + "\n")
 
 
 @dataclass(kw_only=True)
@@ -104,7 +130,9 @@ class LiveTask:
 
     task: SearchTask
     folder: Path
-    best: dict[str, Candidate] = field(default_factory=dict)  # by search, its fastest
+    best: dict[str, tuple[float, Candidate]] = field(
+        default_factory=dict
+    )  # by search, its fastest, and that one's time
 
     def __post_init__(self) -> None:
         on_gpu = self.task.device != "cpu"
@@ -113,7 +141,7 @@ class LiveTask:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.preparer = preparer(self.task, self.folder, self.folder)
         self.examiner = Examiner(self.task, self.hardware, self.folder)
-        self.remembered = Remembered(self.examiner)
+        self.remembered = Remembered(self.examiner, self.folder / "programs.jsonl")
         surrogate = surrogate_without(self.task.name)
         self.forecaster = CandidateForecaster(self.task, self.hardware, self.toolchain, surrogate)
 
@@ -137,32 +165,43 @@ class LiveTask:
             stopped = loop.run()
             tried = list(loop.archive)
         best = incumbent(tried) or tried[0]  # the seed ran
-        self.best[f"{arm} {seed}"] = best.candidate
-        return {
+        row: dict[str, Any] = {
             "what": "search", "task": self.task.name, "arm": arm, "seed": seed, "hardware": self.hardware.name,
             "best_us": best_by_measurement(tried), "built": budget.built, "failed": budget.failed, "stopped": stopped,
+            "cut": time.time() >= until,
             "seconds": round(time.perf_counter() - began, 2), "examined": all_.examined - examined,
             "checked_s": round(all_.checked_s - checked_s, 2), "timed_s": round(all_.timed_s - timed_s, 2),
             "best": {"variant": best.candidate.variant, "config": dict(best.candidate.config.knobs),
-                     "steps": list(best.candidate.steps), "times_us": dict(best.times_us)},
+                     "steps": list(best.candidate.steps), "times_us": dict(best.times_us), "source": best.candidate.source},
             "failures": [o.message.splitlines()[0][:200] for t in tried if isinstance(o := t.outcome, Failure)],
         }  # fmt: skip
+        self.learn(row)
+        return row
+
+    def learn(self, row: Mapping[str, Any]) -> None:
+        """Take the fastest of a search of this process, or an earlier one, to the finals."""
+        best = row["best"]
+        candidate = replace(
+            self.task.seed, source=best["source"], variant=best["variant"], config=Config(best["config"]),
+            steps=tuple(best["steps"]), proposer="search",
+        )  # fmt: skip
+        self.best[f"{row['arm']} {row['seed']}"] = row["best_us"][-1], candidate
 
     def finals(self) -> Iterator[dict[str, Any]]:
         """The fastest of the searches, and all that a person wrote, timed in turns; a line for each program."""
-        own = {one.digest: one for one in self.best.values()}
+        own = {one.digest: one for _, one in sorted(self.best.values(), key=lambda found: found[0])}
         entrants = [self.task.seed, *(c for c in own.values() if c.digest != self.task.seed.digest)][: 1 + FINALISTS]
         entrants += [c for c in self.task.hand_written if c.digest not in own]
-        sizes = {**self.task.sizes, **self.task.held_out}
+        sizes, began = {**self.task.sizes, **self.task.held_out}, time.time()
         for final in in_turns(self.task, entrants, sizes, self.examiner, self.preparer):
             one = final.candidate
             by_hand = one.proposer in ("seed", "hand-written")
             yield {
                 "what": "final", "task": self.task.name, "hardware": self.hardware.name, "by_hand": by_hand,
-                "of": [name for name, best in self.best.items() if best.digest == one.digest],
+                "of": [name for name, (_, best) in self.best.items() if best.digest == one.digest],
                 "variant": one.variant, "config": dict(one.config.knobs), "steps": list(one.steps),
                 "times_us": dict(final.times_us), "relative_error": final.relative_error, "failure": final.failure,
-                "held_out": list(self.task.held_out),
+                "held_out": list(self.task.held_out), "began": began,
             }  # fmt: skip
 
 
@@ -182,23 +221,23 @@ def run(tasks: Sequence[SearchTask], seeds: int, measurements: int, until: float
 
     Seeds come one after the other, so that all tasks have as many searches where time runs out.
     """
-    done = {(row.get("task"), row.get("arm"), row.get("seed")) for row in read(to) if row["what"] == "search"}
+    ended = [row for row in read(to) if row["what"] == "search" and not row["cut"]]
+    done = {(row["task"], row["arm"], row["seed"]) for row in ended}
     live: dict[str, LiveTask] = {}
     out: set[str] = set()
 
     def of(task: SearchTask) -> LiveTask:
         if task.name not in live:
             live[task.name] = LiveTask(task=task, folder=work / task.name)
+            for row in ended:
+                if row["task"] == task.name:
+                    live[task.name].learn(row)
         return live[task.name]
-
-    def keep(row: Mapping[str, Any]) -> None:
-        with to.open("a") as file:  # what was killed as it wrote left no end of its line
-            file.write("\n" + json.dumps(row, default=str) + "\n")
 
     def failed(task: SearchTask, err: Exception) -> None:
         out.add(task.name)
         say(f"{task.name} is left out: {err}")
-        keep({"what": "left out", "task": task.name, "reason": f"{type(err).__name__}: {err}"[:1000]})
+        _add(to, {"what": "left out", "task": task.name, "reason": f"{type(err).__name__}: {err}"[:1000]})
 
     searched_until = until - FINALS_S * len(tasks)
     for seed in range(seeds):
@@ -211,7 +250,7 @@ def run(tasks: Sequence[SearchTask], seeds: int, measurements: int, until: float
                 except Exception as err:  # whatever it is, the other tasks go on
                     failed(task, err)
                     continue
-                keep(row)
+                _add(to, row)
                 say(
                     f"{task.name}, {arm}, seed {seed}: {row['best_us'][0]:.4g} us to {row['best_us'][-1]:.4g} us in "
                     f"{len(row['best_us'])} measurements; {row['examined']} were new, checked in {row['checked_s']:.1f} s, "
@@ -222,7 +261,7 @@ def run(tasks: Sequence[SearchTask], seeds: int, measurements: int, until: float
             continue
         try:
             for row in one.finals():
-                keep(row)
+                _add(to, row)
         except Exception as err:
             failed(one.task, err)
 
@@ -286,6 +325,7 @@ def by_hand(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     finals = [row for row in rows if row["what"] == "final" and not row["failure"]]
     for task in dict.fromkeys(row["task"] for row in finals):
         of = [row for row in finals if row["task"] == task]
+        of = [row for row in of if row["began"] == of[-1]["began"]]
         found = [row for row in of if not row["by_hand"]]
         hand = [row for row in of if row["by_hand"]]
         if not found or not hand:

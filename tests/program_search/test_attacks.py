@@ -417,7 +417,7 @@ def test_a_candidate_that_answers_late_gains_no_time(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("claimed_us", "took_us"), [(6860.0, 7230.0), (300.0, 600.0), (300.0, 3000.0), (400.0, 300.0)])
 def test_events_are_believed_within_what_launching_costs(claimed_us: float, took_us: float) -> None:
-    """Seen on an H200, machine busy: a seed of 384 us, and an honest candidate of 6,860 us that the device spun 300 us for."""
+    """Seen on an H200: a seed of 384 us, and an honest candidate of 6,860 us; the device spun 300 us; messages took long."""
     exam = object.__new__(Exam)
     exam.is_seed, exam.bar = True, Bar()
     for message_us in (60.0, 1500.0):

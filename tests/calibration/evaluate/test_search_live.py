@@ -51,11 +51,23 @@ def test_tasks_are_searched_by_both_arms_and_what_was_stopped_goes_on(
         file.write('{"what": "sea')  # killed as it wrote
     main([*words, "--seeds", "2", "--tasks", "double"])
     capsys.readouterr()
-    assert [row["seed"] for row in read(to) if row["what"] == "search"] == [0, 0, 1, 1]
+    searches = [row for row in read(to) if row["what"] == "search"]
+    assert [row["seed"] for row in searches] == [0, 0, 1, 1]
+    finals = [row for row in read(to) if row["what"] == "final"]
+    assert {name for row in finals[-1:] + finals for name in row["of"]} >= {"random 0", "random 1"}
+
+    last = searches[-1]
+    to.write_text(to.read_text().replace(json.dumps(last), json.dumps({**last, "cut": True})))
+    main([*words, "--seeds", "2", "--tasks", "double"])
+    again = [row for row in read(to) if row["what"] == "search"][-1]
+    assert (again["arm"], again["seed"], again["cut"]) == (last["arm"], last["seed"], False)
+    assert again["examined"] == 1  # the seed: what programs came to is known from the process before
+    assert again["best_us"] == last["best_us"]
 
 
 def test_no_time_is_told_as_nothing_found(tasks: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--to", str(tmp_path / "none.jsonl"), "--work", str(tmp_path), "--limit-s", "1", "--tasks", "double"]
+    assert main(words) == 0
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"searches": [], "finals": [], "left_out": []}
 
@@ -82,7 +94,15 @@ def test_arms_are_compared_from_the_same_seeds_alone() -> None:
 def test_the_fastest_found_is_told_over_the_fastest_by_hand() -> None:
     def final(name: str, hand: bool, searched: float, held_out: float) -> dict[str, Any]:
         times = {"large": searched, "odd": held_out}
-        return {"what": "final", "task": name, "by_hand": hand, "times_us": times, "held_out": ["odd"], "failure": ""}
+        return {
+            "what": "final",
+            "task": name,
+            "by_hand": hand,
+            "times_us": times,
+            "held_out": ["odd"],
+            "failure": "",
+            "began": 1.0,
+        }
 
     rows = [final("a", True, 10, 20), final("a", True, 8, 30), final("a", False, 4, 25), final("b", True, 1, 1)]
     rows.append({**rows[2], "failure": "wrong", "times_us": {}})
