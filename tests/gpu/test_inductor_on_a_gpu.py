@@ -120,7 +120,10 @@ import torch
 import forecast_autotune as fa
 from calibration.torch_compile.compiles import clock, times_us
 
-x, weight, bias = (torch.randn(*shape, dtype=torch.bfloat16, device="cuda") for shape in ((2048, 6144), (1408, 6144), (1408,)))
+def random(*shape):
+    return torch.randn(*shape, dtype=torch.bfloat16, device="cuda")
+
+x, weight, bias = random(2048, 6144), random(1408, 6144), random(1408)
 
 def default():
     return torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias))

@@ -121,7 +121,7 @@ def patch_fusion(is_wanted: Callable[[], bool]) -> None:
             )
         else:
             log.warning(
-                "torch %s times what it fuses in a way unknown here: by its own clock, on warm caches",
+                "torch %s times what it fuses in a way unknown here: by its own clock, the host's time among it",
                 torch.__version__,
             )
 
