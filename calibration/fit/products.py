@@ -3,7 +3,8 @@
 The same kind of model as the shipped one, on the same features, fitted on products alone, and with the library's function as
 one more config: nobody tells ahead how good that is. Its card says how well it does on shapes that were left out, in five
 rounds, each without a fifth of the pairs (n, k): by how much longer the choice takes than the best that was recorded, and
-than the best of Inductor's short list and the library, which is what max-autotune finds.
+than the best of Inductor's short list and the library, which is what max-autotune finds. And of how many products the
+library is so sure that no template is compiled.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Workload
 from forecast_autotune.features.hardware_sheets import hardware_named
-from forecast_autotune.frontends.inductor.candidates import Product, described, program_of
-from forecast_autotune.frontends.inductor.narrowing import promises
+from forecast_autotune.frontends.inductor.candidates import Product, described, library_is_foreseen, program_of
+from forecast_autotune.frontends.inductor.narrowing import library_is_sure, promises
 from forecast_autotune.frontends.inductor.template_kernels import GROUP_M
 from forecast_autotune.surrogates.learned import Learned
 from forecast_autotune.surrogates.prior import PRODUCTS, Prior, prior_text
@@ -56,10 +57,15 @@ LEAST_CONFIGS = 10  # of a shape with fewer nothing is learned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """One product: the library first, then configs, with the time of each in microseconds."""
+    """One product: the library first, then configs, with the time of each in microseconds.
+
+    Attributes:
+        library_is_foreseen: see `candidates.library_is_foreseen`.
+    """
 
     name: str
     pair: str  # n and k: all of a pair are left out together
+    library_is_foreseen: bool
     job: Job = field(repr=False)
     traits: Array = field(repr=False)
     times_us: Array = field(repr=False)
@@ -87,6 +93,7 @@ def read_recorded(path: Path) -> Iterator[Recorded]:
             yield Recorded(
                 name=f"{dtype} {layout} {batch}x{m}x{n}x{k}",
                 pair=f"{n}x{k}",
+                library_is_foreseen=library_is_foreseen(product),
                 job=Job(
                     workload=Workload(program=program_of("mm"), key={"shape": row["shape"]}, timing="inductor"),
                     space=space,
@@ -138,8 +145,11 @@ def fit(recorded: Sequence[Recorded], *, trees: int = TREES) -> Prior:
 
 
 def losses(each: Recorded, prior: Prior) -> dict[str, float]:
-    """What a choice takes, over the best that was recorded: by a name, `max-autotune`, `library` or a budget."""
-    forecasts = Learned(prior).start(ForecastContext(job=each.job)).predict({}, {})
+    """What a choice takes, over the best that was recorded: by a name, `max-autotune`, `library`, or a budget.
+
+    `4 unsure` is budget 4 as Inductor is handed candidates: no template where the library is sure.
+    """
+    forecasts = _forecasts(each, prior)
     times = dict(zip(each.job.space, each.times_us.tolist(), strict=True))
     promise = promises(each.job.space, forecasts)
     tiles = sorted(each.job.space[1:], key=lambda config: -promise[config])
@@ -150,9 +160,19 @@ def losses(each: Recorded, prior: Prior) -> dict[str, float]:
         "library": [LIBRARY],
         "0": [LIBRARY if trusted is None else trusted[0]],
         **{str(budget): [LIBRARY, *tiles[:budget]] for budget in BUDGETS},
+        **{f"{budget} unsure": [LIBRARY, *([] if is_sure(each, forecasts) else tiles[:budget])] for budget in BUDGETS},
     }
     best = min(times.values())
     return {name: min(times[config] for config in configs) / best for name, configs in chosen.items()}
+
+
+def is_sure(each: Recorded, forecasts: Sequence[Forecast | Abstention]) -> bool:
+    """Whether Inductor is handed the library alone."""
+    return each.library_is_foreseen and library_is_sure(each.job, forecasts)
+
+
+def _forecasts(each: Recorded, prior: Prior) -> Sequence[Forecast | Abstention]:
+    return Learned(prior).start(ForecastContext(job=each.job)).predict({}, {})
 
 
 def _unmeasured(job: Job, forecasts: Sequence[Forecast | Abstention]) -> Findings:
@@ -181,10 +201,13 @@ def fit_and_score(recorded: Sequence[Recorded], *, trees: int = TREES) -> tuple[
         print(f"fit-products: {number + 1} of {ROUNDS + 1} models", file=sys.stderr, flush=True)
     missed = [(f"product {each.pair}", misses(_whole(each), prior)) for each, prior in left_out]
     width = fit_width(missed)
-    scores = [losses(each, replace(prior, width=width)) for each, prior in left_out]
+    left_out = [(each, replace(prior, width=width)) for each, prior in left_out]
+    scores = [losses(each, prior) for each, prior in left_out]
+    sure = [is_sure(each, _forecasts(each, prior)) for each, prior in left_out]
     prior = replace(fit(recorded, trees=trees), width=width)
     card = {
         "data": {"shapes": len(recorded), "times": sum(each.times_us.size for each in recorded), "hardware": HARDWARE},
+        "library_sure": round(statistics.fmean(sure), 4),
         "left_out": {
             name: {
                 "over_best": round(statistics.geometric_mean(score[name] for score in scores), 4),
@@ -227,6 +250,7 @@ def main(words: Sequence[str] | None = None) -> int:
     recorded = [each for path in sorted(RECORDED.glob("*.jsonl.gz")) for each in read_recorded(path)]
     prior, card = fit_and_score(recorded, trees=given.trees)
     given.to.write_text(prior_text(prior, card=card), encoding="utf-8")
+    print(f"the library is sure of a share of {card['library_sure']:.4f}")
     for name, row in card["left_out"].items():
         print(f"{name:<14}" + "".join(f"  {what} {value:.4f}" for what, value in row.items()))
     return 0

@@ -112,3 +112,41 @@ def test_few_candidates_are_timed_and_none_on_a_second_machine_with_the_store_as
     assert {name: lists for name, lists in second["timed"].items() if lists} == {}
     assert second["chosen"] == first["chosen"]
     assert second["recalled"] == len(second["chosen"])
+
+
+BEFORE_A_GELU = """
+import json
+import torch
+import forecast_autotune as fa
+from calibration.torch_compile.compiles import clock, times_us
+
+def random(*shape):
+    return torch.randn(*shape, dtype=torch.bfloat16, device="cuda")
+
+x, weight, bias = random(2048, 6144), random(1408, 6144), random(1408)
+
+def default():
+    return torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias))
+
+def ours():
+    return torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias))
+
+expected, default = default(), torch.compile(default)
+default()
+fa.install(inductor=True)
+from forecast_autotune.frontends.inductor import narrowing
+from forecast_autotune.frontends.inductor.request import stood_aside
+
+narrowing.FAR_SLOWER = FAR_SLOWER
+ours = torch.compile(ours, options={"max_autotune_gemm": True})
+torch.testing.assert_close(ours(), expected, rtol=0.05, atol=0.5)
+print(json.dumps({"us": times_us([default, ours], clock()), "aside": stood_aside()}))
+"""
+
+
+@pytest.mark.parametrize("far_slower", ["1.2", "16.0"], ids=["as it is", "templates are timed"])
+def test_a_product_before_a_gelu_is_not_slower_than_by_default(tmp_path: Path, far_slower: str) -> None:
+    told = told_by(tmp_path, BEFORE_A_GELU.replace("= FAR_SLOWER", f"= {far_slower}"))
+    default_us, ours_us = told["us"]
+    assert told["aside"] == ""
+    assert ours_us < 1.05 * default_us

@@ -37,6 +37,11 @@ OPERANDS = {
     "mm_plus_mm": ("a", "b", "c", "d"),
     "scaled_mm": ("a", "b", "a_scale", "b_scale", "bias"),
 }
+FORESEEN = ("mm", "bmm", "addmm", "baddbmm")  # operations that are one product
+FORESEEN_ITEMSIZE, LONG_K = (
+    2,
+    65,
+)  # of tf32 and of sums of few the library is slower than forecast, up to half as fast (H200)
 FITTED = (2, 4)  # bytes of the elements that the model of products was fitted on: fp8 and int8 are none of them
 LAUNCH_US = 2.0  # of next to nothing, by the profiler (H200)
 WIDEST = 16  # bytes of one access
@@ -67,7 +72,7 @@ class Lowered:
         op: the operation, as Inductor calls it.
         sizes: m, n, k.
         is_dynamic: whether a size may change.
-        epilogue: whether all that is done with the result is one pointwise operation, which a template may take in.
+        epilogue: whether all that is done with the result is pointwise, which a template may take in.
         fast_accum: whether sums of fp8 may be held with fewer bits.
         listed: the parameters of Inductor's own candidates, in its order, each with its template.
     """
@@ -138,6 +143,11 @@ class Lowered:
         )
 
 
+def library_is_foreseen(product: Product) -> bool:
+    """Whether forecasts are to be believed where they say that nothing beats the library."""
+    return product.itemsize == FORESEEN_ITEMSIZE and product.k >= LONG_K
+
+
 class Candidates:
     """What Inductor lists for a product, and more of the same templates, as the space of a job.
 
@@ -146,6 +156,7 @@ class Candidates:
         undescribed_job: what is to be decided, as far as a store needs it.
         epilogue_us: what a template saves, against the library, by taking in what is done with the result.
         may_go_on_whole: whether all may be timed where nothing is forecast.
+        library_is_foreseen: whether the forecasts know how good the library is beside the templates.
 
     Args:
         lowered: the product.
@@ -173,6 +184,7 @@ class Candidates:
         )
         self.epilogue_us = _epilogue_us(lowered, hardware)
         self._product = lowered.product
+        self.library_is_foreseen = lowered.op in FORESEEN and library_is_foreseen(self._product)
 
     @cached_property
     def job(self) -> Job:
@@ -251,12 +263,27 @@ def _knobs(candidate: Any) -> dict[str, Any]:
 
 
 def _has_epilogue() -> bool:
-    """Whether the one use of what Inductor lowers now is pointwise."""
-    try:
-        users = list(V.graph.current_node.users)
-        return len(users) == 1 and torch.Tag.pointwise in users[0].target.tags
-    except AttributeError:  # no node, or the output of the graph
-        return False
+    """Whether what Inductor lowers now is used by pointwise operations alone, up to the graph's results or further products.
+
+    Not where the result itself is needed too, and not where a reduction follows: that would take the operations in, and a
+    template saves little by it.
+    """
+    node = getattr(V.graph, "current_node", None)
+    ahead = [(user, False) for user in getattr(node, "users", ())]
+    seen = set(ahead)
+    while ahead:
+        user, is_changed = ahead.pop()
+        if user.op == "output" or getattr(user.target, "_opname", "").lstrip("_") in OPERANDS:
+            if not is_changed:
+                return False
+            continue
+        is_pointwise = torch.Tag.pointwise in getattr(user.target, "tags", ())
+        if not is_pointwise and not getattr(user.target, "is_view", False):
+            return False
+        users = {(each, is_changed or is_pointwise) for each in user.users} - seen
+        seen |= users
+        ahead += users
+    return bool(seen)
 
 
 def _epilogue_us(lowered: Lowered, hardware: Hardware) -> float:

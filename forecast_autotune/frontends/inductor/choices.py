@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch._inductor import config as inductor_config
 from torch._inductor.choices import InductorChoices
+from torch._inductor.ir import MultiTemplateBuffer
 
 from ...errors import CacheMissError
 from .hook import is_wanted
 from .narrowing import Narrowing
 from .request import stand_aside, stood_aside, uuid
-from .torch_patches import patch_benchmarking
+from .torch_patches import patch_benchmarking, patch_finalizing, patch_fusion
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,14 @@ class NarrowedChoices(NamedChoices):
         except Exception as err:
             stand_aside(err)
             return listed
+
+    def can_fuse_vertical(self, *args: Any, **kwargs: Any) -> bool:
+        """As ever, but nothing is compiled to be fused with a product that the library is decided for."""
+        allowed = bool(super().can_fuse_vertical(*args, **kwargs))  # type: ignore[misc]
+        if not allowed or stood_aside() or not getattr(inductor_config, "benchmark_epilogue_fusion", False):
+            return allowed
+        buffers = [node.get_template_node() for node in args if hasattr(node, "get_template_node")]
+        return not any(isinstance(each, MultiTemplateBuffer) and narrowing.is_librarys(each) for each in buffers)
 
     def get_flex_attention_fwd_configs(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Configs of flex attention, the one first that Inductor takes without max-autotune."""
@@ -190,7 +199,16 @@ def _listen() -> None:
             stand_aside(err)
             return listed
 
+    def alone(buffer: Any) -> None:
+        if isinstance(buffer, MultiTemplateBuffer) and is_wanted() and not stood_aside():
+            try:
+                narrowing.alone(buffer)
+            except Exception as err:
+                stand_aside(err)
+
     patch_benchmarking(lambda: is_wanted() and not stood_aside())
+    patch_fusion(lambda: is_wanted() and not stood_aside())
+    patch_finalizing(alone)
     select_algorithm.add_preprocessing_fn(drop)
     select_algorithm.add_feedback_saver(keep)
     narrowing.listens = True

@@ -65,6 +65,7 @@ class RenderedCandidates:
     """
 
     may_go_on_whole = True
+    library_is_foreseen = False
     epilogue_us = 0.0  # whatever is fused is fused with all of them
 
     def __init__(self, operation: str, listed: Sequence[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from .cache_key import CACHE_KEY, with_decisions
-from .candidate_times import by_our_clock
+from .candidate_times import by_our_clock, fused_by_our_clock
 from .capture import decide_before
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 CAPTURE = "torch._higher_order_ops.triton_kernel_wrap"
 RULES = "torch._dynamo.trace_rules"
 TIMING = "torch._inductor.select_algorithm"
+FUSION = "torch._inductor.codegen.triton"  # imported with it
+SCHEDULER = "torch._inductor.scheduler"  # and so is this
 
 _lock = threading.RLock()
 _patched: set[str] = set()  # modules of torch that were looked at
@@ -100,6 +103,60 @@ def patch_benchmarking(is_wanted: Callable[[], bool]) -> None:
                 "torch %s times candidates in a way unknown here: by its own clock, the host's time among it",
                 torch.__version__,
             )
+
+
+def patch_fusion(is_wanted: Callable[[], bool]) -> None:
+    """Have our clock time what Inductor may fuse, once what times that is loaded."""
+    module = sys.modules.get(FUSION)
+    with _lock:
+        if FUSION in _patched or module is None:
+            return
+        _patched.add(FUSION)
+        scheduling = getattr(module, "TritonScheduling", None)
+        name = "benchmark_codegened_module"
+        if _takes(scheduling, name, "self", "mod", "n_spills_threshold", "node_names"):
+            scheduling.benchmark_codegened_module = fused_by_our_clock(  # type: ignore[union-attr]
+                scheduling.benchmark_codegened_module,  # type: ignore[union-attr]
+                is_wanted,
+            )
+        else:
+            log.warning(
+                "torch %s times what it fuses in a way unknown here: by its own clock, the host's time among it",
+                torch.__version__,
+            )
+
+
+def patch_finalizing(before: Callable[[Any], None]) -> None:
+    """Have a function called with each product that was fused with nothing, before Inductor takes the best of its choices.
+
+    Args:
+        before: takes the buffer that holds the choices; raises nothing.
+    """
+    module = sys.modules.get(SCHEDULER)
+    with _lock:
+        if SCHEDULER in _patched or module is None:
+            return
+        _patched.add(SCHEDULER)
+        scheduler, node_class = getattr(module, "Scheduler", None), getattr(module, "SchedulerNode", None)
+        if _takes(scheduler, "finalize_multi_template_buffers", "self") and node_class is not None:
+            scheduler.finalize_multi_template_buffers = _with_each_alone(  # type: ignore[union-attr]
+                scheduler.finalize_multi_template_buffers,  # type: ignore[union-attr]
+                node_class,
+                before,
+            )
+        else:
+            log.warning("torch %s ends fusing in a way unknown here: what it fuses is not learned", torch.__version__)
+
+
+def _with_each_alone(finalize: Callable[[Any], None], node_class: Any, before: Callable[[Any], None]) -> Any:
+    @functools.wraps(finalize)
+    def finalized(scheduler: Any) -> None:
+        for node in scheduler.nodes:
+            if isinstance(node, node_class):  # one of several that were fused is none of these
+                before(node.node)
+        finalize(scheduler)
+
+    return finalized
 
 
 def _takes(owner: Any, name: str, *parameters: str) -> bool:

@@ -131,6 +131,17 @@ def test_nothing_is_begun_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> No
     assert list(found) == ["a"]
 
 
+def test_what_is_named_alone_is_compiled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(verb, "collect", lambda tasks, *_: wanted.extend(tasks) or FOUND)
+    name = products()[-1].name
+    verb.main(["--ways", "default,4", "--only", name])
+    assert wanted == [(name, "default"), (name, "4")]
+    assert verb.main(["--only", "mm 1x2x3 bf16"]) == 2
+    assert "--only 'mm 1x2x3 bf16' is none of" in capsys.readouterr().err
+
+
 def test_what_shares_have_kept_is_printed_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
     for file, (name, of_one) in zip(files, FOUND.items(), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,18 +10,22 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from rehearsed_inductor import Timed
 from torch._inductor import select_algorithm
+from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.runtime.benchmarking import benchmarker
+from torch._inductor.runtime.hints import HeuristicType
+from torch._inductor.virtualized import V
 
 import forecast_autotune as fa
 from forecast_autotune.core.outcome import Measurement
-from forecast_autotune.frontends.inductor import candidate_times
-from forecast_autotune.frontends.inductor.candidate_times import by_our_clock
+from forecast_autotune.frontends.inductor import candidate_times, torch_patches
+from forecast_autotune.frontends.inductor.candidate_times import by_our_clock, fused_by_our_clock
 
 
 class Clock:
-    """Tells of every call that it takes 5 us."""
+    """Tells of every call that it takes 5 us, 2 of them the events' own."""
 
     def __init__(self) -> None:
         self.timed: list[Any] = []
@@ -30,7 +35,8 @@ class Clock:
 
     def measure(self, launch: Any, *, first_us: float) -> Measurement:
         self.timed.append(launch.call)
-        return Measurement(samples_us=(4.0, 5.0, 6.0))
+        calls = 2 if isinstance(launch.call(), tuple) else 1
+        return Measurement(samples_us=(2.0 + 3.0 * calls,))
 
 
 class Choice:
@@ -61,7 +67,7 @@ def test_each_candidate_is_run_once_and_then_timed(clock: Clock) -> None:
         listed, 0.005
     )
     assert clock.timed == [choice.run for choice in listed]
-    assert [choice.runs for choice in listed] == [1, 1]
+    assert [choice.runs for choice in listed] == [2, 2]
     assert "benchmark_gpu" not in vars(benchmarker)
 
 
@@ -100,3 +106,78 @@ def test_inductor_times_through_it_while_it_is_installed(timed: Timed, clock: Cl
     fa.uninstall()
     assert list(cache.benchmark_choices([Choice()], None).values()) == [0.1]
     assert len(clock.timed) == 1
+
+
+class Module:
+    """What Inductor has written to time a kernel that it may fuse."""
+
+    def __init__(self, folder: Path, kind: HeuristicType) -> None:
+        self.__file__ = str(folder / "module.py")
+        self.triton_ = SimpleNamespace(heuristic_type=kind)
+
+    def run(self) -> None:
+        pass
+
+
+def benchmark_codegened_module(_: Any, mod: Module, **__: Any) -> tuple[float, str]:
+    kept = Path(mod.__file__).with_suffix(".kernel_perf")
+    if not kept.exists():
+        kept.write_text(str(benchmarker.benchmark_gpu(mod.run)))
+    return float(kept.read_text()), mod.__file__
+
+
+def on_device(name: str) -> Any:
+    return V.set_graph_handler(SimpleNamespace(get_current_device_or_throw=lambda: torch.device(name)))  # type: ignore[arg-type]
+
+
+def test_a_template_must_beat_the_library_and_the_epilogue_clearly(clock: Clock, tmp_path: Path) -> None:
+    fused = fused_by_our_clock(benchmark_codegened_module, lambda: True)
+    with on_device("cuda"):
+        ms, path = fused(None, Module(tmp_path, HeuristicType.TEMPLATE))
+    assert (ms, path) == (pytest.approx(0.005 * 1.02), str(tmp_path / "module.py"))
+    assert len(clock.timed) == 1
+
+
+def test_an_epilogue_on_its_own_takes_what_it_adds_to_what_ran_before(clock: Clock, tmp_path: Path) -> None:
+    fused = fused_by_our_clock(benchmark_codegened_module, lambda: True)
+    with on_device("cuda"):
+        ms, _ = fused(None, Module(tmp_path, HeuristicType.POINTWISE), node_names={"op1"})
+    assert ms == pytest.approx(0.003)
+
+
+def test_what_inductors_clock_has_kept_of_another_process_counts_no_more(clock: Clock, tmp_path: Path) -> None:
+    (tmp_path / "module.kernel_perf").write_text("7.0")
+    fused = fused_by_our_clock(benchmark_codegened_module, lambda: True)
+    with on_device("cuda"):
+        assert [fused(None, Module(tmp_path, HeuristicType.POINTWISE))[0] for _ in range(2)] == [0.005, 0.005]
+    assert len(clock.timed) == 1
+
+
+@pytest.mark.parametrize("why", ["not wanted", "a CPU"])
+def test_otherwise_what_is_fused_is_timed_by_inductors_clock(clock: Clock, tmp_path: Path, why: str) -> None:
+    (tmp_path / "module.kernel_perf").write_text("7.0")
+    fused = fused_by_our_clock(benchmark_codegened_module, lambda: why != "not wanted")
+    with on_device("cpu" if why == "a CPU" else "cuda"):
+        assert fused(None, Module(tmp_path, HeuristicType.TEMPLATE))[0] == 7.0
+
+
+def test_inductor_times_what_it_fuses_by_our_clock_while_that_is_installed(timed: Timed) -> None:
+    assert timed.lists == []
+    assert TritonScheduling.benchmark_codegened_module.__globals__["__name__"] == candidate_times.__name__
+
+
+def test_a_torch_that_fuses_in_another_way_is_left_alone(monkeypatch: Any, caplog: Any) -> None:
+    from torch._inductor.scheduler import Scheduler
+
+    def other(self: Any, everything: Any) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(torch_patches, "_patched", set())
+    monkeypatch.setattr(TritonScheduling, "benchmark_codegened_module", other)
+    monkeypatch.setattr(Scheduler, "finalize_multi_template_buffers", other)
+    for _ in range(2):
+        torch_patches.patch_fusion(lambda: True)
+        torch_patches.patch_finalizing(lambda _: None)
+    assert TritonScheduling.benchmark_codegened_module is other
+    assert Scheduler.finalize_multi_template_buffers is other
+    assert len([record for record in caplog.records if "in a way unknown here" in record.message]) == 2

@@ -18,6 +18,8 @@ from rehearsed_inductor import Timed, as_another_process, decisions, lowered, na
 from torch._inductor import config as inductor_config
 from torch._inductor import select_algorithm
 from torch._inductor.choices import InductorChoices
+from torch._inductor.ir import MultiTemplateBuffer
+from torch._inductor.scheduler import FusionResult, Scheduler
 from torch._inductor.virtualized import V
 from torch.compiler import config as compiler_config
 
@@ -115,6 +117,96 @@ def test_a_library_is_charged_for_the_epilogue_that_a_template_takes_in(timed: T
     assert "template=mm " in str(fused.decision.config)
     assert fused.decision.default_us == pytest.approx(150.0)
     assert "50.0 us are for an epilogue" in fused.decision.reason
+
+
+def compared(monkeypatch: Any) -> list[dict[str, float]]:
+    """The times of choices that Inductor would compare with a fused kernel, by name; it never fuses."""
+    asked: list[dict[str, float]] = []
+
+    def refused(_: Any, node: Any, __: Any) -> FusionResult:
+        if isinstance(buffer := node.get_template_node(), MultiTemplateBuffer):
+            asked.append({choice.name: ms for choice, ms in buffer.choice_timings().items()})
+        return FusionResult.fuse(False)
+
+    monkeypatch.setattr(Scheduler, "speedup_by_fusion", refused)
+    return asked
+
+
+def test_nothing_is_fused_nor_compiled_for_that_where_the_library_is_decided(timed: Timed, monkeypatch: Any) -> None:
+    asked = compared(monkeypatch)
+    product()
+    assert "aten::mm" in str(decisions()[0].decision.config)
+    assert asked == []
+    timed.ms = lambda place: 0.3 - 0.01 * place
+    product(m=512)
+    assert asked
+
+
+def test_what_was_decided_against_is_compared_no_more_but_the_library(timed: Timed, monkeypatch: Any) -> None:
+    asked = compared(monkeypatch)
+    monkeypatch.setattr(candidates, "_epilogue_us", lambda lowered, _: 50.0 if lowered.epilogue else 0.0)
+    timed.ms = lambda place: 0.1 + 0.01 * place
+    product()
+    library, template, *others = asked[0].values()
+    assert (library, template) == (pytest.approx(0.1), pytest.approx(0.11))
+    assert set(others) == {float("inf")}
+
+
+def test_a_template_that_takes_nothing_in_is_decided_without_the_charge(timed: Timed, monkeypatch: Any) -> None:
+    compared(monkeypatch)
+    monkeypatch.setattr(candidates, "_epilogue_us", lambda lowered, _: 50.0 if lowered.epilogue else 0.0)
+    timed.ms = lambda place: 0.1 + 0.01 * place
+    product()
+    (stored,) = decisions()
+    assert str(stored.decision.config) == "template=aten::mm"
+    timed.ms = lambda place: 0.3 - 0.01 * place
+    product(m=512)
+    assert "template=mm " in str(max(decisions(), key=lambda each: each.decision.decided_at).decision.config)
+
+
+@pytest.mark.parametrize(
+    ("follows", "has"),
+    [
+        (lambda y: torch.nn.functional.gelu(y), True),
+        (lambda y: torch.nn.functional.gelu(y.view(2, 128, 256)) @ y.new_ones(256, 256), True),
+        (lambda y: (y, torch.relu(y)), False),
+        (lambda y: torch.softmax(torch.relu(y), dim=-1), False),
+        (lambda y: y.view(2, 128, 256), False),
+    ],
+    ids=["gelu", "up to a product", "needed itself", "reduction", "none"],
+)
+def test_an_epilogue_is_all_that_is_done_with_a_result(timed: Timed, follows: Any, has: bool) -> None:
+    lowered(lambda a, b: follows(a @ b), torch.ones(256, 128), torch.ones(128, 256))
+    keys = [s.place.workload.key for s in decisions() if s.place.workload.key["a"]["shape"][-1] == 128]
+    assert [key.get("epilogue", False) for key in keys] == [has]
+
+
+def sure(m: int = 2048) -> None:
+    lowered(lambda a, b: a @ b, torch.ones(m, 6144, dtype=torch.bfloat16), torch.ones(6144, 1408, dtype=torch.bfloat16))
+
+
+def test_nothing_is_compiled_where_the_library_is_sure(timed: Timed, monkeypatch: Any) -> None:
+    sure()
+    assert timed.lists == []
+    assert (choices.narrowing.counts.passed_on, choices.narrowing.counts.forecast) == (1, 1)
+    assert decisions() == []
+    monkeypatch.setattr(narrowing, "FAR_SLOWER", 4.0)
+    sure(m=1024)
+    assert len(timed.lists) == 1
+
+
+@pytest.mark.parametrize("unsure", ["all", "an epilogue", "few are summed", "float32"])
+def test_templates_are_timed_where_the_library_is_not_sure(timed: Timed, monkeypatch: Any, unsure: str) -> None:
+    if unsure == "all":
+        monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "all")
+    if unsure == "an epilogue":
+        monkeypatch.setattr(candidates, "_epilogue_us", lambda *_: 50.0)
+    if unsure == "few are summed":
+        monkeypatch.setattr(candidates, "LONG_K", 10_000)
+    if unsure == "float32":
+        monkeypatch.setattr(candidates, "FORESEEN_ITEMSIZE", 4)
+    sure()
+    assert len(timed.lists) == 1
 
 
 def test_the_decision_of_the_first_rank_is_taken(timed: Timed, monkeypatch: Any) -> None:
