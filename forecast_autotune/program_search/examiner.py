@@ -44,7 +44,10 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES = 512 << 20  # of all arguments that are handed over at once
 PINNED_BYTES = 128 << 20  # at least, on a GPU
-NEAR_RATIO = 1.1  # of the fastest's time: what takes more is not checked beyond the sizes, for it can win nothing
+NEAR_RATIO = 1.02  # of the fastest's time: what takes more is not checked beyond the sizes, for it can win nothing
+CHECKED_IN = (
+    4  # workers, of one candidate's further places: each takes the driver 0.2 s to start, one after the other (H200)
+)
 CHECKS = "forecast_autotune_check"  # names threads
 CHECKED_BESIDE = 8  # candidates that are checked side by side at most; each compiles, and has a worker or two
 
@@ -180,17 +183,18 @@ class Examiner:
             exam.check(asked)
 
     def _ask_elsewhere(self, candidate: Loadable) -> None:
-        """Check a candidate where it was not checked yet, a worker for each place, for each is compiled anew."""
+        """Check a candidate where it was not checked yet, in a few workers, for at each place it is compiled anew."""
 
-        def ask(asked: Sequence[Question]) -> None:
+        def ask(asked: Iterable[Question]) -> None:
             with contextlib.closing(self._begin(candidate, self._warm)) as begun:
                 self._ask(begun, candidate, asked)
 
         places: dict[tuple[str, bool], list[Question]] = {}
         for question in elsewhere(self.task):
             places.setdefault((question.name, question.shifted), []).append(question)
+        shares = [itertools.chain.from_iterable(list(places.values())[i::CHECKED_IN]) for i in range(CHECKED_IN)]
         with self._turn(alone=False), ThreadPoolExecutor(self.beside, thread_name_prefix=CHECKS) as pool:
-            futures = [pool.submit(ask, asked) for asked in places.values()]
+            futures = [pool.submit(ask, share) for share in shares[: len(places)]]
         for future in futures:
             future.result()
 
