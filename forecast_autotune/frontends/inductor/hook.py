@@ -12,6 +12,8 @@ import sys
 import threading
 from typing import Any
 
+from .assembler import share_assembler, unshare_assembler
+
 CONFIG, VIRTUALIZED = "torch._inductor.config", "torch._inductor.virtualized"
 CHOICES = "torch._inductor.choices"
 AWAITED = ("torch._inductor.codecache", "torch._inductor.compile_fx", CHOICES)
@@ -61,6 +63,7 @@ def install() -> None:
     global _wanted
     with _lock:
         _wanted = True
+        share_assembler()
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
         if any(_is_imported(name) for name in AWAITED):
@@ -72,6 +75,7 @@ def uninstall() -> None:
     global _wanted, _before, _theirs, _tag, _registered
     with _lock:
         _wanted = False
+        unshare_assembler()
         if _finder in sys.meta_path:
             sys.meta_path.remove(_finder)
         config: Any = sys.modules.get(CONFIG)
