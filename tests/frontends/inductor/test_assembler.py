@@ -15,7 +15,7 @@ import forecast_autotune as fa
 from forecast_autotune.frontends.inductor import assembler
 from forecast_autotune.frontends.inductor.assembler import VARIABLE
 
-SET_BY_A_WORKER = compile_tasks._set_triton_ptxas_path
+SET_BY_A_WORKER = compile_tasks._set_triton_ptxas_path.__wrapped__  # it is called once in a process
 
 
 @pytest.fixture
