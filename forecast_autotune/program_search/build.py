@@ -187,7 +187,7 @@ class CppBuilder:
 def _words(ninja: str, variable: str) -> list[str]:
     """What a variable of a build file of ninja's holds, word by word."""
     match = re.search(rf"^{variable} = (.*)$", ninja, re.MULTILINE)
-    return shlex.split(re.sub(r"\$([$: ])", r"\1", match[1])) if match else []
+    return shlex.split(match[1]) if match else []
 
 
 def compile_and_link(channel: Channel, request: Message) -> None:

@@ -434,9 +434,9 @@ def _kept(source: str, code: str, kernel: _Function, functions: Sequence[_Functi
             (one.start, one.start, f"{{ cudaFuncSetAttribute({one.named}, {about}, {percent}); ") for one in launches
         ] + [(one.end, one.end, " }") for one in launches]
         yield f"carveout@{name}={percent}", _replaced(source, changes)
-    others = "".join(code[slice(*f.body)] for f in functions if f != kernel)
-    if "blockIdx" in others or "gridDim" in code or "blockIdx.x" not in body or "blockIdx.z" in body:
-        return
+    called = "".join(code[slice(*f.body)] for f in functions if not f.is_kernel)
+    if re.search("blockIdx|gridDim", called) or re.search(r"gridDim|blockIdx\.z", body) or "blockIdx.x" not in body:
+        return  # where a block stands is asked for elsewhere too
     if "blockIdx.y" in body:
         walked = body.replace("blockIdx.x", "walked_x").replace("blockIdx.y", "walked_y")
         for rows in GROUPS:
