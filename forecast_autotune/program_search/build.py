@@ -34,7 +34,7 @@ from .machine_code import code_digest
 from .nvcc_flags import flags_of, without_flags
 from .task import SearchTask
 
-BUILD_TIMEOUT_S = 120.0
+BUILD_TIMEOUT_S = 300.0  # nvcc takes 85 s with torch's headers on a busy core
 BUILD_MEMORY_BYTES = 3 << 30
 
 
@@ -76,9 +76,8 @@ class CppBuilder:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._binding = folder / "binding.o"
         slot = self._compiler.builds.slot(0)
-        if not (
-            slot / "main.o"
-        ).exists():  # the variant was built before, and the slot is gone: once more, for the object
+        if not (slot / "main.o").exists():
+            # The variant was built before, and the slot is gone: once more, for the object.
             shutil.rmtree(self._compiler.builds.folder(self._variant(task.seed)))
             self._compiler.extension(task.seed.config)
         shutil.copy(slot / "main.o", self._binding)
@@ -139,7 +138,6 @@ class CppBuilder:
     def _plan(self, candidate: Candidate, folder: Path, library: Path) -> Message:
         given, variant = self._recipe.arguments, self._variant(candidate)
         includes = [str(Path(path).resolve()) for path in given.get("extra_include_paths") or ()]
-        own_flags = given.get("extra_cuda_cflags" if self._recipe.is_cuda else "extra_cflags") or ()
         box = Box(
             folder=str(folder),
             readable=(str(self._binding), *includes),
@@ -147,13 +145,19 @@ class CppBuilder:
             memory_bytes=BUILD_MEMORY_BYTES,
         )
         compiler = os.environ.get("CXX", "c++").split()
-        compile_ = [*self._nvcc(candidate)] if self._recipe.is_cuda else [*compiler, "-fPIC"]
-        flags = [*map(str, own_flags), *variant.defines, *variant.flags, *(f"-I{path}" for path in includes)]
+        compiled_by = [*self._nvcc(candidate)] if self._recipe.is_cuda else [*compiler, "-fPIC"]
+        flags = [*self._own_flags, *variant.defines, *variant.flags, *(f"-I{path}" for path in includes)]
         return {
             "box": box.as_json(),
-            "compile": [*compile_, "-c", self._file, "-o", "kernel.o", *flags],
+            "compile": [*compiled_by, "-c", self._file, "-o", "kernel.o", *flags],
             "link": [*compiler, "-shared", str(self._binding), "kernel.o", "-o", library.name, *self._libraries],
         }
+
+    @property
+    def _own_flags(self) -> list[str]:
+        """The caller's flags, word by word, as a shell hands them to the compiler for torch."""
+        given = self._recipe.arguments.get("extra_cuda_cflags" if self._recipe.is_cuda else "extra_cflags") or ()
+        return [word for flag in given for word in shlex.split(str(flag))]
 
     @property
     def _libraries(self) -> list[str]:
@@ -172,7 +176,10 @@ class CppBuilder:
 
         yield from (str(self._compiler.nvcc), "-Xcompiler", "-fPIC", *cpp_extension.COMMON_NVCC_FLAGS)
         yield "-no-compress"  # what is compressed has no machine code that could be told from another's
-        yield from (w for w in _words(self._of_torch, "cuda_cflags") if re.match(r"-std=|-gencode=.*code=sm_", w))
+        if compiler := os.environ.get("CC"):
+            yield from ("-ccbin", compiler)
+        of_torch = [word for word in _words(self._of_torch, "cuda_cflags") if word not in self._own_flags]
+        yield from (word for word in of_torch if re.match(r"-std=|-gencode=.*code=sm_", word))
         yield from (word for flag in flags_of(candidate.source) for word in flag.split())
         implied = ["cstdint", "algorithm"]
         if uses_torch(candidate.source):
