@@ -27,27 +27,15 @@ STORE_HINTS = ("stcg", "stcs", "stwt")
 VECTORS = {"float": (4, 2), "int": (4, 2), "unsigned": (4, 2), "double": (2,)}
 """How many of a type are loaded and stored at once: `float4`, `float2`."""
 
-_PRAGMA = re.compile(r"^[ \t]*#pragma unroll\b[ \t]*([^\n]*?)[ \t]*(?://[^\n]*)?\n", re.MULTILINE)
+_PRAGMA = re.compile(r"^[ \t]*#pragma unroll\b([^\n]*)\n", re.MULTILINE)
 _FUNCTION = re.compile(r"\b__(global|device)__\b")
 _WORD = re.compile(r"(operator\s*\(\s*\)|\w+)\s*\Z")
-_PASSED_OVER = frozenset(
-    [
-        "__launch_bounds__",
-        "__maxnreg__",
-        "__cluster_dims__",
-        "__block_size__",
-        "__align__",
-        "alignas",
-        "decltype",
-        "operator",
-    ]
-)
-"""What has brackets of its own ahead of a function's arguments."""
+_PASSED_OVER = re.compile(r"__\w+__|alignas|decltype|operator")  # what has brackets of its own ahead of the arguments
 _BOUNDS = re.compile(r"\b(__launch_bounds__|__maxnreg__)\s*\(")
 _INLINE = re.compile(r"\b__(?:forceinline|noinline)__\s*")
 _POINTER = re.compile(r"\s*(const\s+)?([\w:]+)\s*(const\s*)?\*\s*(?:const\s+)?(__restrict__\s+)?(\w+)\s*")
 _LOCAL_POINTER = re.compile(
-    r"(?<=[;{}(])\s*(?P<const>const\s+)?[\w:]+\s*(?P<star>\*\s*(?:const\s+)?)(?P<name>\w+)\s*=\s*(?P<first>[^;]*)"
+    r"(?<=[;{}(])\s*(?P<const>const\s+)?[\w:]+\s*\*\s*(?:const\s+)?(?P<name>\w+)\s*=\s*(?P<first>[^;]*)"
 )
 _SHARED = re.compile(r"\b__shared__\s+(?:__align__\s*\([^)]*\)\s*|alignas\s*\([^)]*\)\s*)?([\w:]+)\s+([^;]*);")
 _STRUCT = re.compile(r"\bstruct\s+(?:alignas\s*\([^)]*\)\s*)?(\w+)\s*\{")
@@ -83,7 +71,7 @@ def rewrites(source: str) -> Iterator[Rewrite]:
         yield from _of_function(source, code, function)
         if function.is_kernel:
             yield from _bounded(source, code, function)
-            yield from _kept(source, code, function, functions)
+            yield from _laid_out(source, code, function, functions)
     yield from _padded(source, code)
     for about, values in FLAGS.items():
         for how, flag in {**values, "off": ""}.items():
@@ -102,7 +90,7 @@ def _functions(code: str) -> Iterator[_Function]:
             end = closing(code, stop.start())
             if word is None or end < 0:
                 break
-            if word[1] in _PASSED_OVER:
+            if _PASSED_OVER.fullmatch(word[1]):
                 at = end + 1
                 continue
             body = re.compile(r"\s*(?:const\b\s*|noexcept\b\s*)*\{").match(code, end + 1)
@@ -424,7 +412,7 @@ def _launches(code: str, name: str) -> Iterator[_Launch]:
             )
 
 
-def _kept(source: str, code: str, kernel: _Function, functions: Sequence[_Function]) -> Iterator[Rewrite]:
+def _laid_out(source: str, code: str, kernel: _Function, functions: Sequence[_Function]) -> Iterator[Rewrite]:
     """How blocks of a kernel are laid over the grid, how many stay, and how the first cache is shared out."""
     name, body = kernel.name, source[slice(*kernel.body)]
     launches = list(_launches(code, name))
