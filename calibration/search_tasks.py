@@ -1,11 +1,11 @@
-"""Six kernels of the suite to search, at sizes whose inputs a search can hand over: half a GiB at most."""
+"""Kernels of the suite to search, at sizes whose inputs a search can hand over: half a GiB at most."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kernel_suite import Kernel, SuiteKernel, kernels, suite_kernels
+from kernel_suite import Kernel, SuiteKernel, cuda_kernels, kernels, suite_kernels
 
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.program_search.task import SearchTask, named, task_of
@@ -18,18 +18,27 @@ SIZES = {
     "matmul": (("square", "deep"), ("odd",)),
     "attention": (("chunk_of_prompt", "odd"), ("full",)),
 }
-"""Of each the sizes that programs are timed at, and those that are held out."""
+"""Of each of six Triton kernels the sizes that programs are timed at, and those that are held out."""
+
+CUDA_SIZES = {
+    "cuda_reduction": (("gradient", "odd"), ("vector",)),
+    "cuda_transpose": (("odd",), ("small",)),
+    "cuda_softmax": (("square",), ("odd",)),
+    "cuda_gemm": (("projection", "long_sum"), ("odd",)),
+    "cuda_conv2d": (("middle_layer", "odd"), ("last_layer",)),
+}
+"""The same of the CUDA kernels, which are searched by name."""
 
 
 def search_tasks(names: Sequence[str]) -> list[SearchTask]:
     """The tasks of these kernels of the suite; without names, of the six on a GPU, and of the C++ kernels without one.
 
     Raises:
-        InvalidInputError: there is no such kernel.
+        InvalidInputError: there is no such kernel; one in CUDA is named without a GPU or nvcc.
     """
     import torch
 
-    listed: list[Kernel | SuiteKernel] = [*kernels(), *suite_kernels()]
+    listed: list[Kernel | SuiteKernel] = [*kernels(), *cuda_kernels(), *suite_kernels()]
     known = {kernel.name: kernel for kernel in listed}
     usual = list(SIZES) if torch.cuda.is_available() else [kernel.name for kernel in kernels()]
     if unknown := [name for name in names if name not in known]:
@@ -38,8 +47,9 @@ def search_tasks(names: Sequence[str]) -> list[SearchTask]:
 
 
 def _at_its_sizes(task: SearchTask) -> SearchTask:
-    if task.name not in SIZES:
+    sizes = {**SIZES, **CUDA_SIZES}
+    if task.name not in sizes:
         return task
-    searched, held_out = SIZES[task.name]
+    searched, held_out = sizes[task.name]
     every = {**task.sizes, **task.held_out}
     return replace(named(searched, task), held_out={name: every[name] for name in held_out})

@@ -2,7 +2,7 @@
 
 Rewrites make so many programs of each kernel, one to four steps from its own source, under configs of its space. They are
 built, examined and timed as a search does it, in its box, and one that comes out as the machine code of another does not
-count. On a GPU six Triton kernels of the suite, without one its C++ kernels.
+count. On a GPU six Triton kernels of the suite, without one its C++ kernels; its CUDA kernels by name.
 
 A pool becomes a trace for each size, `<kernel>.<size>.<hardware>.jsonl.gz`, in which steps stand as knobs, as a search's
 forecasts read them; and `<kernel>.<hardware>.programs.jsonl.gz`, a line with config, steps and changed lines for each
@@ -77,7 +77,7 @@ def programs(task: SearchTask, seed: int = SEED) -> Iterator[Candidate]:
         space = task.spaces[variant]
         config = space.default if draw.random() < DEFAULTS else draw.choice(space)
         one = Candidate(
-            source=task.source,
+            source=task.text_of(variant),
             language=task.language,
             variant=variant,
             config=config,
@@ -91,7 +91,7 @@ def programs(task: SearchTask, seed: int = SEED) -> Iterator[Candidate]:
             if by_kind:
                 label, source = draw.choice(by_kind[draw.choice(sorted(by_kind))])
                 one = replace(one, source=source, steps=(*one.steps, label))
-        if one.source != task.source:
+        if one.source != task.text_of(variant):
             yield one
 
 

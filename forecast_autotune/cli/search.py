@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..program_search.finals import Final
     from ..program_search.run import SearchResult
 
-CPP_SUFFIXES = (".cpp", ".cc", ".cxx")
+SUFFIXES = (".cpp", ".cc", ".cxx", ".cu")
 
 DESCRIPTION = """\
 Search for faster programs than a kernel's own. A proposer changes its source and its knobs; several times as many are
@@ -29,20 +29,23 @@ that none was chosen by, beside what people wrote. What won is printed as a diff
   forecast-autotune search my_kernels.py:TASK --budget 32
   forecast-autotune search my_kernels.py:TASK --proposer rewrite,http://127.0.0.1:8000 --minutes 30
   forecast-autotune search saxpy.cpp
+  forecast-autotune search softmax.cu
 
 TASK is a fa.SearchTask: source, knobs, inputs and a reference. The module is imported, as Python imports it. Of a C++
-file, saxpy.py beside it says the same, under the names of the arguments of fa.load_inline and fa.search: cpp_sources,
-which binds the function saxpy to torch, reference, inputs and sizes; where there are any, space, extra_cflags, work,
-held_out, corners, outputs and tolerances. What is
-proposed is built and run in a box alone: no environment, one folder, no network, no other process. A GPU's driver is
-not contained. A search that was ended goes on where it was."""
+or CUDA file, saxpy.py beside it says the same, under the names of the arguments of fa.load_inline and fa.search:
+cpp_sources, which binds the function saxpy to torch, reference, inputs and sizes; where there are any, space,
+extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, no_implicit_headers, work, held_out, corners,
+outputs and tolerances. CUDA is built by nvcc and tried on the GPU.
+
+What is proposed is built and run in a box alone: no environment, one folder, no network, no other process. A GPU's
+driver is not contained. A search that was ended goes on where it was."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb and its options."""
     parser = new_parser(subparsers, "search", DESCRIPTION)
     parser.add_argument(
-        "task", metavar="MODULE:TASK", help="a module's name or a .py file, and the task in it; or a C++ file"
+        "task", metavar="MODULE:TASK", help="a module's name or a .py file, and the task in it; or a C++ or CUDA file"
     )
     parser.add_argument(
         "--budget", type=int, default=32, metavar="N", help="candidates measured, the seed included (default: 32)"
@@ -107,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _target(text: str) -> Any:
-    """What is searched for: what MODULE:TASK names, or the task of a C++ file.
+    """What is searched for: what MODULE:TASK names, or the task of a C++ or CUDA file.
 
     Raises:
         InvalidInputError: it names nothing to search for.
@@ -117,11 +120,7 @@ def _target(text: str) -> Any:
     from .forecast import load_kernel
 
     file = Path(text)
-    if file.suffix == ".cu":
-        raise InvalidInputError(
-            f"{text} is CUDA, and search rewrites C++ and Triton so far: fa.load_inline(..., space=...) tunes its macros"
-        )
-    if file.suffix in CPP_SUFFIXES:
+    if file.suffix in SUFFIXES:
         beside = file.with_suffix(".py")
         if not file.is_file() or not beside.is_file():
             raise InvalidInputError(
@@ -134,7 +133,7 @@ def _target(text: str) -> Any:
     if not text.rpartition(":")[0]:
         raise InvalidInputError(
             f"{text!r} names no task: give MODULE:TASK or FILE.py:TASK, a fa.SearchTask, which says what the inputs are "
-            "and what is right; or a C++ file with a Python file beside it that says so"
+            "and what is right; or a C++ or CUDA file with a Python file beside it that says so"
         )
     return load_kernel(text)
 

@@ -25,6 +25,8 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _MACRO_VALUE = re.compile(r"[\w.,:+\-*/%=]*\Z", re.ASCII)
 # A header may be named by a macro, so what a macro names counts as included.
 _INCLUDE = re.compile(r"^\s*#\s*(?:include|include_next|embed|define\s+\w+)\s*[<\"]([^>\"]+)[>\"]", re.MULTILINE)
+_QUOTED = re.compile(r"^[ \t]*#[ \t]*include[ \t]*\"([^\"\n]+)\"[^\n]*\n?", re.MULTILINE)
+_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*\n?", re.MULTILINE)
 _SEARCHED = re.compile(r"-(?:I|isystem|iquote|idirafter)\s*(.+)")
 _LIBRARY = re.compile(r"\b(TORCH_LIBRARY(?:_FRAGMENT|_IMPL)?\s*\(\s*)([A-Za-z_]\w*)")
 
@@ -218,6 +220,33 @@ def included_headers(text: str, folders: Sequence[str]) -> list[str]:
                         texts[place, path] = opened.read()
                     waiting.append((place, os.path.dirname(path), texts[place, path]))
     return [f"{path} {place}\n{content}" for (place, path), content in sorted(texts.items())]
+
+
+def with_headers(text: str, folders: Sequence[str]) -> str:
+    """A text with the headers that it includes from these folders in their places, and theirs in them.
+
+    One that says `#pragma once` stands there once. One that is not found, or is on the way to itself, stays a line.
+    """
+    there: set[str] = set()
+
+    def written(text: str, around: tuple[str, ...]) -> str:
+        def header(match: re.Match[str]) -> str:
+            places = [*(os.path.dirname(path) for path in around[-1:]), *folders]
+            paths = (os.path.abspath(os.path.join(place, match[1])) for place in places)
+            path = next((path for path in paths if os.path.isfile(path)), None)
+            if path is None or path in around:
+                return match[0]
+            if path in there:
+                return ""
+            with open(path, errors="replace") as opened:
+                content = opened.read()
+            if _ONCE.search(content):
+                there.add(path)
+            return f"{written(_ONCE.sub('', content), (*around, path)).rstrip()}\n"
+
+        return _QUOTED.sub(header, text)
+
+    return written(text, ())
 
 
 def _pick(sources: Sources, chosen: Value) -> tuple[str, ...]:

@@ -41,6 +41,11 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 _REFUSED = re.compile(r"uses too much shared data|too many resources requested", re.IGNORECASE)
 
 
+def uses_torch(source: str) -> bool:
+    """Whether a CUDA source speaks of torch, and so wants its headers."""
+    return bool(_TORCH_INCLUDE.search(source) or _TORCH.search(_without_comments(source)))
+
+
 def kernel_part(source: str) -> str:
     """The part of a CUDA source that compiles without torch: kernels, what they call, and plain host code."""
     kept, dropped = [], []
@@ -49,7 +54,7 @@ def kernel_part(source: str) -> str:
             head = _BLOCK.match(declaration)[0]  # type: ignore[index]
             inner = declaration[len(head) : declaration.rindex("}")]
             kept.append(f"{head}\n{kernel_part(inner)}\n}}")
-        elif _TORCH_INCLUDE.search(declaration) or _TORCH.search(_without_comments(declaration)):
+        elif uses_torch(declaration):
             dropped.append(declaration)
         else:
             kept.append(declaration)

@@ -1,23 +1,28 @@
-"""Building candidates in C++, in a box: the kernel's text is compiled alone, and linked with a binding that was built
-before."""
+"""Building candidates in C++ and CUDA, in a box: the kernel's text is compiled alone, and linked with a binding that was
+built before."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
+import sysconfig
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..compilers.cpp_compile import CppCompiler
 from ..compilers.cpp_errors import failure_reason
+from ..compilers.cpp_recipe import Variant
+from ..compilers.cuda_report import uses_torch
 from ..core.outcome import Failure
 from ..errors import BuildError
-from ..measure.probe import detect_cpp_toolchain, detect_hardware
+from ..measure.probe import detect_cpp_toolchain, detect_hardware, nvcc_path
 from ..processes.box import Box, NoBoxError, boxed_environment, boxed_server, close_box
 from ..processes.channel import Channel, Message
 from ..processes.endings import WorkerDiedError, WorkerRaisedError, WorkersUnavailableError, WorkerTimeoutError
@@ -25,9 +30,11 @@ from ..processes.extension import Extension
 from ..processes.file_lock import file_lock
 from ..processes.serving import redirect_output
 from .candidate import Candidate
+from .machine_code import code_digest
+from .nvcc_flags import flags_of, without_flags
 from .task import SearchTask
 
-BUILD_TIMEOUT_S = 120.0
+BUILD_TIMEOUT_S = 300.0  # nvcc takes 85 s with torch's headers on a busy core
 BUILD_MEMORY_BYTES = 3 << 30
 
 
@@ -57,20 +64,24 @@ class CppBuilder:
     def __init__(self, task: SearchTask, folder: Path, builds: Path) -> None:
         if task.recipe is None:
             raise BuildError(f"{task.name} has no recipe to build by")
-        self._task, self._recipe, self._folder = task, task.recipe, folder
-        compiler = CppCompiler(
-            self._recipe, detect_cpp_toolchain(self._recipe.flags), detect_hardware(task.device), builds
+        self._recipe, self._folder = task.recipe, folder
+        self._compiler = CppCompiler(
+            self._recipe,
+            detect_cpp_toolchain(self._recipe.flags, cuda=self._recipe.is_cuda),
+            detect_hardware(task.device),
+            builds,
+            nvcc=nvcc_path() if self._recipe.is_cuda else None,
         )
-        compiler.extension(task.seed.config)
+        self._compiler.extension(task.seed.config)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._binding = folder / "binding.o"
-        found = compiler.builds.slot(0) / "main.o"
-        if not found.exists():  # the variant was built before, and the slot is gone: once more, for the object
-            shutil.rmtree(
-                compiler.builds.folder(self._recipe.variant(task.seed.config, compiler.toolchain, compiler.hardware))
-            )
-            compiler.extension(task.seed.config)
-        shutil.copy(found, self._binding)
+        slot = self._compiler.builds.slot(0)
+        if not (slot / "main.o").exists():
+            # The variant was built before, and the slot is gone: once more, for the object.
+            shutil.rmtree(self._compiler.builds.folder(self._variant(task.seed)))
+            self._compiler.extension(task.seed.config)
+        shutil.copy(slot / "main.o", self._binding)
+        self._of_torch = (slot / "build.ninja").read_text()
 
     def build(self, candidate: Candidate) -> Built | Failure:
         """The candidate as an extension that a box may load, or why it does not build.
@@ -89,7 +100,7 @@ class CppBuilder:
             kept = json.loads((folder / "built.json").read_text())
             return Built(extension=extension, compile_s=float(kept["compile_s"]), code=str(kept["code"]))
         began = time.perf_counter()
-        (folder / "kernel.cpp").write_text(candidate.source)
+        (folder / self._file).write_text(without_flags(candidate.source))
         log = folder / "build.log"
         log.unlink(missing_ok=True)
         try:
@@ -117,15 +128,16 @@ class CppBuilder:
         os.replace(partial, folder / "built.json")  # last: what has this file is whole
         return built
 
+    @property
+    def _file(self) -> str:
+        return "kernel.cu" if self._recipe.is_cuda else "kernel.cpp"
+
+    def _variant(self, candidate: Candidate) -> Variant:
+        return self._recipe.variant(candidate.config, self._compiler.toolchain, self._compiler.hardware)
+
     def _plan(self, candidate: Candidate, folder: Path, library: Path) -> Message:
-        given, roles = self._recipe.arguments, self._recipe.roles
-        defines = [f"-D{knob}={_macro(v)}" for knob, v in candidate.config.knobs.items() if roles.get(knob) != "flag"]
-        flags = [
-            word for knob, v in candidate.config.knobs.items() if roles.get(knob) == "flag" for word in str(v).split()
-        ]
+        given, variant = self._recipe.arguments, self._variant(candidate)
         includes = [str(Path(path).resolve()) for path in given.get("extra_include_paths") or ()]
-        own_flags = [str(flag) for flag in given.get("extra_cflags") or ()]
-        linked = [str(flag) for flag in given.get("extra_ldflags") or ()]
         box = Box(
             folder=str(folder),
             readable=(str(self._binding), *includes),
@@ -133,35 +145,67 @@ class CppBuilder:
             memory_bytes=BUILD_MEMORY_BYTES,
         )
         compiler = os.environ.get("CXX", "c++").split()
-        flags = [*own_flags, *defines, *flags, *(f"-I{path}" for path in includes)]
+        compiled_by = [*self._nvcc(candidate)] if self._recipe.is_cuda else [*compiler, "-fPIC"]
+        flags = [*self._own_flags, *variant.defines, *variant.flags, *(f"-I{path}" for path in includes)]
         return {
             "box": box.as_json(),
-            "compile": [*compiler, "-c", "kernel.cpp", "-o", "kernel.o", "-fPIC", *flags],
-            "link": [*compiler, "-shared", str(self._binding), "kernel.o", "-o", library.name, *linked],
+            "compile": [*compiled_by, "-c", self._file, "-o", "kernel.o", *flags],
+            "link": [*compiler, "-shared", str(self._binding), "kernel.o", "-o", library.name, *self._libraries],
         }
 
+    @property
+    def _own_flags(self) -> list[str]:
+        """The caller's flags, word by word, as a shell hands them to the compiler for torch."""
+        given = self._recipe.arguments.get("extra_cuda_cflags" if self._recipe.is_cuda else "extra_cflags") or ()
+        return [word for flag in given for word in shlex.split(str(flag))]
 
-def _macro(value: object) -> str:
-    return str(int(value)) if isinstance(value, bool) else "" if value is None else str(value)
+    @property
+    def _libraries(self) -> list[str]:
+        """What torch links an extension with: the caller's, torch's and CUDA's libraries, less the kernels built for it."""
+        kernels = str(self._compiler.root)
+        return [
+            word for word in _words(self._of_torch, "ldflags") if word != "-shared" and not word.startswith(kernels)
+        ]
+
+    def _nvcc(self, candidate: Candidate) -> Iterator[str]:
+        """nvcc with the standard and the GPUs that torch builds for, and the flags that a candidate asks for.
+
+        It sees torch's headers where the text speaks of torch alone: they take it half a minute.
+        """
+        from torch.utils import cpp_extension
+
+        yield from (str(self._compiler.nvcc), "-Xcompiler", "-fPIC", *cpp_extension.COMMON_NVCC_FLAGS)
+        yield "-no-compress"  # what is compressed has no machine code that could be told from another's
+        if compiler := os.environ.get("CC"):
+            yield from ("-ccbin", compiler)
+        of_torch = [word for word in _words(self._of_torch, "cuda_cflags") if word not in self._own_flags]
+        yield from (word for word in of_torch if re.match(r"-std=|-gencode=.*code=sm_", word))
+        yield from (word for flag in flags_of(candidate.source) for word in flag.split())
+        implied = ["cstdint", "algorithm"]
+        if uses_torch(candidate.source):
+            implied = ["torch/types.h", "cuda.h"]
+            yield from (f"-DTORCH_EXTENSION_NAME={self._recipe.name}", "-DTORCH_API_INCLUDE_EXTENSION_H")
+            folders = [*cpp_extension.include_paths("cuda"), sysconfig.get_path("include")]
+            yield from (word for folder in folders for word in ("-isystem", folder))
+        if not self._recipe.arguments.get("no_implicit_headers"):
+            yield from (word for header in implied for word in ("-include", header))
+
+
+def _words(ninja: str, variable: str) -> list[str]:
+    """What a variable of a build file of ninja's holds, word by word."""
+    match = re.search(rf"^{variable} = (.*)$", ninja, re.MULTILINE)
+    return shlex.split(match[1]) if match else []
 
 
 def compile_and_link(channel: Channel, request: Message) -> None:
     """Compile and link one candidate in a box, which runs nothing of it. Runs in a worker."""
     box = Box.from_json(request["box"])
     redirect_output(os.path.join(box.folder, "build.log"))
-    libraries = _torch_libraries()
     close_box(box, [channel.fileno()])
-    for command in (request["compile"], [*request["link"], *libraries]):
+    for command in (request["compile"], request["link"]):
         print(" ".join(command), flush=True)
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-    channel.send({"code": hashlib.sha256(Path("kernel.o").read_bytes()).hexdigest()[:32]})
-
-
-def _torch_libraries() -> list[str]:
-    import torch
-
-    folder = Path(torch.__file__).parent / "lib"
-    return [f"-L{folder}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
+    channel.send({"code": code_digest(Path("kernel.o"))})
 
 
 def as_message(extension: Extension) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import ast
 import re
 
 from .candidate import Candidate
+from .nvcc_flags import KNOWN, flags_of
 from .task import SearchTask
 
 _KNOWN_HEADERS = """
@@ -18,10 +19,22 @@ immintrin.h emmintrin.h xmmintrin.h smmintrin.h tmmintrin.h nmmintrin.h x86intri
 """
 _HEADERS = frozenset(_KNOWN_HEADERS.split())
 """Of C++: for computing, not for files, threads, processes or clocks."""
+_CUDA_HEADERS = re.compile(
+    r"(?:cuda|cuda_runtime|cuda_runtime_api|cuda_(?:fp|bf)\w+|cuda_pipeline|cuda_awbarrier|device_launch_parameters|mma|"
+    r"math_constants|vector_types|vector_functions|cooperative_groups(?:/\w+)?)\.h|cuda/(?:std/)?\w+"
+)
+"""Of CUDA: what comes with the compiler, but for libraries that launch kernels of their own."""
+_CUDA_CALLS = re.compile(
+    r"\b(?:(?:torch|at|c10|cub|thrust|cutlass|cute)\s*::\s*\w+(?:\s*::\s*\w+)*|"
+    r"(?:cublas|cudnn|cusparse|cusolver|cufft|curand|cutensor|nvrtc|nccl|nvjpeg|npp)\w*|cu(?:Module|Launch|Link|Mem|Ctx)\w+|"
+    r"cuda(?:Malloc|Free|Host|Ipc|Graph|Event|Stream|Launch(?!Kernel)|Set(?!Attribute)|User|External|Import)\w+|"
+    r"cuda(?:Device|Thread)(?:Synchronize|Reset|SetLimit))"
+)
 _INCLUDE = re.compile(r"^\s*#\s*(?:include|include_next|import|embed)\s*[<\"]?([^>\"\n]+)", re.MULTILINE)
 _CALLS = re.compile(
-    r"\b(?:dlopen|dlsym|dlmopen|system|popen|fork|vfork|clone|exec[lv]p?e?|syscall|fopen|open|mmap|socket|pthread_create|thread|"
-    r"async|clock_gettime|gettimeofday|rdtsc\w*|signal|sigaction|setitimer|getenv|cblas_\w+|[sdch]gemm_?|__attribute__\s*\(\(\s*"
+    r"\b(?:dlopen|dlsym|dlmopen|system|popen|fork|vfork|clone|exec[lv]p?e?|syscall|fopen|open|mmap|socket|pthread_create|"
+    r"std\s*::\s*(?:j?thread|async)|clock_gettime|gettimeofday|rdtsc\w*|signal|sigaction|setitimer|getenv|cblas_\w+|"
+    r"[sdch]gemm_?|__attribute__\s*\(\(\s*"
     r"(?:constructor|destructor))\b"
 )
 _ALLOCATION = frozenset({"empty", "empty_like", "empty_strided", "zeros", "zeros_like", "Tensor", "cuda", "version"})
@@ -46,17 +59,29 @@ _BUILTINS = frozenset(
 
 def refused(candidate: Candidate, task: SearchTask) -> str:
     """Why a candidate's text is not even built; empty where it may be."""
-    if len(candidate.source) > 8 * len(task.source) + 20_000:
+    source = task.text_of(candidate.variant)
+    if len(candidate.source) > 8 * len(source) + 20_000:
         return f"its text of {len(candidate.source):,} characters is far longer than the task's own"
     if candidate.language == "triton":
-        return _of_python(candidate.source, task.source)
-    own, mine = set(_INCLUDE.findall(task.source)), set(_INCLUDE.findall(candidate.source))
-    if strange := sorted(header.strip() for header in mine - own if header.strip() not in _HEADERS):
+        return _of_python(candidate.source, source)
+    own, mine = set(_INCLUDE.findall(source)), set(_INCLUDE.findall(candidate.source))
+    if strange := sorted(header.strip() for header in mine - own if not _is_known(header.strip(), candidate.language)):
         return f"it includes {strange[0]!r}, which neither the task's source does nor a kernel needs"
-    calls = {" ".join(call.split()) for call in _CALLS.findall(candidate.source)}
-    if more := sorted(calls - {" ".join(call.split()) for call in _CALLS.findall(task.source)}):
+    if more := sorted(_calls(candidate.source, candidate.language) - _calls(source, candidate.language)):
         return f"it uses {more[0]!r}, which the task's source does not"
+    if flags := [flag for flag in flags_of(candidate.source) if flag not in KNOWN]:
+        return f"it asks nvcc for {flags[0]!r}, which is none of the flags that keep arithmetic as it is"
     return ""
+
+
+def _is_known(header: str, language: str) -> bool:
+    return header in _HEADERS or (language == "cuda" and _CUDA_HEADERS.fullmatch(header) is not None)
+
+
+def _calls(source: str, language: str) -> set[str]:
+    """What a text uses of the system and of libraries."""
+    patterns = (_CALLS, _CUDA_CALLS) if language == "cuda" else (_CALLS,)
+    return {" ".join(call.split()) for pattern in patterns for call in pattern.findall(source)}
 
 
 def _of_python(source: str, own: str) -> str:

@@ -25,12 +25,13 @@ from .finals import Final, Finals, run_finals
 from .forecasts import CandidateForecaster
 from .lineage import StepEffect, WalkedBack, walk_back
 from .loop import SearchEvent, SearchLoop, speedups
+from .nvcc_flags import flags_of, without_flags
 from .proposers.base import Proposer, SearchView, tally
 from .proposers.mix import Mix
 from .proposers.rewriting import Crossover, Knobs, Rewrites, Skilled
 from .runners import Preparer, preparer
 from .skills import StepSkill, learn, skills_in
-from .task import SearchTask, Sizes, named, task_of
+from .task import CUDA_SUFFIX, SearchTask, Sizes, named, task_of
 
 REWRITE = "rewrite"
 
@@ -60,14 +61,16 @@ class SearchResult:
         """What a person would change to adopt the winner; empty without one. Control characters are left out."""
         if self.winner is None:
             return ""
-        name = self.task.module.replace(".", "/") or f"{self.task.name}.cpp"
-        seed = self.task.seed
+        suffix = CUDA_SUFFIX if self.task.language == "cuda" else ".cpp"
+        name = self.task.module.replace(".", "/") or f"{self.task.name}{suffix}"
+        seed, own, flags = self.task.seed, self.task.text_of(self.winner.variant), flags_of(self.winner.source)
         lines = difflib.unified_diff(
-            seed.source.splitlines(), self.winner.source.splitlines(), f"a/{name}", f"b/{name}", lineterm=""
+            own.splitlines(), without_flags(self.winner.source).splitlines(), f"a/{name}", f"b/{name}", lineterm=""
         )
         knobs = {k: v for k, v in self.winner.config.knobs.items() if seed.config.knobs.get(k) != v}
         told = [f"# variant: {self.winner.variant}"] if self.winner.variant != seed.variant else []
         told += [f"# knobs: {' '.join(f'{k}={v}' for k, v in knobs.items())}"] if knobs else []
+        told += [f"# extra_cuda_cflags: {' '.join(flags)}"] if flags else []
         return "\n".join([*told, *(plain(line) for line in lines)])
 
     @property
@@ -164,7 +167,8 @@ def search(
     towards the budget.
 
     Args:
-        target: a `fa.SearchTask`, a function of `fa.load_inline` with `kernel_sources`, or a kernel of the suite's kind.
+        target: a `fa.SearchTask`, a function of `fa.load_inline` with `kernel_sources` or `cuda_sources`, or a kernel of the
+            suite's kind.
         budget: how many candidates may be measured, the seed included.
         proposals: how many are proposed and forecast for each that is measured.
         proposers: `rewrite`, and URLs of servers that speak OpenAI's protocol (`http://127.0.0.1:8000/#MODEL`).
@@ -261,7 +265,7 @@ def _brought(effect: StepEffect, task: SearchTask) -> str:
 def toolchain_of(task: SearchTask) -> Toolchain:
     """What a task's candidates are compiled by."""
     if task.recipe is not None:
-        return detect_cpp_toolchain(task.recipe.flags)
+        return detect_cpp_toolchain(task.recipe.flags, cuda=task.recipe.is_cuda)
     if task.device != "cpu":
         from ..frontends.triton.target import current_toolchain
 

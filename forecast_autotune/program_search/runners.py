@@ -1,4 +1,4 @@
-"""From a candidate to something an examiner can load: built in a box where it is C++, as a file where it is Python."""
+"""From a candidate to something an examiner can load: C++ and CUDA are built in a box, Python is written to a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Preparer(Protocol):
 
 
 class CppPreparer:
-    """Builds candidates in C++."""
+    """Builds candidates in C++ and CUDA."""
 
     def __init__(self, task: SearchTask, folder: Path, builds: Path) -> None:
         self._task, self._builder = task, CppBuilder(task, folder, builds)
@@ -33,7 +33,13 @@ class CppPreparer:
             return built
         message = {**as_message(built.extension), "function": self._task.name}
         folder = str(Path(built.extension.path).parent)
-        return Loadable(message=message, readable=(folder,), compile_s=built.compile_s, code=built.code)
+        return Loadable(
+            message=message,
+            readable=(folder,),
+            may_start=self._task.device != "cpu",  # CUDA was seen to start in such a box alone
+            compile_s=built.compile_s,
+            code=built.code,
+        )
 
 
 class PythonPreparer:

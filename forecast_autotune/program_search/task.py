@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..compilers.cpp_recipe import SOURCE_KNOB, Recipe, with_headers
 from ..core.digest import canonical_json, digest
 from ..core.space import Space
 from ..core.workload import Work
 from ..errors import InvalidInputError
+from ..measure.probe import nvcc_path
 from .candidate import Candidate, normalised
-
-if TYPE_CHECKING:
-    from ..compilers.cpp_recipe import Recipe
 
 MOST_SEARCHED = 2  # sizes a candidate is timed at, where the caller does not say; the others are held out
 
 OF_FILE = ("cpp_sources", "inputs", "reference", "sizes")
-MAY_OF_FILE = ("space", "extra_cflags", "work", "held_out", "corners", "outputs", "tolerances")
-"""What the module beside a C++ file says, and may say."""
+_OF_BUILD = ("extra_cflags", "extra_cuda_cflags", "extra_ldflags", "extra_include_paths", "no_implicit_headers")
+MAY_OF_FILE = ("space", *_OF_BUILD, "work", "held_out", "corners", "outputs", "tolerances")
+"""What the module beside a C++ or CUDA file says, and may say."""
+
+CUDA_SUFFIX = ".cu"
 
 Sizes = Mapping[str, object]
 
@@ -35,9 +37,11 @@ class SearchTask:
 
     Args:
         name: of the function that is called.
-        language: `c++` (a function of `fa.load_inline` with kernel_sources) or `triton` (a Python module).
+        language: `c++` or `cuda` (a function of `fa.load_inline` with kernel_sources or cuda_sources), or `triton` (a
+            Python module).
         source: the text that may be rewritten.
-        spaces: the configs of each variant, by the variant's name; of C++, one by an empty name.
+        spaces: the configs of each variant, by the variant's name; of C++, one by an empty name; of CUDA, one for each of
+            the sources given by name.
         sizes: by name, what a candidate is timed at. `held_out`: what the winner alone is timed at. `corners`: small
         ones, on
             which every candidate must be right.
@@ -46,9 +50,10 @@ class SearchTask:
         outputs: how many of the last arguments are outputs.
         work: takes the same arguments, and says what a call has to do at least.
         tolerances: of each output, how far it may be from the reference: relative, and absolute.
-        recipe: of C++, how the extension is built.
+        recipe: of C++ and CUDA, how the extension is built.
         module: of Triton, the module whose text `source` is.
         entries: of Triton, the function of the module that is called for each variant.
+        texts: of CUDA sources given by name, the text of each variant; `source` is the first one's.
     """
 
     name: str
@@ -67,6 +72,11 @@ class SearchTask:
     recipe: Recipe | None = field(default=None, repr=False)
     module: str = ""
     entries: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def text_of(self, variant: str) -> str:
+        """The text that a variant comes of."""
+        return self.texts.get(variant, self.source)
 
     @cached_property
     def seed(self) -> Candidate:
@@ -90,7 +100,11 @@ class SearchTask:
             firsts[space.default[knob] if knob else None] = space.default
             for config in firsts.values():
                 made = Candidate(
-                    source=self.source, language=self.language, variant=variant, config=config, proposer="hand-written"
+                    source=self.text_of(variant),
+                    language=self.language,
+                    variant=variant,
+                    config=config,
+                    proposer="hand-written",
                 )
                 if made.digest != self.seed.digest:
                     found.append(made)
@@ -100,9 +114,9 @@ class SearchTask:
     def digest(self) -> str:
         """Changes with the code, the spaces and the sizes; 32 hex digits."""
         spaces = {name: space.digest for name, space in self.spaces.items()}
-        text = normalised(self.source, self.language)
+        texts = [normalised(text, self.language) for text in (self.source, *self.texts.values())]
         return digest(
-            self.name, self.language, text, canonical_json([spaces, {n: dict(s) for n, s in self.sizes.items()}])
+            self.name, self.language, *texts, canonical_json([spaces, {n: dict(s) for n, s in self.sizes.items()}])
         )
 
 
@@ -137,12 +151,12 @@ def task_of(
     raise InvalidInputError(
         f"{str(target)[:100]!r} of type {type(target).__name__} is nothing to search for: give a fa.SearchTask, a "
         f"function of "
-        "fa.load_inline with kernel_sources, or a kernel of the suite's kind"
+        "fa.load_inline with kernel_sources or cuda_sources, or a kernel of the suite's kind"
     )
 
 
 def task_of_file(path: Path, beside: ModuleType) -> SearchTask:
-    """The task of a C++ file, by what the module beside it says under the names of `fa.load_inline` and `fa.search`.
+    """The task of a C++ or CUDA file, by what the module beside it says under the names of `fa.load_inline` and `fa.search`.
 
     The function that is called has the file's name without its suffix.
 
@@ -158,14 +172,18 @@ def task_of_file(path: Path, beside: ModuleType) -> SearchTask:
             f"{', '.join(MAY_OF_FILE)}"
         )
     name, space = path.stem, given.get("space", [{}])
+    build = {name: given[name] for name in _OF_BUILD if name in given}
+    if path.suffix == CUDA_SUFFIX:
+        beside_it = str(path.parent.resolve())  # headers that stand there
+        build["extra_include_paths"] = [beside_it, *build.get("extra_include_paths", ())]
     module = load_inline(
         name,
         given["cpp_sources"],
-        kernel_sources=path.read_text(),
+        **{"cuda_sources" if path.suffix == CUDA_SUFFIX else "kernel_sources": path.read_text()},
         functions=[name],
         space=Space.grid(space) if isinstance(space, Mapping) else space,
         work=given.get("work"),
-        extra_cflags=given.get("extra_cflags"),
+        **build,
     )
     arguments = {name: given[name] for name in ("inputs", "reference", "sizes", "held_out") if name in given}
     task = task_of(getattr(module, name), **arguments)
@@ -185,9 +203,7 @@ def _of_extension_kernel(
 
     return SearchTask(
         name=kernel.name,
-        language="c++",
-        source=_kernel_source(function.recipe),
-        spaces={"": kernel.space},
+        **_of_recipe(function.recipe, kernel.space),
         sizes=searched,
         held_out=kept,
         corners={case.name: dict(case.sizes) for case in kernel.corners},
@@ -195,7 +211,6 @@ def _of_extension_kernel(
         reference=kernel.reference,
         work=kernel.work,
         tolerances=((kernel.rtol, kernel.atol),),
-        recipe=function.recipe,
     )
 
 
@@ -208,32 +223,83 @@ def _of_function(
 ) -> SearchTask:
     return SearchTask(
         name=function.name,
-        language="c++",
-        source=_kernel_source(function.recipe),
-        spaces={"": function.space},
+        **_of_recipe(function.recipe, function.space),
         sizes=sizes,
         held_out=held_out,
         corners={},
         make_inputs=inputs,
         reference=reference,
         work=function.work,
-        recipe=function.recipe,
     )
 
 
-def _kernel_source(recipe: Recipe) -> str:
+def _of_recipe(recipe: Recipe, space: Space) -> dict[str, Any]:
+    """What of a task follows from how an extension is built: its language, device, texts and spaces."""
+    if not recipe.is_cuda:
+        return {
+            "language": "c++",
+            "recipe": recipe,
+            "source": _only_text(recipe, "kernel_sources"),
+            "spaces": {"": space},
+        }
+    if lacks := _cuda_lacks():
+        raise InvalidInputError(f"{recipe.name} has cuda_sources, and {lacks}")
+    texts = cuda_texts(recipe)
+    spaces = {"": space} if list(texts) == [""] else by_source(space, texts)
+    texts = {variant: texts[variant] for variant in spaces}
+    return {
+        "language": "cuda",
+        "device": "cuda",
+        "recipe": recipe,
+        "source": next(iter(texts.values())),
+        "spaces": spaces,
+        "texts": texts if len(texts) > 1 else {},
+    }
+
+
+def _cuda_lacks() -> str:
+    """What this machine lacks to build and run CUDA; empty where it lacks nothing."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no GPU here: candidates are run on one"
+    return (
+        ""
+        if nvcc_path()
+        else "there is no nvcc to build candidates by: put it on PATH, or name its folder in CUDA_HOME"
+    )
+
+
+def cuda_texts(recipe: Recipe) -> dict[str, str]:
+    """The texts of a recipe in CUDA that may be rewritten, by their names; one without a name by an empty one.
+
+    Headers from the caller's own folders stand in them, so that they may be rewritten too.
+    """
+    sources = recipe.cuda_sources
+    named = sources if isinstance(sources, Mapping) else {"": _only_text(recipe, "cuda_sources")}
+    return {name: with_headers(text, recipe.include_folders) for name, text in named.items()}
+
+
+def by_source(space: Space, names: Collection[str]) -> dict[str, Space]:
+    """A space parted by which source a config picks, the default's first; by default each is set as much as the default."""
+    usual = space.default
+    spaces = {}
+    for name in sorted(names, key=lambda name: name != usual[SOURCE_KNOB]):
+        if configs := [config for config in space if config[SOURCE_KNOB] == name]:
+            alike = max(configs, key=lambda config: sum(config[knob] == usual[knob] for knob in space.knobs))
+            spaces[name] = Space(configs, default=alike, roles=space.roles)
+    return spaces
+
+
+def _only_text(recipe: Recipe, argument: str) -> str:
     """The one text that may be rewritten."""
-    if recipe.is_cuda:
+    sources = getattr(recipe, argument)
+    if isinstance(sources, Mapping) or len(sources) != 1 or recipe.functions is None:
         raise InvalidInputError(
-            f"{recipe.name} has cuda_sources: search rewrites C++ kernels and Triton modules so far"
-        )
-    if isinstance(recipe.kernel_sources, Mapping) or len(recipe.kernel_sources) != 1 or recipe.functions is None:
-        raise InvalidInputError(
-            f"{recipe.name} must have one text of kernel_sources and name its functions: that text is what a "
-            f"search rewrites, "
+            f"{recipe.name} must have one text of {argument} and name its functions: that text is what a search rewrites, "
             "and it is compiled apart from what binds it to torch"
         )
-    return recipe.kernel_sources[0]
+    return str(sources[0])
 
 
 def _of_variants(

@@ -73,7 +73,10 @@ class Knobs(_Drawing):
         if len(view.task.spaces) > 1 and draw.random() < 0.2:
             variant = draw.choice(list(view.task.spaces))
             config = draw.choice(view.task.spaces[variant])
-            return replace(self._child(parent, f"variant={variant} {config}", config=config), variant=variant)
+            source = view.task.texts.get(variant)
+            return replace(
+                self._child(parent, f"variant={variant} {config}", source=source, config=config), variant=variant
+            )
         space = view.task.spaces[parent.variant]
         if draw.random() < BEYOND:
             config = _beyond(parent.config, space.roles, draw)
@@ -163,7 +166,7 @@ class Crossover(_Drawing):
             config = one.config
         source = None
         if one.source != other.source:
-            source = crossed(view.task.source, one.source, other.source)
+            source = crossed(view.task.text_of(one.variant), one.source, other.source)
             if source is None and draw.random() < 0.5:
                 source = other.source
         steps = (*one.steps, *(step for step in other.steps if step not in one.steps))
@@ -173,7 +176,14 @@ class Crossover(_Drawing):
 
 def rewrites_of(language: str) -> Callable[[str, str], Sequence[tuple[str, str]]]:
     """Every rewrite of a text by one step, in a language; of what one function of it reaches, where that is known."""
-    return _triton if language == "triton" else _cpp
+    return {"triton": _triton, "cuda": _cuda}.get(language, _cpp)
+
+
+@lru_cache(maxsize=64)
+def _cuda(source: str, entry: str) -> Sequence[tuple[str, str]]:  # noqa: ARG001
+    from .cuda_rewrites import rewrites
+
+    return _once(rewrites(source))
 
 
 @lru_cache(maxsize=64)

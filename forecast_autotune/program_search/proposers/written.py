@@ -176,9 +176,11 @@ class Written:
         Texts of others stand indented and without chats' marks.
         """
         task = view.task
-        language = {"triton": "Triton, in Python", "c++": "C++, for one thread of a CPU"}.get(
-            task.language, task.language
-        )
+        language = {
+            "triton": "Triton, in Python",
+            "c++": "C++, for one thread of a CPU",
+            "cuda": "CUDA C++, built by nvcc",
+        }.get(task.language, task.language)
         parts = [
             f"Make this program faster. It is in {language}. It must compute the same, in the same precision, for "
             f"all sizes, and "
