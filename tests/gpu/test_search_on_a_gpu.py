@@ -44,6 +44,7 @@ cpp_sources = """
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 extern "C" void scale_by_two(int n, const float* x, float* out, cudaStream_t stream);
 void scaled(const at::Tensor& x, at::Tensor out) {
