@@ -221,7 +221,9 @@ class Narrowing:
             job = candidates.unmeasured_job
             decision = decide(job, how, compiler=NoCompiler(), measurer=NO_MEASURER, store=store).decision
             self._count(recalled=decision.tried, forecast=not decision.tried)
-            return _chosen_of(candidates, [decision.config])
+            keeps_library = is_library(job.space.default) and not candidates.library_is_foreseen
+            config = job.space.default if keeps_library and not decision.tried else decision.config
+            return _chosen_of(candidates, [config])
         job = candidates.undescribed_job
         if (known := recall(job, how, store)) is not None and known.tried:
             self._count(recalled=True)

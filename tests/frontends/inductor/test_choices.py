@@ -278,6 +278,26 @@ def test_modes_that_measure_nothing_leave_inductor_nothing_to_time(timed: Timed,
     assert timed.lists == []
 
 
+@pytest.mark.parametrize(("dtype", "k"), [(torch.bfloat16, 256), (torch.bfloat16, 32), (torch.float32, 256)])
+def test_a_template_is_chosen_unmeasured_only_where_forecasts_know_the_library(
+    timed: Timed, monkeypatch: Any, dtype: Any, k: int
+) -> None:
+    """In float32, 100 x 29 x 1024 with a bias took 28 us for the library's 16 so (H200)."""
+
+    def on_a_template(job: Any, how: Any, **others: Any) -> Any:
+        resolution = decide(job, how, **others)
+        template = next(config for config in job.space if not candidates.is_library(config))
+        return replace(resolution, decision=replace(resolution.decision, config=template, basis="forecast"))
+
+    decide = narrowing.decide
+    monkeypatch.setattr(narrowing, "decide", on_a_template)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "forecast")
+    lowered(lambda a, b: a @ b, torch.ones(256, k, dtype=dtype), torch.ones(k, 256, dtype=dtype))
+    (chosen,) = choices.narrowing._known.values()
+    is_known = dtype is torch.bfloat16 and k == 256
+    assert candidates.is_library(chosen.decided) is not is_known
+
+
 def test_strict_refuses_to_compile_what_is_not_decided(timed: Timed, monkeypatch: Any) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "strict")
     with pytest.raises(Exception, match=r"CacheMissError: no decision for inductor\.mm"):
