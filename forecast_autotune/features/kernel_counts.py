@@ -9,11 +9,15 @@ from typing import Any
 
 from .kernel_model import KernelModel
 from .kernel_walk.notes import Access
+from .kernel_walk.symbols import WHOLE
 
 # Programs looked at, as places along the axes of the grid: in pairs about the middle, so that what grows evenly is counted
 # right, and at odd places, since a program's number may hold several coordinates.
 MOST_BITS = 64  # of a shift, and the largest whole exponent: what a kernel computes with has no more
 
+# Programs looked at beside them where these pass a loop over, as that over a row that ends within its first part: the first
+# along the first axis.
+FIRST = 32
 SAMPLED = (
     (0.29, 0.71, 0.41),
     (0.71, 0.29, 0.59),
@@ -32,12 +36,14 @@ class CountedAccess:
         each: elements at a time.
         times: how often an average program makes it.
         reach: different elements that all programs together can reach by it; infinite where that is unknown.
+        width: elements that follow one another where a compiler knows it.
     """
 
     access: Access
     each: float
     times: float
     reach: float
+    width: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +124,18 @@ def _needed_repeats(name: str, counts: Counts, programs: float, sizes: Mapping[s
 
 
 def _counted(model: KernelModel, numbers: Mapping[str, Any], grid: Sequence[float] | None, unsure: _Unsure) -> Counts:
-    places = SAMPLED if grid is not None and model.by_program else SAMPLED[:1]
+    places: Sequence[Sequence[float]] = SAMPLED if grid is not None and model.by_program else SAMPLED[:1]
     samples = [_evaluated(model, {**numbers, "late": i % 2}, grid, place, unsure) for i, place in enumerate(places)]
     values = samples[0] if len(samples) == 1 else _Mean(samples)
+    if grid and any(not any(each.get(name) for each in samples) for name in model.uneven):
+        firsts = [((i + 0.5) / grid[0], *SAMPLED[0][1:]) for i in range(min(FIRST, int(grid[0])))]
+        values = _Mean(samples, [_evaluated(model, {**numbers, "late": 0}, grid, place, unsure) for place in firsts])
     counts = Counts()
     for access in model.accesses:
         each, times = values.get(access.elements), values.get(access.times)
         if each is not None and times is not None:
-            counts.accesses.append(CountedAccess(access, each, times, values.get(access.reach, math.inf)))
+            reach, width = values.get(access.reach, math.inf), samples[0].get(access.width, 1.0)
+            counts.accesses.append(CountedAccess(access, each, times, reach, width))
     for dot in model.dots:
         m, n, k, times = values.get(dot.m), values.get(dot.n), values.get(dot.k), values.get(dot.times)
         if m is None or n is None or k is None or times is None:
@@ -146,9 +156,10 @@ def _counted(model: KernelModel, numbers: Mapping[str, Any], grid: Sequence[floa
 
 @dataclass(frozen=True, slots=True)
 class _Mean:
-    """Of the numbers of several programs; one that any of them does not know is unknown."""
+    """Of the numbers of several programs; one that any of them does not know is unknown, where all are 0 others count."""
 
     samples: Sequence[Mapping[str, float]]
+    others: Sequence[Mapping[str, float]] = ()
 
     def get(self, name: str, missing: float | None = None) -> Any:
         total = 0.0
@@ -157,6 +168,8 @@ class _Mean:
             if value is None:
                 return missing
             total += value
+        if not total and self.others:
+            return _Mean(self.others).get(name, missing)
         return total / len(self.samples)
 
 
@@ -195,6 +208,16 @@ def _trips(start: float, stop: float, step: float) -> float:
     return max(0.0, math.ceil((stop - start) / step))
 
 
+def _multiple(number: int) -> int:
+    """The greatest power of two, up to `WHOLE`, that divides a number."""
+    return min(WHOLE, number & -number) if number else WHOLE
+
+
+def _told_multiple(value: Any) -> int:
+    """What Triton tells its compiler of an argument: that 16 divides it, or nothing; of memory that it does."""
+    return WHOLE if value is True or (type(value) is int and value % WHOLE == 0) else 1
+
+
 def _middle(start: int, trips: float, step: int, late: int) -> int:
     """The counter of a loop in the middle of its way: before it for one program, behind it for the other."""
     return start + step * ((int(trips) - 1 + late) // 2)
@@ -207,6 +230,8 @@ _FUNCTIONS: dict[str, Any] = {
     "power": _power,
     "shifted": _shifted,
     "middle": _middle,
+    "multiple": _multiple,
+    "told_multiple": _told_multiple,
     "min": min,
     "max": max,
 }

@@ -17,12 +17,13 @@ from typing import Any
 
 from .kernel_walk.notes import Access, Dot, Notes
 from .kernel_walk.source import definition_of, parameters_of, scope_of, source_of
-from .kernel_walk.symbols import Symbol, argument, last_name
+from .kernel_walk.symbols import argument, last_name, number_argument
 from .kernel_walk.walker import Walker
 
 log = logging.getLogger(__name__)
 
 _OF_NUMBERS = ("range", "static_range", "cdiv", "arange", "min", "max")  # functions whose arguments are no pointers
+_PROGRAM = re.compile(r"\bpid\d")
 _OURS = re.compile(r"\b_(?:for|if)?\d+\b")  # names of lines
 
 
@@ -35,6 +36,7 @@ class KernelModel:
     code: CodeType | None = field(repr=False)  # sets the numbers that all below names
     repeats: tuple[str, ...] = field(repr=False)  # of loops and branches, the outer before the inner
     by_program: bool = field(repr=False)  # whether numbers depend on which program it is
+    uneven: tuple[str, ...] = field(repr=False)  # repeats of loops that do
     accesses: tuple[Access, ...] = field(repr=False)
     dots: tuple[Dot, ...] = field(repr=False)
     arithmetic: Counter[tuple[str, str]] = field(repr=False)  # operations by elements and times
@@ -42,7 +44,7 @@ class KernelModel:
     held: tuple[tuple[str, str], ...] = field(repr=False)  # bytes that lie in registers at one time, and how often
 
 
-_EMPTY = KernelModel({}, {}, None, (), False, (), (), Counter(), frozenset(), ())
+_EMPTY = KernelModel({}, {}, None, (), False, (), (), (), Counter(), frozenset(), ())
 
 
 def kernel_model(kernel: Any) -> KernelModel:
@@ -66,18 +68,23 @@ def _describe(kernel: Any) -> KernelModel:
         return _EMPTY
     walker = Walker(scope_of(kernel))
     parameters = [a.arg for a in parameters_of(definition)]
-    numbers = _numbers_among(definition)
-    walker.names = {name: Symbol(value=name) if name in numbers else argument(name) for name in parameters}
+    constants, numbers = _constants_among(definition), _numbers_among(definition)
+    walker.names = {
+        name: number_argument(name, constant=name in constants) if name in constants | numbers else argument(name)
+        for name in parameters
+    }
     walker.body(definition.body)
     notes = walker.notes
     held = _held(notes)
     lines = _needed(notes, [name for pair in held for name in pair])
+    by_program = _by_program(lines)
     return KernelModel(
         roles={name: role for name, role in notes.roles.items() if name in parameters},
         covers={knob: length for knob, length in notes.covers.items() if {knob, length} <= set(parameters)},
         code=compile(_text(lines), "<kernel model>", "exec"),
         repeats=tuple(name for name, _ in lines if name.startswith(("_for", "_if"))),
-        by_program=any(re.search(r"\bpid\d", expression) for _, expression in lines),
+        by_program=bool(by_program),
+        uneven=tuple(name for name in by_program if name.startswith("_for")),
         accesses=tuple(notes.accesses),
         dots=tuple(notes.dots),
         arithmetic=notes.arithmetic,
@@ -104,7 +111,7 @@ def _needed(notes: Notes, names: Iterable[str]) -> list[tuple[str, str]]:
     """The lines that the model's numbers are computed from, in their order."""
     wanted = {*names, *(name for place in notes.arithmetic for name in place)}
     for access in notes.accesses:
-        wanted.update((access.elements, access.times, access.reach))
+        wanted.update((access.elements, access.times, access.reach, access.width))
     for dot in notes.dots:
         wanted.update((dot.m, dot.n, dot.k, dot.element or "", dot.times))
     lines = []
@@ -113,6 +120,15 @@ def _needed(notes: Notes, names: Iterable[str]) -> list[tuple[str, str]]:
             wanted.update(_OURS.findall(expression))
             lines.append((name, expression))
     return lines[::-1]
+
+
+def _by_program(lines: Iterable[tuple[str, str]]) -> list[str]:
+    """The lines that depend on which program it is."""
+    found: list[str] = []
+    for name, expression in lines:
+        if _PROGRAM.search(expression) or not set(found).isdisjoint(_OURS.findall(expression)):
+            found.append(name)
+    return found
 
 
 def _text(lines: Iterable[tuple[str, str]]) -> str:
@@ -124,12 +140,16 @@ def _text(lines: Iterable[tuple[str, str]]) -> str:
     return "".join(parts)
 
 
-def _numbers_among(definition: ast.FunctionDef) -> set[str]:
-    """The parameters that are numbers: constexprs, and what is used as a number. All others may point to memory."""
+def _constants_among(definition: ast.FunctionDef) -> set[str]:
+    """The parameters that are constexprs."""
     parameters = parameters_of(definition)
-    numbers = {p.arg for p in parameters if p.annotation is not None and "constexpr" in ast.unparse(p.annotation)}
+    return {p.arg for p in parameters if p.annotation is not None and "constexpr" in ast.unparse(p.annotation)}
+
+
+def _numbers_among(definition: ast.FunctionDef) -> set[str]:
+    """The parameters that are used as numbers. All others but constexprs may point to memory."""
     used = {operand.id for node in ast.walk(definition) for operand in _operands(node) if isinstance(operand, ast.Name)}
-    return numbers | (used & {p.arg for p in parameters})
+    return used & {p.arg for p in parameters_of(definition)}
 
 
 def _operands(node: ast.AST) -> Sequence[ast.expr]:

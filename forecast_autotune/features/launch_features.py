@@ -30,6 +30,11 @@ log = logging.getLogger(__name__)
 
 RESIDENT_SHARED_BYTES = 1024  # what the driver takes of each block's shared memory (CUDA programming guide, since 8.0)
 REGISTER_BYTES = 4
+WIDEST_ACCESS_BYTES = 16  # by one thread at once (PTX ISA, vector loads)
+LEAST_ASYNC_BYTES = 4  # what a copy past the registers takes at least (PTX ISA, cp.async)
+# Of an access by a thread that goes through registers: what it moves, in one, and its address. A fused MoE of odd sizes was
+# compiled to 290 and 740 registers, spills counted, where so many are told: 273 and 515 (sm_90).
+ACCESS_REGISTERS = 3
 BASE_REGISTERS = 40  # addresses, loop counters: what a matmul's threads hold beside its tiles (16 configs, sm_90)
 L2_FACTOR = (
     3.5  # 64 bytes a cycle from L2 to each unit are so many times the memory's bandwidth (H200: 16.7 of 4.8 TB/s)
@@ -105,9 +110,10 @@ def launch_features(
     are estimates, and `us_bound`, which no launch on this hardware falls below.
     Per program: `threads`, `num_stages`, `trips` (of the loop with most work), `serial_trips` (of a loop whose product waits
     for the one before), `tile_m`, `tile_n`, `tile_k`, `tile_elements`, `per_thread` (elements of the largest tile for each
-    thread), `loaded_bytes`, `stored_bytes`, `flops_per_byte`, `shared_bytes`, `shared_share` (of what a block may have),
-    `registers` (by what is needed at one time), `blocks_per_unit`, `in_flight_bytes` (asked for ahead by the blocks of a
-    unit), `waste` (elements walked against elements there).
+    thread), `loaded_bytes`, `stored_bytes`, `access_bytes` (that a thread moves at once, on average), `flops_per_byte`,
+    `shared_bytes`, `shared_share` (of what a block may have), `registers` (by what is needed at one time),
+    `blocks_per_unit`, `in_flight_bytes` (asked for ahead by the blocks of a unit), `waste` (elements walked against elements
+    there).
 
     Args:
         kernel: a JITFunction, or a function with a kernel's body.
@@ -220,7 +226,7 @@ def _fill(
     if programs is not None:
         features["programs"] = programs
     counts, least = count(model, numbers, extents, call.sizes)
-    memory = _memory(counts, call, numbers, programs or math.inf)
+    memory = _memory(counts, call, numbers, programs or math.inf, threads)
     features["loaded_bytes"], features["stored_bytes"] = memory.loaded, memory.stored
     if memory.atomic:
         features["atomic_bytes"] = memory.atomic * (programs or 1.0)
@@ -232,19 +238,21 @@ def _fill(
     if tile:
         features["tile_elements"], features["per_thread"] = tile, tile / threads
     if memory.moved:
+        features["access_bytes"] = memory.moved / memory.accesses
         features["flops_per_byte"] = (counts.flops or counts.operations) / memory.moved
     if model.covers:
         features["waste"] = _waste(model, numbers)
     shared = _shared_bytes(model, memory, stages, hardware)
     if model.dots or model.accesses:
         features["shared_bytes"] = shared
-    features["registers"] = BASE_REGISTERS + counts.held_bytes / REGISTER_BYTES / threads
+    held = counts.held_bytes / REGISTER_BYTES + memory.narrow_accesses * ACCESS_REGISTERS
+    features["registers"] = BASE_REGISTERS + held / threads
     if programs is None:
         return
     features["flops"], features["elementwise"] = counts.flops * programs, counts.operations * programs
     features["traffic_bytes"] = memory.moved * programs
     features["least_flops"] = (least.flops or least.operations) * programs
-    at_least = memory if least is counts else _memory(least, call, numbers, programs)
+    at_least = memory if least is counts else _memory(least, call, numbers, programs, threads)
     features["least_bytes"] = at_least.read_surely + at_least.written_surely
     stored = memory.stored_elements.items()
     over = [elements * programs / call.sizes[base] for base, elements in stored if call.sizes.get(base)]
@@ -283,6 +291,9 @@ class _Memory:
     outside: float = 0.0  # loaded outside of loops
     largest_store: float = 0.0  # of those outside of loops
     trips: float = 0.0  # of the access that moves most, in a loop
+    narrow: float = 0.0  # operands of dots that are loaded in a loop, too narrow to go past the registers
+    narrow_accesses: float = 0.0  # by which these are loaded in one trip
+    accesses: float = 0.0  # by single threads
     stored_elements: dict[str, float] = field(default_factory=dict)  # by argument
 
     @property
@@ -290,13 +301,15 @@ class _Memory:
         return self.loaded + self.stored + self.atomic
 
 
-def _memory(counts: Counts, call: Call, numbers: Mapping[str, Any], programs: float) -> _Memory:
+def _memory(counts: Counts, call: Call, numbers: Mapping[str, Any], programs: float, threads: float) -> _Memory:
     memory = _Memory()
     read: dict[str, float] = {}  # elements by argument, and so on
     written: dict[str, float] = {}
     read_surely: dict[str, float] = {}
     written_surely: dict[str, float] = {}
     pipelined: dict[str, float] = {}
+    narrow: dict[str, float] = {}
+    narrow_accesses: dict[str, float] = {}
     per_trip: dict[str, float] = {}
     most = 0.0
     for counted in counts.accesses:
@@ -306,6 +319,9 @@ def _memory(counts: Counts, call: Call, numbers: Mapping[str, Any], programs: fl
         base, kind = access.base or "", access.kind
         size = numbers.get(f"{base}__bytes", 4)
         moved = elements * size
+        width = max(1.0, min(counted.width, counted.each / threads))
+        access_bytes = min(WIDEST_ACCESS_BYTES, width * size)
+        memory.accesses += moved / access_bytes
         if kind == "load":
             memory.loaded += moved
         elif kind == "store":
@@ -320,7 +336,11 @@ def _memory(counts: Counts, call: Call, numbers: Mapping[str, Any], programs: fl
         if kind == "load" and access.loop:
             per_trip[access.loop] = per_trip.get(access.loop, 0.0) + counted.each * size
             if access.feeds_dot:
-                pipelined[access.loop] = pipelined.get(access.loop, 0.0) + counted.each * size
+                operands = pipelined if access_bytes >= LEAST_ASYNC_BYTES else narrow
+                operands[access.loop] = operands.get(access.loop, 0.0) + counted.each * size
+                if operands is narrow:
+                    by_threads = counted.each * size / access_bytes
+                    narrow_accesses[access.loop] = narrow_accesses.get(access.loop, 0.0) + by_threads
         elif kind == "load":
             memory.outside += moved
         if base not in call.sizes:
@@ -338,6 +358,8 @@ def _memory(counts: Counts, call: Call, numbers: Mapping[str, Any], programs: fl
     memory.read_surely = _bytes_of(read_surely, call, numbers)
     memory.written_surely = _bytes_of(written_surely, call, numbers)
     memory.pipelined = max(pipelined.values(), default=0.0)
+    memory.narrow = max(narrow.values(), default=0.0)
+    memory.narrow_accesses = max(narrow_accesses.values(), default=0.0)
     memory.per_trip = max(per_trip.values(), default=0.0)
     return memory
 
@@ -377,7 +399,7 @@ def _shared_bytes(model: KernelModel, memory: _Memory, stages: float, hardware: 
     """Shared memory of a block: what dots read lies there once for each stage; before sm_90 the last waits in registers."""
     deep = hardware is None or (hardware.kind != "hip" and not hardware.capability.startswith(("7.", "8.")))
     pipelined = memory.pipelined * max(1.0, stages if deep else stages - 1)
-    return max(pipelined, memory.largest_store if model.dots else 0.0)
+    return max(pipelined + memory.narrow, memory.largest_store if model.dots else 0.0)
 
 
 def _occupancy(features: dict[str, float], hardware: Hardware, shared: float) -> None:

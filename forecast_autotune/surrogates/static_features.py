@@ -29,7 +29,7 @@ _OF_A_LAUNCH = (
     "occupancy", "in_flight", "loaded", "loaded_per_thread", "intensity", "trips", "waste", "overshoot", "atomics",
     "bound_over_least", "memory_over_least", "traffic_over_least", "flops_over_least", "programs_under_most",
     "in_flight_under_most", "bytes_ahead", "warp_group", "product_per_warp", "instruction", "registers_taken", "warps",
-    "stages_used", "stored", "arithmetic_per_thread",
+    "stages_used", "stored", "arithmetic_per_thread", "access",
 )  # fmt: skip
 LAUNCH_FEATURES = (*_OF_A_LAUNCH, *(f"{name}_over_default" for name in _OF_A_LAUNCH))
 """What `launch_features` gives, in this order; sizes, counts and times as log2."""
@@ -99,7 +99,8 @@ def _of_a_unit(column: Callable[[str], Array]) -> list[Array]:
 
     Bytes that its blocks have asked for ahead of their use; whether products are those of warp groups, which take 64 rows
     and 4 warps (PTX ISA, wgmma); elements of a product for each warp, and of one instruction; registers and warps in use;
-    stages that the loop is long enough for; bytes stored by a program, and operations of a thread.
+    stages that the loop is long enough for; bytes stored by a program, and operations of a thread; bytes that a thread
+    moves at once.
     """
     import numpy as np
 
@@ -117,6 +118,7 @@ def _of_a_unit(column: Callable[[str], Array]) -> list[Array]:
             np.minimum(stages, trips),
             _log2_or_nan(column("stored_bytes") + 1.0),
             _log2_or_nan(column("elementwise") / column("programs") / threads + 1.0),
+            _log2_or_nan(column("access_bytes")),
         ]
 
 

@@ -54,6 +54,21 @@ def of_a_sequence(x_ptr, out_ptr, starts_ptr, T, VARLEN: tl.constexpr, BLOCK: tl
     tl.store(out_ptr + row, tl.sum(total, 0))
 
 
+@triton.jit
+def parts_of_rows(x_ptr, out_ptr, columns, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    row, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
+    each = tl.cdiv(columns, PARTS * BLOCK) * BLOCK
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(part * each, min(columns, (part + 1) * each), BLOCK):
+        total += tl.load(x_ptr + row * columns + start + tl.arange(0, BLOCK))
+    tl.store(out_ptr + tl.program_id(0), tl.sum(total, 0))
+
+
+def test_a_row_within_its_first_part_is_counted_though_other_parts_do_nothing() -> None:
+    given = {"x_ptr": half(65536 * 1024), "out_ptr": half(65536 * 8), "columns": 1024, "PARTS": 8, "BLOCK": 1024}
+    assert described(parts_of_rows, (65536 * 8,), **given)["loaded_bytes"] == 1024 * 2 / 8
+
+
 def test_a_number_that_one_branch_loads_is_known_where_the_other_is_taken() -> None:
     given = {"x_ptr": half(64 * 4096), "out_ptr": half(64), "starts_ptr": half(65), "T": 4096, "BLOCK": 128}
     fixed = described(of_a_sequence, (64,), VARLEN=False, **given)

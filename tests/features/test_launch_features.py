@@ -147,6 +147,29 @@ def test_shared_memory_is_forecast_as_the_compiler_will_lay_it_out(target: str, 
     assert found["shared_bytes"] == max(copies * (128 * 32 + 32 * 64) * 2, 128 * 64 * 2)
 
 
+def test_operands_of_odd_strides_go_through_registers_element_by_element() -> None:
+    even, odd = (
+        launch_features(matmul, call, [tile(bk=64, stages=n) for n in (2, 4)], grid=matmul_grid, hardware=H100)
+        for call in (matmul_call(), matmul_call(1024, 2040, 500))
+    )
+    operands = (128 * 64 + 64 * 64) * 2
+    assert [d["shared_bytes"] for d in even] == [2 * operands, 4 * operands]
+    assert [d["shared_bytes"] for d in odd] == [operands, operands]  # no copy past the registers, and so no stages
+    assert (even[0]["access_bytes"], odd[0]["access_bytes"]) == (16, 2)
+    assert odd[0]["registers"] - even[0]["registers"] == 3 * operands / 2 / 128
+
+
+@pytest.mark.parametrize(
+    ("n", "block", "widest"),
+    [(4096, 1024, 16), (4096 + 8, 1024, 2), (4096, 256, 4), (4096, 8, 2)],
+    ids=["whole", "a length of which nothing is told", "two elements a thread", "fewer elements than threads"],
+)
+def test_a_thread_moves_as_much_at_once_as_length_and_tile_allow(n: int, block: int, widest: int) -> None:
+    call = describe_call({"x_ptr": half(n), "y_ptr": half(n), "out_ptr": half(n), "n": n})
+    (found,) = launch_features(add, call, [{"BLOCK": block, "num_warps": 4}], grid=(n // block,), hardware=H100)
+    assert found["access_bytes"] == widest
+
+
 def test_a_tile_that_does_not_divide_is_seen_as_waste() -> None:
     exact, ragged = (
         launch_features(matmul, matmul_call(m), [tile()], grid=matmul_grid, hardware=H100)[0] for m in (1024, 1025)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .symbols import UNKNOWN, Symbol, broadcast, is_true, last_name, reduced, transposed
+from .symbols import UNKNOWN, WHOLE, Symbol, broadcast, is_true, last_name, least, reduced, transposed
 
 if TYPE_CHECKING:
     from .walker import Walker
@@ -69,7 +69,7 @@ def _method(walker: Walker, name: str, owner: Symbol, args: Args, named: Named) 
     if name in ("load", "store"):
         if not owner.shape and owner.base and values and values[0].items:  # a descriptor made by the caller
             blocks = tuple(f"{owner.base}__block{i}" for i in range(len(values[0].items)))
-            owner = replace(owner, shape=blocks, value=None)
+            owner = replace(owner, shape=blocks, value=None, run=blocks[-1])
         where = broadcast([owner, *values[:1], *(values[0].items or () if values else ())])
         owner = replace(owner, varies=where.varies, from_memory=where.from_memory)
         return walker.notes.access(name, owner, values[1:2])
@@ -96,7 +96,8 @@ def _arange(walker: Walker, args: Args, _: Named) -> Symbol:
         walker.take_for_tiles(argument)
     if start is None or stop is None:
         return UNKNOWN
-    return Symbol(shape=(stop if start == "0" else walker.notes.number(f"({stop}-{start})"),), element="4")
+    size = stop if start == "0" else walker.notes.number(f"({stop}-{start})")
+    return Symbol(shape=(size,), element="4", run=size, multiple=f"multiple({start})")
 
 
 def _zeros(walker: Walker, args: Args, named: Named) -> Symbol:
@@ -145,21 +146,22 @@ def _where(walker: Walker, args: Args, _: Named) -> Symbol:
 
 
 def _load(walker: Walker, args: Args, named: Named) -> Symbol:
-    for value in [*args[1:], *named.values()]:
-        walker.see(value)
+    others = [walker.see(value) for value in args[1:]]
+    told = {name: walker.see(value) for name, value in named.items()}
     pointer = args[0] if args else named.get("pointer")
     if pointer is None:
         return UNKNOWN
-    loaded = walker.notes.access("load", walker.see(pointer), [])
+    mask = told.get("mask", others[0] if others else UNKNOWN)
+    loaded = walker.notes.access("load", walker.see(pointer), [], mask)
     walker.hold(loaded)
     return loaded
 
 
 def _store(walker: Walker, args: Args, named: Named) -> Symbol:
     values = [walker.see(a) for a in args]
-    for value in named.values():
-        walker.see(value)
-    return walker.notes.access("store", values[0], values[1:2]) if values else UNKNOWN
+    told = {name: walker.see(value) for name, value in named.items()}
+    mask = told.get("mask", values[2] if len(values) > 2 else UNKNOWN)
+    return walker.notes.access("store", values[0], values[1:2], mask) if values else UNKNOWN
 
 
 def _dot(walker: Walker, args: Args, named: Named) -> Symbol:
@@ -187,7 +189,20 @@ def _blocked(place: int, walker: Walker, args: Args, named: Named) -> Symbol:
     where = [walker.see(value) for value in [*args, *named.values()] if value is not block]
     whole = broadcast([part for s in where for part in s.items or (s,)])
     owner = walker.see(base) if base is not None else UNKNOWN
-    return replace(owner, shape=walker.dims(block), value=None, varies=whole.varies, from_memory=whole.from_memory)
+    shape = walker.dims(block)
+    strides = named.get("strides", args[2] if len(args) > 2 else None)
+    multiple = owner.multiple
+    for stride in (walker.see(strides).items if strides is not None else None) or ():
+        multiple = least(multiple, f"({WHOLE} if {stride.value or 0}==1 else {stride.multiple})")
+    return replace(
+        owner,
+        shape=shape,
+        value=None,
+        varies=whole.varies,
+        from_memory=whole.from_memory,
+        run=shape[-1] if shape else "1",
+        multiple=walker.notes.short(multiple),
+    )
 
 
 def _advance(walker: Walker, args: Args, _: Named) -> Symbol:

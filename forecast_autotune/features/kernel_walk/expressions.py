@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .calls import read_call
-from .symbols import ELEMENT_BYTES, UNKNOWN, Symbol, argument, broadcast, transposed
+from .symbols import ELEMENT_BYTES, UNKNOWN, Symbol, argument, broadcast, least, most, transposed
 
 if TYPE_CHECKING:
     from .walker import Walker
@@ -22,7 +22,12 @@ _COMPARISONS = {
 
 
 def _constant(_: Walker, node: ast.Constant) -> Symbol:
-    return Symbol(value=repr(node.value), integer=not isinstance(node.value, float))
+    return _number(node.value)
+
+
+def _number(value: object) -> Symbol:
+    multiple = f"multiple({value})" if type(value) is int else "1"
+    return Symbol(value=repr(value), integer=not isinstance(value, float), multiple=multiple)
 
 
 def _name(walker: Walker, node: ast.Name) -> Symbol:
@@ -35,7 +40,7 @@ def _outside(value: object) -> Symbol:
     """A constant of the kernel's module, or of one that it imports."""
     value = getattr(value, "value", value)  # a constexpr's
     if value is None or isinstance(value, (bool, int, float, str)):
-        return Symbol(value=repr(value), integer=not isinstance(value, float))
+        return _number(value)
     return UNKNOWN
 
 
@@ -68,7 +73,9 @@ def _compare(walker: Walker, node: ast.Compare) -> Symbol:
     whole = broadcast(parts)
     known = len(parts) == 2 and sign and one and other and not whole.shape
     text = walker.notes.number(f"({one} {sign} {other})") if known else None
-    return replace(whole, base=None, value=text, element="1", integer=True, loaded=())
+    run = most(parts[0].run, parts[-1].run)
+    multiple = walker.notes.short(least(parts[0].multiple, parts[-1].multiple))
+    return replace(whole, base=None, value=text, element="1", integer=True, loaded=(), run=run, multiple=multiple)
 
 
 def _ifexp(walker: Walker, node: ast.IfExp) -> Symbol:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from .symbols import UNKNOWN, Symbol, broadcast, product
+from .symbols import UNKNOWN, Symbol, broadcast, least, most, product
 
 _SIGNS = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
@@ -36,6 +36,7 @@ class Access:
     reach: str  # different elements that all programs together can reach by it
     indirect: bool  # whether its place was read from memory
     loop: str  # the innermost loop around it, by its repeat; empty if there is none
+    width: str  # elements that follow one another where a compiler knows it
     feeds_dot: bool = False
 
 
@@ -82,6 +83,10 @@ class Notes:
             self._names[expression] = self._line(f"_{len(self.lines)}", expression)
         return self._names[expression]
 
+    def short(self, expression: str) -> str:
+        """The same as `number`, but a literal stays one, so that it can be told from other expressions."""
+        return expression if expression.isdigit() else self.number(expression)
+
     def repeat(self, kind: str, expression: str) -> str:
         """A name for how often something is repeated, a line of its own: `_for3`, `_if4`."""
         return self._line(f"_{kind}{len(self.lines)}", expression)
@@ -118,7 +123,7 @@ class Notes:
         """How many elements a shape has."""
         return self.number(product(shape))
 
-    def access(self, kind: str, pointer: Symbol, values: Sequence[Symbol]) -> Symbol:
+    def access(self, kind: str, pointer: Symbol, values: Sequence[Symbol], mask: Symbol = UNKNOWN) -> Symbol:
         """Note an access through a pointer; returns what is loaded."""
         shape = pointer.shape or (values[0].shape if values else ())
         element = pointer.element if pointer.base else (values[0].element if values else None)
@@ -134,6 +139,7 @@ class Notes:
             reach=self.number("*".join([elements, *spread])),
             indirect=pointer.from_memory,
             loop=self._loops[-1] if self._loops else "",
+            width=self.number(self._width(pointer, mask)),
         )
         self.accesses.append(note)
         if kind == "atomic":
@@ -146,6 +152,12 @@ class Notes:
             varies=pointer.varies,
             from_memory=True,
         )
+
+    @staticmethod
+    def _width(pointer: Symbol, mask: Symbol) -> str:
+        """Elements that one access may take; a mask splits it where it may end within. Of two axes it is taken not to."""
+        width = least(pointer.run, pointer.multiple)
+        return least(width, mask.multiple) if len(pointer.shape) == 1 and mask.run != "1" else width
 
     def dot(self, one: Symbol, other: Symbol) -> Symbol:
         """Note a product of two tiles, and that what was loaded for them feeds it; returns the product."""
@@ -192,4 +204,26 @@ class Notes:
             self.by_elements(whole)
         bounded = _BOUNDED.get(type(operator))
         text = f"{bounded}({one},{other})" if bounded else f"({one}{sign}{other})"
-        return replace(whole, value=self.number(text) if known else None)
+        run, multiple = self._alignment(parts[0], parts[-1], operator)
+        return replace(whole, value=self.number(text) if known else None, run=run, multiple=multiple)
+
+    def _alignment(self, one: Symbol, other: Symbol, operator: ast.operator) -> tuple[str, str]:
+        """`Symbol.run` and `Symbol.multiple` of what an operator makes of two values."""
+        if isinstance(operator, _POINTS):
+            run, multiple = most(one.run, other.run), least(one.multiple, other.multiple)
+        elif isinstance(operator, ast.Mult):
+            block, number = (one, other) if one.run != "1" else (other, one)
+            multiple = f"({block.multiple}*{number.multiple})"
+            run = "1"
+            if block.run != "1":  # neighbours stay neighbours where they are multiplied by 1
+                same = f"{number.value or 0}==1"
+                run = f"({block.run} if {same} else 1)"
+                multiple = f"({block.multiple} if {same} else {number.multiple})"
+        elif isinstance(operator, ast.Mod):
+            run, multiple = least(one.run, other.multiple), least(one.multiple, other.multiple)
+        elif isinstance(operator, (ast.BitAnd, ast.BitOr)):  # masks
+            runs = [part for part in (one, other) if part.run != "1"] or [UNKNOWN]
+            run, multiple = most(runs[0].run, runs[-1].run), least(runs[0].multiple, runs[-1].multiple)
+        else:
+            return "1", "1"
+        return self.short(run), self.short(multiple)

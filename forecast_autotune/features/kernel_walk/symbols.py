@@ -12,6 +12,8 @@ ELEMENT_BYTES = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
 
+WHOLE = 16  # elements in a row and divisors beyond are not told apart: they fill an access of 16 bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
@@ -26,6 +28,10 @@ class Symbol:
     loaded: tuple[int, ...] = ()  # the accesses its data came from, by elements
     varies: frozenset[str] = frozenset()  # the axes of the grid and the loops with which it changes
     from_memory: bool = False  # whether it depends on what was loaded
+    # What a compiler knows of whole numbers and places: how many follow one another, and a power of two that divides the
+    # first of each such run. By these it makes one access of several elements.
+    run: str = "1"
+    multiple: str = "1"
     # What it depends on of the trip before: the loop, the variable, and whether through a product's operand.
     chained: frozenset[tuple[str, str, bool]] = frozenset()
 
@@ -35,7 +41,12 @@ UNKNOWN = Symbol()
 
 def argument(name: str) -> Symbol:
     """An argument of the kernel, which may be a number or point to memory; `describe_call` knows it by this name."""
-    return Symbol(value=name, base=name, element=f"{name}__bytes")
+    return Symbol(value=name, base=name, element=f"{name}__bytes", multiple=f"told_multiple({name})")
+
+
+def number_argument(name: str, *, constant: bool) -> Symbol:
+    """An argument that is a number. Of one that is no compile-time constant a compiler knows only whether 16 divides it."""
+    return Symbol(value=name, multiple=f"{'multiple' if constant else 'told_multiple'}({name})")
 
 
 def broadcast(parts: Sequence[Symbol]) -> Symbol:
@@ -82,6 +93,16 @@ def product(dims: Sequence[str]) -> str:
     """The expression of how many elements a shape has."""
     factors = [d for d in dims if d != "1"]
     return "*".join(f"({d})" for d in factors) if factors else "1"
+
+
+def least(one: str, other: str) -> str:
+    """The expression of the smaller of two positive whole numbers."""
+    return one if one == other else "1" if "1" in (one, other) else f"min({one},{other})"
+
+
+def most(one: str, other: str) -> str:
+    """The expression of the larger of two positive whole numbers."""
+    return one if other in (one, "1") else other if one == "1" else f"max({one},{other})"
 
 
 def last_name(node: ast.expr) -> str:

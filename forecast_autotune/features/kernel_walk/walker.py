@@ -10,7 +10,7 @@ from typing import Any
 from .expressions import EXPRESSIONS
 from .notes import Notes
 from .source import definition_of, parameters_of, scope_of
-from .symbols import UNKNOWN, Symbol, last_name, names_in
+from .symbols import UNKNOWN, Symbol, last_name, least, names_in
 
 MAX_DEPTH = 8  # of helpers that call helpers
 MAX_CALLS = 500  # of helpers in all: beyond, the source is not one that anybody compiles
@@ -201,7 +201,8 @@ class Walker:
                 self.names[name] = replace(symbol, value=None, varies=symbol.varies | changes, chained=chained)
         middle = self.notes.number(f"middle({texts[0]}, {repeat}, {texts[2]}, late)") if bounds else None
         for target in targets:
-            self._bind(target, Symbol(value=middle, varies=changes))
+            multiple = self.notes.short(least(bounds[0].multiple, bounds[2].multiple)) if bounds else "1"
+            self._bind(target, Symbol(value=middle, varies=changes, multiple=multiple))
         later = self._needed
         self._needed = later.union(*map(_read, statements))
         with self.notes.repeated(repeat, loop=True):
