@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -62,6 +63,16 @@ def test_turns_beside_others_and_alone(tmp_path: Path) -> None:
     assert third.line() == "has it"
     third.end()
     alone.close()
+
+
+def test_where_files_cannot_be_locked_none_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(OSError, match="no locks"), turn_at(tmp_path / "turn.lock", alone=True):
+        pass
+    assert not [path for path in Path("/proc/self/fd").iterdir() if path.resolve() == tmp_path / "turn.lock"]
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
