@@ -8,12 +8,13 @@ around them.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
 import random
-import shutil
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from ..processes.channel import Message
 from ..processes.endings import (
     WorkerRaisedError,
 )
+from ..processes.tools import run_tool
 from ..processes.worker import Worker
 from .task import SearchTask, Sizes
 from .trial import nothing, pin
@@ -42,6 +44,7 @@ GUARD_BYTES = 4096
 GUARD = 0xA5
 LOAD_TIMEOUT_S = 180.0  # Triton compiles within it
 FIRST_TIMEOUT_S = 60.0
+REMOVE_TIMEOUT_S = 60.0
 TIMEOUT_RATIO, TIMEOUT_FLOOR_S = 30.0, 5.0
 SLOW_RATIO, SLOW_BATCHES = 1.2, 3  # what is so many times slower than the best in so many batches is timed no further
 PRECISION_RATIO = (
@@ -95,11 +98,11 @@ class Bar:
     """What the seed has shown, which candidates are held against; filled in while the seed is examined.
 
     By size: its error (see `_error`), whether it is exact on zeros and ones, runs at shifted addresses, and the
-    time of a launch beyond the device's own. And whether its elements are off by more than the tolerances where terms
-    nearly cancel.
+    time of a launch beyond the device's own. And the outputs whose elements are off by more than the tolerances where
+    terms nearly cancel, by their place.
     """
 
-    rounds: bool = False
+    rounds: set[int] = field(default_factory=set)
 
     errors: dict[str, float] = field(default_factory=dict)
     exact: dict[str, bool] = field(default_factory=dict)
@@ -123,7 +126,8 @@ class Begun:
         """End the worker, and remove what it left."""
         self.worker.close()
         os.close(self.file)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # shutil raises where it is a thousand deep
+            run_tool(["rm", "-rf", "--", str(self.folder)], REMOVE_TIMEOUT_S)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -281,20 +285,21 @@ class Exam:
                     self._guarded(described, name)
             for place, (output, expected) in enumerate(zip(one.outputs, one.expected, strict=True)):
                 tolerances = (0.0, 0.0) if exact else self.task.tolerances[min(place, len(self.task.tolerances) - 1)]
-                worst = max(worst, self._error(output.to(expected.device), expected, tolerances, f"at {name}"))
+                worst = max(worst, self._error(output.to(expected.device), expected, tolerances, f"at {name}", place))
         return worst
 
     def _error(
-        self, output: torch.Tensor, expected: torch.Tensor, tolerances: tuple[float, float], where: str
+        self, output: torch.Tensor, expected: torch.Tensor, tolerances: tuple[float, float], where: str, place: int
     ) -> float:
         """See `_error` below. Where the seed is off by the rounding of terms that nearly cancel, that is no error of any."""
         try:
-            return _error(output, expected, tolerances, where, rounding=self.bar.rounds and any(tolerances))
+            rounding = place in self.bar.rounds and any(tolerances)
+            return _error(output, expected, tolerances, where, rounding=rounding)
         except WrongError:
             if not self.is_seed or not any(tolerances):
                 raise
         error = _error(output, expected, tolerances, where, rounding=True)
-        self.bar.rounds = True
+        self.bar.rounds.add(place)
         return error
 
     def _guarded(self, described: Message, name: str) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,9 +30,9 @@ from forecast_autotune.processes.box import boxed_server, lacking
 from forecast_autotune.processes.machine import usable_memory_bytes
 from forecast_autotune.processes.serving import children_of
 from forecast_autotune.program_search.candidate import Candidate
-from forecast_autotune.program_search.compiled_files import carry
-from forecast_autotune.program_search.exam import Bar, Exam, WrongError
-from forecast_autotune.program_search.examiner import Examiner, Loadable, Result
+from forecast_autotune.program_search.compiled_files import carry, compiled_to
+from forecast_autotune.program_search.exam import Bar, Begun, Exam, WrongError
+from forecast_autotune.program_search.examiner import Checked, Examiner, Loadable, Result
 from forecast_autotune.program_search.rules import refused
 from forecast_autotune.program_search.runners import PythonPreparer
 from forecast_autotune.program_search.task import SearchTask
@@ -114,6 +116,70 @@ def test_what_cancels_may_be_off_by_the_rounding_of_its_terms_where_the_seed_is(
     assert "elements are wrong" in wrong(by_half.call(lost.format(9.0)))
     exact = Bench(tmp_path / "exact", replace(task(), tolerances=strict))
     assert "elements are wrong" in wrong(exact.call(lost.format(1.5)))
+
+
+def test_what_cancels_in_one_output_excuses_no_other(tmp_path: Path) -> None:
+    """Beside a large number, the others may be anything within its rounding."""
+
+    def make_inputs(sizes: Any, seed: int, device: str) -> tuple[Any, ...]:
+        x, out = task().make_inputs(sizes, seed, device)
+        x[0] = 1e10
+        return x, out, torch.empty_like(out)
+
+    body = "out.copy_(2 * x)\nother.copy_(2 * x)\nother[1] += {} * 2**-23 * float(x.square().mean().sqrt())\n"
+    seed = _source(body.format(1.5), "").replace("x, out,", "x, out, other,")
+    of = task(source=seed, make_inputs=make_inputs, reference=lambda x, *_: (2 * x, 2 * x), outputs=2)
+    bench = Bench(tmp_path, replace(of, corners={}, tolerances=((0.0, 1e-9), (0.0, 1e-9))))
+    assert isinstance(bench.try_(seed.replace("1.5", "1.0")).outcome, Measurement)
+    assert "elements are wrong" in wrong(bench.try_(seed + "    out[1:] += float(x[0] > 1e9)\n"))
+
+
+def test_nothing_starts_beside_what_others_time_on_the_device(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Loadable] = []
+    begin = bench.examiner._begin
+
+    def noted(_: Examiner, candidate: Loadable, compiled: Path | None) -> Begun:
+        started.append(candidate)
+        return begin(candidate, compiled)
+
+    monkeypatch.setattr(Examiner, "_begin", noted)
+    made = bench._prepared(bench.task.source)
+    with ThreadPoolExecutor(1) as pool:
+        with bench.examiner._turn(alone=True):
+            exam = pool.submit(bench.examiner.examine, made, is_seed=True)
+            with pytest.raises(TimeoutError):
+                exam.result(0.5)
+            assert not started
+        assert isinstance(exam.result(60.0).outcome, Measurement)
+    assert started == [made]
+
+
+def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_the_last_ends(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def turn(_: Examiner, *, alone: bool) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            events.append("turn given back")
+
+    def check(*_: object) -> Checked:
+        time.sleep(0.5)  # until the caller waits
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        events.append("checked")
+        return Checked(everywhere=False)
+
+    monkeypatch.setattr(Examiner, "_turn", turn)
+    monkeypatch.setattr(Examiner, "_check", check)
+    monkeypatch.setattr(bench.examiner, "beside", 1)
+    made = bench.prepared(RIGHT)
+    with pytest.raises(KeyboardInterrupt), bench.examiner.checked([made, made, made]):
+        pass
+    assert events == ["checked", "turn given back"]
 
 
 def test_a_timing_waits_for_what_others_check_on_the_device(bench: Bench) -> None:
@@ -228,6 +294,38 @@ def test_what_triton_compiled_is_carried_on_and_no_link_is_followed(tmp_path: Pa
     (tmp_path / "link").symlink_to(secret)
     carry(tmp_path / "link", tmp_path / "none")
     assert not (tmp_path / "none").exists()
+    assert compiled_to(one, None)
+    assert not compiled_to(tmp_path / "link", None)
+
+
+def test_of_what_a_candidate_left_no_more_is_read_than_triton_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forecast_autotune.program_search.compiled_files.MOST_BYTES", 1000)
+    one, other = tmp_path / "one", tmp_path / "other"
+    (one / "KEY" / "deeper").mkdir(parents=True)
+    for name in ("KEY/deeper/a.cubin", "KEY/a.cubin", "KEY/huge.cubin", "KEY/z.cubin", "a.cubin"):
+        (one / name).write_bytes(b"binary")
+    code = compiled_to(one, None)
+    os.truncate(one / "KEY" / "huge.cubin", 1 << 40)  # it takes no room, and a copy of it would
+    carry(one, other)
+    assert {path.name for path in other.rglob("*")} == {"KEY", "a.cubin", "z.cubin"}
+    assert compiled_to(one, None) == code
+
+
+@pytest.mark.parametrize("where", [".", "triton"])
+@pytest.mark.parametrize(("deep", "name"), [(1100, "d"), (25, "d" * 200)])
+def test_folders_in_folders_without_end_fail_nobody_else(bench: Bench, where: str, deep: int, name: str) -> None:
+    """Past 1,000 folders Python's own ways to walk them raise, and past 4,096 letters no path names them."""
+    nest = f"os.makedirs({where!r}, exist_ok=True)\nos.chdir({where!r})\nfor _ in range({deep}):\n"
+    try:
+        assert "never written" in wrong(
+            bench.call(f"{nest}    os.mkdir({name!r})\n    os.chdir({name!r})", "import os\n")
+        )
+        left = list(bench.examiner._folder.glob("trial-*"))
+    finally:  # or pytest could not remove it either
+        subprocess.run(["rm", "-rf", *bench.examiner._folder.glob("trial-*")], check=True)
+    assert not left
 
 
 def test_a_patched_clock_changes_no_time(bench: Bench) -> None:
