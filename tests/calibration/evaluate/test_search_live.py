@@ -11,9 +11,11 @@ import pytest
 from doubling import task
 
 from calibration.evaluate import search_live
-from calibration.evaluate.search_live import by_hand, main, read, summary
+from calibration.evaluate.search_live import Remembered, by_hand, main, read, summary
+from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.processes.box import lacking
+from forecast_autotune.program_search.examiner import Loadable, Result
 from forecast_autotune.surrogates.history import History
 
 pytest.importorskip("libcst")
@@ -63,6 +65,39 @@ def test_tasks_are_searched_by_both_arms_and_what_was_stopped_goes_on(
     assert (again["arm"], again["seed"], again["cut"]) == (last["arm"], last["seed"], False)
     assert again["examined"] == 1  # the seed: what programs came to is known from the process before
     assert again["best_us"] == last["best_us"]
+
+
+class Table:
+    """An examiner that answers one after the other."""
+
+    def __init__(self, *outcomes: Measurement | Failure) -> None:
+        self.outcomes = list(outcomes)
+
+    def examine(self, *_: object, **__: object) -> Result:
+        outcome = self.outcomes.pop(0)
+        return Result(outcome=outcome, times_us={"large": 5.0} if isinstance(outcome, Measurement) else {})
+
+
+def test_a_seed_that_fails_in_a_later_process_is_not_taken_for_what_it_was(tmp_path: Path) -> None:
+    ran, failed = Measurement(samples_us=(5.0,)), Failure(stage="launch", message="no memory")
+    seed = Loadable(message={"path": "/seed/candidate.py"})
+    for outcome in (ran, ran, failed):
+        remembered = Remembered(Table(outcome), tmp_path / "kept")  # type: ignore[arg-type]
+        assert remembered.examine(seed, is_seed=True).outcome == outcome
+    assert len(read(tmp_path / "kept")) == 1
+
+
+@pytest.mark.skipif(bool(lacking()), reason=f"no box here: {lacking()}")
+def test_what_programs_came_to_is_of_these_sizes_alone(
+    tasks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(n: int) -> dict[str, Any]:
+        live = search_live.LiveTask(task=task(sizes={"large": {"n": n}}), folder=tmp_path)
+        return live.search("random", 0, 4, math.inf)
+
+    assert search(20_000)["examined"] == 4
+    assert search(10_000)["examined"] == 4
+    assert search(20_000)["examined"] == 1
 
 
 def test_no_time_is_told_as_nothing_found(tasks: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
