@@ -8,7 +8,9 @@ import logging
 import os
 import shutil
 import statistics
+import tempfile
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -112,7 +114,6 @@ class Examiner:
         self.bytes = _handed_over_bytes(task)
         self.beside = min(CHECKED_BESIDE, max(1, usable_cores() // 2))
         self._folder = folder
-        self._trials = itertools.count(1)
         self._warm: Path | None = None
 
     @contextlib.contextmanager
@@ -258,8 +259,8 @@ class Examiner:
                 code = compiled_to(compiled, self._warm) if checked is None else checked.code
                 if is_seed and compiled.is_dir():
                     begun.worker.close()
-                    self._warm = self._folder / f"warm-{os.getpid()}"
-                    shutil.rmtree(self._warm, ignore_errors=True)
+                    self._warm = self._own_folder("warm")
+                    weakref.finalize(self, shutil.rmtree, self._warm, ignore_errors=True)
                     carry(compiled, self._warm)
         except _ITS_OWN as err:
             return Result(outcome=replace(_failure(err), cost_s=spent_s + time.perf_counter() - began))
@@ -269,12 +270,15 @@ class Examiner:
     def _new_folder(self, compiled: Path | None) -> Path:
         """An empty folder for one worker, but for what Triton compiled for the seed, or for the same candidate: none finds
         what another left."""
-        folder = self._folder / f"trial-{os.getpid()}-{next(self._trials)}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, mode=0o700)
+        folder = self._own_folder("trial")
         if compiled is not None:
             carry(compiled, folder / TRITON_FOLDER)
         return folder
+
+    def _own_folder(self, name: str) -> Path:
+        """A new folder that no other search has: not even one in another container, whose process may have the same id."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
 
     def _begin(self, candidate: Loadable, compiled: Path | None) -> Begun:
         import torch

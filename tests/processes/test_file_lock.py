@@ -18,6 +18,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from forecast_autotune.processes.file_lock import turn_at
+print("asks", flush=True)
 with turn_at(Path(sys.argv[1]), alone=sys.argv[2] == "alone"):
     print("has it", flush=True)
     sys.stdin.read()
@@ -32,6 +33,7 @@ class Holder:
         self.process = subprocess.Popen(
             [sys.executable, "-c", HOLDER, str(path), how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        assert self.line() == "asks"
 
     def line(self) -> str:
         assert self.process.stdout is not None

@@ -6,6 +6,7 @@ Each does right what it was asked for if its attack comes off: so a test fails w
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -152,6 +153,18 @@ def test_nothing_starts_beside_what_others_time_on_the_device(bench: Bench, monk
             assert not started
         assert isinstance(exam.result(60.0).outcome, Measurement)
     assert started == [made]
+
+
+def test_searches_that_share_a_folder_leave_each_others_alone_and_nothing_behind(tmp_path: Path) -> None:
+    """As in two containers with one home, where both processes have the same id."""
+    keeps = "import os\nos.makedirs('triton/KEY')\nopen('triton/KEY/key.cubin', 'w').close()\n"
+    of = task(source=_source("torch.mul(x, 2, out=out)", keeps))
+    one, other = Bench(tmp_path, of), Bench(tmp_path, of)
+    assert one.examiner._new_folder(None) != other.examiner._new_folder(None)
+    assert len(list(tmp_path.glob("warm-*/KEY/key.cubin"))) == 2
+    del one, other
+    gc.collect()
+    assert not list(tmp_path.glob("warm-*"))
 
 
 def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_the_last_ends(
