@@ -369,8 +369,10 @@ def main(words: Sequence[str] | None = None) -> int:
             say(str(err))
             return 2
         run(tasks, given.seeds, given.measurements, until, given.work.resolve(), given.to)
-    rows = [row for path in (given.to, *given.also) for row in read(path)]
-    left_out = [row for row in rows if row["what"] == "left out"]
+    files = [read(path) for path in (given.to, *given.also)]
+    rows = [row for file in files for row in file]
+    last = [row for file in files for row in {row["task"]: row for row in file}.values()]
+    left_out = [row for row in last if row["what"] == "left out"]  # and did not go on since
     searches, finals = summary(rows), by_hand(rows)
     if given.json:
         print_json({"searches": searches, "finals": finals, "left_out": left_out})

@@ -112,6 +112,22 @@ def a_search(name: str, arm: str, seed: int, *best_us: float) -> dict[str, Any]:
     return {"what": "search", "task": name, "arm": arm, "seed": seed, "best_us": found, "built": 16}
 
 
+def test_what_was_left_out_and_went_on_later_is_told_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def left_out(*rows: dict[str, Any]) -> list[str]:
+        (tmp_path / "found.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        status = main(["--report", "--json", "--to", str(tmp_path / "found.jsonl")])
+        told = [row["task"] for row in json.loads(capsys.readouterr().out)["left_out"]]
+        assert status == bool(told)
+        return told
+
+    out, done = {"what": "left out", "task": "a", "reason": "no memory"}, a_search("a", "random", 0, 5.0)
+    assert left_out(out, {**out, "task": "b"}, done) == ["b"]
+    assert left_out(out, done) == []
+    assert left_out(done, out) == ["a"]
+
+
 def test_arms_are_compared_from_the_same_seeds_alone() -> None:
     rows = [
         *(a_search("a", arm, 0, 100, us) for arm, us in (("forecasts", 50), ("random", 100))),
