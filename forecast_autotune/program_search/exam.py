@@ -134,6 +134,7 @@ class Begun:
 class _Drawn:
     """One set of arguments in the shared memory, with what the outputs should hold."""
 
+    values: Sequence[Any]
     inputs: list[tuple[torch.Tensor, torch.Tensor]]  # in shared memory, and as drawn
     outputs: list[torch.Tensor]
     expected: list[torch.Tensor]
@@ -178,37 +179,64 @@ class Exam:
 
     def launch(self, drawn: Sequence[_Drawn], timeout_s: float) -> tuple[float, Message]:
         """Have it called on each set, once: the seconds by our clock until it said that it was done, and what it said."""
-        self.ask({"stage": [one.described for one in drawn]}, timeout_s)
-        began = time.perf_counter()
-        answer = self.ask({"run": len(drawn)}, timeout_s)
-        took_s = time.perf_counter() - began
+        if self.task.device != "cpu":
+            self._stage(drawn)
+        took_s, answer = self._run(len(drawn), timeout_s)
         if self.task.device != "cpu":
             self.ask({"collect": True}, timeout_s)
         self.worker.pause()
         return took_s, answer
+
+    def _stage(self, drawn: Sequence[_Drawn]) -> None:
+        self.worker.resume()
+        self.ask({"stage": [one.described for one in drawn]}, self.timeout_s)
+
+    def _run(self, count: int, timeout_s: float) -> tuple[float, Message]:
+        began = time.perf_counter()
+        self.worker.resume()
+        answer = self.ask({"run": count}, timeout_s)
+        return time.perf_counter() - began, answer
 
     # Inputs and outputs ---------------------------------------------------------------------------------------------
 
     def draw(
         self, sizes: Sequence[tuple[str, Sizes]], *, shift: int = 0, alter: Callable[[Any], Any] | None = None
     ) -> list[_Drawn]:
-        """Draw inputs for each of these calls into the shared memory. The worker is stopped meanwhile, and goes on then."""
+        """Draw inputs for each of these calls into the shared memory, and leave the worker stopped.
+
+        On the CPU it has laid out the arguments by then, and none of its code runs between the inputs and the clock.
+        """
         self.worker.pause()
-        drawn, offset = [], GUARD_BYTES
+        drawn, offset = list[_Drawn](), GUARD_BYTES
         for _, one in sizes:
             values = self.task.make_inputs(one, self.random.getrandbits(31), self.task.device)
             if alter is not None:
                 values = tuple(alter(v) for v in values)
             kept, offset = self._lay_out(values, offset, shift)
             drawn.append(kept)
-        self.worker.resume()
+        if self.task.device == "cpu":
+            self._stage(drawn)
+            self.worker.pause()
+        for kept in drawn:
+            expected = self.task.reference(*kept.values)
+            kept.expected = list(expected) if isinstance(expected, (tuple, list)) else [expected]
+            if len(kept.expected) != len(kept.outputs):
+                raise InvalidInputError(
+                    f"the reference of {self.task.name} returns {len(kept.expected)} outputs, and a call has "
+                    f"{len(kept.outputs)}"
+                )
+        for kept in drawn:  # last: a signal to stop takes a moment to arrive
+            for laid, value in kept.inputs:
+                laid.copy_(value)
+            for output in kept.outputs:  # what it held before is nobody's: whatever is left unwritten shows
+                output.fill_(nothing(output.dtype))
         return drawn
 
     def _lay_out(self, values: Sequence[Any], offset: int, shift: int) -> tuple[_Drawn, int]:
         import torch
 
         first_output = len(values) - self.task.outputs
-        kept = _Drawn(inputs=[], outputs=[], expected=[], described=[])
+        kept = _Drawn(values=values, inputs=[], outputs=[], expected=[], described=[])
         for i, value in enumerate(values):
             if not isinstance(value, torch.Tensor):
                 if not isinstance(value, (bool, int, float, str, type(None))):
@@ -248,23 +276,15 @@ class Exam:
                 else torch.empty(0, dtype=value.dtype)
             )
             laid = flat.as_strided(value.shape, value.stride())
-            if i >= first_output:  # what it held before is nobody's: whatever is left unwritten shows
-                laid.fill_(nothing(value.dtype))
+            if i >= first_output:
                 kept.outputs.append(laid)
             else:
-                laid.copy_(value)
                 kept.inputs.append((laid, value))
             kept.described.append({
                 "offset": offset, "elements": elements, "dtype": str(value.dtype).removeprefix("torch."),
                 "shape": list(value.shape), "stride": list(value.stride()), "shift": shift, "output": i >= first_output,
             })  # fmt: skip
             offset = end + GUARD_BYTES
-        expected = self.task.reference(*values)
-        kept.expected = list(expected) if isinstance(expected, (tuple, list)) else [expected]
-        if len(kept.expected) != len(kept.outputs):
-            raise InvalidInputError(
-                f"the reference of {self.task.name} returns {len(kept.expected)} outputs, and a call has {len(kept.outputs)}"
-            )
         return kept, offset
 
     def judge(self, drawn: Sequence[_Drawn], name: str, *, exact: bool = False) -> float:
@@ -376,8 +396,8 @@ class Exam:
         count = int(max(1, min(MOST_SETS, BATCH_S / max(took_s, 1e-6), self.size // bytes_each - 1)))
         samples: list[float] = []
         for _ in range(BATCHES):
-            drawn = self.draw([(name, sizes)] * count)
             idle_s = self._idle_s() if self.task.device == "cpu" else 0.0
+            drawn = self.draw([(name, sizes)] * count)
             took_s, answer = self.launch(drawn, self.timeout_s)
             self._precise(name, self.judge(drawn, name))
             if self.task.device == "cpu":
@@ -424,12 +444,11 @@ class Exam:
         return claimed_us
 
     def _idle_s(self) -> float:
-        """What a message there and back takes, without a launch; the least that was seen."""
+        """What going on and a message there and back take, without a launch; the least that was seen."""
         times = []
         for _ in range(3):
-            began = time.perf_counter()
-            self.ask({"run": 0}, self.timeout_s)
-            times.append(time.perf_counter() - began)
+            self.worker.pause()
+            times.append(self._run(0, self.timeout_s)[0])
         if self.is_seed:
             self.bar.idle_s = min(self.bar.idle_s, *times)
         return min(self.bar.idle_s, *times)

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -242,6 +243,14 @@ CHEATS = {
     ),
     "NaN as a wildcard": ("", "out.fill_(float('nan'))", "never written"),
     "zeroed inputs": ("", "torch.mul(x, 2, out=out)\nx.zero_()", "wrote to an input"),
+    "work done as its arguments are laid out": (
+        "import sys\ntrial = sys.modules['forecast_autotune.program_search.trial']\nbuild = trial._Set.__init__\n"
+        "def init(self, *given):\n    build(self, *given)\n"
+        "    torch.mul(self.arguments[0], 2, out=self.arguments[1])\n"
+        "trial._Set.__init__ = init\n",
+        "pass",
+        "elements are wrong",
+    ),
     "lower precision": ("", "out.copy_(x.half() * 2)", "lower precision"),
     "memory beside its arguments": (
         "import ctypes\n",
@@ -516,7 +525,7 @@ def test_matrix_units_bound_what_is_believed_where_the_driver_tells_no_peak_of_t
 
 def test_a_candidate_that_answers_late_gains_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     exam = object.__new__(Exam)
-    exam.bar, exam.is_seed, exam.timeout_s = Bar(idle_s=1e-4), False, 1.0
+    exam.bar, exam.is_seed, exam.timeout_s, exam.worker = Bar(idle_s=1e-4), False, 1.0, MagicMock()
     clock = iter(range(10**6))
     monkeypatch.setattr("time.perf_counter", lambda: 0.01 * next(clock))
     monkeypatch.setattr(Exam, "ask", lambda *_: {})
