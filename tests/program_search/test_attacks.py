@@ -382,6 +382,10 @@ def test_a_fall_back_on_the_reference_is_refused() -> None:
     assert "subprocess" in why("import subprocess")
     assert "__class__" in why("x.__class__ = int")
     assert "parsed" in why("def broken(")
+    assert "another name" in why("t = torch\n    t.mm(x, x, out=out)")
+    assert "'mm'" in why("import torch as t\n    t.mm(x, x, out=out)")
+    assert "'cuda.Event" in why("from torch import cuda\n    cuda.Event.elapsed_time = None")
+    assert not why("import torch as t\n    t.mul(x, 2, out=out)")
 
 
 # Attacks on what is outside ------------------------------------------------------------------------------------------
