@@ -25,6 +25,7 @@ from typing import Any
 
 from forecast_autotune.cli.output import print_json, print_table, say
 from forecast_autotune.core.config import Config
+from forecast_autotune.core.digest import digest
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.measure.probe import detect_hardware
@@ -101,6 +102,8 @@ class Remembered:
             if known is None:
                 self._results[name] = new
                 _add(self._kept, {"program": name, **_row_of(new)})
+            elif isinstance(new.outcome, Failure):
+                return new  # a seed that shows nothing now: nothing can be held against it
         return self._results[name]
 
 
@@ -141,7 +144,8 @@ class LiveTask:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.preparer = preparer(self.task, self.folder, self.folder)
         self.examiner = Examiner(self.task, self.hardware, self.folder)
-        self.remembered = Remembered(self.examiner, self.folder / "programs.jsonl")
+        of = digest(self.task.digest, self.hardware.digest, self.toolchain.digest)
+        self.remembered = Remembered(self.examiner, self.folder / f"programs-{of}.jsonl")
         surrogate = surrogate_without(self.task.name)
         self.forecaster = CandidateForecaster(self.task, self.hardware, self.toolchain, surrogate)
 
@@ -365,8 +369,10 @@ def main(words: Sequence[str] | None = None) -> int:
             say(str(err))
             return 2
         run(tasks, given.seeds, given.measurements, until, given.work.resolve(), given.to)
-    rows = [row for path in (given.to, *given.also) for row in read(path)]
-    left_out = [row for row in rows if row["what"] == "left out"]
+    files = [read(path) for path in (given.to, *given.also)]
+    rows = [row for file in files for row in file]
+    last = [row for file in files for row in {row["task"]: row for row in file}.values()]
+    left_out = [row for row in last if row["what"] == "left out"]  # and did not go on since
     searches, finals = summary(rows), by_hand(rows)
     if given.json:
         print_json({"searches": searches, "finals": finals, "left_out": left_out})

@@ -70,7 +70,9 @@ def turn_at(path: Path, *, alone: bool) -> Iterator[None]:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # in so many words: a forked child may have the file open too
     finally:
-        fcntl.flock(file, fcntl.LOCK_UN)  # in so many words: a forked child may have the file open too
         os.close(file)

@@ -1,33 +1,36 @@
-"""What Triton compiled in a worker's folder: carried to another worker's, and told from what others compiled."""
+"""What Triton compiled in a worker's folder: carried to another worker's, and told from what others compiled.
+
+A candidate may have written what it likes there, and may be writing still. So files are read through descriptors of the
+folders that they lie in: no link is followed, nothing but files is read, no deeper than Triton writes, and no more than
+`MOST_BYTES` in all.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-import shutil
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 BINARIES = (".cubin", ".hsaco")
 GROUP = "__grp__"  # begins the name of a file of Triton's that lists what belongs together
+MOST_BYTES = 256 << 20  # that are read of a folder: a kernel comes to half a megabyte
 
 
 def carry(compiled: Path, to: Path) -> None:
-    """Copy what Triton compiled from one worker's folder to another's. A candidate may have written what it likes there: no
-    link is followed, and nothing but files is copied."""
+    """Copy what Triton compiled from one worker's folder to another's."""
     reader = to.parent.stat()  # where a box has become another user, that one
-    for folder, _, names in os.walk(compiled) if not compiled.is_symlink() else ():
-        place = to / Path(folder).relative_to(compiled)
-        place.mkdir(mode=0o700)
-        os.chown(place, reader.st_uid, reader.st_gid)
-        for name in names:
-            path = Path(folder, name)
-            if path.is_symlink() or not path.is_file():
-                continue
-            shutil.copyfile(path, place / name)
-            if name.startswith(GROUP):  # it names the others by their whole path
-                told = path.read_bytes().replace(os.fsencode(compiled), os.fsencode(to))
-                (place / name).write_bytes(told)
-            os.chown(place / name, reader.st_uid, reader.st_gid)
+    for key, name, content in _files(compiled):
+        place = to / key
+        for folder in (to, place):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            os.chown(folder, reader.st_uid, reader.st_gid)
+        if name.startswith(GROUP):  # it names the others by their whole path
+            content = content.replace(os.fsencode(compiled), os.fsencode(to))
+        (place / name).write_bytes(content)
+        os.chown(place / name, reader.st_uid, reader.st_gid)
 
 
 def compiled_to(folder: Path, warm: Path | None) -> str:
@@ -39,5 +42,30 @@ def compiled_to(folder: Path, warm: Path | None) -> str:
 
 
 def _binaries(folder: Path) -> set[str]:
-    found = (path for path in folder.rglob("*") if path.suffix in BINARIES)
-    return {hashlib.sha256(path.read_bytes()).hexdigest() for path in found if path.is_file() and not path.is_symlink()}
+    return {hashlib.sha256(content).hexdigest() for _, name, content in _files(folder) if name.endswith(BINARIES)}
+
+
+def _files(compiled: Path) -> Iterator[tuple[str, str, bytes]]:
+    """The files of a folder of Triton's: the key that names the folder of each, its own name, and what it holds."""
+    left = MOST_BYTES
+    with contextlib.suppress(OSError), _opened(str(compiled), os.O_DIRECTORY) as whole:
+        for key in sorted(os.listdir(whole)):
+            with contextlib.suppress(OSError), _opened(key, os.O_DIRECTORY, whole) as folder:
+                for name in sorted(os.listdir(folder)):
+                    with contextlib.suppress(OSError), _opened(name, within=folder) as file:
+                        status = os.fstat(file)
+                        if not stat.S_ISREG(status.st_mode) or status.st_size > left:
+                            continue
+                        left -= status.st_size
+                        with open(file, "rb", closefd=False) as reader:
+                            content = reader.read(status.st_size)
+                        yield key, name, content
+
+
+@contextlib.contextmanager
+def _opened(name: str, flags: int = 0, within: int | None = None) -> Iterator[int]:
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, dir_fd=within)
+    try:
+        yield file
+    finally:
+        os.close(file)

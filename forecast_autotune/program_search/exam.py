@@ -8,12 +8,13 @@ around them.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
 import random
-import shutil
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from ..processes.channel import Message
 from ..processes.endings import (
     WorkerRaisedError,
 )
+from ..processes.tools import run_tool
 from ..processes.worker import Worker
 from .task import SearchTask, Sizes
 from .trial import nothing, pin
@@ -42,6 +44,7 @@ GUARD_BYTES = 4096
 GUARD = 0xA5
 LOAD_TIMEOUT_S = 180.0  # Triton compiles within it
 FIRST_TIMEOUT_S = 60.0
+REMOVE_TIMEOUT_S = 60.0
 TIMEOUT_RATIO, TIMEOUT_FLOOR_S = 30.0, 5.0
 SLOW_RATIO, SLOW_BATCHES = 1.2, 3  # what is so many times slower than the best in so many batches is timed no further
 PRECISION_RATIO = (
@@ -95,11 +98,11 @@ class Bar:
     """What the seed has shown, which candidates are held against; filled in while the seed is examined.
 
     By size: its error (see `_error`), whether it is exact on zeros and ones, runs at shifted addresses, and the
-    time of a launch beyond the device's own. And whether its elements are off by more than the tolerances where terms
-    nearly cancel.
+    time of a launch beyond the device's own. And the outputs whose elements are off by more than the tolerances where
+    terms nearly cancel, by their place.
     """
 
-    rounds: bool = False
+    rounds: set[int] = field(default_factory=set)
 
     errors: dict[str, float] = field(default_factory=dict)
     exact: dict[str, bool] = field(default_factory=dict)
@@ -123,13 +126,15 @@ class Begun:
         """End the worker, and remove what it left."""
         self.worker.close()
         os.close(self.file)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # shutil raises where it is a thousand deep
+            run_tool(["rm", "-rf", "--", str(self.folder)], REMOVE_TIMEOUT_S)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Drawn:
     """One set of arguments in the shared memory, with what the outputs should hold."""
 
+    values: Sequence[Any]
     inputs: list[tuple[torch.Tensor, torch.Tensor]]  # in shared memory, and as drawn
     outputs: list[torch.Tensor]
     expected: list[torch.Tensor]
@@ -174,37 +179,64 @@ class Exam:
 
     def launch(self, drawn: Sequence[_Drawn], timeout_s: float) -> tuple[float, Message]:
         """Have it called on each set, once: the seconds by our clock until it said that it was done, and what it said."""
-        self.ask({"stage": [one.described for one in drawn]}, timeout_s)
-        began = time.perf_counter()
-        answer = self.ask({"run": len(drawn)}, timeout_s)
-        took_s = time.perf_counter() - began
+        if self.task.device != "cpu":
+            self._stage(drawn)
+        took_s, answer = self._run(len(drawn), timeout_s)
         if self.task.device != "cpu":
             self.ask({"collect": True}, timeout_s)
         self.worker.pause()
         return took_s, answer
+
+    def _stage(self, drawn: Sequence[_Drawn]) -> None:
+        self.worker.resume()
+        self.ask({"stage": [one.described for one in drawn]}, self.timeout_s)
+
+    def _run(self, count: int, timeout_s: float) -> tuple[float, Message]:
+        began = time.perf_counter()
+        self.worker.resume()
+        answer = self.ask({"run": count}, timeout_s)
+        return time.perf_counter() - began, answer
 
     # Inputs and outputs ---------------------------------------------------------------------------------------------
 
     def draw(
         self, sizes: Sequence[tuple[str, Sizes]], *, shift: int = 0, alter: Callable[[Any], Any] | None = None
     ) -> list[_Drawn]:
-        """Draw inputs for each of these calls into the shared memory. The worker is stopped meanwhile, and goes on then."""
+        """Draw inputs for each of these calls into the shared memory, and leave the worker stopped.
+
+        On the CPU it has laid out the arguments by then, and none of its code runs between the inputs and the clock.
+        """
         self.worker.pause()
-        drawn, offset = [], GUARD_BYTES
+        drawn, offset = list[_Drawn](), GUARD_BYTES
         for _, one in sizes:
             values = self.task.make_inputs(one, self.random.getrandbits(31), self.task.device)
             if alter is not None:
                 values = tuple(alter(v) for v in values)
             kept, offset = self._lay_out(values, offset, shift)
             drawn.append(kept)
-        self.worker.resume()
+        if self.task.device == "cpu":
+            self._stage(drawn)
+            self.worker.pause()
+        for kept in drawn:
+            expected = self.task.reference(*kept.values)
+            kept.expected = list(expected) if isinstance(expected, (tuple, list)) else [expected]
+            if len(kept.expected) != len(kept.outputs):
+                raise InvalidInputError(
+                    f"the reference of {self.task.name} returns {len(kept.expected)} outputs, and a call has "
+                    f"{len(kept.outputs)}"
+                )
+        for kept in drawn:  # last: a signal to stop takes a moment to arrive
+            for laid, value in kept.inputs:
+                laid.copy_(value)
+            for output in kept.outputs:  # what it held before is nobody's: whatever is left unwritten shows
+                output.fill_(nothing(output.dtype))
         return drawn
 
     def _lay_out(self, values: Sequence[Any], offset: int, shift: int) -> tuple[_Drawn, int]:
         import torch
 
         first_output = len(values) - self.task.outputs
-        kept = _Drawn(inputs=[], outputs=[], expected=[], described=[])
+        kept = _Drawn(values=values, inputs=[], outputs=[], expected=[], described=[])
         for i, value in enumerate(values):
             if not isinstance(value, torch.Tensor):
                 if not isinstance(value, (bool, int, float, str, type(None))):
@@ -244,23 +276,15 @@ class Exam:
                 else torch.empty(0, dtype=value.dtype)
             )
             laid = flat.as_strided(value.shape, value.stride())
-            if i >= first_output:  # what it held before is nobody's: whatever is left unwritten shows
-                laid.fill_(nothing(value.dtype))
+            if i >= first_output:
                 kept.outputs.append(laid)
             else:
-                laid.copy_(value)
                 kept.inputs.append((laid, value))
             kept.described.append({
                 "offset": offset, "elements": elements, "dtype": str(value.dtype).removeprefix("torch."),
                 "shape": list(value.shape), "stride": list(value.stride()), "shift": shift, "output": i >= first_output,
             })  # fmt: skip
             offset = end + GUARD_BYTES
-        expected = self.task.reference(*values)
-        kept.expected = list(expected) if isinstance(expected, (tuple, list)) else [expected]
-        if len(kept.expected) != len(kept.outputs):
-            raise InvalidInputError(
-                f"the reference of {self.task.name} returns {len(kept.expected)} outputs, and a call has {len(kept.outputs)}"
-            )
         return kept, offset
 
     def judge(self, drawn: Sequence[_Drawn], name: str, *, exact: bool = False) -> float:
@@ -281,20 +305,21 @@ class Exam:
                     self._guarded(described, name)
             for place, (output, expected) in enumerate(zip(one.outputs, one.expected, strict=True)):
                 tolerances = (0.0, 0.0) if exact else self.task.tolerances[min(place, len(self.task.tolerances) - 1)]
-                worst = max(worst, self._error(output.to(expected.device), expected, tolerances, f"at {name}"))
+                worst = max(worst, self._error(output.to(expected.device), expected, tolerances, f"at {name}", place))
         return worst
 
     def _error(
-        self, output: torch.Tensor, expected: torch.Tensor, tolerances: tuple[float, float], where: str
+        self, output: torch.Tensor, expected: torch.Tensor, tolerances: tuple[float, float], where: str, place: int
     ) -> float:
         """See `_error` below. Where the seed is off by the rounding of terms that nearly cancel, that is no error of any."""
         try:
-            return _error(output, expected, tolerances, where, rounding=self.bar.rounds and any(tolerances))
+            rounding = place in self.bar.rounds and any(tolerances)
+            return _error(output, expected, tolerances, where, rounding=rounding)
         except WrongError:
             if not self.is_seed or not any(tolerances):
                 raise
         error = _error(output, expected, tolerances, where, rounding=True)
-        self.bar.rounds = True
+        self.bar.rounds.add(place)
         return error
 
     def _guarded(self, described: Message, name: str) -> None:
@@ -371,8 +396,8 @@ class Exam:
         count = int(max(1, min(MOST_SETS, BATCH_S / max(took_s, 1e-6), self.size // bytes_each - 1)))
         samples: list[float] = []
         for _ in range(BATCHES):
-            drawn = self.draw([(name, sizes)] * count)
             idle_s = self._idle_s() if self.task.device == "cpu" else 0.0
+            drawn = self.draw([(name, sizes)] * count)
             took_s, answer = self.launch(drawn, self.timeout_s)
             self._precise(name, self.judge(drawn, name))
             if self.task.device == "cpu":
@@ -419,12 +444,11 @@ class Exam:
         return claimed_us
 
     def _idle_s(self) -> float:
-        """What a message there and back takes, without a launch; the least that was seen."""
+        """What going on and a message there and back take, without a launch; the least that was seen."""
         times = []
         for _ in range(3):
-            began = time.perf_counter()
-            self.ask({"run": 0}, self.timeout_s)
-            times.append(time.perf_counter() - began)
+            self.worker.pause()
+            times.append(self._run(0, self.timeout_s)[0])
         if self.is_seed:
             self.bar.idle_s = min(self.bar.idle_s, *times)
         return min(self.bar.idle_s, *times)

@@ -8,12 +8,14 @@ import logging
 import os
 import shutil
 import statistics
+import tempfile
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..core.digest import digest
 from ..core.hardware import Hardware
@@ -32,13 +34,9 @@ from ..processes.endings import (
 from ..processes.file_lock import turn_at
 from ..processes.machine import usable_cores, usable_memory_bytes
 from .compiled_files import carry, compiled_to
+from .exam import LOAD_TIMEOUT_S, Bar, Begun, Exam, Question, WrongError, at_the_sizes, elsewhere
 from .task import SearchTask, Sizes
 from .trial import serve_candidate
-
-if TYPE_CHECKING:
-    pass
-
-from .exam import LOAD_TIMEOUT_S, Bar, Begun, Exam, Question, WrongError, at_the_sizes, elsewhere
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +114,6 @@ class Examiner:
         self.bytes = _handed_over_bytes(task)
         self.beside = min(CHECKED_BESIDE, max(1, usable_cores() // 2))
         self._folder = folder
-        self._trials = itertools.count(1)
         self._warm: Path | None = None
 
     @contextlib.contextmanager
@@ -129,6 +126,19 @@ class Examiner:
             except OSError as err:  # a filesystem without locks
                 log.debug("no turn at a device: %s", err)
             yield
+
+    @contextlib.contextmanager
+    def _checking(self, futures: Sequence[Future[Any]]) -> Iterator[ThreadPoolExecutor]:
+        """Threads to check in, as nothing is timed, until these are done. After Ctrl-C, what has not begun is left."""
+        with self._turn(alone=False):
+            pool = ThreadPoolExecutor(self.beside, thread_name_prefix=CHECKS)
+            try:
+                yield pool
+                wait(futures)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                # Not for threads: one counts as ended once waiting for it was broken off (Python 3.11).
+                wait([future for future in futures if not future.cancelled()])
 
     @contextlib.contextmanager
     def checked(
@@ -144,12 +154,12 @@ class Examiner:
         """
         futures: list[Future[Checked]] = []
         try:
-            with self._turn(alone=False), ThreadPoolExecutor(self.beside, thread_name_prefix=CHECKS) as pool:
-                futures = [pool.submit(self._check, one, timings, everywhere) for one in candidates]
+            with self._checking(futures) as pool:
+                futures += [pool.submit(self._check, one, timings, everywhere) for one in candidates]
             yield [future.result() for future in futures]
         finally:
             for future in futures:
-                if future.exception() is None:
+                if not future.cancelled() and future.exception() is None:
                     future.result().end()
 
     def _check(self, candidate: Loadable, timings: int, everywhere: bool) -> Checked:
@@ -193,8 +203,9 @@ class Examiner:
         for question in elsewhere(self.task):
             places.setdefault((question.name, question.shifted), []).append(question)
         shares = [itertools.chain.from_iterable(list(places.values())[i::CHECKED_IN]) for i in range(CHECKED_IN)]
-        with self._turn(alone=False), ThreadPoolExecutor(self.beside, thread_name_prefix=CHECKS) as pool:
-            futures = [pool.submit(ask, share) for share in shares[: len(places)]]
+        futures: list[Future[None]] = []
+        with self._checking(futures) as pool:
+            futures += [pool.submit(ask, share) for share in shares[: len(places)]]
         for future in futures:
             future.result()
 
@@ -226,46 +237,48 @@ class Examiner:
         if checked is not None and checked.failure is not None:
             return Result(outcome=checked.failure)
         spent_s = 0.0 if checked is None else checked.seconds
-        begun = checked.begun.pop(0) if checked is not None and checked.begun else self._begin(candidate, self._warm)
-        compiled = begun.folder / TRITON_FOLDER
         try:
-            with Exam(self.task, self.hardware, self.bar, begun, is_seed=is_seed) as exam:
-                exam.load(candidate.message)
-                if is_seed:
-                    with self._turn(alone=False):
+            with contextlib.ExitStack() as held:
+                with self._turn(alone=False):
+                    ready = checked.begun.pop(0) if checked is not None and checked.begun else None
+                    begun = held.enter_context(contextlib.closing(ready or self._begin(candidate, self._warm)))
+                    exam = held.enter_context(Exam(self.task, self.hardware, self.bar, begun, is_seed=is_seed))
+                    exam.load(candidate.message)
+                    if is_seed:
                         exam.check([*at_the_sizes(self.task), *elsewhere(self.task)])
                 with self._turn(alone=True):
                     timed = {
                         name: exam.time(name, one, (best_us or {}).get(name))
                         for name, one in (sizes or self.task.sizes).items()
                     }
-            everywhere = checked is None or checked.everywhere
-            if not everywhere and is_near(_medians(timed), best_us or {}):
-                self._ask_elsewhere(candidate)
-                everywhere = True
+                everywhere = checked is None or checked.everywhere
+                if not everywhere and is_near(_medians(timed), best_us or {}):
+                    self._ask_elsewhere(candidate)
+                    everywhere = True
+                compiled = begun.folder / TRITON_FOLDER
+                code = compiled_to(compiled, self._warm) if checked is None else checked.code
+                if is_seed and compiled.is_dir():
+                    begun.worker.close()
+                    self._warm = self._own_folder("warm")
+                    weakref.finalize(self, shutil.rmtree, self._warm, ignore_errors=True)
+                    carry(compiled, self._warm)
         except _ITS_OWN as err:
             return Result(outcome=replace(_failure(err), cost_s=spent_s + time.perf_counter() - began))
-        else:
-            code = compiled_to(compiled, self._warm) if checked is None else checked.code
-            if is_seed and compiled.is_dir():
-                begun.worker.close()
-                self._warm = self._folder / f"warm-{os.getpid()}"
-                shutil.rmtree(self._warm, ignore_errors=True)
-                carry(compiled, self._warm)
-            result = _result(timed, spent_s + time.perf_counter() - began)
-            return replace(result, code=code, everywhere=everywhere)
-        finally:
-            begun.close()
+        result = _result(timed, spent_s + time.perf_counter() - began)
+        return replace(result, code=code, everywhere=everywhere)
 
     def _new_folder(self, compiled: Path | None) -> Path:
         """An empty folder for one worker, but for what Triton compiled for the seed, or for the same candidate: none finds
         what another left."""
-        folder = self._folder / f"trial-{os.getpid()}-{next(self._trials)}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, mode=0o700)
+        folder = self._own_folder("trial")
         if compiled is not None:
             carry(compiled, folder / TRITON_FOLDER)
         return folder
+
+    def _own_folder(self, name: str) -> Path:
+        """A new folder that no other search has: not even one in another container, whose process may have the same id."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
 
     def _begin(self, candidate: Loadable, compiled: Path | None) -> Begun:
         import torch

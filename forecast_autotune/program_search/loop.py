@@ -243,9 +243,9 @@ def _told(tried: Tried, best: Tried | None) -> str:
     how = _step(tried.candidate)
     if isinstance(tried.outcome, Failure):
         return f"{how}: {tried.outcome.stage}: {tried.outcome.message.splitlines()[0][:160]}"
-    text = f"{how}: {tried.outcome.median_us:.4g} us"
-    if best is not None and best.time_us:
-        text += f", {best.time_us / tried.outcome.median_us:.2f}x of the fastest so far"
+    text = f"{how}: {tried.time_us:.4g} us"
+    if best is not None and best.time_us and tried.time_us:
+        text += f", {best.time_us / tried.time_us:.2f}x of the fastest so far"
     return text
 
 

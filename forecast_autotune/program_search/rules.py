@@ -105,6 +105,8 @@ def _of_python(source: str, own: str) -> str:
 def _facts(tree: ast.Module) -> dict[str, set[str]]:
     """What a module imports, uses of torch and of dangerous builtins, and forms that hide errors."""
     facts: dict[str, set[str]] = {"import": set(), "torch": set(), "builtin": set(), "form": set()}
+    of_torch = _names_of_torch(tree)
+    with_attribute = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             facts["import"] |= {alias.name for alias in node.names}
@@ -112,8 +114,10 @@ def _facts(tree: ast.Module) -> dict[str, set[str]]:
             facts["import"].add("." * node.level + (node.module or ""))
             if node.module == "torch":
                 facts["torch"] |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.Attribute) and _root(node) == "torch":
-            facts["torch"].add(_path(node))
+        elif isinstance(node, ast.Attribute) and _root(node) in of_torch:
+            facts["torch"].add(f"{of_torch[_root(node)]}.{_path(node)}".lstrip("."))
+        elif isinstance(node, ast.Name) and of_torch.get(node.id) == "" and id(node) not in with_attribute:
+            facts["form"].add("another name for torch")
         elif isinstance(node, ast.Name) and node.id in _BUILTINS:
             facts["builtin"].add(node.id)
         elif isinstance(node, ast.Attribute) and node.attr.startswith("__"):
@@ -129,6 +133,22 @@ def _facts(tree: ast.Module) -> dict[str, set[str]]:
         ):
             facts["form"].add(node.func.attr)
     return facts
+
+
+def _names_of_torch(tree: ast.Module) -> dict[str, str]:
+    """The names that imports bind to torch and what is in it, each with its path there; that of torch itself is empty."""
+    names = {"torch": ""}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {a.asname: a.name.partition(".")[2] for a in node.names if a.asname and _is_torch(a.name)}
+        elif isinstance(node, ast.ImportFrom) and _is_torch(node.module or ""):
+            within = (node.module or "").partition(".")[2]
+            names |= {a.asname or a.name: f"{within}.{a.name}".lstrip(".") for a in node.names}
+    return names
+
+
+def _is_torch(module: str) -> bool:
+    return module.partition(".")[0] == "torch"
 
 
 def _root(node: ast.AST) -> str:

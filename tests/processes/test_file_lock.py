@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from forecast_autotune.processes.file_lock import turn_at
+print("asks", flush=True)
 with turn_at(Path(sys.argv[1]), alone=sys.argv[2] == "alone"):
     print("has it", flush=True)
     sys.stdin.read()
@@ -31,6 +33,7 @@ class Holder:
         self.process = subprocess.Popen(
             [sys.executable, "-c", HOLDER, str(path), how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        assert self.line() == "asks"
 
     def line(self) -> str:
         assert self.process.stdout is not None
@@ -62,6 +65,16 @@ def test_turns_beside_others_and_alone(tmp_path: Path) -> None:
     assert third.line() == "has it"
     third.end()
     alone.close()
+
+
+def test_where_files_cannot_be_locked_none_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(OSError, match="no locks"), turn_at(tmp_path / "turn.lock", alone=True):
+        pass
+    assert not [path for path in Path("/proc/self/fd").iterdir() if path.resolve() == tmp_path / "turn.lock"]
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -6,14 +6,18 @@ Each does right what it was asked for if its attack comes off: so a test fails w
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -28,9 +32,9 @@ from forecast_autotune.processes.box import boxed_server, lacking
 from forecast_autotune.processes.machine import usable_memory_bytes
 from forecast_autotune.processes.serving import children_of
 from forecast_autotune.program_search.candidate import Candidate
-from forecast_autotune.program_search.compiled_files import carry
-from forecast_autotune.program_search.exam import Bar, Exam, WrongError
-from forecast_autotune.program_search.examiner import Examiner, Loadable, Result
+from forecast_autotune.program_search.compiled_files import carry, compiled_to
+from forecast_autotune.program_search.exam import Bar, Begun, Exam, WrongError
+from forecast_autotune.program_search.examiner import Checked, Examiner, Loadable, Result
 from forecast_autotune.program_search.rules import refused
 from forecast_autotune.program_search.runners import PythonPreparer
 from forecast_autotune.program_search.task import SearchTask
@@ -116,6 +120,82 @@ def test_what_cancels_may_be_off_by_the_rounding_of_its_terms_where_the_seed_is(
     assert "elements are wrong" in wrong(exact.call(lost.format(1.5)))
 
 
+def test_what_cancels_in_one_output_excuses_no_other(tmp_path: Path) -> None:
+    """Beside a large number, the others may be anything within its rounding."""
+
+    def make_inputs(sizes: Any, seed: int, device: str) -> tuple[Any, ...]:
+        x, out = task().make_inputs(sizes, seed, device)
+        x[0] = 1e10
+        return x, out, torch.empty_like(out)
+
+    body = "out.copy_(2 * x)\nother.copy_(2 * x)\nother[1] += {} * 2**-23 * float(x.square().mean().sqrt())\n"
+    seed = _source(body.format(1.5), "").replace("x, out,", "x, out, other,")
+    of = task(source=seed, make_inputs=make_inputs, reference=lambda x, *_: (2 * x, 2 * x), outputs=2)
+    bench = Bench(tmp_path, replace(of, corners={}, tolerances=((0.0, 1e-9), (0.0, 1e-9))))
+    assert isinstance(bench.try_(seed.replace("1.5", "1.0")).outcome, Measurement)
+    assert "elements are wrong" in wrong(bench.try_(seed + "    out[1:] += float(x[0] > 1e9)\n"))
+
+
+def test_nothing_starts_beside_what_others_time_on_the_device(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Loadable] = []
+    begin = bench.examiner._begin
+
+    def noted(_: Examiner, candidate: Loadable, compiled: Path | None) -> Begun:
+        started.append(candidate)
+        return begin(candidate, compiled)
+
+    monkeypatch.setattr(Examiner, "_begin", noted)
+    made = bench._prepared(bench.task.source)
+    with ThreadPoolExecutor(1) as pool:
+        with bench.examiner._turn(alone=True):
+            exam = pool.submit(bench.examiner.examine, made, is_seed=True)
+            with pytest.raises(TimeoutError):
+                exam.result(0.5)
+            assert not started
+        assert isinstance(exam.result(60.0).outcome, Measurement)
+    assert started == [made]
+
+
+def test_searches_that_share_a_folder_leave_each_others_alone_and_nothing_behind(tmp_path: Path) -> None:
+    """As in two containers with one home, where both processes have the same id."""
+    keeps = "import os\nos.makedirs('triton/KEY')\nopen('triton/KEY/key.cubin', 'w').close()\n"
+    of = task(source=_source("torch.mul(x, 2, out=out)", keeps))
+    one, other = Bench(tmp_path, of), Bench(tmp_path, of)
+    assert one.examiner._new_folder(None) != other.examiner._new_folder(None)
+    assert len(list(tmp_path.glob("warm-*/KEY/key.cubin"))) == 2
+    del one, other
+    gc.collect()
+    assert not list(tmp_path.glob("warm-*"))
+
+
+def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_the_last_ends(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def turn(_: Examiner, *, alone: bool) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            events.append("turn given back")
+
+    def check(*_: object) -> Checked:
+        time.sleep(0.5)  # until the caller waits
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        events.append("checked")
+        return Checked(everywhere=False)
+
+    monkeypatch.setattr(Examiner, "_turn", turn)
+    monkeypatch.setattr(Examiner, "_check", check)
+    monkeypatch.setattr(bench.examiner, "beside", 1)
+    made = bench.prepared(RIGHT)
+    with pytest.raises(KeyboardInterrupt), bench.examiner.checked([made, made, made]):
+        pass
+    assert events == ["checked", "turn given back"]
+
+
 def test_a_timing_waits_for_what_others_check_on_the_device(bench: Bench) -> None:
     made = bench.prepared(RIGHT)
     with ThreadPoolExecutor(1) as pool, bench.examiner.checked([made]) as checks:
@@ -163,6 +243,14 @@ CHEATS = {
     ),
     "NaN as a wildcard": ("", "out.fill_(float('nan'))", "never written"),
     "zeroed inputs": ("", "torch.mul(x, 2, out=out)\nx.zero_()", "wrote to an input"),
+    "work done as its arguments are laid out": (
+        "import sys\ntrial = sys.modules['forecast_autotune.program_search.trial']\nbuild = trial._Set.__init__\n"
+        "def init(self, *given):\n    build(self, *given)\n"
+        "    torch.mul(self.arguments[0], 2, out=self.arguments[1])\n"
+        "trial._Set.__init__ = init\n",
+        "pass",
+        "elements are wrong",
+    ),
     "lower precision": ("", "out.copy_(x.half() * 2)", "lower precision"),
     "memory beside its arguments": (
         "import ctypes\n",
@@ -228,6 +316,38 @@ def test_what_triton_compiled_is_carried_on_and_no_link_is_followed(tmp_path: Pa
     (tmp_path / "link").symlink_to(secret)
     carry(tmp_path / "link", tmp_path / "none")
     assert not (tmp_path / "none").exists()
+    assert compiled_to(one, None)
+    assert not compiled_to(tmp_path / "link", None)
+
+
+def test_of_what_a_candidate_left_no_more_is_read_than_triton_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forecast_autotune.program_search.compiled_files.MOST_BYTES", 1000)
+    one, other = tmp_path / "one", tmp_path / "other"
+    (one / "KEY" / "deeper").mkdir(parents=True)
+    for name in ("KEY/deeper/a.cubin", "KEY/a.cubin", "KEY/huge.cubin", "KEY/z.cubin", "a.cubin"):
+        (one / name).write_bytes(b"binary")
+    code = compiled_to(one, None)
+    os.truncate(one / "KEY" / "huge.cubin", 1 << 40)  # it takes no room, and a copy of it would
+    carry(one, other)
+    assert {path.name for path in other.rglob("*")} == {"KEY", "a.cubin", "z.cubin"}
+    assert compiled_to(one, None) == code
+
+
+@pytest.mark.parametrize("where", [".", "triton"])
+@pytest.mark.parametrize(("deep", "name"), [(1100, "d"), (25, "d" * 200)])
+def test_folders_in_folders_without_end_fail_nobody_else(bench: Bench, where: str, deep: int, name: str) -> None:
+    """Past 1,000 folders Python's own ways to walk them raise, and past 4,096 letters no path names them."""
+    nest = f"os.makedirs({where!r}, exist_ok=True)\nos.chdir({where!r})\nfor _ in range({deep}):\n"
+    try:
+        assert "never written" in wrong(
+            bench.call(f"{nest}    os.mkdir({name!r})\n    os.chdir({name!r})", "import os\n")
+        )
+        left = list(bench.examiner._folder.glob("trial-*"))
+    finally:  # or pytest could not remove it either
+        subprocess.run(["rm", "-rf", *bench.examiner._folder.glob("trial-*")], check=True)
+    assert not left
 
 
 def test_a_patched_clock_changes_no_time(bench: Bench) -> None:
@@ -262,6 +382,10 @@ def test_a_fall_back_on_the_reference_is_refused() -> None:
     assert "subprocess" in why("import subprocess")
     assert "__class__" in why("x.__class__ = int")
     assert "parsed" in why("def broken(")
+    assert "another name" in why("t = torch\n    t.mm(x, x, out=out)")
+    assert "'mm'" in why("import torch as t\n    t.mm(x, x, out=out)")
+    assert "'cuda.Event" in why("from torch import cuda\n    cuda.Event.elapsed_time = None")
+    assert not why("import torch as t\n    t.mul(x, 2, out=out)")
 
 
 # Attacks on what is outside ------------------------------------------------------------------------------------------
@@ -405,7 +529,7 @@ def test_matrix_units_bound_what_is_believed_where_the_driver_tells_no_peak_of_t
 
 def test_a_candidate_that_answers_late_gains_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     exam = object.__new__(Exam)
-    exam.bar, exam.is_seed, exam.timeout_s = Bar(idle_s=1e-4), False, 1.0
+    exam.bar, exam.is_seed, exam.timeout_s, exam.worker = Bar(idle_s=1e-4), False, 1.0, MagicMock()
     clock = iter(range(10**6))
     monkeypatch.setattr("time.perf_counter", lambda: 0.01 * next(clock))
     monkeypatch.setattr(Exam, "ask", lambda *_: {})

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from doubling import Unchecked, task
+from doubling import TASK, Unchecked, task
 
 from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.hardware import Hardware, Toolchain
@@ -23,8 +24,8 @@ from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError, NoWorkingConfigError, StoreError
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
-from forecast_autotune.program_search.candidate import Candidate, Tried
-from forecast_autotune.program_search.examiner import Checked, Loadable, Result
+from forecast_autotune.program_search.candidate import Candidate, Tried, incumbent
+from forecast_autotune.program_search.examiner import Checked, Loadable, Result, _result, is_near
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.loop import SearchLoop
 from forecast_autotune.program_search.proposers.rewriting import Knobs
@@ -98,6 +99,22 @@ def test_a_search_measures_what_its_budget_says_and_starts_with_the_seed(tmp_pat
     assert loop.run() == "its 16 measurements are spent"
     assert next(t.chosen for t in loop.archive) == "seed"
     assert len(loop.archive) == loop.budget.measured == 16
+
+
+def test_what_is_far_from_the_fastest_is_not_the_fastest() -> None:
+    """Fast at one size or at the other in six of seven batches, and at each slow in most."""
+    fast, slow = 0.9, 1.05
+    result = _result({"a": [fast] * 3 + [slow] * 4, "b": [slow] * 3 + [fast] * 3 + [slow]}, 0.0)
+    best = Tried(
+        candidate=TASK.seed,
+        outcome=Measurement(samples_us=(1.0,)),
+        forecast=None,
+        chosen="seed",
+        times_us={"a": 1.0, "b": 1.0},
+    )
+    other = replace(best, outcome=result.outcome, times_us=result.times_us, chosen="promise")
+    assert not is_near(result.times_us, best.times_us)
+    assert incumbent([best, other]) is best
 
 
 def test_one_candidate_in_four_is_drawn_at_random_and_all_without_forecasts(tmp_path: Path) -> None:

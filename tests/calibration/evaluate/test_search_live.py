@@ -11,9 +11,11 @@ import pytest
 from doubling import task
 
 from calibration.evaluate import search_live
-from calibration.evaluate.search_live import by_hand, main, read, summary
+from calibration.evaluate.search_live import Remembered, by_hand, main, read, summary
+from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.processes.box import lacking
+from forecast_autotune.program_search.examiner import Loadable, Result
 from forecast_autotune.surrogates.history import History
 
 pytest.importorskip("libcst")
@@ -65,6 +67,39 @@ def test_tasks_are_searched_by_both_arms_and_what_was_stopped_goes_on(
     assert again["best_us"] == last["best_us"]
 
 
+class Table:
+    """An examiner that answers one after the other."""
+
+    def __init__(self, *outcomes: Measurement | Failure) -> None:
+        self.outcomes = list(outcomes)
+
+    def examine(self, *_: object, **__: object) -> Result:
+        outcome = self.outcomes.pop(0)
+        return Result(outcome=outcome, times_us={"large": 5.0} if isinstance(outcome, Measurement) else {})
+
+
+def test_a_seed_that_fails_in_a_later_process_is_not_taken_for_what_it_was(tmp_path: Path) -> None:
+    ran, failed = Measurement(samples_us=(5.0,)), Failure(stage="launch", message="no memory")
+    seed = Loadable(message={"path": "/seed/candidate.py"})
+    for outcome in (ran, ran, failed):
+        remembered = Remembered(Table(outcome), tmp_path / "kept")  # type: ignore[arg-type]
+        assert remembered.examine(seed, is_seed=True).outcome == outcome
+    assert len(read(tmp_path / "kept")) == 1
+
+
+@pytest.mark.skipif(bool(lacking()), reason=f"no box here: {lacking()}")
+def test_what_programs_came_to_is_of_these_sizes_alone(
+    tasks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(n: int) -> dict[str, Any]:
+        live = search_live.LiveTask(task=task(sizes={"large": {"n": n}}), folder=tmp_path)
+        return live.search("random", 0, 4, math.inf)
+
+    assert search(20_000)["examined"] == 4
+    assert search(10_000)["examined"] == 4
+    assert search(20_000)["examined"] == 1
+
+
 def test_no_time_is_told_as_nothing_found(tasks: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--to", str(tmp_path / "none.jsonl"), "--work", str(tmp_path), "--limit-s", "1", "--tasks", "double"]
     assert main(words) == 0
@@ -75,6 +110,22 @@ def test_no_time_is_told_as_nothing_found(tasks: None, tmp_path: Path, capsys: p
 def a_search(name: str, arm: str, seed: int, *best_us: float) -> dict[str, Any]:
     found = [best_us[min(i, len(best_us) - 1)] for i in range(16)]
     return {"what": "search", "task": name, "arm": arm, "seed": seed, "best_us": found, "built": 16}
+
+
+def test_what_was_left_out_and_went_on_later_is_told_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def left_out(*rows: dict[str, Any]) -> list[str]:
+        (tmp_path / "found.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        status = main(["--report", "--json", "--to", str(tmp_path / "found.jsonl")])
+        told = [row["task"] for row in json.loads(capsys.readouterr().out)["left_out"]]
+        assert status == bool(told)
+        return told
+
+    out, done = {"what": "left out", "task": "a", "reason": "no memory"}, a_search("a", "random", 0, 5.0)
+    assert left_out(out, {**out, "task": "b"}, done) == ["b"]
+    assert left_out(out, done) == []
+    assert left_out(done, out) == ["a"]
 
 
 def test_arms_are_compared_from_the_same_seeds_alone() -> None:
