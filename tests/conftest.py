@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,6 +19,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Tests that time run beside others: OpenMP's threads that spin while they wait stall a sample for milliseconds (7 us to
     # 60 ms seen). Their number is left alone, for it is part of a variant's key.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+if shutil.which("nvcc") is None and (_nvidia := importlib.util.find_spec("nvidia")) is not None:
+    # The one that comes with the tools of development: tests compile for GPUs that are not here.
+    _folders = [
+        str(folder) for place in _nvidia.submodule_search_locations or () for folder in Path(place).glob("cu*/bin")
+    ]
+    os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], *_folders])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
