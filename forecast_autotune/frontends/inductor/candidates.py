@@ -38,10 +38,8 @@ OPERANDS = {
     "scaled_mm": ("a", "b", "a_scale", "b_scale", "bias"),
 }
 FORESEEN = ("mm", "bmm", "addmm", "baddbmm")  # operations that are one product
-FORESEEN_ITEMSIZE, LONG_K = (
-    2,
-    65,
-)  # of tf32 and of sums of few the library is slower than forecast, up to half as fast (H200)
+# Of tf32 and of sums of few the library is slower than forecast, up to half as fast (H200).
+FORESEEN_ITEMSIZE, LONG_K = 2, 65
 FITTED = (2, 4)  # bytes of the elements that the model of products was fitted on: fp8 and int8 are none of them
 LAUNCH_US = 2.0  # of next to nothing, by the profiler (H200)
 WIDEST = 16  # bytes of one access
