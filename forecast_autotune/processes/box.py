@@ -208,12 +208,15 @@ def start_cuda(device: object) -> None:
 
     Raises:
         SystemLacksError: it does not.
+        RuntimeError: others hold all of the device's memory, which says nothing of the system.
     """
     import torch
 
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as err:
+        if "out of memory" in str(err):
+            raise
         raise SystemLacksError(f"a CUDA driver that starts within a box ({str(err).splitlines()[0]})") from None
 
 

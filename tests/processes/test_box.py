@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from forecast_autotune.processes.box import lacking
+from forecast_autotune.processes.box import lacking, start_cuda
+from forecast_autotune.processes.system_calls import SystemLacksError
 
 pytestmark = pytest.mark.skipif(bool(lacking()), reason=f"no box here: {lacking()}")
 
@@ -99,3 +100,20 @@ for words in (["gcc"], ["cat", {str(tmp_path / "private")!r}]):
     environment = {"PATH": f"{compiler.parent}:/usr/bin:/bin"}
     ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
     assert ran.stdout.split("\n") == ["what it reads", "", ""], ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "raised"), [("CUDA error: out of memory", RuntimeError), ("CUDA error: 304", SystemLacksError)]
+)
+def test_a_device_whose_memory_others_hold_is_no_lack_of_the_system(
+    monkeypatch: pytest.MonkeyPatch, told: str, raised: type[Exception]
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    def zeros(*_: object, **__: object) -> None:
+        raise RuntimeError(told)
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    with pytest.raises(raised, match=told) as caught:
+        start_cuda("cuda")
+    assert type(caught.value) is raised
