@@ -33,10 +33,13 @@ _CUDA_CALLS = re.compile(
 _INCLUDE = re.compile(r"^\s*#\s*(?:include|include_next|import|embed)\s*[<\"]?([^>\"\n]+)", re.MULTILINE)
 _CALLS = re.compile(
     r"\b(?:dlopen|dlsym|dlmopen|system|popen|fork|vfork|clone|exec[lv]p?e?|syscall|fopen|open|mmap|socket|pthread_create|"
-    r"std\s*::\s*(?:j?thread|async)|clock_gettime|gettimeofday|rdtsc\w*|signal|sigaction|setitimer|getenv|cblas_\w+|"
+    r"clock_gettime|gettimeofday|rdtsc\w*|signal|sigaction|setitimer|getenv|cblas_\w+|"
     r"[sdch]gemm_?|__attribute__\s*\(\(\s*"
     r"(?:constructor|destructor))\b"
 )
+_THREADS = re.compile(r"\b(?:j?thread|async)\b")
+_CUDA_THREADS = re.compile(r"\bstd\s*::\s*(?:j?thread|async)\b|\busing\s+namespace\s+std\b")
+"""There a thread is also what a kernel has many of."""
 _ALLOCATION = frozenset({"empty", "empty_like", "empty_strided", "zeros", "zeros_like", "Tensor", "cuda", "version"})
 _MODULES = frozenset({"__future__", "math", "typing", "triton", "torch"})
 _BUILTINS = frozenset(
@@ -80,7 +83,7 @@ def _is_known(header: str, language: str) -> bool:
 
 def _calls(source: str, language: str) -> set[str]:
     """What a text uses of the system and of libraries."""
-    patterns = (_CALLS, _CUDA_CALLS) if language == "cuda" else (_CALLS,)
+    patterns = (_CALLS, _CUDA_CALLS, _CUDA_THREADS) if language == "cuda" else (_CALLS, _THREADS)
     return {" ".join(call.split()) for pattern in patterns for call in pattern.findall(source)}
 
 

@@ -277,6 +277,7 @@ def test_a_flag_stands_in_a_line_of_its_own_and_takes_the_place_of_another() -> 
         ("void f() { cub::DeviceReduce::Sum(); }", "uses 'cub::DeviceReduce::Sum'"),
         ("void f() { cudaStreamCreate(&s); }", "uses 'cudaStreamCreate'"),
         ("void f() { std::thread t(g); }", "uses 'std::thread'"),
+        ("using namespace std;\nvoid f() { thread t(g); }", "uses 'using namespace std'"),
         ("#pragma nvcc_flags --use_fast_math\n", "asks nvcc for '--use_fast_math'"),
         ("#pragma nvcc_flags -Xptxas -dlcm=cg -include /etc/passwd\n", "asks nvcc for '-Xptxas -dlcm=cg -include"),
     ],
@@ -287,6 +288,11 @@ def test_what_calls_a_library_or_asks_for_other_arithmetic_is_refused(text: str,
     if "nvcc_flags" not in text:
         own = cuda_task(text + SAXPY)  # what a person's own source does, a candidate may
         assert not refused(own.seed, own)
+
+
+def test_a_thread_of_cpp_is_found_by_its_bare_name() -> None:
+    of = replace(cuda_task(), language="c++")
+    assert "uses 'thread'" in refused(replace(of.seed, source="void f() { thread t(g); }" + SAXPY), of)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ TIMING = "torch._inductor.select_algorithm"
 FUSION = "torch._inductor.codegen.triton"  # imported with it
 SCHEDULER = "torch._inductor.scheduler"  # and so is this
 
+OWN_CLOCK = "torch %s times %s in a way unknown here: by its own clock, the host's time among it"
+
 _lock = threading.RLock()
 _patched: set[str] = set()  # modules of torch that were looked at
 
@@ -89,41 +91,26 @@ def patch_graph_cache() -> None:
 
 def patch_benchmarking(is_wanted: Callable[[], bool]) -> None:
     """Have our clock time Inductor's candidates, once what times them is loaded."""
-    module = sys.modules.get(TIMING)
-    with _lock:
-        if TIMING in _patched or module is None:
-            return
-        _patched.add(TIMING)
-        cache = getattr(module, "AlgorithmSelectorCache", None)
-        name, parameters = "benchmark_choices", ("choices", "autotune_args")
-        if _takes(cache, name, *parameters, "is_collective") or _takes(cache, name, *parameters):
-            cache.benchmark_choices = staticmethod(by_our_clock(cache.benchmark_choices, is_wanted))  # type: ignore[union-attr]
-        else:
-            log.warning(
-                "torch %s times candidates in a way unknown here: by its own clock, the host's time among it",
-                torch.__version__,
-            )
+    if (module := _first_look(TIMING)) is None:
+        return
+    cache: Any = getattr(module, "AlgorithmSelectorCache", None)
+    name, parameters = "benchmark_choices", ("choices", "autotune_args")
+    if _takes(cache, name, *parameters, "is_collective") or _takes(cache, name, *parameters):
+        cache.benchmark_choices = staticmethod(by_our_clock(cache.benchmark_choices, is_wanted))
+    else:
+        log.warning(OWN_CLOCK, torch.__version__, "candidates")
 
 
 def patch_fusion(is_wanted: Callable[[], bool]) -> None:
     """Have our clock time what Inductor may fuse, once what times that is loaded."""
-    module = sys.modules.get(FUSION)
-    with _lock:
-        if FUSION in _patched or module is None:
-            return
-        _patched.add(FUSION)
-        scheduling = getattr(module, "TritonScheduling", None)
-        name = "benchmark_codegened_module"
-        if _takes(scheduling, name, "self", "mod", "n_spills_threshold", "node_names"):
-            scheduling.benchmark_codegened_module = fused_by_our_clock(  # type: ignore[union-attr]
-                scheduling.benchmark_codegened_module,  # type: ignore[union-attr]
-                is_wanted,
-            )
-        else:
-            log.warning(
-                "torch %s times what it fuses in a way unknown here: by its own clock, the host's time among it",
-                torch.__version__,
-            )
+    if (module := _first_look(FUSION)) is None:
+        return
+    scheduling: Any = getattr(module, "TritonScheduling", None)
+    if _takes(scheduling, "benchmark_codegened_module", "self", "mod", "n_spills_threshold", "node_names"):
+        timed = fused_by_our_clock(scheduling.benchmark_codegened_module, is_wanted)
+        scheduling.benchmark_codegened_module = timed
+    else:
+        log.warning(OWN_CLOCK, torch.__version__, "what it fuses")
 
 
 def patch_finalizing(before: Callable[[Any], None]) -> None:
@@ -132,20 +119,25 @@ def patch_finalizing(before: Callable[[Any], None]) -> None:
     Args:
         before: takes the buffer that holds the choices; raises nothing.
     """
-    module = sys.modules.get(SCHEDULER)
+    if (module := _first_look(SCHEDULER)) is None:
+        return
+    scheduler: Any = getattr(module, "Scheduler", None)
+    node_class = getattr(module, "SchedulerNode", None)
+    if _takes(scheduler, "finalize_multi_template_buffers", "self") and node_class is not None:
+        finalized = _with_each_alone(scheduler.finalize_multi_template_buffers, node_class, before)
+        scheduler.finalize_multi_template_buffers = finalized
+    else:
+        log.warning("torch %s ends fusing in a way unknown here: what it fuses is not learned", torch.__version__)
+
+
+def _first_look(name: str) -> Any:
+    """A module of torch, where it is loaded and nobody has looked at it yet; else None."""
     with _lock:
-        if SCHEDULER in _patched or module is None:
-            return
-        _patched.add(SCHEDULER)
-        scheduler, node_class = getattr(module, "Scheduler", None), getattr(module, "SchedulerNode", None)
-        if _takes(scheduler, "finalize_multi_template_buffers", "self") and node_class is not None:
-            scheduler.finalize_multi_template_buffers = _with_each_alone(  # type: ignore[union-attr]
-                scheduler.finalize_multi_template_buffers,  # type: ignore[union-attr]
-                node_class,
-                before,
-            )
-        else:
-            log.warning("torch %s ends fusing in a way unknown here: what it fuses is not learned", torch.__version__)
+        module = sys.modules.get(name)
+        if name in _patched or module is None:
+            return None
+        _patched.add(name)
+        return module
 
 
 def _with_each_alone(finalize: Callable[[Any], None], node_class: Any, before: Callable[[Any], None]) -> Any:
