@@ -83,15 +83,30 @@ def comparable(output: str) -> list[str]:
     return sorted(text.split())
 
 
-@pytest.mark.thorough
-@pytest.mark.timeout(1500)
-def test_every_command_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
+def in_the_readme(folder: Path) -> dict[str, str]:
+    """The environment of its commands: this interpreter's, a store of their own, no GPU."""
     paths = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT / "kernels"),
     }
-    settings = {"FORECAST_AUTOTUNE_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "", "TRITON_DEFAULT_FP_FUSION": "1"}
-    environment = {**os.environ, **paths, **settings, "TERM": "dumb", "NO_COLOR": "1"}
+    settings = {"FORECAST_AUTOTUNE_DIR": str(folder), "CUDA_VISIBLE_DEVICES": "", "TRITON_DEFAULT_FP_FUSION": "1"}
+    return {**os.environ, **paths, **settings, "TERM": "dumb", "NO_COLOR": "1"}
+
+
+def test_the_forecasts_of_the_readme_are_those_of_the_shipped_model(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    ((command, shown),) = [one for one in console_blocks(README) if one[0].startswith("forecast-autotune forecast ")]
+    ran, output = shown_by(["bash", "-c", command], in_the_readme(tmp_path), ROOT, columns=80)
+    assert ran == 0, output
+    figures = re.compile(r"(BLOCK=\d+ num_warps=\d+) +(\d\.\d\dx) +(\d\.\d\dx to \d\.\d\dx)")
+    assert len(figures.findall(shown)) == 3
+    assert figures.findall(output) == figures.findall(shown)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1500)
+def test_every_command_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
+    environment = in_the_readme(tmp_path)
     for command, shown in console_blocks(README):
         errors = tmp_path / "stderr"  # where a closing line is; on a terminal it would tick
         ran, output = shown_by(["bash", "-c", f"({command}) 2>> {errors}"], environment, ROOT, columns=80)
