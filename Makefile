@@ -19,7 +19,7 @@ help:  ## list the targets
 setup: $(VENV)/.ready  ## make .venv and install the package with its tools
 
 $(VENV)/.ready: pyproject.toml .ci/constraints-cpu.txt
-	@echo "setting up $(VENV): some minutes, 2.5 GB" >&2
+	@echo "setting up $(VENV): some minutes, 3.3 GB" >&2
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) \
 	    $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
