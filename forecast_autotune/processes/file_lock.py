@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -60,11 +61,25 @@ def file_lock(path: Path, *, timeout: float = -1, given_up: Callable[[], bool] |
 def turn_at(path: Path, *, alone: bool) -> Iterator[None]:
     """Wait for a turn that many may have at once, or, `alone`, none beside this one; among processes and threads.
 
+    While one waits to be alone no other turn begins: else it would wait for ever where turns of many overlap. So whoever
+    has a turn must not ask for a second one.
+
     Args:
-        path: the file, made with mode 0600 if there is none, and left.
+        path: the file, made with mode 0600 if there is none, and left; another one beside it, `.next`, keeps that order.
     Raises:
-        OSError: it cannot be opened, or the filesystem locks no files.
+        OSError: one cannot be opened, or the filesystem locks no files.
     """
+    following = path.with_name(f"{path.name}.next")
+    with contextlib.ExitStack() as waiting, contextlib.ExitStack() as held:
+        waiting.enter_context(_flocked(following, alone=alone))
+        held.enter_context(_flocked(path, alone=alone))
+        if not alone:
+            waiting.close()
+        yield
+
+
+@contextmanager
+def _flocked(path: Path, *, alone: bool) -> Iterator[None]:
     import fcntl
 
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -67,6 +67,22 @@ def test_turns_beside_others_and_alone(tmp_path: Path) -> None:
     alone.close()
 
 
+def test_who_waits_to_be_alone_comes_before_those_who_ask_later(tmp_path: Path) -> None:
+    path = tmp_path / "turn.lock"
+    one = Holder(path, "beside others")
+    assert one.line() == "has it"
+    alone = Holder(path, "alone")
+    assert not select.select([alone.process.stdout], [], [], 0.5)[0]
+    later = Holder(path, "beside others")
+    assert not select.select([later.process.stdout], [], [], 0.5)[0]
+    one.end()
+    assert alone.line() == "has it"
+    assert not select.select([later.process.stdout], [], [], 0.5)[0]
+    alone.end()
+    assert later.line() == "has it"
+    later.end()
+
+
 def test_where_files_cannot_be_locked_none_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks")

@@ -175,6 +175,15 @@ assert torch.equal(out, x.T)
 """
 
 
+def test_an_access_is_given_a_policy_or_a_modifier_and_not_both() -> None:
+    once = dict(triton_rewrites(GRID))
+    policies = [text for step, text in once.items() if step.startswith("store_eviction_policy@")]
+    assert policies
+    for text in policies:
+        again = {step.partition("@")[0] for step, _ in triton_rewrites(text)}
+        assert "store_cache_modifier" not in again
+
+
 def test_a_grid_in_another_order_computes_the_same(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     made = {step: text for step, text in triton_rewrites(GRID) if step.startswith("swizzle@")}

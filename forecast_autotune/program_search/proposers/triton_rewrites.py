@@ -29,6 +29,7 @@ STORES = (
     ("cache_modifier", ".cg"),
     ("cache_modifier", ".wb"),
 )
+EITHER = {"eviction_policy": "cache_modifier", "cache_modifier": "eviction_policy"}  # PTX has no access with both
 LOOPS = (
     *(("num_stages", str(n)) for n in (1, 2, 3, 4)),
     *(("loop_unroll_factor", str(n)) for n in (2, 4)),
@@ -128,7 +129,7 @@ def _of_call(cst: Any, node: Any, kernel: bool) -> Iterator[tuple[tuple[str, str
         return
     if name in ("tl.load", "tl.store"):
         for option, value in LOADS if name == "tl.load" else STORES:
-            if _given(node, option) != f'"{value}"':
+            if _given(node, option) != f'"{value}"' and not _given(node, EITHER[option]):
                 yield (f"{name[3:]}_{option}", value), _with(cst, node, option, f'"{value}"')
     elif name in ("range", "tl.range"):
         loop = node.with_changes(func=cst.parse_expression("tl.range"))
