@@ -33,7 +33,7 @@ from forecast_autotune.processes.box import require_box
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
 from forecast_autotune.program_search.candidate import Candidate, Tried, incumbent
-from forecast_autotune.program_search.examiner import Checked, Examiner, Loadable, Result, is_near
+from forecast_autotune.program_search.examiner import Examiner, Loadable, Result, is_near, mean_us
 from forecast_autotune.program_search.finals import in_turns
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.loop import SearchLoop
@@ -66,45 +66,44 @@ class Remembered:
         self._examiner, self._kept = examiner, kept
         self._results = {str(row["program"]): _result_of(row) for row in read(kept)}
         self.examined = 0
-        self.checked_s = self.timed_s = 0.0
 
-    @contextlib.contextmanager
-    def checked(
-        self, candidates: Sequence[Loadable], timings: int = 1, *, everywhere: bool = True
-    ) -> Iterator[list[Checked]]:
-        """See `Examiner.checked`."""
-        began = time.perf_counter()
-        new = [one for one in candidates if _name(one) not in self._results]
-        with self._examiner.checked(new, timings, everywhere=everywhere) as found:
-            self.checked_s += time.perf_counter() - began
-            of_new = iter(found)
-            known = Checked(everywhere=everywhere)
-            yield [known if _name(one) in self._results else next(of_new) for one in candidates]
-
-    def examine(
-        self,
-        candidate: Loadable,
-        *,
-        best_us: Mapping[str, float] | None = None,
-        is_seed: bool = False,
-        checked: Checked | None = None,
-    ) -> Result:
-        """See `Examiner.examine`."""
-        name = _name(candidate)
-        known = self._results.get(name)
-        if known is not None and not known.everywhere and is_near(known.times_us, best_us or {}):
-            known = checked = None  # the other search had a faster one, so that it was not checked everywhere
-        if known is None or (is_seed and not self.examined):  # each process's examiner needs what the seed shows
-            began = time.perf_counter()
-            new = self._examiner.examine(candidate, best_us=best_us, is_seed=is_seed, checked=checked)
-            self.timed_s += time.perf_counter() - began
+    def examine(self, seed: Loadable, *, is_seed: bool) -> Result:
+        """See `Examiner.examine`. Each process's examiner needs what the seed shows."""
+        name = _name(seed)
+        if name in self._results and self.examined:
+            return self._results[name]
+        new = self._examiner.examine(seed, is_seed=is_seed)
+        if name not in self._results:
+            self._keep(name, new)
+        else:
             self.examined += 1
-            if known is None:
-                self._results[name] = new
-                _add(self._kept, {"program": name, **_row_of(new)})
-            elif isinstance(new.outcome, Failure):
+            if isinstance(new.outcome, Failure):
                 return new  # a seed that shows nothing now: nothing can be held against it
         return self._results[name]
+
+    def examine_all(
+        self, candidates: Sequence[Loadable], *, best_us: Mapping[str, float] | None = None
+    ) -> list[Result]:
+        """See `Examiner.examine_all`."""
+        of = {_name(one): one for one in candidates}
+        self._try([one for name, one in of.items() if name not in self._results], best_us)
+        found = [self._results[name].times_us for name in of if self._results[name].everywhere]
+        best_us = min([best_us or {}, *found], key=mean_us)
+        # Of what another search has tried, it may have had a faster one, so that this was not checked everywhere.
+        could_win = [name for name in of if not (r := self._results[name]).everywhere and is_near(r.times_us, best_us)]
+        self._try([of[name] for name in could_win], best_us)
+        return [self._results[name] for name in map(_name, candidates)]
+
+    def _try(self, candidates: Sequence[Loadable], best_us: Mapping[str, float] | None) -> None:
+        if candidates:
+            results = self._examiner.examine_all(candidates, best_us=best_us)
+            for one, result in zip(candidates, results, strict=True):
+                self._keep(_name(one), result)
+
+    def _keep(self, name: str, result: Result) -> None:
+        self.examined += 1
+        self._results[name] = result
+        _add(self._kept, {"program": name, **_row_of(result)})
 
 
 def _name(made: Loadable) -> str:
@@ -152,7 +151,7 @@ class LiveTask:
     def search(self, arm: str, seed: int, measurements: int, until: float) -> dict[str, Any]:
         """One search by one arm, until a moment of `time.time()`; what is told of it."""
         began, all_ = time.perf_counter(), self.remembered
-        examined, checked_s, timed_s = all_.examined, all_.checked_s, all_.timed_s
+        examined = all_.examined
         minutes = math.inf if until == math.inf else max(0.01, (until - time.time()) / 60)
         budget = SearchBudget(measurements=measurements, minutes=minutes)
         with tempfile.TemporaryDirectory(dir=self.folder) as kept:
@@ -174,7 +173,6 @@ class LiveTask:
             "best_us": best_by_measurement(tried), "built": budget.built, "failed": budget.failed, "stopped": stopped,
             "cut": time.time() >= until,
             "seconds": round(time.perf_counter() - began, 2), "examined": all_.examined - examined,
-            "checked_s": round(all_.checked_s - checked_s, 2), "timed_s": round(all_.timed_s - timed_s, 2),
             "best": {"variant": best.candidate.variant, "config": dict(best.candidate.config.knobs),
                      "steps": list(best.candidate.steps), "times_us": dict(best.times_us), "source": best.candidate.source},
             "failures": [o.message.splitlines()[0][:200] for t in tried if isinstance(o := t.outcome, Failure)],
@@ -257,8 +255,7 @@ def run(tasks: Sequence[SearchTask], seeds: int, measurements: int, until: float
                 _add(to, row)
                 say(
                     f"{task.name}, {arm}, seed {seed}: {row['best_us'][0]:.4g} us to {row['best_us'][-1]:.4g} us in "
-                    f"{len(row['best_us'])} measurements; {row['examined']} were new, checked in {row['checked_s']:.1f} s, "
-                    f"timed in {row['timed_s']:.1f} s"
+                    f"{len(row['best_us'])} measurements; {row['examined']} were new, {row['seconds']:.1f} s"
                 )
     for name, one in live.items():
         if name in out or not one.best or time.time() >= until:

@@ -1,10 +1,11 @@
-"""Trying candidates: a worker for each check and each timing; checks go side by side, and a timing is alone."""
+"""Trying candidates: a worker for each check and each timing; checks go side by side, and timings are alone."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import logging
+import math
 import os
 import shutil
 import statistics
@@ -146,7 +147,7 @@ class Examiner:
 
         Args:
             timings: how often each is to be handed to `examine`.
-            everywhere: else at the sizes alone, and `examine` checks those elsewhere that are nearly the fastest.
+            everywhere: else at the sizes alone.
         Raises:
             NoBoxError, WorkersUnavailableError, InvalidInputError: see `examine`.
         """
@@ -207,19 +208,56 @@ class Examiner:
         for future in futures:
             future.result()
 
+    def examine_all(
+        self,
+        candidates: Sequence[Loadable],
+        *,
+        best_us: Mapping[str, float] | None = None,
+        sizes: Mapping[str, Sizes] | None = None,
+    ) -> list[Result]:
+        """Check candidates at the sizes side by side, time those that are right, and check elsewhere what could win.
+
+        All are timed in one turn at the device: of searches beside each other, each would else wait for the others' checks
+        before every timing.
+
+        Args:
+            best_us: the fastest so far at each size: far slower ones are not timed to the end, nor checked elsewhere.
+            sizes: in place of the task's.
+        Raises:
+            NoBoxError, WorkersUnavailableError, InvalidInputError: see `examine`.
+        """
+        with self.checked(candidates, everywhere=False) as found, self._turn(alone=True):
+            results = [
+                self._examined(one, best_us, sizes, checked) for one, checked in zip(candidates, found, strict=True)
+            ]
+        for i in sorted(range(len(results)), key=lambda i: mean_us(results[i].times_us)):
+            if results[i].times_us and is_near(results[i].times_us, best_us or {}):
+                results[i] = self._confirmed(candidates[i], results[i])
+                if mean_us(results[i].times_us) < mean_us(best_us or {}):
+                    best_us = results[i].times_us
+        return results
+
+    def _confirmed(self, candidate: Loadable, result: Result) -> Result:
+        """What comes of a candidate that was timed once it is checked elsewhere too."""
+        began = time.perf_counter()
+        try:
+            self._ask_elsewhere(candidate)
+        except _ITS_OWN as err:
+            spent_s = result.outcome.cost_s + time.perf_counter() - began
+            return Result(outcome=replace(_failure(err), cost_s=spent_s))
+        return replace(result, everywhere=True)
+
     def examine(
         self,
         candidate: Loadable,
         *,
-        best_us: Mapping[str, float] | None = None,
         sizes: Mapping[str, Sizes] | None = None,
         is_seed: bool = False,
         checked: Checked | None = None,
     ) -> Result:
-        """Load a candidate, see whether it is right, and time it.
+        """Load a candidate, see whether it is right everywhere, and time it.
 
         Args:
-            best_us: the fastest so far at each size: far slower ones are not timed to the end, nor checked elsewhere.
             sizes: in place of the task's.
             is_seed: it is a person's: what it shows becomes the bar.
             checked: what `checked` found of it, where it was asked before.
@@ -228,42 +266,64 @@ class Examiner:
             WorkersUnavailableError: no worker can be had.
             InvalidInputError: the task's own reference or inputs do not fit.
         """
-        if checked is None and not is_seed:
-            with self.checked([candidate], everywhere=False) as (found,):
-                return self.examine(candidate, best_us=best_us, sizes=sizes, checked=found)
-        began = time.perf_counter()
-        if checked is not None and checked.failure is not None:
+        if is_seed:
+            return self._examined_seed(candidate, sizes)
+        if checked is None:
+            with self.checked([candidate]) as (checked,):
+                return self.examine(candidate, sizes=sizes, checked=checked)
+        with self._turn(alone=True):
+            return self._examined(candidate, None, sizes, checked)
+
+    def _examined(
+        self,
+        candidate: Loadable,
+        best_us: Mapping[str, float] | None,
+        sizes: Mapping[str, Sizes] | None,
+        checked: Checked,
+    ) -> Result:
+        """Time what was checked. The caller has the turn alone."""
+        if checked.failure is not None:
             return Result(outcome=checked.failure)
-        spent_s = 0.0 if checked is None else checked.seconds
+        began = time.perf_counter()
+        try:
+            ready = checked.begun.pop(0) if checked.begun else self._begin(candidate, self._warm)
+            with contextlib.closing(ready), Exam(self.task, self.hardware, self.bar, ready, is_seed=False) as exam:
+                exam.load(candidate.message)
+                timed = self._timed(exam, best_us, sizes)
+        except _ITS_OWN as err:
+            return Result(outcome=replace(_failure(err), cost_s=checked.seconds + time.perf_counter() - began))
+        result = _result(timed, checked.seconds + time.perf_counter() - began)
+        return replace(result, code=checked.code, everywhere=checked.everywhere)
+
+    def _examined_seed(self, candidate: Loadable, sizes: Mapping[str, Sizes] | None) -> Result:
+        """Check and time the seed in one worker; what Triton compiled for it is kept for all candidates."""
+        began = time.perf_counter()
         try:
             with contextlib.ExitStack() as held:
                 with self._turn(alone=False):
-                    ready = checked.begun.pop(0) if checked is not None and checked.begun else None
-                    begun = held.enter_context(contextlib.closing(ready or self._begin(candidate, self._warm)))
-                    exam = held.enter_context(Exam(self.task, self.hardware, self.bar, begun, is_seed=is_seed))
+                    begun = held.enter_context(contextlib.closing(self._begin(candidate, self._warm)))
+                    exam = held.enter_context(Exam(self.task, self.hardware, self.bar, begun, is_seed=True))
                     exam.load(candidate.message)
-                    if is_seed:
-                        exam.check([*at_the_sizes(self.task), *elsewhere(self.task)])
+                    exam.check([*at_the_sizes(self.task), *elsewhere(self.task)])
                 with self._turn(alone=True):
-                    timed = {
-                        name: exam.time(name, one, (best_us or {}).get(name))
-                        for name, one in (sizes or self.task.sizes).items()
-                    }
-                everywhere = checked is None or checked.everywhere
-                if not everywhere and is_near(_medians(timed), best_us or {}):
-                    self._ask_elsewhere(candidate)
-                    everywhere = True
+                    timed = self._timed(exam, None, sizes)
                 compiled = begun.folder / TRITON_FOLDER
-                code = compiled_to(compiled, self._warm) if checked is None else checked.code
-                if is_seed and compiled.is_dir():
+                code = compiled_to(compiled, self._warm)
+                if compiled.is_dir():
                     begun.worker.close()
                     self._warm = self._own_folder("warm")
                     weakref.finalize(self, shutil.rmtree, self._warm, ignore_errors=True)
                     carry(compiled, self._warm)
         except _ITS_OWN as err:
-            return Result(outcome=replace(_failure(err), cost_s=spent_s + time.perf_counter() - began))
-        result = _result(timed, spent_s + time.perf_counter() - began)
-        return replace(result, code=code, everywhere=everywhere)
+            return Result(outcome=replace(_failure(err), cost_s=time.perf_counter() - began))
+        return replace(_result(timed, time.perf_counter() - began), code=code)
+
+    def _timed(
+        self, exam: Exam, best_us: Mapping[str, float] | None, sizes: Mapping[str, Sizes] | None
+    ) -> dict[str, list[float]]:
+        return {
+            name: exam.time(name, one, (best_us or {}).get(name)) for name, one in (sizes or self.task.sizes).items()
+        }
 
     def _new_folder(self, compiled: Path | None) -> Path:
         """An empty folder for one worker, but for what Triton compiled for the seed, or for the same candidate: none finds
@@ -354,6 +414,11 @@ def _result(timed: Mapping[str, Sequence[float]], run_s: float) -> Result:
 
 def _medians(timed: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {name: statistics.median(samples) for name, samples in timed.items()}
+
+
+def mean_us(times_us: Mapping[str, float]) -> float:
+    """The geometric mean over sizes; infinite of none."""
+    return statistics.geometric_mean(times_us.values()) if times_us else math.inf
 
 
 def is_near(times_us: Mapping[str, float], best_us: Mapping[str, float]) -> bool:

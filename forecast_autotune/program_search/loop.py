@@ -15,7 +15,7 @@ from ..errors import NoWorkingConfigError
 from .archive import Archive
 from .budget import SearchBudget
 from .candidate import Candidate, Tried, incumbent
-from .examiner import Checked, Examiner, Loadable
+from .examiner import Examiner, Loadable, Result
 from .forecasts import CandidateForecaster
 from .proposers.base import Proposer, SearchView
 from .rules import refused
@@ -166,7 +166,7 @@ class SearchLoop:
         return math.log2(seed.time_us / best.time_us)
 
     def _try_all(self, chosen: Sequence[tuple[Candidate, Forecast | None, str]]) -> None:
-        """Build and check all that were chosen side by side, then time one after the other; mend what failed, once."""
+        """Build and examine all that were chosen; mend what failed, once."""
         with ThreadPoolExecutor(BUILDERS, thread_name_prefix="forecast_autotune_search") as pool:
             made = list(pool.map(lambda one: self.preparer.prepare(one[0]), chosen))
         ready: list[tuple[Candidate, Forecast | None, str, Loadable | Failure]] = []
@@ -180,38 +180,30 @@ class SearchLoop:
             self.twins.add(candidate.digest)
             text = f"{_step(candidate)}: compiles to the same as {twin.digest[:8]}, and is not measured"
             self.listener(SearchEvent(text=text))
-        runnable = [made for *_, made in ready if isinstance(made, Loadable)]
-        with self.examiner.checked(runnable, everywhere=False) as found:
-            checks = iter(found)
-            for candidate, forecast, why, loadable in ready:
-                checked = next(checks) if isinstance(loadable, Loadable) else None
-                tried = self._try(candidate, forecast, why, loadable, checked)
-                if isinstance(tried.outcome, Failure) and not self.budget.spent():
-                    self._repair(tried)
-                if self.budget.spent():
-                    return
+        failed = [tried for tried in self._tried(ready) if isinstance(tried.outcome, Failure)]
+        for one in failed:
+            if not self.budget.spent():
+                self._repair(one)
 
     def _repair(self, failed: Tried) -> None:
         mended = self.proposer.repair(self._view(), failed)
-        if mended is None or mended in self.archive or refused(mended, self.task):
-            return
-        self._try(mended, None, "repair", self.preparer.prepare(mended))
+        if mended is not None and mended not in self.archive and not refused(mended, self.task):
+            self._tried([(mended, None, "repair", self.preparer.prepare(mended))])
 
-    def _try(
-        self,
-        candidate: Candidate,
-        forecast: Forecast | None,
-        chosen: str,
-        made: Loadable | Failure,
-        checked: Checked | None = None,
-    ) -> Tried:
+    def _tried(self, ready: Sequence[tuple[Candidate, Forecast | None, str, Loadable | Failure]]) -> list[Tried]:
+        """Examine what was built, and keep what came of each."""
         best = incumbent(list(self.archive))
-        if isinstance(made, Failure):
-            tried = Tried(candidate=candidate, outcome=made, forecast=forecast, chosen=chosen)
-        else:
-            result = self.examiner.examine(made, best_us=None if best is None else best.times_us, checked=checked)
+        results = iter(
+            self.examiner.examine_all(
+                [made for *_, made in ready if isinstance(made, Loadable)],
+                best_us=None if best is None else best.times_us,
+            )
+        )
+        all_ = []
+        for candidate, forecast, chosen, made in ready:
+            result = Result(outcome=made) if isinstance(made, Failure) else next(results)
             outcome = result.outcome
-            if isinstance(outcome, Measurement):
+            if isinstance(made, Loadable) and isinstance(outcome, Measurement):
                 outcome = replace(outcome, compile_s=made.compile_s)
             tried = Tried(
                 candidate=candidate,
@@ -219,10 +211,11 @@ class SearchLoop:
                 forecast=forecast,
                 chosen=chosen,
                 times_us=result.times_us,
-                code=made.code or result.code,
+                code=_code(made) or result.code,
             )
-        self._keep(tried)
-        return tried
+            self._keep(tried)
+            all_.append(tried)
+        return all_
 
     def _keep(self, tried: Tried) -> None:
         best = incumbent(list(self.archive))

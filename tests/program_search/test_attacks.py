@@ -292,12 +292,54 @@ def test_candidates_that_are_checked_side_by_side_are_timed_in_new_processes(ben
 def test_what_could_win_is_checked_everywhere(bench: Bench, where: str, wrong_there: str) -> None:
     made = bench.prepared(f"torch.mul(x, 3 if {wrong_there} else 2, out=out)")
     assert where in wrong(bench.examiner.examine(made))
-    assert where in wrong(bench.examiner.examine(made, best_us={"large": 1e9}))
-    slow = bench.examiner.examine(made, best_us={"large": 0.01})
+    assert where in wrong(bench.examiner.examine_all([made])[0])
+    assert where in wrong(bench.examiner.examine_all([made], best_us={"large": 1e9})[0])
+    (slow,) = bench.examiner.examine_all([made], best_us={"large": 0.01})
     assert isinstance(slow.outcome, Measurement), slow
     assert not slow.everywhere
-    with bench.examiner.checked([made]) as (checked,):
-        assert where in wrong(bench.examiner.examine(made, best_us={"large": 0.01}, checked=checked))
+
+
+def test_of_candidates_that_are_timed_together_the_fastest_that_is_right_is_checked_and_no_slower_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast_and_wrong = "torch.mul(x, 3 if len(x) == 1 else 2, out=out)"
+    lines = {
+        "fast and wrong": fast_and_wrong,
+        "slow and wrong": f"time.sleep(0.02)\n{fast_and_wrong}",
+        "right": "time.sleep(0.01)\ntorch.mul(x, 2, out=out)",
+    }
+    checked: list[str] = []
+    ask = Examiner._ask_elsewhere
+    made = [bench.prepared(body, "import time\n") for body in lines.values()]
+    names = dict(zip((one.message["path"] for one in made), lines, strict=True))
+
+    def noted(self: Examiner, candidate: Loadable) -> None:
+        checked.append(names[candidate.message["path"]])
+        ask(self, candidate)
+
+    monkeypatch.setattr(Examiner, "_ask_elsewhere", noted)
+    results = dict(zip(lines, bench.examiner.examine_all(made, best_us={"large": 50_000.0}), strict=True))
+    assert checked == ["fast and wrong", "right"]
+    assert "at one" in wrong(results["fast and wrong"])
+    assert isinstance(results["right"].outcome, Measurement)
+    assert results["right"].everywhere
+    assert isinstance(results["slow and wrong"].outcome, Measurement)
+    assert not results["slow and wrong"].everywhere
+
+
+def test_candidates_are_timed_in_one_turn(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[bool] = []
+
+    @contextlib.contextmanager
+    def turn(_: Examiner, *, alone: bool) -> Iterator[None]:
+        turns.append(alone)
+        yield
+
+    monkeypatch.setattr(Examiner, "_turn", turn)
+    made = [bench.prepared(RIGHT), bench.prepared(f"{RIGHT}    pass\n"), bench.prepared("pass")]
+    results = bench.examiner.examine_all(made, best_us={"large": 1e-3})
+    assert [type(result.outcome) for result in results] == [Measurement, Measurement, Failure]
+    assert turns == [False, True]
 
 
 def test_what_triton_compiled_is_carried_on_and_no_link_is_followed(tmp_path: Path) -> None:

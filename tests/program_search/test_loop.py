@@ -25,7 +25,7 @@ from forecast_autotune.errors import InvalidInputError, NoWorkingConfigError, St
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
 from forecast_autotune.program_search.candidate import Candidate, Tried, incumbent
-from forecast_autotune.program_search.examiner import Checked, Loadable, Result, _result, is_near
+from forecast_autotune.program_search.examiner import Loadable, Result, _result, is_near
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.loop import SearchLoop
 from forecast_autotune.program_search.proposers.rewriting import Knobs
@@ -53,15 +53,7 @@ class Table(Unchecked):
         code = str(int(candidate.config["A"] or 0) // 8) if self.alike else ""  # type: ignore[call-overload]
         return Loadable(message={"digest": candidate.digest}, code=code)
 
-    def examine(
-        self,
-        made: Loadable,
-        *,
-        best_us: Any = None,
-        sizes: Any = None,
-        is_seed: bool = False,
-        checked: Checked | None = None,
-    ) -> Result:
+    def examine(self, made: Loadable, *, sizes: Any = None, is_seed: bool = False, checked: Any = None) -> Result:
         candidate = self._of[str(made.message["digest"])]
         self.examined.append(candidate.digest)
         if candidate.config.text in self.failing:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from forecast_autotune.core.space import Space
-from forecast_autotune.program_search.examiner import Checked, Loadable
+from forecast_autotune.program_search.examiner import Checked, Loadable, Result
 from forecast_autotune.program_search.task import SearchTask
 
 SOURCE = """
@@ -59,6 +59,13 @@ class Unchecked:
     ) -> Iterator[list[Checked]]:
         self.checked_beside.append(len(candidates))
         yield [Checked(everywhere=everywhere) for _ in candidates]
+
+    def examine_all(self, candidates: Sequence[Loadable], **how: Any) -> list[Result]:
+        with self.checked(candidates, everywhere=False) as found:
+            return [self.examine(one, checked=checked) for one, checked in zip(candidates, found, strict=True)]
+
+    def examine(self, made: Loadable, *, sizes: Any = None, is_seed: bool = False, checked: Any = None) -> Result:
+        raise NotImplementedError
 
 
 TASK = task()

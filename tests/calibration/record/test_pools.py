@@ -51,7 +51,7 @@ class Table(Unchecked):
             return Failure(stage="compile", message="no")
         return Loadable(message={"n": len(candidate.source)}, code=str(len(candidate.source) // 10))
 
-    def examine(self, made: Loadable, *, is_seed: bool = False, checked: Any = None) -> Result:
+    def examine(self, made: Loadable, *, sizes: Any = None, is_seed: bool = False, checked: Any = None) -> Result:
         Table.examined += 1
         if made.message["n"] % 7 == 0 and not is_seed:
             return Result(outcome=Failure(stage="check", message="wrong"))
