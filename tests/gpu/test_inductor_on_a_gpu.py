@@ -101,7 +101,8 @@ def test_few_candidates_are_timed_and_none_on_a_second_machine_with_the_store_as
         name: [[each for each in listed if each.startswith("triton")] for listed in lists]
         for name, lists in first["timed"].items()
     }
-    assert len(templates["backward"]) == 2  # the forward pass keeps more for it than in inference
+    # In training the forward pass also keeps a number a row, and takes what was found for it in inference.
+    assert len(templates["backward"]) == 1
     for name, lists in templates.items():
         assert lists, name
         if name != "decoding":  # of which nothing is forecast
