@@ -114,7 +114,7 @@ class Bar:
     idle_s: float = math.inf  # that a message there and back takes; a candidate that answers late gains nothing by it
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Begun:
     """A worker that has closed its box and started its device, and has loaded nothing yet."""
 

@@ -114,6 +114,7 @@ class Examiner:
         self.beside = min(CHECKED_BESIDE, max(1, usable_cores() // 2))
         self._folder = folder
         self._warm: Path | None = None
+        self._begun: weakref.WeakSet[Begun] = weakref.WeakSet()
 
     @contextlib.contextmanager
     def _turn(self, *, alone: bool) -> Iterator[None]:
@@ -128,12 +129,17 @@ class Examiner:
 
     @contextlib.contextmanager
     def _checking(self, futures: Sequence[Future[Any]]) -> Iterator[ThreadPoolExecutor]:
-        """Threads to check in, as nothing is timed, until these are done. After Ctrl-C, what has not begun is left."""
+        """Threads to check in, as nothing is timed, until these are done. After Ctrl-C, what has not begun is left, and the
+        workers of the rest are ended."""
         with self._turn(alone=False):
             pool = ThreadPoolExecutor(self.beside, thread_name_prefix=CHECKS)
             try:
                 yield pool
                 wait(futures)
+            except BaseException:
+                for begun in list(self._begun):
+                    begun.worker.kill()
+                raise
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 # Not for threads: one counts as ended once waiting for it was broken off (Python 3.11).
@@ -367,7 +373,9 @@ class Examiner:
             if isinstance(err, WorkersUnavailableError) and "SystemLacksError" in str(err):
                 raise NoBoxError(str(err)) from None
             raise
-        return Begun(worker=worker, file=file, bytes=self.bytes, folder=folder)
+        begun = Begun(worker=worker, file=file, bytes=self.bytes, folder=folder)
+        self._begun.add(begun)
+        return begun
 
 
 def _handed_over_bytes(task: SearchTask) -> int:

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -194,6 +195,20 @@ def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_the_last_ends(
     with pytest.raises(KeyboardInterrupt), bench.examiner.checked([made, made, made]):
         pass
     assert events == ["checked", "turn given back"]
+
+
+def test_ctrl_c_ends_what_is_being_checked(bench: Bench) -> None:
+    slow = bench.prepared("time.sleep(50)\ntorch.mul(x, 2, out=out)", "import time\n")
+    called = threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGINT))
+    called.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            bench.examiner.examine_all([slow, slow])
+    finally:
+        called.cancel()
+    assert time.monotonic() - began < 40
+    assert not list(bench.examiner._folder.glob("trial-*"))
 
 
 def test_a_timing_waits_for_what_others_check_on_the_device(bench: Bench) -> None:
