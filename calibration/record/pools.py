@@ -187,12 +187,13 @@ class _Recorder:
                 ready.append((one, loadable))
         with self.examiner.checked([loadable for _, loadable in ready]) as checks:
             wait([beside])
-            for (one, loadable), checked in zip(ready, checks, strict=True):
-                if self.ran >= wanted or time.time() >= until:
-                    return
-                code = loadable.code or checked.code
-                if loadable.code or not self._is_twin(code):
-                    self._keep(one, "pool", self.examiner.examine(loadable, checked=checked), code)
+            with self.examiner.alone():
+                for (one, loadable), checked in zip(ready, checks, strict=True):
+                    if self.ran >= wanted or time.time() >= until:
+                        return
+                    code = loadable.code or checked.code
+                    if loadable.code or not self._is_twin(code):
+                        self._keep(one, "pool", self.examiner.time(loadable, checked), code)
 
     def _is_twin(self, code: str) -> bool:
         if not code or code not in self.codes:

@@ -152,7 +152,7 @@ class Examiner:
         """See whether candidates are right, side by side, as nothing is timed; and start workers to time them in.
 
         Args:
-            timings: how often each is to be handed to `examine`.
+            timings: how often each is to be handed to `time`.
             everywhere: else at the sizes alone.
         Raises:
             NoBoxError, WorkersUnavailableError, InvalidInputError: see `examine`.
@@ -232,9 +232,10 @@ class Examiner:
         Raises:
             NoBoxError, WorkersUnavailableError, InvalidInputError: see `examine`.
         """
-        with self.checked(candidates, everywhere=False) as found, self._turn(alone=True):
+        with self.checked(candidates, everywhere=False) as found, self.alone():
             results = [
-                self._examined(one, best_us, sizes, checked) for one, checked in zip(candidates, found, strict=True)
+                self.time(one, checked, best_us=best_us, sizes=sizes)
+                for one, checked in zip(candidates, found, strict=True)
             ]
         for i in sorted(range(len(results)), key=lambda i: mean_us(results[i].times_us)):
             if results[i].times_us and is_near(results[i].times_us, best_us or {}):
@@ -254,19 +255,13 @@ class Examiner:
         return replace(result, everywhere=True)
 
     def examine(
-        self,
-        candidate: Loadable,
-        *,
-        sizes: Mapping[str, Sizes] | None = None,
-        is_seed: bool = False,
-        checked: Checked | None = None,
+        self, candidate: Loadable, *, sizes: Mapping[str, Sizes] | None = None, is_seed: bool = False
     ) -> Result:
         """Load a candidate, see whether it is right everywhere, and time it.
 
         Args:
             sizes: in place of the task's.
             is_seed: it is a person's: what it shows becomes the bar.
-            checked: what `checked` found of it, where it was asked before.
         Raises:
             NoBoxError: the system has no box.
             WorkersUnavailableError: no worker can be had.
@@ -274,20 +269,31 @@ class Examiner:
         """
         if is_seed:
             return self._examined_seed(candidate, sizes)
-        if checked is None:
-            with self.checked([candidate]) as (checked,):
-                return self.examine(candidate, sizes=sizes, checked=checked)
-        with self._turn(alone=True):
-            return self._examined(candidate, None, sizes, checked)
+        with self.checked([candidate]) as (checked,), self.alone():
+            return self.time(candidate, checked, sizes=sizes)
 
-    def _examined(
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """The turn to time on this device: nothing is checked on it, nor timed by others."""
+        with self._turn(alone=True):
+            yield
+
+    def time(
         self,
         candidate: Loadable,
-        best_us: Mapping[str, float] | None,
-        sizes: Mapping[str, Sizes] | None,
         checked: Checked,
+        *,
+        best_us: Mapping[str, float] | None = None,
+        sizes: Mapping[str, Sizes] | None = None,
     ) -> Result:
-        """Time what was checked. The caller has the turn alone."""
+        """Time what was checked, `alone`, in a worker that was started for it.
+
+        Args:
+            best_us: the fastest so far at each size: far slower ones are not timed to the end.
+            sizes: in place of the task's.
+        Raises:
+            NoBoxError, WorkersUnavailableError, InvalidInputError: see `examine`.
+        """
         if checked.failure is not None:
             return Result(outcome=checked.failure)
         began = time.perf_counter()

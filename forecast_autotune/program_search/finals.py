@@ -94,13 +94,13 @@ def in_turns(
             ready[one.digest] = made
     if (seed := ready.get(task.seed.digest)) is not None:
         keep(task.seed, examiner.examine(seed, sizes=sizes, is_seed=True))
-    with examiner.checked(list(ready.values()), timings=ROUNDS) as checks:
+    with examiner.checked(list(ready.values()), timings=ROUNDS) as checks, examiner.alone():
         checked = dict(zip(ready, checks, strict=True))
         for turn in range(ROUNDS):
             for one in candidates:
                 was_timed = turn == 0 and one.digest == task.seed.digest
                 if one.digest not in failures and not was_timed:
-                    keep(one, examiner.examine(ready[one.digest], sizes=sizes, checked=checked[one.digest]))
+                    keep(one, examiner.time(ready[one.digest], checked[one.digest], sizes=sizes))
     return [_final(one, measured.get(one.digest, []), failures.get(one.digest, "")) for one in candidates]
 
 

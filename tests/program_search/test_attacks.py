@@ -213,9 +213,14 @@ def test_ctrl_c_ends_what_is_being_checked(bench: Bench) -> None:
 
 def test_a_timing_waits_for_what_others_check_on_the_device(bench: Bench) -> None:
     made = bench.prepared(RIGHT)
+
+    def timed(checked: Checked) -> Result:
+        with bench.examiner.alone():
+            return bench.examiner.time(made, checked)
+
     with ThreadPoolExecutor(1) as pool, bench.examiner.checked([made]) as checks:
         with bench.examiner._turn(alone=False):
-            timing = pool.submit(bench.examiner.examine, made, checked=checks[0])
+            timing = pool.submit(timed, checks[0])
             with pytest.raises(TimeoutError):
                 timing.result(1.0)
         assert isinstance(timing.result(60.0).outcome, Measurement)
@@ -293,8 +298,8 @@ def test_candidates_that_are_checked_side_by_side_are_timed_in_new_processes(ben
     with bench.examiner.checked(list(made.values())) as found:
         checks = dict(zip(made, found, strict=True))
         assert len(checks["honest"].begun) == 1
-        assert "elements are wrong" in wrong(bench.examiner.examine(made["wrong"], checked=checks["wrong"]))
-        timed = {name: bench.examiner.examine(made[name], checked=checks[name]) for name in lines if name != "wrong"}
+        assert "elements are wrong" in wrong(bench.examiner.time(made["wrong"], checks["wrong"]))
+        timed = {name: bench.examiner.time(made[name], checks[name]) for name in lines if name != "wrong"}
     assert isinstance(timed["honest"].outcome, Measurement)
     assert isinstance(timed["right until it has been checked"].outcome, Failure)
     assert "never written" in wrong(timed["honest in a process of few calls"])

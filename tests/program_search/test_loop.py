@@ -53,7 +53,7 @@ class Table(Unchecked):
         code = str(int(candidate.config["A"] or 0) // 8) if self.alike else ""  # type: ignore[call-overload]
         return Loadable(message={"digest": candidate.digest}, code=code)
 
-    def examine(self, made: Loadable, *, sizes: Any = None, is_seed: bool = False, checked: Any = None) -> Result:
+    def examine(self, made: Loadable, *, sizes: Any = None, is_seed: bool = False) -> Result:
         candidate = self._of[str(made.message["digest"])]
         self.examined.append(candidate.digest)
         if candidate.config.text in self.failing:

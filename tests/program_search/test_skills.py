@@ -55,7 +55,7 @@ class Table(Unchecked):
         self._of[candidate.digest] = candidate
         return Loadable(message={"digest": candidate.digest})
 
-    def examine(self, made: Loadable, *, sizes: Any = None, is_seed: bool = False, checked: Any = None) -> Result:
+    def examine(self, made: Loadable, *, sizes: Any = None, is_seed: bool = False) -> Result:
         candidate = self._of[str(made.message["digest"])]
         self.examined.append(candidate)
         if candidate.config["B"] == 2 and "unroll" not in candidate.source:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from forecast_autotune.core.space import Space
@@ -61,10 +61,16 @@ class Unchecked:
         yield [Checked(everywhere=everywhere) for _ in candidates]
 
     def examine_all(self, candidates: Sequence[Loadable], **how: Any) -> list[Result]:
-        with self.checked(candidates, everywhere=False) as found:
-            return [self.examine(one, checked=checked) for one, checked in zip(candidates, found, strict=True)]
+        with self.checked(candidates, everywhere=False):
+            return [self.examine(one) for one in candidates]
 
-    def examine(self, made: Loadable, *, sizes: Any = None, is_seed: bool = False, checked: Any = None) -> Result:
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def time(self, made: Loadable, checked: Checked, *, best_us: Any = None, sizes: Any = None) -> Result:
+        return self.examine(made, sizes=sizes)
+
+    def examine(self, made: Loadable, *, sizes: Any = None, is_seed: bool = False) -> Result:
         raise NotImplementedError
 
 

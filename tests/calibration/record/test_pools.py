@@ -51,7 +51,7 @@ class Table(Unchecked):
             return Failure(stage="compile", message="no")
         return Loadable(message={"n": len(candidate.source)}, code=str(len(candidate.source) // 10))
 
-    def examine(self, made: Loadable, *, sizes: Any = None, is_seed: bool = False, checked: Any = None) -> Result:
+    def examine(self, made: Loadable, *, sizes: Any = None, is_seed: bool = False) -> Result:
         Table.examined += 1
         if made.message["n"] % 7 == 0 and not is_seed:
             return Result(outcome=Failure(stage="check", message="wrong"))
@@ -112,10 +112,10 @@ def test_a_recording_that_is_killed_leaves_its_traces_and_goes_on(
     class KilledError(BaseException):
         pass
 
-    def killed(self: Table, made: Loadable, *, is_seed: bool = False, checked: Any = None) -> Result:
+    def killed(self: Table, made: Loadable, **how: Any) -> Result:
         if Table.examined == 9:
             raise KilledError
-        return examine(self, made, is_seed=is_seed)
+        return examine(self, made, **how)
 
     examine = table.examine
     with monkeypatch.context() as patched:
