@@ -10,6 +10,7 @@ import os
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -115,6 +116,8 @@ class Examiner:
         self._folder = folder
         self._warm: Path | None = None
         self._begun: weakref.WeakSet[Begun] = weakref.WeakSet()
+        self._ends = False  # whether what is being checked is to end
+        self._of_begun = threading.Lock()
 
     @contextlib.contextmanager
     def _turn(self, *, alone: bool) -> Iterator[None]:
@@ -137,13 +140,17 @@ class Examiner:
                 yield pool
                 wait(futures)
             except BaseException:
-                for begun in list(self._begun):
-                    begun.worker.kill()
+                with self._of_begun:
+                    self._ends = True
+                    begun = list(self._begun)
+                for one in begun:
+                    one.worker.kill()
                 raise
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 # Not for threads: one counts as ended once waiting for it was broken off (Python 3.11).
                 wait([future for future in futures if not future.cancelled()])
+                self._ends = False
 
     @contextlib.contextmanager
     def checked(
@@ -232,7 +239,11 @@ class Examiner:
         Raises:
             NoBoxError, WorkersUnavailableError, InvalidInputError: see `examine`.
         """
-        with self.checked(candidates, everywhere=False) as found, self._turn(alone=True):
+        if not candidates:
+            return []
+        with self.checked(candidates, everywhere=False) as found, contextlib.ExitStack() as held:
+            if any(checked.failure is None for checked in found):
+                held.enter_context(self._turn(alone=True))
             results = [
                 self._examined(one, best_us, sizes, checked) for one, checked in zip(candidates, found, strict=True)
             ]
@@ -374,7 +385,11 @@ class Examiner:
                 raise NoBoxError(str(err)) from None
             raise
         begun = Begun(worker=worker, file=file, bytes=self.bytes, folder=folder)
-        self._begun.add(begun)
+        with self._of_begun:
+            self._begun.add(begun)
+            ends = self._ends
+        if ends:  # it was starting when the others were ended
+            worker.kill()
         return begun
 
 
