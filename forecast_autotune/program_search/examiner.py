@@ -133,7 +133,7 @@ class Examiner:
     @contextlib.contextmanager
     def _checking(self, futures: Sequence[Future[Any]]) -> Iterator[ThreadPoolExecutor]:
         """Threads to check in, as nothing is timed, until these are done. After Ctrl-C, what has not begun is left, and the
-        workers of the rest are ended."""
+        workers of the rest are ended: so each future must be added as soon as there is one."""
         with self._turn(alone=False):
             pool = ThreadPoolExecutor(self.beside, thread_name_prefix=CHECKS)
             try:
@@ -167,7 +167,7 @@ class Examiner:
         futures: list[Future[Checked]] = []
         try:
             with self._checking(futures) as pool:
-                futures += [pool.submit(self._check, one, timings, everywhere) for one in candidates]
+                futures.extend(pool.submit(self._check, one, timings, everywhere) for one in candidates)
             yield [future.result() for future in futures]
         finally:
             for future in futures:
@@ -217,7 +217,7 @@ class Examiner:
         shares = [itertools.chain.from_iterable(list(places.values())[i::CHECKED_IN]) for i in range(CHECKED_IN)]
         futures: list[Future[None]] = []
         with self._checking(futures) as pool:
-            futures += [pool.submit(ask, share) for share in shares[: len(places)]]
+            futures.extend(pool.submit(ask, share) for share in shares[: len(places)])
         for future in futures:
             future.result()
 

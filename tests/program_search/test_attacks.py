@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -197,6 +197,29 @@ def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_the_last_ends(
     with pytest.raises(KeyboardInterrupt), bench.examiner.checked([made, made, made]):
         pass
     assert events == ["checked", "turn given back"]
+
+
+def test_ctrl_c_between_two_checks_waits_for_the_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[bool] = []
+    submit, submitted = ThreadPoolExecutor.submit, list[None]()
+
+    def interrupted(self: ThreadPoolExecutor, *given: Any) -> Future[Any]:
+        submitted.append(None)
+        if len(submitted) == 2:
+            raise KeyboardInterrupt
+        return submit(self, *given)
+
+    def check(*_: object) -> Checked:
+        time.sleep(0.5)
+        ended.append(True)
+        return Checked(everywhere=False)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    monkeypatch.setattr(Examiner, "_check", check)
+    made = bench.prepared(RIGHT)
+    with pytest.raises(KeyboardInterrupt), bench.examiner.checked([made, made]):
+        pass
+    assert ended == [True]
 
 
 def test_ctrl_c_ends_what_is_being_checked(bench: Bench) -> None:
