@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Archive:
     """What was tried for one task, on one hardware under one toolchain, in its order.
 
-    A row is on the disk before the next candidate is begun: whatever ends the search, nothing is measured twice.
+    Rows are on the disk before the next round is begun: whatever ends the search, at most one is measured twice.
 
     Args:
         folder: the store's.

@@ -10,6 +10,7 @@ import os
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -115,6 +116,8 @@ class Examiner:
         self._folder = folder
         self._warm: Path | None = None
         self._begun: weakref.WeakSet[Begun] = weakref.WeakSet()
+        self._ends = False  # whether what is being checked is to end
+        self._of_begun = threading.Lock()
 
     @contextlib.contextmanager
     def _turn(self, *, alone: bool) -> Iterator[None]:
@@ -130,20 +133,24 @@ class Examiner:
     @contextlib.contextmanager
     def _checking(self, futures: Sequence[Future[Any]]) -> Iterator[ThreadPoolExecutor]:
         """Threads to check in, as nothing is timed, until these are done. After Ctrl-C, what has not begun is left, and the
-        workers of the rest are ended."""
+        workers of the rest are ended: so each future must be added as soon as there is one."""
         with self._turn(alone=False):
             pool = ThreadPoolExecutor(self.beside, thread_name_prefix=CHECKS)
             try:
                 yield pool
                 wait(futures)
             except BaseException:
-                for begun in list(self._begun):
-                    begun.worker.kill()
+                with self._of_begun:
+                    self._ends = True
+                    begun = list(self._begun)
+                for one in begun:
+                    one.worker.kill()
                 raise
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 # Not for threads: one counts as ended once waiting for it was broken off (Python 3.11).
                 wait([future for future in futures if not future.cancelled()])
+                self._ends = False
 
     @contextlib.contextmanager
     def checked(
@@ -160,7 +167,7 @@ class Examiner:
         futures: list[Future[Checked]] = []
         try:
             with self._checking(futures) as pool:
-                futures += [pool.submit(self._check, one, timings, everywhere) for one in candidates]
+                futures.extend(pool.submit(self._check, one, timings, everywhere) for one in candidates)
             yield [future.result() for future in futures]
         finally:
             for future in futures:
@@ -210,7 +217,7 @@ class Examiner:
         shares = [itertools.chain.from_iterable(list(places.values())[i::CHECKED_IN]) for i in range(CHECKED_IN)]
         futures: list[Future[None]] = []
         with self._checking(futures) as pool:
-            futures += [pool.submit(ask, share) for share in shares[: len(places)]]
+            futures.extend(pool.submit(ask, share) for share in shares[: len(places)])
         for future in futures:
             future.result()
 
@@ -232,7 +239,11 @@ class Examiner:
         Raises:
             NoBoxError, WorkersUnavailableError, InvalidInputError: see `examine`.
         """
-        with self.checked(candidates, everywhere=False) as found, self.alone():
+        if not candidates:
+            return []
+        with self.checked(candidates, everywhere=False) as found, contextlib.ExitStack() as held:
+            if any(checked.failure is None for checked in found):
+                held.enter_context(self.alone())
             results = [
                 self.time(one, checked, best_us=best_us, sizes=sizes)
                 for one, checked in zip(candidates, found, strict=True)
@@ -380,7 +391,11 @@ class Examiner:
                 raise NoBoxError(str(err)) from None
             raise
         begun = Begun(worker=worker, file=file, bytes=self.bytes, folder=folder)
-        self._begun.add(begun)
+        with self._of_begun:
+            self._begun.add(begun)
+            ends = self._ends
+        if ends:  # it was starting when the others were ended
+            worker.kill()
         return begun
 
 

@@ -199,7 +199,7 @@ class SearchLoop:
                 best_us=None if best is None else best.times_us,
             )
         )
-        all_ = []
+        all_: list[tuple[bool, Tried]] = []
         for candidate, forecast, chosen, made in ready:
             result = Result(outcome=made) if isinstance(made, Failure) else next(results)
             outcome = result.outcome
@@ -213,9 +213,11 @@ class SearchLoop:
                 times_us=result.times_us,
                 code=_code(made) or result.code,
             )
+            all_.append((result.everywhere, tried))
+        # First what was checked everywhere: what was not would be the fastest of a search that is ended in between.
+        for _, tried in sorted(all_, key=lambda one: not one[0]):
             self._keep(tried)
-            all_.append(tried)
-        return all_
+        return [tried for _, tried in all_]
 
     def _keep(self, tried: Tried) -> None:
         best = incumbent(list(self.archive))

@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,10 @@ from forecast_autotune.core.workload import Work
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.processes.box import boxed_server, lacking
+from forecast_autotune.processes.fork_server import ForkServer
 from forecast_autotune.processes.machine import usable_memory_bytes
 from forecast_autotune.processes.serving import children_of
+from forecast_autotune.processes.worker import Worker
 from forecast_autotune.program_search.candidate import Candidate
 from forecast_autotune.program_search.compiled_files import carry, compiled_to
 from forecast_autotune.program_search.exam import BATCHES, Bar, Begun, Exam, WrongError
@@ -197,6 +199,29 @@ def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_the_last_ends(
     assert events == ["checked", "turn given back"]
 
 
+def test_ctrl_c_between_two_checks_waits_for_the_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[bool] = []
+    submit, submitted = ThreadPoolExecutor.submit, list[None]()
+
+    def interrupted(self: ThreadPoolExecutor, *given: Any) -> Future[Any]:
+        submitted.append(None)
+        if len(submitted) == 2:
+            raise KeyboardInterrupt
+        return submit(self, *given)
+
+    def check(*_: object) -> Checked:
+        time.sleep(0.5)
+        ended.append(True)
+        return Checked(everywhere=False)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    monkeypatch.setattr(Examiner, "_check", check)
+    made = bench.prepared(RIGHT)
+    with pytest.raises(KeyboardInterrupt), bench.examiner.checked([made, made]):
+        pass
+    assert ended == [True]
+
+
 def test_ctrl_c_ends_what_is_being_checked(bench: Bench) -> None:
     slow = bench.prepared("time.sleep(50)\ntorch.mul(x, 2, out=out)", "import time\n")
     called = threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGINT))
@@ -209,6 +234,30 @@ def test_ctrl_c_ends_what_is_being_checked(bench: Bench) -> None:
         called.cancel()
     assert time.monotonic() - began < 40
     assert not list(bench.examiner._folder.glob("trial-*"))
+
+
+def test_ctrl_c_ends_a_worker_that_is_starting(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where a worker takes seconds to start."""
+    start = ForkServer.start
+
+    def slow_start(self: ForkServer, *given: Any, **how: Any) -> Worker:
+        worker = start(self, *given, **how)
+        time.sleep(2.0)
+        return worker
+
+    monkeypatch.setattr(ForkServer, "start", slow_start)
+    slow = bench.prepared("time.sleep(50)\ntorch.mul(x, 2, out=out)", "import time\n")
+    called = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    called.start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            bench.examiner.examine_all([slow])
+    finally:
+        called.cancel()
+    assert time.monotonic() - began < 40
+    assert not list(bench.examiner._folder.glob("trial-*"))
+    assert isinstance(bench.examiner.examine_all([bench.prepared(RIGHT)])[0].outcome, Measurement)
 
 
 def test_a_timing_waits_for_what_others_check_on_the_device(bench: Bench) -> None:
@@ -360,6 +409,10 @@ def test_candidates_are_timed_in_one_turn(bench: Bench, monkeypatch: pytest.Monk
     results = bench.examiner.examine_all(made, best_us={"large": 1e-3})
     assert [type(result.outcome) for result in results] == [Measurement, Measurement, Failure]
     assert turns == [False, True]
+    turns.clear()
+    assert bench.examiner.examine_all([]) == []
+    assert [type(result.outcome) for result in bench.examiner.examine_all([bench.prepared("pass")])] == [Failure]
+    assert turns == [False]  # nobody waits for a timing that there is not
 
 
 def test_what_triton_compiled_is_carried_on_and_no_link_is_followed(tmp_path: Path) -> None:
@@ -636,6 +689,28 @@ def test_events_are_believed_within_what_launching_costs(monkeypatch: pytest.Mon
         gpu.times(lambda _: (400.0, -100.0))  # more than the clock of the caller
     with pytest.raises(WrongError, match="no times"):
         gpu.times(lambda _: (-1.0, 200.0))
+
+
+def test_a_candidate_is_launched_as_often_as_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first launch that is late, by chance or on purpose, would else spread what a batch costs over fewer launches."""
+    gpu = FakeGpu(monkeypatch)
+    sets: list[int] = []
+    draw = Exam.draw
+    monkeypatch.setattr(Exam, "draw", lambda *given, **how: sets.append(len(given[1])) or draw(*given, **how))
+    gpu.times(lambda _: (384.0, 200.0), is_seed=True)
+    seeds = sets[:]
+    sets.clear()
+    gpu.times(lambda i: (300.0, 90_000.0 if i == 2 else 200.0))
+    assert sets == seeds
+    assert max(sets) > 1
+
+
+def test_false_events_end_a_timing_within_what_an_answer_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(monkeypatch)
+    gpu.times(lambda _: (384.0, 200.0), is_seed=True)
+    with pytest.raises(WrongError, match="do not tell the truth"):
+        gpu.times(lambda i: (1.0, 700_000.0 if i > 2 else 200.0))  # each batch takes 4 s
+    assert gpu.launches <= 5
 
 
 def test_a_call_that_needs_gradients_is_refused_with_what_to_do(tmp_path: Path) -> None:

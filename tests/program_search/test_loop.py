@@ -241,6 +241,31 @@ a_search(Path(sys.argv[1]), 400, listener=tell).run()
 """
 
 
+def test_a_search_that_ends_as_it_keeps_a_round_goes_on_from_none_that_was_not_checked_everywhere(
+    tmp_path: Path,
+) -> None:
+    class OnlyTheFastest(Table):
+        """Checks the fastest of a round everywhere, as an examiner does."""
+
+        def examine_all(self, candidates: Sequence[Loadable], **how: Any) -> list[Result]:
+            found = super().examine_all(candidates, **how)
+            fastest = min(found, key=lambda result: result.times_us["large"])
+            checked_everywhere.add(fastest.times_us["large"])
+            return [replace(result, everywhere=result is fastest) for result in found]
+
+    def ended(event: Any) -> None:
+        if event.tried is not None and event.tried.chosen != "seed":
+            raise KeyboardInterrupt
+
+    for seed in range(6):
+        checked_everywhere: set[float] = set()
+        loop = a_search(tmp_path / str(seed), table=OnlyTheFastest(), seed=seed, listener=ended)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run()
+        _, first = loop.archive
+        assert first.times_us["large"] in checked_everywhere
+
+
 @pytest.mark.thorough
 def test_a_search_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     here = Path(__file__).parent
