@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -131,15 +131,28 @@ class _Session(OutcomeSession):
         import numpy as np
 
         job, recordings, model = self.context.job, self.context.recordings, self._model
-        read = (
-            transfer.read(recording, job.space, weight, self._at(recording), model.mean)
-            for weight, recording in transfer.most_alike(job, recordings)
-        )
-        sources = [source for source in read if source is not None]
+        sources = []
+        for weight, recording in transfer.most_alike(job, recordings):
+            source = transfer.read(recording, job.space, weight, self._at(recording), model.mean)
+            if source is not None:
+                sources.append(replace(source, fail=self._fail(source, recording)))
         if sources and model.launches is not None:
             fail = np.mean([s.fail for s in sources], axis=0) if model.fail is None else model.fail
             sources.append(transfer.SourcePrediction(model.mean, model.sigma, fail, OWN_WEIGHT))
         return sources
+
+    def _fail(self, source: transfer.SourcePrediction, recording: Recording) -> Array:
+        """The chances of failing that a recording predicts, but for configs refused there and described for this job.
+
+        A refusal depends on the sizes. None of 790 such configs failed (10 kernels of all corpora at other sizes).
+        """
+        import numpy as np
+
+        model = self._model
+        if model.fail is None:
+            return source.fail
+        refused = np.array([not recording.static_features.get(c) for c in self.context.job.space])
+        return np.where(self._described & refused, model.fail, source.fail)
 
     def _at(self, recording: Recording) -> Array | None:
         """What the trees expect of the same configs where a recording was made; None where they cannot, of either job."""

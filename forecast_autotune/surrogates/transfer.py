@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GUESS = 0.8  # deviation of log2 speed-ups over a space nothing is known of: the eight recorded spaces have 0.12 to 2.1
 SOURCES = 8  # recordings read, the most alike first
-FAILED_BELOW = 0.5  # octaves under the slowest that ran: where a config that failed in a recording stands
+FAILS_AGAIN = 0.5  # chance that a config that failed in a recording fails for the job: of 21 kernels at other sizes, 0.44
 
 SAME_PRODUCT, SAME_VENDOR, OTHER = 1.0, 0.2, 0.02  # weights of recordings by hardware
 FLOORS = ((SAME_PRODUCT, 0.12), (SAME_VENDOR, 0.25), (OTHER, 0.45))  # deviation left however well recordings agree
@@ -108,20 +108,17 @@ def read(
         expected = expected_of_job = np.zeros(len(space))
     missed = y - expected[at]
     level = float(np.median(missed))
-    mean, sigma = np.full(len(space), level), np.zeros(len(space))
+    mean, sigma, fail = np.full(len(space), level), np.zeros(len(space)), np.zeros(len(space))
     knobs = knob_matrix(space)
-    if at.size + failed.size < len(space):
+    if at.size < len(space):
         basis = np.full((len(space), 1), math.sqrt(OFFSET))
         known = Known(knobs.values[at], basis[at], missed - level)
         shape = choose_shape(known.at(most_telling(y, FITTED_ON)), GUESS)
         used = most_telling(y)
         mean, sigma = predict(known.at(used), knobs.values, basis, shape, GUESS)
         mean += level
-        fail = share_of_failures(knobs.values, shape, at, failed, None)
-    else:
-        fail = np.zeros(len(space))
-        mean[failed] = y.min() - FAILED_BELOW - expected[failed]
-    mean[at], sigma[at], fail[at], fail[failed] = missed, OWN_SIGMA, 0.0, 1.0
+        fail = FAILS_AGAIN * share_of_failures(knobs.values, shape, at, failed, None)
+    mean[at], sigma[at], fail[at], fail[failed] = missed, OWN_SIGMA, 0.0, FAILS_AGAIN
     mean = mean + expected_of_job
     return SourcePrediction(mean - mean[0], sigma, fail, weight)
 
