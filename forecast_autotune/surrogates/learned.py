@@ -142,17 +142,18 @@ class _Session(OutcomeSession):
         return sources
 
     def _fail(self, source: transfer.SourcePrediction, recording: Recording) -> Array:
-        """The chances of failing that a recording predicts, but for configs refused there and described for this job.
+        """The chances of failing that a recording predicts, of configs described both there and for this job; else the model's.
 
-        A refusal depends on the sizes. None of 790 such configs failed (10 kernels of all corpora at other sizes).
+        Whether a launch is refused, and not described, depends on the sizes: of configs refused at one size and described at
+        another, none of 790 failed at that one (10 kernels of all corpora).
         """
         import numpy as np
 
         model = self._model
-        if model.fail is None:
+        if model.fail is None or not any(recording.static_features.values()):
             return source.fail
-        refused = np.array([not recording.static_features.get(c) for c in self.context.job.space])
-        return np.where(self._described & refused, model.fail, source.fail)
+        there = np.array([bool(recording.static_features.get(c)) for c in self.context.job.space])
+        return np.where(self._described & there, source.fail, model.fail)
 
     def _at(self, recording: Recording) -> Array | None:
         """What the trees expect of the same configs where a recording was made; None where they cannot, of either job."""
@@ -187,7 +188,8 @@ class _Session(OutcomeSession):
             prior = self._missed
         if self._sources:
             combined = transfer.combine(self._sources, job, outcomes)
-            prior = GPPrior(combined.mean, combined.sigma, combined.fail, combined.basis, self._x)
+            x, shape = (self._x, None) if self._missed is None else (self._missed.x, self._missed.shape)
+            prior = GPPrior(combined.mean, combined.sigma, combined.fail, combined.basis, x, shape)
         posterior = self._residual.apply(prior, outcomes)
         recordings = len(self._sources) - bool(self._sources and model.launches is not None)
         basis = ", ".join([*model.says, *basis_text(outcomes=own, recordings=recordings)])

@@ -56,16 +56,28 @@ class SourcePrediction:
 
 @dataclass(frozen=True, slots=True)
 class CombinedPrediction:
-    """What several sources predict together, in the terms of `SourcePrediction`."""
+    """What several sources predict together, in the terms of `SourcePrediction`.
+
+    Attributes:
+        apart: how far each source is from the mean, times the root of its weight; shape `(sources, configs)`. No rows while
+            there is no outcome that could follow one.
+    """
 
     mean: Array
     sigma: Array
     fail: Array
+    apart: Array
 
     @property
     def basis(self) -> Array:
-        """By what outcomes may differ from the mean: the mean times an unknown factor, in units of sigma. `(configs, 1)`."""
-        return (DOUBT * self.mean / self.sigma)[:, None]
+        """By what outcomes may differ from the mean, each by an unknown factor: the mean itself, and any source.
+
+        In units of sigma, which has room for the sources' disagreement too: a job may be as far from them as they are from
+        each other, and in another way. Shape `(configs, columns)`.
+        """
+        import numpy as np
+
+        return (np.vstack([DOUBT * self.mean, self.apart]) / self.sigma).T
 
 
 def most_alike(job: Job, recordings: Sequence[Recording]) -> list[tuple[float, Recording]]:
@@ -143,17 +155,23 @@ def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Con
         power = 0.5 * min(y.size, RESULT_COUNT)
         weights = weights * (BLUR**2 + misses) ** -power
     weights = weights / weights.sum()
-    means, sigmas = np.array([s.mean for s in sources]), np.array([s.sigma for s in sources])
+    # Around each source's median: how the default did there would else shift configs that some sources lack.
+    means = np.array([s.mean - np.median(s.mean) for s in sources])
+    sigmas = np.array([s.sigma for s in sources])
     by_config = weights[:, None] / (BLUR**2 + sigmas**2)
     by_config /= by_config.sum(axis=0)
     mean = (by_config * means).sum(axis=0)
-    apart = (by_config * ((means - mean) ** 2 + sigmas**2)).sum(axis=0)
+    off = means - mean
+    if not y.size:
+        off -= off[:, :1]  # until the default was timed, its own surprise is a part of every speed-up
+    spread = (by_config * (off**2 + sigmas**2)).sum(axis=0)
     closest = max(s.likeness for s in sources)
     floor = next((floor for weight, floor in FLOORS if closest >= weight), FLOORS[-1][1])
     # Where all configs do nearly alike in the recordings, they will for this job, and be off by less.
     floor *= min(1.0, max(LEAST_SPREAD, float(mean.std()) / USUAL_SPREAD))
     fail = (weights[:, None] * np.array([s.fail for s in sources])).sum(axis=0)
-    return CombinedPrediction(mean, np.sqrt(apart + floor**2), fail)
+    apart = np.sqrt(weights)[:, None] * off if y.size else off[:0]
+    return CombinedPrediction(mean - mean[0], np.sqrt(spread + floor**2), fail, apart)
 
 
 def likeness(job: Job, recording: Recording) -> float:
