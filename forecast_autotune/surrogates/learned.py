@@ -133,27 +133,29 @@ class _Session(OutcomeSession):
         job, recordings, model = self.context.job, self.context.recordings, self._model
         sources = []
         for weight, recording in transfer.most_alike(job, recordings):
-            source = transfer.read(recording, job.space, weight, self._at(recording), model.mean)
-            if source is not None:
-                sources.append(replace(source, fail=self._fail(source, recording)))
+            there = self._described_in(recording)
+            refused = None if there is None else self._described & ~there
+            source = transfer.read(recording, job.space, weight, self._at(recording), model.mean, refused)
+            if source is None:
+                continue
+            if there is not None and model.fail is not None:
+                source = replace(source, fail=np.where(self._described & there, source.fail, model.fail))
+            sources.append(source)
         if sources and model.launches is not None:
             fail = np.mean([s.fail for s in sources], axis=0) if model.fail is None else model.fail
             sources.append(transfer.SourcePrediction(model.mean, model.sigma, fail, OWN_WEIGHT))
         return sources
 
-    def _fail(self, source: transfer.SourcePrediction, recording: Recording) -> Array:
-        """The chances of failing that a recording predicts, of configs described both there and for this job; else the model's.
+    def _described_in(self, recording: Recording) -> NDArray[np.bool_] | None:
+        """Which configs were described where a recording was made, shape `(configs,)`; None if none was, there or here.
 
-        Whether a launch is refused, and not described, depends on the sizes: of configs refused at one size and described at
-        another, none of 790 failed at that one (10 kernels of all corpora).
+        Whether a launch is refused, and so not described, depends on the sizes: of configs refused at one size and described
+        at another, none of 790 failed at that one (10 kernels of all corpora), and on 5 of 15 kernels one was the best.
         """
         import numpy as np
 
-        model = self._model
-        if model.fail is None or not any(recording.static_features.values()):
-            return source.fail
         there = np.array([bool(recording.static_features.get(c)) for c in self.context.job.space])
-        return np.where(self._described & there, source.fail, model.fail)
+        return there if there.any() and self._described.any() else None
 
     def _at(self, recording: Recording) -> Array | None:
         """What the trees expect of the same configs where a recording was made; None where they cannot, of either job."""
@@ -188,8 +190,9 @@ class _Session(OutcomeSession):
             prior = self._missed
         if self._sources:
             combined = transfer.combine(self._sources, job, outcomes)
-            x, shape = (self._x, None) if self._missed is None else (self._missed.x, self._missed.shape)
-            prior = GPPrior(combined.mean, combined.sigma, combined.fail, combined.basis, x, shape)
+            prior = GPPrior(combined.mean, combined.sigma, combined.fail, combined.basis, self._x)
+            if own and self._missed is not None:
+                prior = _following_sources(prior, combined, self._missed)
         posterior = self._residual.apply(prior, outcomes)
         recordings = len(self._sources) - bool(self._sources and model.launches is not None)
         basis = ", ".join([*model.says, *basis_text(outcomes=own, recordings=recordings)])
@@ -272,6 +275,17 @@ def _missed(of: LaunchForecast, job: Job) -> GPPrior:
     sigma = np.full(mean.size, MISSED_SIGMA)
     shape = Shape(lengths, MISSED_NUGGET)
     return GPPrior(mean, sigma, of.fail, basis, np.hstack([launches, knobs]), shape, LEVEL)
+
+
+def _following_sources(prior: GPPrior, combined: transfer.CombinedPrediction, missed: GPPrior) -> GPPrior:
+    """The same where launches are described: outcomes may also follow any source, and lengths are those of `_missed`.
+
+    The sources' disagreement counts in sigma too: a job may be as far from them as they are from each other, in its own way.
+    """
+    import numpy as np
+
+    basis = np.hstack([prior.basis, (combined.apart / combined.sigma).T])
+    return replace(prior, basis=basis, x=missed.x, shape=missed.shape)
 
 
 def _standardised(of: LaunchForecast) -> Array:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GUESS = 0.8  # deviation of log2 speed-ups over a space nothing is known of: the eight recorded spaces have 0.12 to 2.1
 SOURCES = 8  # recordings read, the most alike first
-FAILS_AGAIN = 0.5  # chance that a config that failed in a recording fails for the job: of 21 kernels at other sizes, 0.44
+FAILED_BELOW = 0.5  # octaves under the slowest that ran: where a config that failed in a recording stands
 
 SAME_PRODUCT, SAME_VENDOR, OTHER = 1.0, 0.2, 0.02  # weights of recordings by hardware
 FLOORS = ((SAME_PRODUCT, 0.12), (SAME_VENDOR, 0.25), (OTHER, 0.45))  # deviation left however well recordings agree
@@ -59,8 +59,7 @@ class CombinedPrediction:
     """What several sources predict together, in the terms of `SourcePrediction`.
 
     Attributes:
-        apart: how far each source is from the mean, times the root of its weight; shape `(sources, configs)`. No rows while
-            there is no outcome that could follow one.
+        apart: how far each source is from the mean, times the root of its weight; shape `(sources, configs)`.
     """
 
     mean: Array
@@ -70,14 +69,8 @@ class CombinedPrediction:
 
     @property
     def basis(self) -> Array:
-        """By what outcomes may differ from the mean, each by an unknown factor: the mean itself, and any source.
-
-        In units of sigma, which has room for the sources' disagreement too: a job may be as far from them as they are from
-        each other, and in another way. Shape `(configs, columns)`.
-        """
-        import numpy as np
-
-        return (np.vstack([DOUBT * self.mean, self.apart]) / self.sigma).T
+        """By what outcomes may differ from the mean: the mean times an unknown factor, in units of sigma. `(configs, 1)`."""
+        return (DOUBT * self.mean / self.sigma)[:, None]
 
 
 def most_alike(job: Job, recordings: Sequence[Recording]) -> list[tuple[float, Recording]]:
@@ -92,6 +85,7 @@ def read(
     weight: float,
     model_of_recording: Array | None = None,
     model_of_job: Array | None = None,
+    refused: NDArray[np.bool_] | None = None,
 ) -> SourcePrediction | None:
     """What a recording predicts of a space's configs; those it lacks are predicted by their neighbours.
 
@@ -102,6 +96,7 @@ def read(
         weight: how much the recording counts for the job.
         model_of_recording, model_of_job: log2 speed-ups that a model expects where the recording was made, and of the job;
             shape `(configs,)`.
+        refused: configs whose failing there says nothing of the job, as if the recording lacked them; shape `(configs,)`.
     Returns:
         None if the recording shares no config that ran with the space.
     """
@@ -115,22 +110,27 @@ def read(
     failed = np.array(
         [space.index(c) for c, o in recording.outcomes.items() if isinstance(o, Failure) and c in space], dtype=np.intp
     )
+    if refused is not None:
+        failed = failed[~refused[failed]]
     expected, expected_of_job = model_of_recording, model_of_job
     if expected is None or expected_of_job is None:
         expected = expected_of_job = np.zeros(len(space))
     missed = y - expected[at]
     level = float(np.median(missed))
-    mean, sigma, fail = np.full(len(space), level), np.zeros(len(space)), np.zeros(len(space))
+    mean, sigma = np.full(len(space), level), np.zeros(len(space))
     knobs = knob_matrix(space)
-    if at.size < len(space):
+    if at.size + failed.size < len(space):
         basis = np.full((len(space), 1), math.sqrt(OFFSET))
         known = Known(knobs.values[at], basis[at], missed - level)
         shape = choose_shape(known.at(most_telling(y, FITTED_ON)), GUESS)
         used = most_telling(y)
         mean, sigma = predict(known.at(used), knobs.values, basis, shape, GUESS)
         mean += level
-        fail = FAILS_AGAIN * share_of_failures(knobs.values, shape, at, failed, None)
-    mean[at], sigma[at], fail[at], fail[failed] = missed, OWN_SIGMA, 0.0, FAILS_AGAIN
+        fail = share_of_failures(knobs.values, shape, at, failed, None)
+    else:
+        fail = np.zeros(len(space))
+        mean[failed] = y.min() - FAILED_BELOW - expected[failed]
+    mean[at], sigma[at], fail[at], fail[failed] = missed, OWN_SIGMA, 0.0, 1.0
     mean = mean + expected_of_job
     return SourcePrediction(mean - mean[0], sigma, fail, weight)
 
@@ -170,7 +170,7 @@ def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Con
     # Where all configs do nearly alike in the recordings, they will for this job, and be off by less.
     floor *= min(1.0, max(LEAST_SPREAD, float(mean.std()) / USUAL_SPREAD))
     fail = (weights[:, None] * np.array([s.fail for s in sources])).sum(axis=0)
-    apart = np.sqrt(weights)[:, None] * off if y.size else off[:0]
+    apart = np.sqrt(weights)[:, None] * off
     return CombinedPrediction(mean - mean[0], np.sqrt(spread + floor**2), fail, apart)
 
 
