@@ -133,29 +133,23 @@ class _Session(OutcomeSession):
         job, recordings, model = self.context.job, self.context.recordings, self._model
         sources = []
         for weight, recording in transfer.most_alike(job, recordings):
-            there = self._described_in(recording)
-            refused = None if there is None else self._described & ~there
-            source = transfer.read(recording, job.space, weight, self._at(recording), model.mean, refused)
+            there, by_model = self._described, self._at(recording)
+            if by_model is not None:
+                there = np.array([bool(recording.static_features.get(c)) for c in job.space])
+            # Whether a launch is refused, and so not described, depends on the sizes: of configs refused at one size and
+            # described at another, none of 790 failed at that one, and on 5 of the suite's 15 kernels one was the best.
+            source = transfer.read(
+                recording, job.space, weight, by_model, model.mean, ignored_failures=self._described & ~there
+            )
             if source is None:
                 continue
-            if there is not None and model.fail is not None:
+            if by_model is not None and model.fail is not None:
                 source = replace(source, fail=np.where(self._described & there, source.fail, model.fail))
             sources.append(source)
         if sources and model.launches is not None:
             fail = np.mean([s.fail for s in sources], axis=0) if model.fail is None else model.fail
             sources.append(transfer.SourcePrediction(model.mean, model.sigma, fail, OWN_WEIGHT))
         return sources
-
-    def _described_in(self, recording: Recording) -> NDArray[np.bool_] | None:
-        """Which configs were described where a recording was made, shape `(configs,)`; None if none was, there or here.
-
-        Whether a launch is refused, and so not described, depends on the sizes: of configs refused at one size and described
-        at another, none of 790 failed at that one (10 kernels of all corpora), and on 5 of 15 kernels one was the best.
-        """
-        import numpy as np
-
-        there = np.array([bool(recording.static_features.get(c)) for c in self.context.job.space])
-        return there if there.any() and self._described.any() else None
 
     def _at(self, recording: Recording) -> Array | None:
         """What the trees expect of the same configs where a recording was made; None where they cannot, of either job."""

@@ -85,7 +85,8 @@ def read(
     weight: float,
     model_of_recording: Array | None = None,
     model_of_job: Array | None = None,
-    refused: NDArray[np.bool_] | None = None,
+    *,
+    ignored_failures: NDArray[np.bool_] | None = None,
 ) -> SourcePrediction | None:
     """What a recording predicts of a space's configs; those it lacks are predicted by their neighbours.
 
@@ -96,7 +97,7 @@ def read(
         weight: how much the recording counts for the job.
         model_of_recording, model_of_job: log2 speed-ups that a model expects where the recording was made, and of the job;
             shape `(configs,)`.
-        refused: configs whose failing there says nothing of the job, as if the recording lacked them; shape `(configs,)`.
+        ignored_failures: configs that count as lacking where they failed in the recording; shape `(configs,)`.
     Returns:
         None if the recording shares no config that ran with the space.
     """
@@ -110,8 +111,8 @@ def read(
     failed = np.array(
         [space.index(c) for c, o in recording.outcomes.items() if isinstance(o, Failure) and c in space], dtype=np.intp
     )
-    if refused is not None:
-        failed = failed[~refused[failed]]
+    if ignored_failures is not None:
+        failed = failed[~ignored_failures[failed]]
     expected, expected_of_job = model_of_recording, model_of_job
     if expected is None or expected_of_job is None:
         expected = expected_of_job = np.zeros(len(space))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -340,6 +340,56 @@ def test_failures_in_other_jobs_raise_the_chance_of_failing() -> None:
     fails = columns_of(ask(Learned(), replace(question(recording(), roles=ROLES), recordings=[elsewhere]))).fail
     failed = np.array([isinstance(elsewhere.outcomes[c], Failure) for c in job_of(recording()).space])
     assert fails[failed].min() > 0.4 > fails[~failed].max()
+
+
+def refused_at_another_size() -> tuple[Question, Config]:
+    """A job and a recording of another size, where the job's best config was refused before it was described."""
+    here, told = sized(512)
+    there, _ = sized(2048)
+    best = max(truth := here.log2_speedups(), key=truth.__getitem__)
+    outcomes = {**there.outcomes, best: Failure(stage="launch", message="too large a block")}
+    launches = {c: d for c, d in there.static_features.items() if c != best}
+    job = replace(job_of(here), static_features=told)
+    return Question(job=job, recordings=[replace(there, outcomes=outcomes, static_features=launches)]), best
+
+
+def test_a_config_refused_at_another_size_is_not_taken_to_be_slow() -> None:
+    asked, best = refused_at_another_size()
+    columns = columns_of(ask(Learned(following()), asked))
+    place = asked.job.space.index(best)
+    assert columns.mean[place] > np.median(columns.mean) + 2.0
+    assert columns.fail[place] < 0.1
+
+
+def test_a_config_refused_for_this_job_likely_fails_though_it_ran_at_another_size() -> None:
+    asked, _ = refused_at_another_size()
+    recorded = asked.recordings[0]
+    lost = list(recorded.static_features)[3]
+    told = [{} if c == lost else d for c, d in zip(asked.job.space, asked.job.static_features, strict=True)]
+    fails = columns_of(ask(Learned(following()), replace(asked, job=replace(asked.job, static_features=told)))).fail
+    assert isinstance(recorded.outcomes[lost], Measurement)
+    assert fails[asked.job.space.index(lost)] > 0.9
+
+
+def test_outcomes_that_bear_out_one_recording_move_every_forecast_towards_it() -> None:
+    space = Space([{"way": f"w{i}"} for i in range(12)])
+    told = [{"us_bound": 8.0, "threads": 64.0} for _ in space]
+
+    def at(n: int, octaves: Callable[[int], float]) -> Recording:
+        return Recording(
+            workload=workload(n),
+            hardware=HERE,
+            toolchain=recording().toolchain,
+            default=space[0],
+            outcomes={c: measurement(100.0 * 2.0 ** octaves(i)) for i, c in enumerate(space)},
+            static_features=dict(zip(space, told, strict=True)),
+        )
+
+    by_threes, by_fours = at(8192, lambda i: i % 3), at(2048, lambda i: i % 4)
+    job = replace(job_of(recording()), space=space, static_features=told)
+    known = {c: by_fours.outcomes[c] for c in list(space)[:6]}
+    asked = Question(job=job, outcomes=known, recordings=[by_threes, by_fours])
+    assert means(Learned(following()), asked)[6:] == pytest.approx([-float(i % 4) for i in range(6, 12)], abs=0.4)
 
 
 # What it bears ----------------------------------------------------------------------------------------------------------
