@@ -163,9 +163,8 @@ def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Con
     by_config /= by_config.sum(axis=0)
     mean = (by_config * means).sum(axis=0)
     off = means - mean
-    if not y.size:
-        off -= off[:, :1]  # until the default was timed, its own surprise is a part of every speed-up
-    spread = (by_config * (off**2 + sigmas**2)).sum(axis=0)
+    # A speed-up is over the default: what sources disagree about is how far a config is from that.
+    spread = (by_config * ((off - off[:, :1]) ** 2 + sigmas**2)).sum(axis=0)
     closest = max(s.likeness for s in sources)
     floor = next((floor for weight, floor in FLOORS if closest >= weight), FLOORS[-1][1])
     # Where all configs do nearly alike in the recordings, they will for this job, and be off by less.
