@@ -133,18 +133,18 @@ class _Session(OutcomeSession):
         job, recordings, model = self.context.job, self.context.recordings, self._model
         sources = []
         for weight, recording in transfer.most_alike(job, recordings):
-            there, by_model = self._described, self._at(recording)
-            if by_model is not None:
-                there = np.array([bool(recording.static_features.get(c)) for c in job.space])
+            by_model = self._at(recording)
             # Whether a launch is refused, and so not described, depends on the sizes: of configs refused at one size and
             # described at another, none of 790 failed at that one, and on 5 of the suite's 15 kernels one was the best.
-            source = transfer.read(
-                recording, job.space, weight, by_model, model.mean, ignored_failures=self._described & ~there
-            )
+            refused = np.zeros(len(job.space), dtype=bool)
+            if by_model is not None:
+                launches = recording.static_features
+                refused = self._described & [c in recording.outcomes and not launches.get(c) for c in job.space]
+            source = transfer.read(recording, job.space, weight, by_model, model.mean, ignored_failures=refused)
             if source is None:
                 continue
             if by_model is not None and model.fail is not None:
-                source = replace(source, fail=np.where(self._described & there, source.fail, model.fail))
+                source = replace(source, fail=np.where(self._described & ~refused, source.fail, model.fail))
             sources.append(source)
         if sources and model.launches is not None:
             fail = np.mean([s.fail for s in sources], axis=0) if model.fail is None else model.fail

@@ -391,7 +391,9 @@ def test_outcomes_that_continue_a_trend_over_sizes_move_every_forecast_along_it(
     job = replace(job_of(here), static_features=told)
     asked = Question(job=job, outcomes=dict(list(here.outcomes.items())[:2]), recordings=[at(1024), at(2048)])
     found, true = means(Learned(following()), asked), here.log2_speedups()
-    assert max(abs(mean - true[c]) for c, mean in zip(space, found, strict=True)) < 0.6  # alone, the nearest one misses 2
+    assert (
+        max(abs(mean - true[c]) for c, mean in zip(space, found, strict=True)) < 0.6
+    )  # alone, the nearest one misses 2
 
 
 # What it bears ----------------------------------------------------------------------------------------------------------
