@@ -156,22 +156,20 @@ def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Con
         power = 0.5 * min(y.size, RESULT_COUNT)
         weights = weights * (BLUR**2 + misses) ** -power
     weights = weights / weights.sum()
-    # Around each source's median: how the default did there would else shift configs that some sources lack.
-    means = np.array([s.mean - np.median(s.mean) for s in sources])
-    sigmas = np.array([s.sigma for s in sources])
+    means, sigmas = np.array([s.mean for s in sources]), np.array([s.sigma for s in sources])
     by_config = weights[:, None] / (BLUR**2 + sigmas**2)
     by_config /= by_config.sum(axis=0)
     mean = (by_config * means).sum(axis=0)
     off = means - mean
-    # A speed-up is over the default: what sources disagree about is how far a config is from that.
-    spread = (by_config * ((off - off[:, :1]) ** 2 + sigmas**2)).sum(axis=0)
+    spread = (by_config * (off**2 + sigmas**2)).sum(axis=0)
     closest = max(s.likeness for s in sources)
     floor = next((floor for weight, floor in FLOORS if closest >= weight), FLOORS[-1][1])
     # Where all configs do nearly alike in the recordings, they will for this job, and be off by less.
     floor *= min(1.0, max(LEAST_SPREAD, float(mean.std()) / USUAL_SPREAD))
     fail = (weights[:, None] * np.array([s.fail for s in sources])).sum(axis=0)
-    apart = np.sqrt(weights)[:, None] * off
-    return CombinedPrediction(mean - mean[0], np.sqrt(spread + floor**2), fail, apart)
+    # Around each one's median: how the default did in a recording moves all configs alike, and so tells none from another.
+    apart = np.sqrt(weights)[:, None] * (off - np.median(off, axis=1, keepdims=True))
+    return CombinedPrediction(mean, np.sqrt(spread + floor**2), fail, apart)
 
 
 def likeness(job: Job, recording: Recording) -> float:
