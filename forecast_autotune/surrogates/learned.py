@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -131,11 +131,21 @@ class _Session(OutcomeSession):
         import numpy as np
 
         job, recordings, model = self.context.job, self.context.recordings, self._model
-        read = (
-            transfer.read(recording, job.space, weight, self._at(recording), model.mean)
-            for weight, recording in transfer.most_alike(job, recordings)
-        )
-        sources = [source for source in read if source is not None]
+        sources = []
+        for weight, recording in transfer.most_alike(job, recordings):
+            by_model = self._at(recording)
+            # Whether a launch is refused, and so not described, depends on the sizes: of configs refused at one size and
+            # described at another, none of 790 failed at that one, and on 5 of the suite's 15 kernels one was the best.
+            refused = np.zeros(len(job.space), dtype=bool)
+            if by_model is not None:
+                launches = recording.static_features
+                refused = self._described & [c in recording.outcomes and not launches.get(c) for c in job.space]
+            source = transfer.read(recording, job.space, weight, by_model, model.mean, ignored_failures=refused)
+            if source is None:
+                continue
+            if by_model is not None and model.fail is not None:
+                source = replace(source, fail=np.where(self._described & ~refused, source.fail, model.fail))
+            sources.append(source)
         if sources and model.launches is not None:
             fail = np.mean([s.fail for s in sources], axis=0) if model.fail is None else model.fail
             sources.append(transfer.SourcePrediction(model.mean, model.sigma, fail, OWN_WEIGHT))
@@ -175,6 +185,8 @@ class _Session(OutcomeSession):
         if self._sources:
             combined = transfer.combine(self._sources, job, outcomes)
             prior = GPPrior(combined.mean, combined.sigma, combined.fail, combined.basis, self._x)
+            if own and self._missed is not None:
+                prior = _following_sources(prior, combined, self._missed)
         posterior = self._residual.apply(prior, outcomes)
         recordings = len(self._sources) - bool(self._sources and model.launches is not None)
         basis = ", ".join([*model.says, *basis_text(outcomes=own, recordings=recordings)])
@@ -257,6 +269,17 @@ def _missed(of: LaunchForecast, job: Job) -> GPPrior:
     sigma = np.full(mean.size, MISSED_SIGMA)
     shape = Shape(lengths, MISSED_NUGGET)
     return GPPrior(mean, sigma, of.fail, basis, np.hstack([launches, knobs]), shape, LEVEL)
+
+
+def _following_sources(prior: GPPrior, combined: transfer.CombinedPrediction, missed: GPPrior) -> GPPrior:
+    """The same where launches are described: outcomes may also follow any source, and lengths are those of `_missed`.
+
+    The sources' disagreement counts in sigma too: a job may be as far from them as they are from each other, in its own way.
+    """
+    import numpy as np
+
+    basis = np.hstack([prior.basis, (combined.apart / combined.sigma).T])
+    return replace(prior, basis=basis, x=missed.x, shape=missed.shape)
 
 
 def _standardised(of: LaunchForecast) -> Array:

@@ -56,11 +56,16 @@ class SourcePrediction:
 
 @dataclass(frozen=True, slots=True)
 class CombinedPrediction:
-    """What several sources predict together, in the terms of `SourcePrediction`."""
+    """What several sources predict together, in the terms of `SourcePrediction`.
+
+    Attributes:
+        apart: how far each source is from the mean, times the root of its weight; shape `(sources, configs)`.
+    """
 
     mean: Array
     sigma: Array
     fail: Array
+    apart: Array
 
     @property
     def basis(self) -> Array:
@@ -80,6 +85,8 @@ def read(
     weight: float,
     model_of_recording: Array | None = None,
     model_of_job: Array | None = None,
+    *,
+    ignored_failures: NDArray[np.bool_] | None = None,
 ) -> SourcePrediction | None:
     """What a recording predicts of a space's configs; those it lacks are predicted by their neighbours.
 
@@ -90,6 +97,7 @@ def read(
         weight: how much the recording counts for the job.
         model_of_recording, model_of_job: log2 speed-ups that a model expects where the recording was made, and of the job;
             shape `(configs,)`.
+        ignored_failures: configs that count as lacking where they failed in the recording; shape `(configs,)`.
     Returns:
         None if the recording shares no config that ran with the space.
     """
@@ -103,6 +111,8 @@ def read(
     failed = np.array(
         [space.index(c) for c, o in recording.outcomes.items() if isinstance(o, Failure) and c in space], dtype=np.intp
     )
+    if ignored_failures is not None:
+        failed = failed[~ignored_failures[failed]]
     expected, expected_of_job = model_of_recording, model_of_job
     if expected is None or expected_of_job is None:
         expected = expected_of_job = np.zeros(len(space))
@@ -150,13 +160,16 @@ def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Con
     by_config = weights[:, None] / (BLUR**2 + sigmas**2)
     by_config /= by_config.sum(axis=0)
     mean = (by_config * means).sum(axis=0)
-    apart = (by_config * ((means - mean) ** 2 + sigmas**2)).sum(axis=0)
+    off = means - mean
+    spread = (by_config * (off**2 + sigmas**2)).sum(axis=0)
     closest = max(s.likeness for s in sources)
     floor = next((floor for weight, floor in FLOORS if closest >= weight), FLOORS[-1][1])
     # Where all configs do nearly alike in the recordings, they will for this job, and be off by less.
     floor *= min(1.0, max(LEAST_SPREAD, float(mean.std()) / USUAL_SPREAD))
     fail = (weights[:, None] * np.array([s.fail for s in sources])).sum(axis=0)
-    return CombinedPrediction(mean, np.sqrt(apart + floor**2), fail)
+    # Around each one's median: how the default did in a recording moves all configs alike, and so tells none from another.
+    apart = np.sqrt(weights)[:, None] * (off - np.median(off, axis=1, keepdims=True))
+    return CombinedPrediction(mean, np.sqrt(spread + floor**2), fail, apart)
 
 
 def likeness(job: Job, recording: Recording) -> float:

@@ -342,6 +342,60 @@ def test_failures_in_other_jobs_raise_the_chance_of_failing() -> None:
     assert fails[failed].min() > 0.4 > fails[~failed].max()
 
 
+def refused_at_another_size() -> tuple[Question, Config]:
+    """A job and a recording of another size, where the job's best config was refused before it was described."""
+    here, told = sized(512)
+    there, _ = sized(2048)
+    best = max(truth := here.log2_speedups(), key=truth.__getitem__)
+    outcomes = {**there.outcomes, best: Failure(stage="launch", message="too large a block")}
+    launches = {c: d for c, d in there.static_features.items() if c != best}
+    job = replace(job_of(here), static_features=told)
+    return Question(job=job, recordings=[replace(there, outcomes=outcomes, static_features=launches)]), best
+
+
+def test_a_config_refused_at_another_size_is_not_taken_to_be_slow() -> None:
+    asked, best = refused_at_another_size()
+    columns = columns_of(ask(Learned(following()), asked))
+    place = asked.job.space.index(best)
+    assert columns.mean[place] > np.median(columns.mean) + 2.0
+    assert columns.fail[place] < 0.1
+
+
+def test_a_config_refused_for_this_job_likely_fails_though_it_ran_at_another_size() -> None:
+    asked, _ = refused_at_another_size()
+    recorded = asked.recordings[0]
+    lost = list(recorded.static_features)[3]
+    told = [{} if c == lost else d for c, d in zip(asked.job.space, asked.job.static_features, strict=True)]
+    fails = columns_of(ask(Learned(following()), replace(asked, job=replace(asked.job, static_features=told)))).fail
+    assert isinstance(recorded.outcomes[lost], Measurement)
+    assert fails[asked.job.space.index(lost)] > 0.9
+
+
+def test_outcomes_that_continue_a_trend_over_sizes_move_every_forecast_along_it() -> None:
+    space = Space([{"way": f"w{i}"} for i in range(12)])
+    told = [{"us_bound": 8.0, "threads": 64.0} for _ in space]
+
+    def at(n: int) -> Recording:
+        """From each size to the next, every third config keeps its time, the others take an octave and two longer."""
+        sizes = math.log2(n / 1024)
+        return Recording(
+            workload=workload(n),
+            hardware=HERE,
+            toolchain=recording().toolchain,
+            default=space[0],
+            outcomes={c: measurement(100.0 * 2.0 ** (sizes * (i % 3) + i % 2)) for i, c in enumerate(space)},
+            static_features=dict(zip(space, told, strict=True)),
+        )
+
+    here = at(4096)
+    job = replace(job_of(here), static_features=told)
+    asked = Question(job=job, outcomes=dict(list(here.outcomes.items())[:2]), recordings=[at(1024), at(2048)])
+    found, true = means(Learned(following()), asked), here.log2_speedups()
+    assert (
+        max(abs(mean - true[c]) for c, mean in zip(space, found, strict=True)) < 0.6
+    )  # alone, the nearest one misses 2
+
+
 # What it bears ----------------------------------------------------------------------------------------------------------
 
 
