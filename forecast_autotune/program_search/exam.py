@@ -8,13 +8,11 @@ around them.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import mmap
 import os
 import random
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +26,8 @@ from ..processes.channel import Message
 from ..processes.endings import (
     WorkerRaisedError,
 )
-from ..processes.tools import run_tool
 from ..processes.worker import Worker
+from .run_folders import remove
 from .task import SearchTask, Sizes
 from .trial import nothing, pin
 
@@ -44,7 +42,6 @@ GUARD_BYTES = 4096
 GUARD = 0xA5
 LOAD_TIMEOUT_S = 180.0  # Triton compiles within it
 FIRST_TIMEOUT_S = 60.0
-REMOVE_TIMEOUT_S = 60.0
 TIMEOUT_RATIO, TIMEOUT_FLOOR_S = 30.0, 5.0
 SLOW_RATIO, SLOW_BATCHES = 1.2, 3  # what is so many times slower than the best in so many batches is timed no further
 PRECISION_RATIO = (
@@ -127,8 +124,7 @@ class Begun:
         """End the worker, and remove what it left."""
         self.worker.close()
         os.close(self.file)
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # shutil raises where it is a thousand deep
-            run_tool(["rm", "-rf", "--", str(self.folder)], REMOVE_TIMEOUT_S)
+        remove(self.folder)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -37,6 +37,7 @@ from ..processes.file_lock import turn_at
 from ..processes.machine import usable_cores, usable_memory_bytes
 from .compiled_files import carry, compiled_to
 from .exam import LOAD_TIMEOUT_S, Bar, Begun, Exam, Question, WrongError, at_the_sizes, elsewhere
+from .run_folders import RunFolder
 from .task import SearchTask, Sizes
 from .trial import serve_candidate
 
@@ -114,6 +115,8 @@ class Examiner:
         self.bytes = _handed_over_bytes(task)
         self.beside = min(CHECKED_BESIDE, max(1, usable_cores() // 2))
         self._folder = folder
+        self._run: RunFolder | None = None
+        self._making = threading.Lock()
         self._warm: Path | None = None
         self._begun: weakref.WeakSet[Begun] = weakref.WeakSet()
         self._ends = False  # whether what is being checked is to end
@@ -335,7 +338,6 @@ class Examiner:
                 if compiled.is_dir():
                     begun.worker.close()
                     self._warm = self._own_folder("warm")
-                    weakref.finalize(self, shutil.rmtree, self._warm, ignore_errors=True)
                     carry(compiled, self._warm)
         except _ITS_OWN as err:
             return Result(outcome=replace(_failure(err), cost_s=time.perf_counter() - began))
@@ -358,8 +360,11 @@ class Examiner:
 
     def _own_folder(self, name: str) -> Path:
         """A new folder that no other search has: not even one in another container, whose process may have the same id."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
+        with self._making:
+            if self._run is None:
+                self._run = RunFolder(self._folder)
+                weakref.finalize(self, self._run.close)
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._run.path))
 
     def _begin(self, candidate: Loadable, compiled: Path | None) -> Begun:
         import torch

@@ -165,10 +165,10 @@ def test_searches_that_share_a_folder_leave_each_others_alone_and_nothing_behind
     of = task(source=_source("torch.mul(x, 2, out=out)", keeps))
     one, other = Bench(tmp_path, of), Bench(tmp_path, of)
     assert one.examiner._new_folder(None) != other.examiner._new_folder(None)
-    assert len(list(tmp_path.glob("warm-*/KEY/key.cubin"))) == 2
+    assert len(list(tmp_path.glob("run-*/warm-*/KEY/key.cubin"))) == 2
     del one, other
     gc.collect()
-    assert not list(tmp_path.glob("warm-*"))
+    assert not list(tmp_path.glob("run-*"))
 
 
 def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_the_last_ends(
@@ -233,7 +233,7 @@ def test_ctrl_c_ends_what_is_being_checked(bench: Bench) -> None:
     finally:
         called.cancel()
     assert time.monotonic() - began < 40
-    assert not list(bench.examiner._folder.glob("trial-*"))
+    assert not list(bench.examiner._folder.glob("run-*/trial-*"))
 
 
 def test_ctrl_c_ends_a_worker_that_is_starting(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_ctrl_c_ends_a_worker_that_is_starting(bench: Bench, monkeypatch: pytest
     finally:
         called.cancel()
     assert time.monotonic() - began < 40
-    assert not list(bench.examiner._folder.glob("trial-*"))
+    assert not list(bench.examiner._folder.glob("run-*/trial-*"))
     assert isinstance(bench.examiner.examine_all([bench.prepared(RIGHT)])[0].outcome, Measurement)
 
 
@@ -459,9 +459,9 @@ def test_folders_in_folders_without_end_fail_nobody_else(bench: Bench, where: st
         assert "never written" in wrong(
             bench.call(f"{nest}    os.mkdir({name!r})\n    os.chdir({name!r})", "import os\n")
         )
-        left = list(bench.examiner._folder.glob("trial-*"))
+        left = list(bench.examiner._folder.glob("run-*/trial-*"))
     finally:  # or pytest could not remove it either
-        subprocess.run(["rm", "-rf", *bench.examiner._folder.glob("trial-*")], check=True)
+        subprocess.run(["rm", "-rf", *bench.examiner._folder.glob("run-*/trial-*")], check=True)
     assert not left
 
 
