@@ -390,9 +390,7 @@ class Exam:
             self.bar.time_s[name] = took_s
         self.timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * MOST_SETS * self.bar.time_s.get(name, took_s))
         floor_us = self._floor_us(name, sizes)
-        if (
-            self.task.device != "cpu"
-        ):  # as many as of the seed: what is beyond the device's own time is told of a launch
+        if self.task.device != "cpu":  # so many launches as of the seed, for what one hides is bounded by the batch
             took_s = self.bar.time_s.get(name, took_s)
         count = int(max(1, min(MOST_SETS, BATCH_S / max(took_s, 1e-6), self.size // bytes_each - 1)))
         samples: list[float] = []
