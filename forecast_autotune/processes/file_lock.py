@@ -79,12 +79,25 @@ def turn_at(path: Path, *, alone: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _flocked(path: Path, *, alone: bool) -> Iterator[None]:
+def folder_lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a folder's own lock, which the system frees when the process dies.
+
+    Raises:
+        OSError: it is held and not waited for, or is no folder, or the filesystem locks nothing.
+    """
+    with _flocked(folder, flags=os.O_RDONLY | os.O_DIRECTORY, wait=wait):
+        yield
+
+
+@contextmanager
+def _flocked(
+    path: Path, *, alone: bool = True, wait: bool = True, flags: int = os.O_RDWR | os.O_CREAT
+) -> Iterator[None]:
     import fcntl
 
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB))
         try:
             yield
         finally:

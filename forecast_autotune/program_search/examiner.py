@@ -229,7 +229,6 @@ class Examiner:
         candidates: Sequence[Loadable],
         *,
         best_us: Mapping[str, float] | None = None,
-        sizes: Mapping[str, Sizes] | None = None,
     ) -> list[Result]:
         """Check candidates at the sizes side by side, time those that are right, and check elsewhere what could win.
 
@@ -238,7 +237,6 @@ class Examiner:
 
         Args:
             best_us: the fastest so far at each size: far slower ones are not timed to the end, nor checked elsewhere.
-            sizes: in place of the task's.
         Raises:
             NoBoxError, WorkersUnavailableError, InvalidInputError: see `examine`.
         """
@@ -247,10 +245,7 @@ class Examiner:
         with self.checked(candidates, everywhere=False) as found, contextlib.ExitStack() as held:
             if any(checked.failure is None for checked in found):
                 held.enter_context(self.alone())
-            results = [
-                self.time(one, checked, best_us=best_us, sizes=sizes)
-                for one, checked in zip(candidates, found, strict=True)
-            ]
+            results = [self.time(one, checked, best_us=best_us) for one, checked in zip(candidates, found, strict=True)]
         for i in sorted(range(len(results)), key=lambda i: mean_us(results[i].times_us)):
             if results[i].times_us and is_near(results[i].times_us, best_us or {}):
                 results[i] = self._confirmed(candidates[i], results[i])

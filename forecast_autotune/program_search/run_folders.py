@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
+from ..processes.file_lock import folder_lock
 from ..processes.tools import run_tool
 
 log = logging.getLogger(__name__)
@@ -31,7 +30,7 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(_locked(folder))  # else another run could take this one for a dead one's
+                held.enter_context(folder_lock(folder))  # else another run could take this one for a dead one's
                 for left in folder.glob(f"{RUN}*"):
                     _remove_if_dead(left)
             except OSError as err:
@@ -39,7 +38,7 @@ class RunFolder:
             self.path = Path(tempfile.mkdtemp(prefix=RUN, dir=folder))
             self._held = contextlib.ExitStack()
             with contextlib.suppress(OSError):
-                self._held.enter_context(_locked(self.path))
+                self._held.enter_context(folder_lock(self.path))
 
     def close(self) -> None:
         """Remove it."""
@@ -54,22 +53,5 @@ def remove(folder: Path) -> None:
 
 
 def _remove_if_dead(folder: Path) -> None:
-    with contextlib.suppress(OSError), _locked(folder, wait=False):
+    with contextlib.suppress(OSError), folder_lock(folder, wait=False):
         remove(folder)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a folder's lock, which the system frees when the process dies.
-
-    Raises:
-        OSError: it is held by another, or the filesystem locks nothing.
-    """
-    import fcntl
-
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
-    finally:
-        os.close(file)

@@ -59,7 +59,8 @@ class CombinedPrediction:
     """What several sources predict together, in the terms of `SourcePrediction`.
 
     Attributes:
-        apart: how far each source is from the mean, times the root of its weight; shape `(sources, configs)`.
+        apart: how far each source is from the mean, beyond its median distance, times the root of its weight; shape
+            `(sources, configs)`.
     """
 
     mean: Array

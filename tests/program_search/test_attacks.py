@@ -222,18 +222,23 @@ def test_ctrl_c_between_two_checks_waits_for_the_first(bench: Bench, monkeypatch
     assert ended == [True]
 
 
-def test_ctrl_c_ends_what_is_being_checked(bench: Bench) -> None:
-    slow = bench.prepared("time.sleep(50)\ntorch.mul(x, 2, out=out)", "import time\n")
-    called = threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGINT))
+def interrupted_after(seconds: float, bench: Bench, made: Sequence[Loadable]) -> None:
+    """Examine what takes a minute, press Ctrl-C, and see that it ends by that and leaves nothing."""
+    called = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
     called.start()
     began = time.monotonic()
     try:
         with pytest.raises(KeyboardInterrupt):
-            bench.examiner.examine_all([slow, slow])
+            bench.examiner.examine_all(made)
     finally:
         called.cancel()
     assert time.monotonic() - began < 40
     assert not list(bench.examiner._folder.glob("run-*/trial-*"))
+
+
+def test_ctrl_c_ends_what_is_being_checked(bench: Bench) -> None:
+    slow = bench.prepared("time.sleep(50)\ntorch.mul(x, 2, out=out)", "import time\n")
+    interrupted_after(4.0, bench, [slow, slow])
 
 
 def test_ctrl_c_ends_a_worker_that_is_starting(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,16 +252,7 @@ def test_ctrl_c_ends_a_worker_that_is_starting(bench: Bench, monkeypatch: pytest
 
     monkeypatch.setattr(ForkServer, "start", slow_start)
     slow = bench.prepared("time.sleep(50)\ntorch.mul(x, 2, out=out)", "import time\n")
-    called = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    called.start()
-    began = time.monotonic()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            bench.examiner.examine_all([slow])
-    finally:
-        called.cancel()
-    assert time.monotonic() - began < 40
-    assert not list(bench.examiner._folder.glob("run-*/trial-*"))
+    interrupted_after(1.0, bench, [slow])
     assert isinstance(bench.examiner.examine_all([bench.prepared(RIGHT)])[0].outcome, Measurement)
 
 
