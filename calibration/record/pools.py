@@ -1,8 +1,8 @@
 """Pools of programs: `python -m calibration record-pool [KERNEL …] [--programs N] [--minutes M]`.
 
 Rewrites make so many programs of each kernel, one to four steps from its own source, under configs of its space. They are
-built, examined and timed as a search does it, in its box, and one that comes out as the machine code of another does not
-count. On a GPU six Triton kernels of the suite, without one its C++ kernels; its CUDA kernels by name.
+built, checked at the sizes and timed as a search does it, in its box, and one that comes out as the machine code of another
+does not count. On a GPU six Triton kernels of the suite, without one its C++ kernels; its CUDA kernels by name.
 
 A pool becomes a trace for each size, `<kernel>.<size>.<hardware>.jsonl.gz`, in which steps stand as knobs, as a search's
 forecasts read them; and `<kernel>.<hardware>.programs.jsonl.gz`, a line with config, steps and changed lines for each
@@ -185,7 +185,7 @@ class _Recorder:
                 self.archive.add(Tried(candidate=one, outcome=loadable, forecast=None, chosen="pool"))
             elif not self._is_twin(loadable.code):
                 ready.append((one, loadable))
-        with self.examiner.checked([loadable for _, loadable in ready]) as checks:
+        with self.examiner.checked([loadable for _, loadable in ready], everywhere=False) as checks:
             wait([beside])
             with self.examiner.alone():
                 for (one, loadable), checked in zip(ready, checks, strict=True):
