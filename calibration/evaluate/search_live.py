@@ -33,6 +33,7 @@ from forecast_autotune.processes.box import require_box
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
 from forecast_autotune.program_search.candidate import Candidate, Tried, incumbent
+from forecast_autotune.program_search.descriptions import describer_of
 from forecast_autotune.program_search.examiner import Examiner, Loadable, Result, is_near, mean_us
 from forecast_autotune.program_search.finals import in_turns
 from forecast_autotune.program_search.forecasts import CandidateForecaster
@@ -146,7 +147,8 @@ class LiveTask:
         of = digest(self.task.digest, self.hardware.digest, self.toolchain.digest)
         self.remembered = Remembered(self.examiner, self.folder / f"programs-{of}.jsonl")
         surrogate = surrogate_without(self.task.name)
-        self.forecaster = CandidateForecaster(self.task, self.hardware, self.toolchain, surrogate)
+        describer = describer_of(self.task, self.hardware, self.folder)
+        self.forecaster = CandidateForecaster(self.task, self.hardware, self.toolchain, surrogate, describer)
 
     def search(self, arm: str, seed: int, measurements: int, until: float) -> dict[str, Any]:
         """One search by one arm, until a moment of `time.time()`; what is told of it."""

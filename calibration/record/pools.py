@@ -18,7 +18,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -37,6 +37,7 @@ from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.candidate import Candidate, Tried
+from forecast_autotune.program_search.descriptions import CandidateDescriber, Features, describer_of
 from forecast_autotune.program_search.examiner import Examiner, Loadable, Result
 from forecast_autotune.program_search.forecasts import configs_of, traits_of
 from forecast_autotune.program_search.proposers.rewriting import rewrites_of
@@ -139,6 +140,7 @@ class _Recorder:
         self.hardware, self.toolchain = detect_hardware(task.device), toolchain_of(task)
         self.archive = Archive(work, task, self.hardware, self.toolchain)
         self.prepare, self.examiner = preparer(task, folder, work), Examiner(task, self.hardware, folder)
+        self.describer = describer_of(task, self.hardware, folder)
         self.twins = 0  # programs that came out as another's machine code
         made = self.prepare.prepare(task.seed)
         result = None if isinstance(made, Failure) else self.examiner.examine(made, is_seed=True)
@@ -216,20 +218,28 @@ class _Recorder:
 
     def write(self, to: Path) -> list[Path]:
         """Write what there is so far."""
-        return write_pool(self.task, list(self.archive), self.hardware, self.toolchain, to)
+        return write_pool(self.task, list(self.archive), self.hardware, self.toolchain, to, self.describer)
 
 
 def write_pool(
-    task: SearchTask, tried: Sequence[Tried], hardware: Hardware, toolchain: Toolchain, to: Path
+    task: SearchTask,
+    tried: Sequence[Tried],
+    hardware: Hardware,
+    toolchain: Toolchain,
+    to: Path,
+    describer: CandidateDescriber | None = None,
 ) -> list[Path]:
     """Write a pool's traces and its programs; the first of what was tried is the task's own source.
 
-    Of programs whose steps and knobs read alike, as where the same steps were taken in another order, the first stays.
+    Programs are described as a search describes them. Of programs whose steps and knobs read alike, as where the same steps were taken in another order, the first stays.
     """
     configs = configs_of([t.candidate for t in tried], task)
     first: dict[Config, Tried] = {}
     for config, one in zip(configs, tried, strict=True):
         first.setdefault(config, one)
+    told: dict[Config, Mapping[str, Features]] = {}
+    if describer is not None:
+        told = dict(zip(first, describer.describe([one.candidate for one in first.values()]), strict=True))
     to.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w-]+", "_", hardware.name)
     paths = []
@@ -247,6 +257,7 @@ def write_pool(
             toolchain=toolchain,
             default=configs[0],
             outcomes=outcomes,
+            static_features={config: told[config][size] for config in outcomes if told.get(config, {}).get(size)},
         )
         paths.append(to / f"{task.name}.{size}.{name}.jsonl.gz")
         write_trace(recording, paths[-1], recorded={"by": "record-pool", "seed": SEED, "depth": DEPTH})

@@ -1,4 +1,5 @@
-"""Forecasts of candidates: each is a config over its knobs and the steps that made it, beside what was measured."""
+"""Forecasts of candidates: each is a config over its knobs and the steps that made it, with what it launches described,
+beside what was measured."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from ..core.space import Space
 from ..core.workload import Program, Workload
 from ..protocols import Surrogate
 from .candidate import Candidate, Tried
+from .descriptions import CandidateDescriber, over_sizes
 from .task import SearchTask
 
 log = logging.getLogger(__name__)
@@ -28,10 +30,19 @@ class CandidateForecaster:
         task: what is searched for.
         hardware, toolchain: where it is measured.
         surrogate: who forecasts; one that fails is told of in the log, and forecasts nothing.
+        describer: tells what candidates launch; without one, forecasts know their knobs and steps alone.
     """
 
-    def __init__(self, task: SearchTask, hardware: Hardware, toolchain: Toolchain, surrogate: Surrogate) -> None:
+    def __init__(
+        self,
+        task: SearchTask,
+        hardware: Hardware,
+        toolchain: Toolchain,
+        surrogate: Surrogate,
+        describer: CandidateDescriber | None = None,
+    ) -> None:
         self._task, self._hardware, self._toolchain, self._surrogate = task, hardware, toolchain, surrogate
+        self._describer = describer
         sizes = next(iter(task.sizes.values()))
         self._work = None if task.work is None else task.work(*task.make_inputs(sizes, 0, task.device))
         self._workload = Workload(
@@ -44,12 +55,14 @@ class CandidateForecaster:
         every = [self._task.seed, *(t.candidate for t in tried), *proposed]
         configs = configs_of(every, self._task)
         knobs = list(configs[0].knobs)
+        space = Space(configs, roles=self._roles(knobs))
         job = Job(
             workload=self._workload,
-            space=Space(configs, roles=self._roles(knobs)),
+            space=space,
             hardware=self._hardware,
             toolchain=self._toolchain,
             work=self._work,
+            static_features=self._features(every, configs, space),
         )
         outcomes: dict[Config, Outcome] = {c: t.outcome for c, t in zip(configs[1:], tried, strict=False)}
         try:
@@ -60,6 +73,15 @@ class CandidateForecaster:
         by_config = dict(zip(job.space, answers, strict=True))
         mine = [by_config[c] for c in configs[len(configs) - len(proposed) :]]
         return [answer if isinstance(answer, Forecast) else None for answer in mine]
+
+    def _features(
+        self, candidates: Sequence[Candidate], configs: Sequence[Config], space: Space
+    ) -> Sequence[Mapping[str, float]]:
+        if self._describer is None:
+            return ()
+        told = self._describer.describe(candidates)
+        of = {config: over_sizes(each, list(self._task.sizes)) for config, each in zip(configs, told, strict=True)}
+        return [of[config] for config in space] if any(of.values()) else ()
 
     def _roles(self, knobs: Sequence[str]) -> dict[str, str]:
         roles = {"variant": "algorithm", "text": "algorithm"}

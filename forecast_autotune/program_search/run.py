@@ -20,6 +20,7 @@ from ..settings import Settings
 from .archive import Archive
 from .budget import SearchBudget
 from .candidate import Candidate, Tried, incumbent
+from .descriptions import describer_of
 from .examiner import Examiner
 from .finals import Final, Finals, run_finals
 from .forecasts import CandidateForecaster
@@ -203,12 +204,13 @@ def search(
     makes = preparer(task, folder, settings.dir)
     examiner = Examiner(task, hardware, folder)
     surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer, model=settings.model)
+    describer = describer_of(task, hardware, folder)
     loop = SearchLoop(
         task=task,
         archive=archive,
         budget=limits,
         proposer=_proposer(proposers, settings, limits),
-        forecaster=CandidateForecaster(task, hardware, toolchain, surrogate) if forecasts else None,
+        forecaster=CandidateForecaster(task, hardware, toolchain, surrogate, describer) if forecasts else None,
         examiner=examiner,
         preparer=makes,
         proposals=proposals,

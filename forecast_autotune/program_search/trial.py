@@ -51,7 +51,7 @@ def serve_candidate(channel: Channel, request: Message) -> None:
         command = channel.receive()
         try:
             if "load" in command:
-                call = _load(command["load"])
+                call = load(command["load"])
                 answer: Message = {"loaded": True}
             elif "stage" in command:
                 sets = []  # first, for what they hold of the device
@@ -161,7 +161,8 @@ def _wait(device: Any) -> None:
         torch.cuda.synchronize(device)
 
 
-def _load(described: Message) -> Callable[..., Any]:
+def load(described: Message) -> Callable[..., Any]:
+    """What a candidate is called by, its knobs given."""
     if "extension" in described:
         function: Callable[..., Any] = Extension.from_json(described["extension"]).function(described["function"])
         return function

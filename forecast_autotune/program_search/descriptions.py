@@ -1,0 +1,205 @@
+"""What a Triton candidate launches, described before it is compiled: it is called on tensors without data, in a box.
+
+A worker for each text loads it, notes the launches that it would make under each of its configs, and describes them as those
+of a decorated kernel are (`features/launch_features.py`). It has no GPU, and the answer is numbers by name: a candidate that
+makes up its own misleads the forecasts of itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ..core.hardware import Hardware
+from ..core.outcome import Failure
+from ..errors import AutotuneError
+from ..processes.box import Box, boxed_environment, close_box
+from ..processes.channel import Channel, Message
+from ..processes.endings import WorkerDiedError, WorkerMemoryError, WorkerTimeoutError
+from ..processes.fork_server import ForkServer
+from ..processes.machine import usable_cores
+from ..processes.serving import redirect_output
+from ..store.encoding import decode_hardware, encode_hardware
+from .candidate import Candidate
+from .exam import LOAD_TIMEOUT_S
+from .runners import PythonPreparer
+from .task import SearchTask
+from .trial import load
+
+log = logging.getLogger(__name__)
+
+DESCRIBE_TIMEOUT_S = 20.0  # for all configs of a text; one takes 0.05 s
+MEMORY_BYTES = 4 << 30
+BESIDE = 8  # workers at most
+
+Features = Mapping[str, float]
+
+
+def describer_of(task: SearchTask, hardware: Hardware, folder: Path) -> CandidateDescriber | None:
+    """What describes a task's candidates; None where nothing can: in C++ and CUDA, and on a CPU."""
+    return CandidateDescriber(task, hardware, folder) if task.language == "triton" and hardware.kind != "cpu" else None
+
+
+class CandidateDescriber:
+    """Describes candidates of one task on one kind of hardware, each once.
+
+    Args:
+        task: what is searched for, in Triton.
+        hardware: what is described for.
+        folder: where the texts are written, and workers get a folder each.
+    """
+
+    def __init__(self, task: SearchTask, hardware: Hardware, folder: Path) -> None:
+        self._folder = folder
+        self._preparer = PythonPreparer(task, folder)
+        self._calls = {
+            name: [_without_data(value) for value in task.make_inputs(sizes, 0, task.device)]
+            for name, sizes in task.sizes.items()
+        }
+        self._hardware = encode_hardware(hardware)
+        self._known: dict[str, Mapping[str, Features]] = {}  # by digest
+
+    def describe(self, candidates: Sequence[Candidate]) -> list[Mapping[str, Features]]:
+        """Of each candidate the features of its launches by the name of a size; of a size where it raises, none."""
+        texts: dict[str, list[Candidate]] = {}
+        for one in {c.digest: c for c in candidates if c.digest not in self._known}.values():
+            texts.setdefault(one.source_digest, []).append(one)
+        with ThreadPoolExecutor(min(BESIDE, usable_cores())) as pool:
+            for group, told in zip(texts.values(), pool.map(self._told, texts.values()), strict=True):
+                self._known |= {one.digest: each for one, each in zip(group, told, strict=True)}
+        return [self._known[one.digest] for one in candidates]
+
+    def _told(self, group: Sequence[Candidate]) -> list[Mapping[str, Features]]:
+        """What a worker says of the configs of one text; nothing of those that it ends at."""
+        told: list[Mapping[str, Features]] = [{} for _ in group]
+        made = [self._preparer.prepare(one) for one in group]
+        ready = [(i, one) for i, one in enumerate(made) if not isinstance(one, Failure)]
+        if not ready:
+            return told
+        folder = tempfile.mkdtemp(prefix="description-", dir=self._folder)
+        first = ready[0][1]
+        readable = {path for _, one in ready for path in one.readable}
+        request = {
+            "box": Box(folder=folder, readable=tuple(sorted(readable)), memory_bytes=MEMORY_BYTES).as_json(),
+            "modules": list(first.modules),
+            "hardware": self._hardware,
+            "calls": self._calls,
+            "loads": [one.message for _, one in ready],
+        }
+        try:
+            with _server.start(
+                serve_descriptions, request, environment=_environment(), ready_s=LOAD_TIMEOUT_S
+            ) as worker:
+                for i, _ in ready:
+                    told[i] = _checked(worker.receive(DESCRIBE_TIMEOUT_S)["described"], self._calls)
+        except (AutotuneError, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError, OSError, LookupError) as err:
+            log.info("a candidate is forecast without a description: %s", err)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return told
+
+
+def over_sizes(described: Mapping[str, Features], sizes: Sequence[str]) -> Features:
+    """One description of a candidate at several sizes: of each number its geometric mean, as times are; the mean of one that
+    may be 0. Empty where a size is not described."""
+    if not all(described.get(name) for name in sizes):
+        return {}
+    each = [described[name] for name in sizes]
+    return {name: _mean([one[name] for one in each]) for name in each[0] if all(name in one for one in each)}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.geometric_mean(values) if min(values) > 0 else statistics.fmean(values)
+
+
+def _checked(described: Any, calls: Mapping[str, Any]) -> Mapping[str, Features]:
+    """An answer, as far as it has the form of one: a candidate may have written it."""
+    if not isinstance(described, dict):
+        return {}
+    return {
+        size: {
+            name: float(value)
+            for name, value in features.items()
+            if isinstance(name, str) and type(value) in (int, float) and math.isfinite(value)
+        }
+        for size, features in described.items()
+        if size in calls and isinstance(features, dict)
+    }
+
+
+def _without_data(value: Any) -> Message:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return {"value": value}
+    return {
+        "shape": list(value.shape),
+        "stride": list(value.stride()),
+        "dtype": str(value.dtype).removeprefix("torch."),
+    }
+
+
+def _environment() -> dict[str, str]:
+    """A box's, in which kernels are those that would be compiled."""
+    return {name: value for name, value in boxed_environment().items() if name != "TRITON_INTERPRET"}
+
+
+_server = ForkServer(f"{__package__}.description_imports", environment=_environment())
+
+
+# The worker's side -----------------------------------------------------------------------------------------------------
+
+
+def serve_descriptions(channel: Channel, request: Message) -> None:
+    """Close the box, load what is asked for, and describe its launches. Runs in a worker."""
+    import importlib
+
+    from ..compilers.triton_launches import launches, static_features
+    from ..frontends.triton.simulated_driver import rehearsal
+
+    for name in request["modules"]:
+        importlib.import_module(name)
+    box = Box.from_json(request["box"])
+    redirect_output(os.path.join(box.folder, "output.log"))
+    close_box(box, [channel.fileno()])
+    hardware = decode_hardware(request["hardware"], "hardware")
+
+    def features(call: Callable[..., Any], values: Sequence[Message]) -> Features:
+        try:
+            return static_features(launches(call, _fakes(values), {}), hardware)
+        except Exception:  # it refuses the size, or needs data to tell
+            log.debug("a call is not described", exc_info=True)
+            return {}
+
+    channel.send({"ready": True})
+    for message in request["loads"]:
+        described: dict[str, Features] = {}
+        try:
+            call = load(message)
+        except Exception:  # its check will say so
+            log.debug("%s does not load", message["path"], exc_info=True)
+        else:
+            with rehearsal(hardware=hardware):  # some ask their device how large it is
+                described = {name: features(call, values) for name, values in request["calls"].items()}
+        channel.send({"described": described})
+
+
+def _fakes(values: Sequence[Message]) -> list[Any]:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return [
+            value["value"]
+            if "value" in value
+            else torch.empty_strided(value["shape"], value["stride"], dtype=getattr(torch, value["dtype"]))
+            for value in values
+        ]
