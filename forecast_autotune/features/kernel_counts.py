@@ -11,6 +11,8 @@ from .kernel_model import KernelModel
 from .kernel_walk.notes import Access
 from .kernel_walk.symbols import WHOLE
 
+SECTOR_BYTES = 32  # what a GPU fetches at least (CUDA best practices guide, coalesced access)
+
 # Programs looked at, as places along the axes of the grid: in pairs about the middle, so that what grows evenly is counted
 # right, and at odd places, since a program's number may hold several coordinates.
 MOST_BITS = 64  # of a shift, and the largest whole exponent: what a kernel computes with has no more
@@ -37,6 +39,7 @@ class CountedAccess:
         times: how often an average program makes it.
         reach: different elements that all programs together can reach by it; infinite where that is unknown.
         width: elements that follow one another where a compiler knows it.
+        axes: elements along each axis of the block, and from one to the next; None where that is unknown.
     """
 
     access: Access
@@ -44,6 +47,18 @@ class CountedAccess:
     times: float
     reach: float
     width: float
+    axes: Sequence[tuple[float, float]] | None
+
+    def sector_factor(self, element_bytes: float) -> float:
+        """Bytes of the memory sectors that hold the block against the block's own; 1 where that is unknown.
+
+        Neighbours nearer than a sector share it, and what lies between them is taken to be used by the program's next
+        access. Where in its sector the first one lies is not asked.
+        """
+        if self.axes is None:
+            return 1.0
+        sector = SECTOR_BYTES / element_bytes  # in elements
+        return max(1.0, sector / (1.0 + sum((n - 1.0) * max(1.0, step) for n, step in self.axes if step < sector)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +150,7 @@ def _counted(model: KernelModel, numbers: Mapping[str, Any], grid: Sequence[floa
         each, times = values.get(access.elements), values.get(access.times)
         if each is not None and times is not None:
             reach, width = values.get(access.reach, math.inf), samples[0].get(access.width, 1.0)
-            counts.accesses.append(CountedAccess(access, each, times, reach, width))
+            counts.accesses.append(CountedAccess(access, each, times, reach, width, _axes(access, samples[0])))
     for dot in model.dots:
         m, n, k, times = values.get(dot.m), values.get(dot.n), values.get(dot.k), values.get(dot.times)
         if m is None or n is None or k is None or times is None:
@@ -152,6 +167,14 @@ def _counted(model: KernelModel, numbers: Mapping[str, Any], grid: Sequence[floa
         if values.get(often):
             counts.held_bytes = max(counts.held_bytes, values.get(held, 0.0))
     return counts
+
+
+def _axes(access: Access, values: Mapping[str, Any]) -> list[tuple[float, float]] | None:
+    """`CountedAccess.axes`; an axis of one element has no step."""
+    if access.axes is None:
+        return None
+    axes = [(n, values.get(step)) for extent, step in access.axes if (n := values.get(extent, math.inf)) > 1]
+    return [(n, abs(step)) for n, step in axes if step is not None] if all(s is not None for _, s in axes) else None
 
 
 @dataclass(frozen=True, slots=True)

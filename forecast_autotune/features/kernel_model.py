@@ -112,6 +112,7 @@ def _needed(notes: Notes, names: Iterable[str]) -> list[tuple[str, str]]:
     wanted = {*names, *(name for place in notes.arithmetic for name in place)}
     for access in notes.accesses:
         wanted.update((access.elements, access.times, access.reach, access.width))
+        wanted.update(name for axis in access.axes or () for name in axis)
     for dot in notes.dots:
         wanted.update((dot.m, dot.n, dot.k, dot.element or "", dot.times))
     lines = []

@@ -104,10 +104,10 @@ def launch_features(
     """The features of each config of a call, before anything is compiled. Never raises: what is unknown is missing.
 
     Per launch: `programs`, `waves`, `wave_tail` (share of the last wave left idle), `flops` (of dots), `elementwise`,
-    `traffic_bytes` (all that is asked for, padding included), `unique_bytes` (each tensor once where it is read and once
-    where it is written, as far as it is reached), `atomic_bytes`, `overshoot` (elements stored against elements there);
-    `least_flops` and `least_bytes`, where nothing runs that data may skip; microseconds: `us_flops` and `us_memory`, which
-    are estimates, and `us_bound`, which no launch on this hardware falls below.
+    `traffic_bytes` (all that is asked for, in whole memory sectors, padding included), `unique_bytes` (each tensor once
+    where it is read and once where it is written, as far as it is reached), `atomic_bytes`, `overshoot` (elements stored
+    against elements there); `least_flops` and `least_bytes`, where nothing runs that data may skip; microseconds:
+    `us_flops` and `us_memory`, which are estimates, and `us_bound`, which no launch on this hardware falls below.
     Per program: `threads`, `num_stages`, `trips` (of the loop with most work), `serial_trips` (of a loop whose product waits
     for the one before), `tile_m`, `tile_n`, `tile_k`, `tile_elements`, `per_thread` (elements of the largest tile for each
     thread), `loaded_bytes`, `stored_bytes`, `access_bytes` (that a thread moves at once, on average), `flops_per_byte`,
@@ -250,7 +250,7 @@ def _fill(
     if programs is None:
         return
     features["flops"], features["elementwise"] = counts.flops * programs, counts.operations * programs
-    features["traffic_bytes"] = memory.moved * programs
+    features["traffic_bytes"] = memory.sectors * programs
     features["least_flops"] = (least.flops or least.operations) * programs
     at_least = memory if least is counts else _memory(least, call, numbers, programs, threads)
     features["least_bytes"] = at_least.read_surely + at_least.written_surely
@@ -294,6 +294,7 @@ class _Memory:
     narrow: float = 0.0  # operands of dots that are loaded in a loop, too narrow to go past the registers
     narrow_accesses: float = 0.0  # by which these are loaded in one trip
     accesses: float = 0.0  # by single threads
+    sectors: float = 0.0  # of memory, whole ones
     stored_elements: dict[str, float] = field(default_factory=dict)  # by argument
 
     @property
@@ -322,6 +323,7 @@ def _memory(counts: Counts, call: Call, numbers: Mapping[str, Any], programs: fl
         width = max(1.0, min(counted.width, counted.each / threads))
         access_bytes = min(WIDEST_ACCESS_BYTES, width * size)
         memory.accesses += moved / access_bytes
+        memory.sectors += moved * counted.sector_factor(size)
         if kind == "load":
             memory.loaded += moved
         elif kind == "store":

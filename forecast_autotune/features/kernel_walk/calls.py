@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .symbols import UNKNOWN, WHOLE, Symbol, broadcast, is_true, last_name, least, reduced, transposed
+from .symbols import FAR, UNKNOWN, WHOLE, Symbol, broadcast, is_true, last_name, least, reduced, steps_of, transposed
 
 if TYPE_CHECKING:
     from .walker import Walker
@@ -69,14 +69,15 @@ def _method(walker: Walker, name: str, owner: Symbol, args: Args, named: Named) 
     if name in ("load", "store"):
         if not owner.shape and owner.base and values and values[0].items:  # a descriptor made by the caller
             blocks = tuple(f"{owner.base}__block{i}" for i in range(len(values[0].items)))
-            owner = replace(owner, shape=blocks, value=None, run=blocks[-1])
+            steps = (*(FAR for _ in blocks[1:]), "1")
+            owner = replace(owner, shape=blocks, value=None, run=blocks[-1], steps=steps)
         where = broadcast([owner, *values[:1], *(values[0].items or () if values else ())])
         owner = replace(owner, varies=where.varies, from_memory=where.from_memory)
         return walker.notes.access(name, owner, values[1:2])
     if name in _ATOMICS:
         return walker.notes.access("atomic", owner, values[1:2])
     if name == "trans":
-        return replace(owner, shape=transposed(owner.shape))
+        return replace(owner, shape=transposed(owner.shape), steps=transposed(owner.steps))
     if name in ("reshape", "view"):
         shape = ast.Tuple(list(args), ast.Load()) if len(args) != 1 else args[0]
         return replace(owner, shape=walker.dims(shape) or owner.shape)
@@ -97,7 +98,7 @@ def _arange(walker: Walker, args: Args, _: Named) -> Symbol:
     if start is None or stop is None:
         return UNKNOWN
     size = stop if start == "0" else walker.notes.number(f"({stop}-{start})")
-    return Symbol(shape=(size,), element="4", run=size, multiple=f"multiple({start})")
+    return Symbol(shape=(size,), element="4", run=size, multiple=f"multiple({start})", steps=("1",))
 
 
 def _zeros(walker: Walker, args: Args, named: Named) -> Symbol:
@@ -105,7 +106,8 @@ def _zeros(walker: Walker, args: Args, named: Named) -> Symbol:
     kind = named.get("dtype", args[-1] if len(args) > 1 else None)
     dtype = walker.see(kind) if kind is not None else UNKNOWN
     integer = dtype.integer and bool(dtype.element)
-    return Symbol(shape=walker.dims(shape), element=dtype.element or "4", integer=integer)
+    dims = walker.dims(shape)
+    return Symbol(shape=dims, element=dtype.element or "4", integer=integer, steps=("0",) * len(dims))
 
 
 def _of_the_grid(prefix: str, _: Walker, args: Args, named: Named) -> Symbol:
@@ -137,12 +139,18 @@ def _extreme(name: str, walker: Walker, args: Args, named: Named, *, by_elements
     if not by_elements and seen and (len(seen) == 1 or "axis" in named or isinstance(args[1], ast.Constant)):
         return _reduced(walker, seen[0], args[1:], named)
     walker.notes.by_elements(whole := broadcast(seen))
-    return whole
+    return replace(whole, steps=_steps_of_one(seen, whole))
 
 
 def _where(walker: Walker, args: Args, _: Named) -> Symbol:
     seen = [walker.see(a) for a in args]
-    return replace(broadcast(seen), element=next((s.element for s in seen[1:] if s.element), None))
+    element = next((s.element for s in seen[1:] if s.element), None)
+    return replace(whole := broadcast(seen), element=element, steps=_steps_of_one(seen[1:], whole))
+
+
+def _steps_of_one(values: Sequence[Symbol], whole: Symbol) -> tuple[str, ...]:
+    """The steps of a block that is one of several by elements: those of the first that is a block."""
+    return next((steps_of(value, len(whole.shape)) for value in values if value.shape), ("0",) * len(whole.shape))
 
 
 def _load(walker: Walker, args: Args, named: Named) -> Symbol:
@@ -192,7 +200,8 @@ def _blocked(place: int, walker: Walker, args: Args, named: Named) -> Symbol:
     shape = walker.dims(block)
     strides = named.get("strides", args[2] if len(args) > 2 else None)
     multiple = owner.multiple
-    for stride in (walker.see(strides).items if strides is not None else None) or ():
+    apart = (walker.see(strides).items if strides is not None else None) or ()
+    for stride in apart:
         multiple = least(multiple, f"({WHOLE} if {stride.value or 0}==1 else {stride.multiple})")
     return replace(
         owner,
@@ -202,6 +211,7 @@ def _blocked(place: int, walker: Walker, args: Args, named: Named) -> Symbol:
         from_memory=whole.from_memory,
         run=shape[-1] if shape else "1",
         multiple=walker.notes.short(multiple),
+        steps=tuple(stride.value or "unknown" for stride in apart),
     )
 
 
@@ -211,7 +221,7 @@ def _advance(walker: Walker, args: Args, _: Named) -> Symbol:
 
 def _trans(walker: Walker, args: Args, _: Named) -> Symbol:
     inner = walker.see(args[0]) if args else UNKNOWN
-    return replace(inner, shape=transposed(inner.shape))
+    return replace(inner, shape=transposed(inner.shape), steps=transposed(inner.steps))
 
 
 def _reshape(walker: Walker, args: Args, named: Named) -> Symbol:
@@ -224,9 +234,11 @@ def _expand_dims(walker: Walker, args: Args, named: Named) -> Symbol:
     inner = walker.see(args[0]) if args else UNKNOWN
     axis = named.get("axis", args[1] if len(args) > 1 else None)
     at = axis.value if isinstance(axis, ast.Constant) and isinstance(axis.value, int) else len(inner.shape)
-    shape = list(inner.shape)
-    shape.insert(at if at >= 0 else len(shape) + 1 + at, "1")
-    return replace(inner, shape=tuple(shape))
+    at = at if at >= 0 else len(inner.shape) + 1 + at
+    shape, steps = list(inner.shape), list(steps_of(inner, len(inner.shape)))
+    shape.insert(at, "1")
+    steps.insert(at, "0")
+    return replace(inner, shape=tuple(shape), steps=tuple(steps))
 
 
 _CALLS: dict[str, Callable[[Walker, Args, Named], Symbol]] = {

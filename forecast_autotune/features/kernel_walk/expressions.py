@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .calls import read_call
-from .symbols import ELEMENT_BYTES, UNKNOWN, Symbol, argument, broadcast, least, most, transposed
+from .symbols import ELEMENT_BYTES, UNKNOWN, Symbol, argument, broadcast, least, most, steps_of, transposed
 
 if TYPE_CHECKING:
     from .walker import Walker
@@ -97,18 +97,21 @@ def _subscript(walker: Walker, node: ast.Subscript) -> Symbol:
     if inner.base and inner.base == inner.value and isinstance(index, ast.Constant) and type(index.value) is int:
         return argument(f"{inner.base}__{index.value}")  # of an argument that is a tuple
     shape, left = [], list(inner.shape)
+    steps, steps_left = [], list(steps_of(inner, len(left)))
     for part in index.elts if isinstance(index, ast.Tuple) else [index]:
         if isinstance(part, ast.Constant) and part.value is None:
             shape.append("1")
+            steps.append("0")
         elif left:
             shape.append(left.pop(0))
-    return replace(inner, shape=(*shape, *left), value=None)
+            steps.append(steps_left.pop(0))
+    return replace(inner, shape=(*shape, *left), steps=(*steps, *steps_left), value=None)
 
 
 def _attribute(walker: Walker, node: ast.Attribute) -> Symbol:
     if node.attr == "T":
         inner = walker.see(node.value)
-        return replace(inner, shape=transposed(inner.shape))
+        return replace(inner, shape=transposed(inner.shape), steps=transposed(inner.steps))
     size = ELEMENT_BYTES.get(node.attr)
     if size is not None:
         return Symbol(element=str(size), integer="float" not in node.attr)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from .symbols import UNKNOWN, Symbol, broadcast, least, most, product
+from .symbols import FAR, UNKNOWN, Symbol, broadcast, least, most, product, steps_of
 
 _SIGNS = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
@@ -37,6 +37,9 @@ class Access:
     indirect: bool  # whether its place was read from memory
     loop: str  # the innermost loop around it, by its repeat; empty if there is none
     width: str  # elements that follow one another where a compiler knows it
+    axes: (
+        tuple[tuple[str, str], ...] | None
+    )  # elements along each, and from one to the next; None where nothing is known
     feeds_dot: bool = False
 
 
@@ -140,6 +143,7 @@ class Notes:
             indirect=pointer.from_memory,
             loop=self._loops[-1] if self._loops else "",
             width=self.number(self._width(pointer, mask)),
+            axes=self._axes(pointer, shape),
         )
         self.accesses.append(note)
         if kind == "atomic":
@@ -151,7 +155,14 @@ class Notes:
             loaded=(len(self.accesses) - 1,),
             varies=pointer.varies,
             from_memory=True,
+            steps=tuple("0" if extent == "1" else FAR for extent in shape),
         )
+
+    def _axes(self, pointer: Symbol, shape: Sequence[str]) -> tuple[tuple[str, str], ...] | None:
+        if not pointer.base and not pointer.shape:
+            return None
+        axes = zip(shape, steps_of(pointer, len(shape)), strict=True)
+        return tuple((self.number(f"({extent})"), self.number(f"({step})")) for extent, step in axes)
 
     @staticmethod
     def _width(pointer: Symbol, mask: Symbol) -> str:
@@ -205,7 +216,14 @@ class Notes:
         bounded = _BOUNDED.get(type(operator))
         text = f"{bounded}({one},{other})" if bounded else f"({one}{sign}{other})"
         run, multiple = self._alignment(parts[0], parts[-1], operator)
-        return replace(whole, value=self.number(text) if known else None, run=run, multiple=multiple)
+        steps = self._steps(parts[0], parts[-1], operator, len(whole.shape))
+        return replace(whole, value=self.number(text) if known else None, run=run, multiple=multiple, steps=steps)
+
+    def _steps(self, one: Symbol, other: Symbol, operator: ast.operator, rank: int) -> tuple[str, ...]:
+        """`Symbol.steps` of what an operator makes of two values."""
+        number = one.value if not one.shape else other.value if not other.shape else None
+        pairs = zip(steps_of(one, rank), steps_of(other, rank), strict=True)
+        return tuple(self.short(_step(pair, operator, number or "unknown")) for pair in pairs)
 
     def _alignment(self, one: Symbol, other: Symbol, operator: ast.operator) -> tuple[str, str]:
         """`Symbol.run` and `Symbol.multiple` of what an operator makes of two values."""
@@ -227,3 +245,21 @@ class Notes:
         else:
             return "1", "1"
         return self.short(run), self.short(multiple)
+
+
+def _step(steps: tuple[str, str], operator: ast.operator, number: str) -> str:
+    """What an operator makes of two values' steps along an axis; `number` is the one that is the same everywhere."""
+    one, other = steps
+    if steps == ("0", "0"):
+        return "0"
+    if isinstance(operator, (ast.Add, ast.Sub, ast.BitOr)):
+        return one if other == "0" else other if one == "0" else f"({one}+{other})"
+    if isinstance(operator, ast.Mult):
+        return f"({other if one == '0' else one}*{number})"
+    if isinstance(operator, ast.LShift):
+        return f"({one}*power(2,{number}))"
+    if isinstance(operator, (ast.FloorDiv, ast.RShift)):  # most neighbours have the same quotient
+        return f"({one} if {number}=={1 if isinstance(operator, ast.FloorDiv) else 0} else 0)"
+    if isinstance(operator, (ast.Mod, ast.BitAnd)):
+        return one
+    return "unknown"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 ELEMENT_BYTES = {
     "int1": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
@@ -12,6 +12,7 @@ ELEMENT_BYTES = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
 
+FAR = "1e30"  # a step to another place in memory altogether
 WHOLE = 16  # elements in a row and divisors beyond are not told apart: they fill an access of 16 bytes
 
 
@@ -32,6 +33,9 @@ class Symbol:
     # first of each such run. By these it makes one access of several elements.
     run: str = "1"
     multiple: str = "1"
+    # Along each axis, elements from one whole number or place to the next, as most neighbours have it: "0" where they are
+    # the same, `FAR` where memory tells them. Unknown where they are not as many as there are axes.
+    steps: tuple[str, ...] = field(default=(), compare=False)
     # What it depends on of the trip before: the loop, the variable, and whether through a product's operand.
     chained: frozenset[tuple[str, str, bool]] = frozenset()
 
@@ -69,6 +73,12 @@ def broadcast(parts: Sequence[Symbol]) -> Symbol:
         from_memory=any(p.from_memory for p in parts),
         chained=frozenset().union(*(p.chained for p in parts)),
     )
+
+
+def steps_of(value: Symbol, rank: int) -> tuple[str, ...]:
+    """`Symbol.steps` of a value that is broadcast to so many axes."""
+    own = value.steps if len(value.steps) == len(value.shape) else ("unknown",) * len(value.shape)
+    return ("0",) * (rank - len(own)) + own
 
 
 def reduced(value: Symbol, axis: ast.expr | None, *, keep_dims: bool = False) -> Symbol:

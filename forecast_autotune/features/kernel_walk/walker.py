@@ -130,9 +130,15 @@ class Walker:
 
     def either(self, condition: str | None, one: Symbol | None, other: Symbol | None) -> Symbol:
         """What a name stands for after a branch. Where only one of two values is known, that one is, if it is picked."""
-        if one is None or other is None or one == other:
+        if one is None or other is None:
             return one or other or UNKNOWN
         kept = one if one.shape or one.base or one.items else other
+        steps = kept.steps
+        if condition and one.steps != other.steps and len(one.steps) == len(other.steps):
+            pairs = zip(one.steps, other.steps, strict=True)
+            steps = tuple(a if a == b else self.notes.number(f"({a} if {condition} else {b})") for a, b in pairs)
+        if one == other:
+            return replace(one, steps=steps)
         value = None
         if condition and (one.value or other.value) and one.value != other.value:
             value = self.notes.number(f"({one.value or 'unknown'} if {condition} else {other.value or 'unknown'})")
@@ -145,6 +151,7 @@ class Walker:
             kept,
             value=value,
             items=items,
+            steps=steps,
             loaded=(*one.loaded, *other.loaded)[:8],
             varies=one.varies | other.varies,
             from_memory=one.from_memory or other.from_memory,
