@@ -231,7 +231,8 @@ def write_pool(
 ) -> list[Path]:
     """Write a pool's traces and its programs; the first of what was tried is the task's own source.
 
-    Programs are described as a search describes them. Of programs whose steps and knobs read alike, as where the same steps were taken in another order, the first stays.
+    Programs are described as a search describes them. Of those whose steps and knobs read alike, as where the same steps
+    were taken in another order, the first stays.
     """
     configs = configs_of([t.candidate for t in tried], task)
     first: dict[Config, Tried] = {}

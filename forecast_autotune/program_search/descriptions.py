@@ -20,10 +20,9 @@ from typing import Any
 
 from ..core.hardware import Hardware
 from ..core.outcome import Failure
-from ..errors import AutotuneError
 from ..processes.box import Box, boxed_environment, close_box
 from ..processes.channel import Channel, Message
-from ..processes.endings import WorkerDiedError, WorkerMemoryError, WorkerTimeoutError
+from ..processes.endings import WorkerDiedError, WorkerRaisedError, WorkersUnavailableError, WorkerTimeoutError
 from ..processes.fork_server import ForkServer
 from ..processes.machine import usable_cores
 from ..processes.serving import redirect_output
@@ -100,7 +99,14 @@ class CandidateDescriber:
             ) as worker:
                 for i, _ in ready:
                     told[i] = _checked(worker.receive(DESCRIBE_TIMEOUT_S)["described"], self._calls)
-        except (AutotuneError, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError, OSError, LookupError) as err:
+        except (
+            WorkerDiedError,
+            WorkerRaisedError,
+            WorkersUnavailableError,
+            WorkerTimeoutError,
+            OSError,
+            LookupError,
+        ) as err:
             log.info("a candidate is forecast without a description: %s", err)
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,141 @@
+"""What Triton candidates would launch: described in a box without a GPU, as a kernel that is called is described."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernel_suite import suite_kernels
+
+from calibration.record.describe import descriptions
+from calibration.search_tasks import search_tasks
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.context import ForecastContext
+from forecast_autotune.core.hardware import Toolchain
+from forecast_autotune.features.hardware_sheets import hardware_named
+from forecast_autotune.processes.box import lacking
+from forecast_autotune.program_search.candidate import Candidate
+from forecast_autotune.program_search.descriptions import CandidateDescriber, _checked, describer_of, over_sizes
+from forecast_autotune.program_search.forecasts import CandidateForecaster
+from forecast_autotune.program_search.proposers.rewriting import rewrites_of
+from forecast_autotune.surrogates.history import History
+
+pytestmark = pytest.mark.skipif(bool(lack := lacking()), reason=f"this system lacks {lack}")
+
+HARDWARE = hardware_named("NVIDIA H100 80GB HBM3")
+TOOLCHAIN = Toolchain(versions={})
+CASES = ("odd", "few_rows")
+
+
+@pytest.fixture(scope="module")
+def task() -> Any:
+    return search_tasks(["softmax"])[0]
+
+
+@pytest.fixture
+def describer(task: Any, tmp_path: Path) -> CandidateDescriber:
+    made = describer_of(task, HARDWARE, tmp_path)
+    assert made is not None
+    return made
+
+
+def written(task: Any, source: str, **knobs: Any) -> Candidate:
+    """A candidate with a text of its own."""
+    return replace(task.seed, source=source, proposer="test", config=task.seed.config if not knobs else knobs["config"])
+
+
+def test_a_candidate_is_described_as_the_call_of_a_person(task: Any, describer: CandidateDescriber) -> None:
+    kernel = next(kernel for kernel in suite_kernels() if kernel.name == "softmax")
+    told = describer.describe([task.seed])[0]
+    config = Config({"variant": task.seed.variant, **task.seed.config.knobs})
+    for case in CASES:
+        assert told[case] == next(iter(descriptions(kernel, case, [config], HARDWARE)))
+
+
+def test_what_a_rewrite_changes_shows(task: Any, describer: CandidateDescriber) -> None:
+    every = rewrites_of("triton")(task.source, task.entries[task.seed.variant])
+    changed = next(source for step, source in every if step.startswith("num_stages@rows_in_blocks"))
+    wider = replace(task.seed, config=next(c for c in task.spaces["online"] if c["BLOCK"] == 1024))
+    seed, rewritten, narrow = describer.describe([task.seed, written(task, changed), wider])
+    assert rewritten["odd"].keys() == seed["odd"].keys()
+    assert narrow["odd"]["tile_elements"] == 1024 < seed["odd"]["tile_elements"]
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "import os; os._exit(3)",
+        "raise SystemExit(2)",
+        "open('/root/.forecast_autotune_was_here', 'w')",
+        "import socket; socket.socket()",
+        "this is no Python",
+        "import os; os.kill(os.getppid(), 9)",
+    ],
+)
+def test_a_text_that_does_what_it_may_not_is_not_described_and_harms_no_other(
+    attack: str, task: Any, describer: CandidateDescriber
+) -> None:
+    at_load = written(task, f"{task.source}\n{attack}\n")
+    bad, good = describer.describe([at_load, task.seed])
+    assert not bad
+    assert set(good) == set(CASES)
+    assert not Path("/root/.forecast_autotune_was_here").exists()
+
+
+def test_a_text_that_never_ends_is_left(
+    task: Any, describer: CandidateDescriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forecast_autotune.program_search.descriptions.DESCRIBE_TIMEOUT_S", 1.0)
+    assert describer.describe([written(task, f"{task.source}\nwhile True: pass\n")]) == [{}]
+
+
+def test_configs_that_a_variant_refuses_at_one_size_are_described_at_the_others(
+    task: Any, describer: CandidateDescriber
+) -> None:
+    config = next(c for c in task.spaces["one_pass"] if c["num_warps"] == 4 and c["ROWS"] == 1)
+    one = replace(task.seed, variant="one_pass", config=config)
+    told = describer.describe([one])[0]
+    assert told["odd"]
+    assert not told["few_rows"]
+    assert over_sizes(told, CASES) == {}
+
+
+def test_what_a_worker_says_is_read_as_numbers_of_the_sizes_alone() -> None:
+    said = {"odd": {"programs": 4, "lie": "x", "far": float("inf"), "flag": True, 3: 1.0}, "other": {"programs": 1}}
+    assert _checked(said, {"odd": []}) == {"odd": {"programs": 4.0}}
+    assert _checked(["programs"], {"odd": []}) == {}
+
+
+def test_numbers_of_several_sizes_become_their_geometric_mean() -> None:
+    told = {"a": {"us_memory": 2.0, "flops": 0.0, "only": 1.0}, "b": {"us_memory": 8.0, "flops": 4.0}}
+    assert over_sizes(told, ["a", "b"]) == {"us_memory": pytest.approx(4.0), "flops": 2.0}
+
+
+class Noting(History):
+    """A surrogate that keeps what it was asked about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: list[Any] = []
+
+    def start(self, context: ForecastContext) -> Any:
+        self.jobs.append(context.job)
+        return super().start(context)
+
+
+def test_forecasts_are_made_by_what_candidates_launch(task: Any, describer: CandidateDescriber) -> None:
+    surrogate = Noting()
+    proposed: Sequence[Candidate] = [replace(task.seed, config=config) for config in task.spaces["online"][1:4]]
+    CandidateForecaster(task, HARDWARE, TOOLCHAIN, surrogate, describer).forecast([], proposed)
+    job = surrogate.jobs[0]
+    assert len(job.static_features) == len(job.space) == 4
+    told = describer.describe([task.seed])[0]
+    assert job.static_features[0] == over_sizes(told, CASES)
+
+
+def test_a_task_that_is_not_triton_on_a_gpu_is_not_described(task: Any, tmp_path: Path) -> None:
+    assert describer_of(task, replace(HARDWARE, kind="cpu"), tmp_path) is None
+    assert describer_of(replace(task, language="c++"), HARDWARE, tmp_path) is None
