@@ -280,7 +280,7 @@ def test_a_search_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
             process.stdout.readline()
             time.sleep(draw.random() * 0.1)
             os.kill(process.pid, signal.SIGKILL)
-            told += [line.strip() for line in process.stdout if line.strip() and line.endswith("\\n")]
+            told += [line.strip() for line in process.stdout if line.strip() and line.endswith("\n")]
     kept = [t.candidate.digest for t in a_search(tmp_path, 400).archive]
     assert set(told) <= set(kept)
     assert len(set(kept)) == len(kept) > 100
