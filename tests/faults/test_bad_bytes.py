@@ -432,7 +432,7 @@ def test_any_value_in_any_column_is_passed_over(tmp_path: Path, faults: Ledger, 
             for value in every[: case.many(short=1, whole=len(every))]:
                 with case.attempt(), in_time():
                     attack(place, value, True)
-        fuzz(case, attack, st.sampled_from(columns), HOSTILE_VALUES, st.booleans(), short=40, whole=800)
+        fuzz(case, attack, st.sampled_from(columns), HOSTILE_VALUES, st.booleans(), short=20, whole=800)
 
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "

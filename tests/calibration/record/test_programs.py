@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from calibration.record.measuring import shortened  # noqa: E402
 from calibration.record.program_devices import Programs  # noqa: E402
 from calibration.record.program_worker import without_source  # noqa: E402
 from forecast_autotune.core.outcome import Failure, Measurement  # noqa: E402
-from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.evaluation.traces import read_recorded, read_trace  # noqa: E402
 
 PACKAGE = '''
@@ -274,18 +272,6 @@ def test_a_failure_keeps_its_place_and_reason_and_no_code() -> None:
     told = without_source(Failure(stage="compile", message="CompileTimeAssertionFailure: at 6:4:\n    secret\n    ^"))
     assert isinstance(told, Failure)
     assert told.message == "CompileTimeAssertionFailure: at 6:4:"
-
-
-@pytest.mark.thorough
-def test_a_trace_that_was_cut_off_is_an_error_that_names_it(program: Path, record: Run, tmp_path: Path) -> None:
-    assert record(program) == 0
-    path = traces_in(tmp_path / "traces")["scale"][0]
-    lines = gzip.decompress(path.read_bytes())
-    path.write_bytes(gzip.compress(lines[:-40]))
-    with pytest.raises(InvalidInputError, match=rf"{path.name} is cut off in line 5"):
-        read_trace(path)
-    header = json.loads(lines.partition(b"\n")[0])
-    assert header["program"]["source"] == ""
 
 
 @pytest.mark.thorough
