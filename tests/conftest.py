@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,15 +47,32 @@ def pytest_configure() -> None:
         tqdm.monitor_interval = 0
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist, which reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
     """Where tests run beside each other, keep in one process those that share a GPU or what is compiled once a session."""
     if not config.pluginmanager.hasplugin("xdist"):
-        return
+        return (yield)
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.xdist_group("gpu"))
         elif "toy" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("toy"))
+    result = yield
+    if config.getoption("loadgroup", False):
+        for item in items:
+            say_group(item)
+    return result
+
+
+def say_group(item: pytest.Item) -> None:
+    """End the test's id with its group, by which xdist hands tests out.
+
+    xdist does so itself, but up to 3.8.0 by an attribute that pytest 9.2 no longer reads: groups fell apart, and each
+    process built the toy (65 s on a busy core) and interpreted every kernel of the suite.
+    """
+    end = "@" + "_".join(sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")}))
+    if end != "@" and not item.nodeid.endswith(end):
+        item._id = type(item.id).parse(item.nodeid + end)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import pydoc
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -55,23 +54,43 @@ forecast_autotune.lod_inline  # error: "Decorator" has no attribute "lod_inline"
 """
 
 
-def mypy(folder: Path, program: str) -> dict[int, str]:
-    """What mypy says in strict mode of a file in a folder, by line."""
+SHOWN = [f"reveal_type({place}.{name})" for name in fa.__all__ for place in ("fa", "forecast_autotune")]
+NAMES = "\n".join(["import forecast_autotune as fa", "from forecast_autotune import forecast_autotune", *SHOWN])
+told_by_mypy = pytest.mark.xdist_group("mypy")
+
+
+@pytest.fixture(scope="module")
+def said_by_mypy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
+    """What mypy says in strict mode of both programs, which it reads in one run; by file and line."""
     pytest.importorskip("mypy")
-    (folder / "user.py").write_text(program)
-    words = ["--strict", "--no-error-summary", "--no-pretty", "--hide-error-codes", "--config-file=", "user.py"]
+    folder = tmp_path_factory.mktemp("typed")
+    for name, program in (("user", PROGRAM), ("names", NAMES)):
+        (folder / f"{name}.py").write_text(program)
+    words = [
+        "--strict",
+        "--no-error-summary",
+        "--no-pretty",
+        "--hide-error-codes",
+        "--config-file=",
+        "user.py",
+        "names.py",
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "MYPYPATH"}
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *words], cwd=folder, capture_output=True, text=True, env=environment
     )
     assert done.returncode in (0, 1), done.stderr
-    said = re.findall(r"^user\.py:(\d+): (?:note: Revealed type is \"(.+)\"|(error: .+))$", done.stdout, re.MULTILINE)
-    return {int(line): revealed or error for line, revealed, error in said}
+    pattern = r"^(\w+)\.py:(\d+): (?:note: Revealed type is \"(.+)\"|(error: .+))$"
+    said: dict[str, dict[int, str]] = {"user": {}, "names": {}}
+    for name, line, revealed, error in re.findall(pattern, done.stdout, re.MULTILINE):
+        said[name][int(line)] = revealed or error
+    return said
 
 
 @pytest.mark.thorough
-def test_a_strict_type_checker_sees_what_users_get(tmp_path: Path) -> None:
-    said = mypy(tmp_path, PROGRAM)
+@told_by_mypy
+def test_a_strict_type_checker_sees_what_users_get(said_by_mypy: dict[str, dict[int, str]]) -> None:
+    said = said_by_mypy["user"]
     expected = {}
     for number, line in enumerate(PROGRAM.splitlines(), start=1):
         if comment := re.search(r"  # (?!type: ignore)(.+)$", line):
@@ -82,12 +101,10 @@ def test_a_strict_type_checker_sees_what_users_get(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_type_checker_sees_every_public_name_in_both_places(tmp_path: Path) -> None:
-    places = ("fa", "forecast_autotune")
-    shown = [f"reveal_type({place}.{name})" for name in fa.__all__ for place in places]
-    program = "\n".join(["import forecast_autotune as fa", "from forecast_autotune import forecast_autotune", *shown])
-    said = list(mypy(tmp_path, program).values())
-    assert len(said) == len(shown)
+@told_by_mypy
+def test_a_type_checker_sees_every_public_name_in_both_places(said_by_mypy: dict[str, dict[int, str]]) -> None:
+    said = list(said_by_mypy["names"].values())
+    assert len(said) == len(SHOWN)
     assert not [text for text in said if text == "Any" or text.startswith("error")]
     assert said[::2] == said[1::2]
 

@@ -35,6 +35,9 @@ def scale(x, factor, n, BLOCK: tl.constexpr):
 """
 
 
+pytestmark = pytest.mark.xdist_group("wheel")  # every process would build it, and an environment for it
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this tree. It is built by the backend itself: pip would fetch it anew."""

@@ -51,7 +51,7 @@ def calls_of(kind: str) -> Callable[[int], None]:
 
         toy = fa.load_inline(
             "first_call", cpp_sources=BINDING, kernel_sources=KERNEL, functions=["scale_into"],
-            space=[{"MODE": "plain"}, {"MODE": "slow"}], key=lambda out, *_: (out.numel(),),
+            no_implicit_headers=True, space=[{"MODE": "plain"}, {"MODE": "slow"}], key=lambda out, *_: (out.numel(),),
         )  # fmt: skip
         return lambda n: toy.scale_into(torch.zeros(64 * n), torch.ones(64 * n), 2.0)
     from rehearsed import call, configs, tuned

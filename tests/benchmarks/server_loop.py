@@ -42,8 +42,11 @@ SIDE = 4096  # of the matmul's weights
 COMPARED = ("p50", "p99", "late_p50")
 
 BINDING = """
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
 void normalize(float* out, const float* x, int64_t rows, int64_t width);
-void normalized(torch::Tensor out, torch::Tensor x) {
+void normalized(at::Tensor out, at::Tensor x) {
   normalize(out.data_ptr<float>(), x.data_ptr<float>(), x.size(0), x.size(1));
 }
 """
@@ -72,6 +75,7 @@ def server(builds: str) -> Any:
         functions=["normalized"],
         kernel_sources=KERNEL,
         extra_cflags=["-O3", "-ffast-math"],
+        no_implicit_headers=True,
         build_directory=builds,
         space=[{"LANES": lanes} for lanes in (1, 4, 16)],
         signature="out, x",

@@ -24,12 +24,17 @@ def test_the_recording_holds_the_whole_space() -> None:
 
 @pytest.mark.thorough
 def test_a_larger_budget_loses_less(capsys: pytest.CaptureFixture[str]) -> None:
-    budgets = ["4", "16", "64", "all"]
-    arguments = [argument for budget in budgets for argument in ("--budget", budget)]
-    assert main(["replay", str(TRACE), *arguments, "--seeds", "4", "--jobs", "1", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    median = {s["budget"]: s["median"] for s in told["summary"] if s["kernel"] is None}
+    runs, median = [], {}
+    for budgets, seeds in (
+        (("4", "16", "64"), "4"),
+        (("all",), "1"),
+    ):  # whoever measures all finds the same by any seed
+        arguments = [argument for budget in budgets for argument in ("--budget", budget)]
+        assert main(["replay", str(TRACE), *arguments, "--seeds", seeds, "--jobs", "1", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        runs += told["runs"]
+        median |= {s["budget"]: s["median"] for s in told["summary"] if s["kernel"] is None}
     assert median["4"] >= median["16"] >= median["64"] >= median["all"] >= 1.0
     assert median["64"] < 1.15
     assert median["all"] <= 1.02, "within what is counted as a tie"
-    assert all(run["measured"] <= int(run["budget"]) for run in told["runs"] if run["budget"].isdigit())
+    assert all(run["measured"] <= int(run["budget"]) for run in runs if run["budget"].isdigit())

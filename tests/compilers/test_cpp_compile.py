@@ -227,16 +227,24 @@ def test_where_files_cannot_be_locked_it_is_built_elsewhere(
     shutil.rmtree(root)
 
 
-@pytest.mark.thorough
-def test_what_the_group_may_have_put_into_a_slot_is_not_built_with(toy: Toy) -> None:
-    compiler = toy.compiler()
-    list(compiler.compile([toy.config("plain")]))
+def without_headers(folder: Path) -> CppCompiler:
+    """What is compiled in a second, binding and all."""
+    arguments = {"no_implicit_headers": True, "build_directory": str(folder)}
+    sources = ('extern "C" int knob() { return KNOB; }',)
+    recipe = Recipe(name="plain", cpp_sources=sources, arguments=arguments, is_python_module=False)
+    return CppCompiler(recipe, detect_cpp_toolchain(recipe.flags), detect_hardware(), folder)
+
+
+def test_what_the_group_may_have_put_into_a_slot_is_not_built_with(tmp_path: Path) -> None:
+    compiler = without_headers(tmp_path)
+    assert Path(compiler.extension(Config({"KNOB": 1})).path).name == "plain.so"
     slot = compiler.builds.slot(0)
+    objects = {path.name for path in slot.iterdir()}
     (slot / "planted.so").write_bytes(b"theirs")
     slot.chmod(0o775)
-    built = Path(compiler.extension(Config({"MODE": "plain", "NUMBER": time.time_ns()})).path)
-    assert built.name == "toy.so"
-    assert not (slot / "planted.so").exists()
+    built = Path(compiler.extension(Config({"KNOB": 2})).path)
+    assert built.name == "plain.so"
+    assert {path.name for path in slot.iterdir()} == objects
     assert slot.stat().st_mode & 0o777 == 0o700
 
 

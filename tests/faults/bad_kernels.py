@@ -112,8 +112,11 @@ void scale(float* out, float* x, float a, int64_t n) {
 )
 
 BINDING = """
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
 void scale(float* out, float* x, float a, int64_t n);
-void scale_into(torch::Tensor out, torch::Tensor x, double a) {
+void scale_into(at::Tensor out, at::Tensor x, double a) {
   scale(out.data_ptr<float>(), x.data_ptr<float>(), a, x.numel());
 }
 """
@@ -176,6 +179,7 @@ def arguments(builds: str) -> dict[str, Any]:
         "cpp_sources": BINDING,
         "functions": ["scale_into"],
         "extra_cflags": ["-O1", "-fno-delete-null-pointer-checks"],
+        "no_implicit_headers": True,
         "build_directory": builds,
         "kernel_sources": KERNEL,
         "signature": "out, x, a",

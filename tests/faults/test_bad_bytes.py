@@ -327,7 +327,7 @@ def test_one_bit_flipped_anywhere_is_set_aside_mended_or_passed_over(
             store.write_bytes(harmed)
             used_and_kept(case.store)
 
-        fuzz(case, attack, st.sampled_from(held), st.integers(0, 7), short=50, whole=1_000)
+        fuzz(case, attack, st.sampled_from(held), st.integers(0, 7), short=25, whole=1_000)
 
 
 @pytest.mark.parametrize(
@@ -432,7 +432,7 @@ def test_any_value_in_any_column_is_passed_over(tmp_path: Path, faults: Ledger, 
             for value in every[: case.many(short=1, whole=len(every))]:
                 with case.attempt(), in_time():
                     attack(place, value, True)
-        fuzz(case, attack, st.sampled_from(columns), HOSTILE_VALUES, st.booleans(), short=40, whole=800)
+        fuzz(case, attack, st.sampled_from(columns), HOSTILE_VALUES, st.booleans(), short=20, whole=800)
 
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
@@ -465,6 +465,14 @@ SCHEMAS = {
 }
 
 
+# In a process of its own, for SQLite on an endless view heeds no alarm.
+LOOKS = """
+import json, sys
+from faults.whole_use import COMMANDS, run_command
+print(json.dumps([run_command([*command, "--dir", sys.argv[1]]) for command in COMMANDS[:4]]))
+"""
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("harm", SCHEMAS)
 def test_a_database_made_otherwise_is_set_aside_and_never_hangs(
@@ -480,12 +488,12 @@ def test_a_database_made_otherwise_is_set_aside_and_never_hangs(
         connection.close()
         before = (case.store / "store.sqlite3").read_bytes()
         with case.attempt():
-            for command in whole_use.COMMANDS[:4]:
-                looked = [sys.executable, "-m", "forecast_autotune", *command, "--dir", str(case.store)]
-                done = subprocess.run(looked, env=case.environment, capture_output=True, text=True, timeout=200)
-                assert done.returncode == 2
-                assert "is no store of this package: move it away" in done.stderr
-                assert "Traceback" not in done.stderr
+            looked = [sys.executable, "-c", LOOKS, str(case.store)]
+            done = subprocess.run(looked, env=case.environment, capture_output=True, text=True, timeout=200)
+            assert done.returncode == 0, done.stderr
+            answers = json.loads(done.stdout)
+            assert [code for code, _, _ in answers] == [2] * 4
+            assert all("is no store of this package: move it away" in said for _, _, said in answers)
             assert (case.store / "store.sqlite3").read_bytes() == before, "looking changes nothing"
         with case.attempt():
             use = [sys.executable, "-m", "faults.whole_use", str(case.store)]

@@ -47,6 +47,9 @@ LIES: Expected = {
 }
 
 
+on_one_binding = pytest.mark.xdist_group("bad_kernels")  # which `builds` holds, and every process would compile
+
+
 @pytest.fixture(scope="module")
 def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bad_kernels")
@@ -82,6 +85,7 @@ def survived(case: Case, builds: Path, expected: Expected, *, runs: int | None =
 
 
 @pytest.mark.thorough
+@on_one_binding
 @pytest.mark.timeout(600)
 def test_a_kernel_that_ends_the_process_has_failed_even_if_it_ends_well(
     faults: Ledger, builds: Path, tmp_path: Path
@@ -108,6 +112,7 @@ def test_a_kernel_that_ends_the_process_has_failed_even_if_it_ends_well(
 
 
 @pytest.mark.thorough
+@on_one_binding
 @pytest.mark.timeout(600)
 def test_what_a_kernel_leaves_behind_is_ended(faults: Ledger, builds: Path, tmp_path: Path) -> None:
     with faults.case(
@@ -126,6 +131,7 @@ def test_what_a_kernel_leaves_behind_is_ended(faults: Ledger, builds: Path, tmp_
 
 
 @pytest.mark.thorough
+@on_one_binding
 @pytest.mark.timeout(600)
 def test_the_callers_stdout_and_descriptors_are_its_own(faults: Ledger, builds: Path, tmp_path: Path) -> None:
     with faults.case(
@@ -149,6 +155,7 @@ def test_the_callers_stdout_and_descriptors_are_its_own(faults: Ledger, builds: 
 
 
 @pytest.mark.thorough
+@on_one_binding
 @pytest.mark.timeout(600)
 def test_what_never_ends_is_ended_whatever_it_does_against_it(faults: Ledger, builds: Path, tmp_path: Path) -> None:
     with faults.case(
@@ -169,6 +176,7 @@ def test_what_never_ends_is_ended_whatever_it_does_against_it(faults: Ledger, bu
 
 
 @pytest.mark.thorough
+@on_one_binding
 @pytest.mark.timeout(600)
 def test_what_computes_something_else_sooner_or_later_is_caught(faults: Ledger, builds: Path, tmp_path: Path) -> None:
     with faults.case(
@@ -184,6 +192,7 @@ def test_what_computes_something_else_sooner_or_later_is_caught(faults: Ledger, 
 
 
 @pytest.mark.thorough
+@on_one_binding
 @pytest.mark.timeout(600)
 def test_a_kernel_that_meddles_with_its_process_meddles_with_a_childs(
     faults: Ledger, builds: Path, tmp_path: Path
@@ -197,6 +206,7 @@ def test_a_kernel_that_meddles_with_its_process_meddles_with_a_childs(
 
 
 @pytest.mark.thorough
+@on_one_binding
 @pytest.mark.timeout(600)
 def test_without_a_child_process_lies_are_caught_and_state_is_restored(
     faults: Ledger, builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -211,6 +221,7 @@ def test_without_a_child_process_lies_are_caught_and_state_is_restored(
 
 
 @pytest.mark.thorough
+@on_one_binding
 @pytest.mark.timeout(600)
 def test_a_kernel_taking_all_memory_is_ended_before_the_machine_runs_out(
     faults: Ledger, builds: Path, tmp_path: Path

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -36,10 +37,14 @@ def fill(folder: Path, runs: str, rows: int = ROWS) -> None:
             store.decide(job, a_decision(job, run=f"{runs}-{number}"))
 
 
-def start(case: Case, *arguments: object) -> subprocess.Popen[str]:
-    command = [*COMMAND, *map(str, arguments)]
+def start(case: Case, *arguments: object, begun_by: Sequence[str] = COMMAND) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command, env=case.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*begun_by, *map(str, arguments)],
+        env=case.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -182,6 +187,13 @@ def test_a_replay_whose_worker_is_killed_finishes_all_its_runs(faults: Ledger, t
             assert len(json.loads(out)["runs"]) == 60 * 3
 
 
+# The command, which waits for a writer for two seconds in place of twenty.
+IMPATIENT = (
+    "import sys; from forecast_autotune.store import database; database.BUSY_S = 2.0;"
+    " from forecast_autotune.cli import main; sys.exit(main())"
+)
+
+
 @pytest.mark.thorough
 def test_a_command_waits_for_a_writer_holding_the_store_and_then_says_so(faults: Ledger, tmp_path: Path) -> None:
     fault = "a process that holds the store's lock and stands still"
@@ -194,7 +206,8 @@ def test_a_command_waits_for_a_writer_holding_the_store_and_then_says_so(faults:
         try:
             for words, code in ((["list", "--json"], 0), (["prune"], 2)):
                 with case.attempt():
-                    process = start(case, *words)
+                    begun_by = COMMAND if case.whole else [sys.executable, "-c", IMPATIENT]
+                    process = start(case, *words, begun_by=begun_by)
                     _, told = process.communicate(timeout=LIMIT_S)
                 assert process.returncode == code, told
                 assert "Traceback" not in told

@@ -106,7 +106,7 @@ def test_a_tuning_killed_at_any_moment_is_finished_by_the_next_one(
         for key in range(case.many(short=1, whole=12)):
             numbers = list(CACHED) if what == "timing" else fresh(draw, 4)
             reported: set[int] = set()
-            for _ in range(2 if not case.whole else 3):
+            for _ in range(case.many(short=1, whole=3)):
                 with case.attempt():
                     running = tuning(case, builds, numbers, key)
                     assert running.hears_until("ready")

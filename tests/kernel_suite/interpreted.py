@@ -1,9 +1,10 @@
 """Run Triton kernels of the suite in Triton's interpreter: `TRITON_INTERPRET=1 python interpreted.py CONFIGS NAME-OR-FILE…`.
 
 A program of its own, because Triton settles when a kernel is defined whether it is interpreted. Prints, as JSON, what
-each kernel's default, so many further configs and the tuned kernel got wrong at each of its corners. Of a kernel with
-variants, each variant's default at each corner, and so many further configs at one corner each, or at all of them where
-the first word is `all:` and the number. `NAME.KERNEL` is the single function of a kernel that has variants too, and
+each kernel's default and so many further configs got wrong at each of its corners, and the tuned kernel at one of them; of
+no further configs, the default alone. Of a kernel with variants, each variant's default at each corner, and so many further
+configs at one corner each. Where the first word is `all:` and the number, all of them are looked at at each corner.
+`NAME.KERNEL` is the single function of a kernel that has variants too, and
 `NAME-OR-FILE@CORNER` looks at one corner alone, and `NAME:FILE` takes the file for a module in the folder of that kernel.
 """
 
@@ -158,14 +159,20 @@ def looked_at(name: str, word: str) -> dict[str, Any]:
         kernel = replace(kernel, corners=tuple(case for case in kernel.corners if case.name == corner))
     if isinstance(kernel, SuiteKernel):
         return variants_looked_at(kernel, word)
-    count = int(word.removeprefix("all:"))
-    drawn = random.Random(SEED).sample(kernel.space[1:], count)
-    launches = [(str(config), kernel.function, config.knobs) for config in (kernel.space.default, *drawn)]
-    launches.append(("tuned", kernel.tuned(configs=kernel.configs()[:2], budget="all", do_bench=bench), {}))
-    told = {
-        f"{title} at {case.name}": complaint(kernel, case, launched, knobs)
-        for title, launched, knobs in launches
+    everywhere, count, draw = word.startswith("all:"), int(word.removeprefix("all:")), random.Random(SEED)
+    drawn = draw.sample(kernel.space[1:], count)
+    launches = [
+        (str(config), kernel.function, config.knobs, case)
+        for config in (kernel.space.default, *drawn)
         for case in kernel.corners
+    ]
+    if count:  # tuning launches each config several times
+        tuned = kernel.tuned(configs=kernel.configs()[:2], budget="all", do_bench=bench)
+        launches += [
+            ("tuned", tuned, {}, case) for case in (kernel.corners if everywhere else [draw.choice(kernel.corners)])
+        ]
+    told = {
+        f"{title} at {case.name}": complaint(kernel, case, launched, knobs) for title, launched, knobs, case in launches
     }
     return {"checked": list(told), "wrong": {where: what for where, what in told.items() if what}}
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -228,8 +229,9 @@ def test_a_damaged_archive_is_told_of_and_never_overwritten(tmp_path: Path) -> N
     assert file.read_bytes().startswith(b"no database")
 
 
+# Forks a search for each line that it reads: a hundred that are killed cost the imports of one.
 PROGRAM = """
-import sys
+import os, sys
 sys.path[:0] = {paths!r}
 from test_loop import a_search
 from pathlib import Path
@@ -237,7 +239,14 @@ from pathlib import Path
 def tell(event):
     print(event.tried.candidate.digest if event.tried else "", flush=True)
 
-a_search(Path(sys.argv[1]), 400, listener=tell).run()
+for _ in sys.stdin:
+    searching = os.fork()
+    if not searching:
+        print(os.getpid(), flush=True)
+        a_search(Path(sys.argv[1]), 400, listener=tell).run()
+        os._exit(0)
+    os.waitpid(searching, 0)
+    print("\\nended", flush=True)
 """
 
 
@@ -272,15 +281,24 @@ def test_a_search_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     program = PROGRAM.format(paths=[str(here), str(here.parent / "support"), str(here.parent)])
     told: list[str] = []
     draw = random.Random(0)
-    for _ in range(100):
-        with subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(100):
+            process.stdin.write("search\n")
+            process.stdin.flush()
+            searching = int(process.stdout.readline())
+            lines = [process.stdout.readline()]
             time.sleep(draw.random() * 0.1)
-            os.kill(process.pid, signal.SIGKILL)
-            told += [line.strip() for line in process.stdout if line.strip() and line.endswith("\\n")]
+            with suppress(ProcessLookupError):  # which has come to its end
+                os.kill(searching, signal.SIGKILL)
+            while lines[-1] != "ended\n":
+                lines.append(process.stdout.readline())
+                assert lines[-1], "the process that forks searches ended"
+            told += [line.strip() for line in lines[:-2] if line.strip()]  # what a kill cut short stands before the end
+        process.stdin.close()
     kept = [t.candidate.digest for t in a_search(tmp_path, 400).archive]
     assert set(told) <= set(kept)
     assert len(set(kept)) == len(kept) > 100

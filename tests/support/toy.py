@@ -69,25 +69,30 @@ int which() { return mode_of_this_variant(); }
 """
 )
 
+# With the few headers that it needs: all of torch's take 36 s of a core in place of 14 (GCC 12, torch 2.11).
 BINDING = r"""
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
 void scale(float* out, const float* x, float a, int64_t n);
 int which();
 
-torch::Tensor scaled(torch::Tensor x, double a) {
-  auto out = torch::empty_like(x);
+at::Tensor scaled(at::Tensor x, double a) {
+  auto out = at::empty_like(x);
   scale(out.data_ptr<float>(), x.data_ptr<float>(), a, x.numel());
   return out;
 }
-void scale_into(torch::Tensor out, torch::Tensor x, double a) {
+void scale_into(at::Tensor out, at::Tensor x, double a) {
   scale(out.data_ptr<float>(), x.data_ptr<float>(), a, x.numel());
 }
-void scale_in_place(torch::Tensor x, double a) {
+void scale_in_place(at::Tensor x, double a) {
   scale(x.data_ptr<float>(), x.data_ptr<float>(), a, x.numel());
 }
-torch::Tensor same(torch::Tensor x) { return x; }
+at::Tensor same(at::Tensor x) { return x; }
 int64_t mode() { return which(); }
-torch::Tensor marked(torch::Tensor x) {
-  auto out = torch::empty_like(x);
+at::Tensor marked(at::Tensor x) {
+  auto out = at::empty_like(x);
   scale(out.data_ptr<float>(), x.data_ptr<float>(), 2.0, x.numel());
   out[0] = which();
   return out;
@@ -113,6 +118,7 @@ class Toy:
             "cpp_sources": BINDING,
             "functions": list(FUNCTIONS),
             "extra_cflags": ["-O2"],
+            "no_implicit_headers": True,
             "build_directory": str(self.builds),
             "kernel_sources": KERNEL,
             "signature": {"scaled": "x, a", "scale_into": "out, x, a", "scale_in_place": "x, a", "same": "x"},
@@ -124,7 +130,7 @@ class Toy:
             cpp_sources=(BINDING,),
             kernel_sources=(KERNEL,),
             functions={f: f for f in FUNCTIONS},
-            arguments={"extra_cflags": ["-O2"], "build_directory": str(self.builds)},
+            arguments={"extra_cflags": ["-O2"], "no_implicit_headers": True, "build_directory": str(self.builds)},
         )
         return CppCompiler(recipe, detect_cpp_toolchain(recipe.flags), detect_hardware(), self.builds, **options)
 
