@@ -186,7 +186,7 @@ class _Conversation:
         )
 
     def _outputs(self, ran: Message) -> Outputs:
-        file = self._worker.files[0]
+        file = self._worker.files.pop(0)
         try:
             tensors = Arguments(ran["outputs"], file, ran["bytes"]).values()
             return Outputs(form=ran["form"], tensors=tensors, written=ran["written"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import socket
@@ -48,9 +49,11 @@ class Channel:
         finally:
             os.close(file)
 
-    def receive(self) -> Message:
+    def receive(self, most_bytes: float = math.inf) -> Message:
         """The next message, waited for without end.
 
+        Args:
+            most_bytes: of a message; a longer one counts as none.
         Raises:
             WorkerDiedError: the other end is gone, or writes what is no message.
         """
@@ -63,17 +66,24 @@ class Channel:
             raise WorkerKilledError(f"stopped from outside: the connection broke: {err}") from None
         if not data:  # a worker's end is a message; of a fork server's own end, this is all that shows
             raise WorkerKilledError("stopped from outside: the process is gone")
-        try:
-            message = dict(json.loads(data))
-        except (TypeError, ValueError):
-            raise WorkerDiedError(f"it wrote into what is not its own: {data[:40]!r} is no message") from None
+        message = _read_message(data)
         if "long" in message:
-            file = self.files.pop(0)
-            try:
-                message = dict(json.loads(os.pread(file, message["long"], 0)))
-            finally:
-                os.close(file)
+            message = _read_message(self._long_data(message["long"], most_bytes))
         return message
+
+    def _long_data(self, length: Any, most_bytes: float) -> bytes:
+        """What lies in the file that came first: its sender may have written any length, and sent anything as the file."""
+        if not self.files:
+            raise WorkerDiedError("it wrote into what is not its own: a long message came without its file")
+        file = self.files.pop(0)
+        try:
+            if type(length) is not int or not 0 <= length <= min(os.fstat(file).st_size, most_bytes):
+                raise WorkerDiedError(f"it wrote into what is not its own: no message is {str(length)[:40]} bytes long")
+            return os.pread(file, length, 0)
+        except OSError as err:
+            raise WorkerDiedError(f"it wrote into what is not its own: {err}") from None
+        finally:
+            os.close(file)
 
     def is_readable(self, wait_s: float = 0.0) -> bool:
         """Whether a message or the other's end is there to receive, or comes in so many seconds."""
@@ -90,6 +100,18 @@ class Channel:
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
+
+
+def _read_message(data: bytes) -> Message:
+    """What was sent as these bytes.
+
+    Raises:
+        WorkerDiedError: they are no message.
+    """
+    try:
+        return dict(json.loads(data))
+    except (TypeError, ValueError, RecursionError):
+        raise WorkerDiedError(f"it wrote into what is not its own: {data[:40]!r} is no message") from None
 
 
 def channels() -> tuple[Channel, Channel]:

@@ -15,6 +15,7 @@ from .machine import own_bytes
 
 START_S = 60.0  # for the first word of a worker; importing torch takes 2 s, from a cold network file system far longer
 WATCH_S = 0.1  # between two looks at what a worker takes
+MOST_BYTES = 64 << 20  # of an answer: a hostile worker's would fill the caller's memory
 
 
 class Worker:
@@ -25,7 +26,7 @@ class Worker:
         self._finished = False
         self._exit_code: int | None = None
         self._paused = False
-        self.files: list[int] = []  # descriptors that came with the last message; the receiver closes them
+        self.files: list[int] = []  # descriptors that came with the last message; what is not popped is closed
         self.memory_bytes: int | None = None  # what it may hold while an answer is waited for
         self.pid = 0
         self.pid = int(self.receive(START_S)["pid"])
@@ -45,10 +46,13 @@ class Worker:
             WorkerDiedError: it ended; the message says how.
         """
         self._await(timeout_s, watch)
-        message = self._channel.receive()
+        self._close_files()
+        message = self._channel.receive(MOST_BYTES)
         self.files = self._channel.files
         if "exit" in message:
-            self._finished, self._exit_code = True, int(message["exit"])
+            if type(message["exit"]) is not int:
+                raise WorkerDiedError(f"it wrote into what is not its own: exit code {str(message['exit'])[:40]}")
+            self._finished, self._exit_code = True, message["exit"]
             raise died(self._exit_code)
         if "raised" in message:
             raise WorkerRaisedError(str(message["raised"]))
@@ -117,7 +121,12 @@ class Worker:
     def close(self) -> None:
         """End it, and the conversation."""
         self.kill()
+        self._close_files()
         self._channel.close()
+
+    def _close_files(self) -> None:
+        while self._channel.files:
+            os.close(self._channel.files.pop())
 
     def __enter__(self) -> Worker:
         return self

@@ -8,12 +8,11 @@ makes up its own misleads the forecasts of itself.
 from __future__ import annotations
 
 import logging
-import math
 import os
-import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,8 @@ from ..processes.serving import redirect_output
 from ..store.encoding import decode_hardware, encode_hardware
 from .candidate import Candidate
 from .exam import LOAD_TIMEOUT_S
+from .examiner import Loadable
+from .run_folders import RunFolder, remove
 from .runners import PythonPreparer
 from .task import SearchTask
 from .trial import load
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 DESCRIBE_TIMEOUT_S = 20.0  # for all configs of a text; one takes 0.05 s
 MEMORY_BYTES = 4 << 30
 BESIDE = 8  # workers at most
+MOST = 1e30  # of any number: means and ratios of several are numbers still
 
 Features = Mapping[str, float]
 
@@ -71,46 +73,58 @@ class CandidateDescriber:
         texts: dict[str, list[Candidate]] = {}
         for one in {c.digest: c for c in candidates if c.digest not in self._known}.values():
             texts.setdefault(one.source_digest, []).append(one)
-        with ThreadPoolExecutor(min(BESIDE, usable_cores())) as pool:
-            for group, told in zip(texts.values(), pool.map(self._told, texts.values()), strict=True):
-                self._known |= {one.digest: each for one, each in zip(group, told, strict=True)}
-        return [self._known[one.digest] for one in candidates]
+        if texts:
+            self._learn(list(texts.values()))
+        return [self._known.get(one.digest, {}) for one in candidates]
 
-    def _told(self, group: Sequence[Candidate]) -> list[Mapping[str, Features]]:
+    def _learn(self, texts: Sequence[Sequence[Candidate]]) -> None:
+        """Have candidates described, each text's by a worker of its own."""
+        try:
+            run = RunFolder(self._folder)
+        except OSError as err:
+            log.warning("candidates are forecast without descriptions: %s", err)
+            return
+        try:
+            with ThreadPoolExecutor(min(BESIDE, usable_cores())) as pool:
+                for group, told in zip(texts, pool.map(lambda group: self._told(group, run.path), texts), strict=True):
+                    self._known |= {one.digest: each for one, each in zip(group, told, strict=True)}
+        finally:
+            run.close()
+
+    def _told(self, group: Sequence[Candidate], run: Path) -> list[Mapping[str, Features]]:
         """What a worker says of the configs of one text; nothing of those that it ends at."""
         told: list[Mapping[str, Features]] = [{} for _ in group]
-        made = [self._preparer.prepare(one) for one in group]
-        ready = [(i, one) for i, one in enumerate(made) if not isinstance(one, Failure)]
-        if not ready:
-            return told
-        folder = tempfile.mkdtemp(prefix="description-", dir=self._folder)
-        first = ready[0][1]
-        readable = {path for _, one in ready for path in one.readable}
+        try:
+            made = [self._preparer.prepare(one) for one in group]
+            folder = Path(tempfile.mkdtemp(prefix="description-", dir=run))
+            try:
+                ready = {i: one for i, one in enumerate(made) if not isinstance(one, Failure)}
+                for i, described in zip(ready, self._described(list(ready.values()), folder), strict=True):
+                    told[i] = described
+            finally:
+                remove(folder)
+        except (WorkerDiedError, WorkerRaisedError, WorkersUnavailableError, WorkerTimeoutError) as err:
+            log.info("a candidate is forecast without a description: %s", err)
+        except (OSError, LookupError, UnicodeError) as err:  # no disk, no such key, no text that can be written
+            log.info("a candidate is forecast without a description: %r", err)
+        return told
+
+    def _described(self, made: Sequence[Loadable], folder: Path) -> Iterator[Mapping[str, Features]]:
+        """Each as it is described by a worker; raises where that ends or takes too long."""
+        if not made:
+            return
+        readable = {path for one in made for path in one.readable}
         request = {
-            "box": Box(folder=folder, readable=tuple(sorted(readable)), memory_bytes=MEMORY_BYTES).as_json(),
-            "modules": list(first.modules),
+            "box": Box(folder=str(folder), readable=tuple(sorted(readable)), memory_bytes=MEMORY_BYTES).as_json(),
+            "modules": list(made[0].modules),
             "hardware": self._hardware,
             "calls": self._calls,
-            "loads": [one.message for _, one in ready],
+            "loads": [one.message for one in made],
         }
-        try:
-            with _server.start(
-                serve_descriptions, request, environment=_environment(), ready_s=LOAD_TIMEOUT_S
-            ) as worker:
-                for i, _ in ready:
-                    told[i] = _checked(worker.receive(DESCRIBE_TIMEOUT_S)["described"], self._calls)
-        except (
-            WorkerDiedError,
-            WorkerRaisedError,
-            WorkersUnavailableError,
-            WorkerTimeoutError,
-            OSError,
-            LookupError,
-        ) as err:
-            log.info("a candidate is forecast without a description: %s", err)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        return told
+        with _server.start(serve_descriptions, request, environment=_environment(), ready_s=LOAD_TIMEOUT_S) as worker:
+            until = time.monotonic() + DESCRIBE_TIMEOUT_S
+            for _ in made:
+                yield _checked(worker.receive(max(0.0, until - time.monotonic()))["described"], self._calls)
 
 
 def over_sizes(described: Mapping[str, Features], sizes: Sequence[str]) -> Features:
@@ -134,7 +148,7 @@ def _checked(described: Any, calls: Mapping[str, Any]) -> Mapping[str, Features]
         size: {
             name: float(value)
             for name, value in features.items()
-            if isinstance(name, str) and type(value) in (int, float) and math.isfinite(value)
+            if isinstance(name, str) and type(value) in (int, float) and 0 <= value <= MOST
         }
         for size, features in described.items()
         if size in calls and isinstance(features, dict)
@@ -199,6 +213,7 @@ def serve_descriptions(channel: Channel, request: Message) -> None:
 
 
 def _fakes(values: Sequence[Message]) -> list[Any]:
+    """Tensors as a candidate gets them, on a GPU that is not there: some ask whether it is one, as AMD's says too."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -206,6 +221,8 @@ def _fakes(values: Sequence[Message]) -> list[Any]:
         return [
             value["value"]
             if "value" in value
-            else torch.empty_strided(value["shape"], value["stride"], dtype=getattr(torch, value["dtype"]))
+            else torch.empty_strided(
+                value["shape"], value["stride"], dtype=getattr(torch, value["dtype"]), device="cuda"
+            )
             for value in values
         ]

@@ -80,7 +80,10 @@ class CandidateForecaster:
         if self._describer is None:
             return ()
         told = self._describer.describe(candidates)
-        of = {config: over_sizes(each, list(self._task.sizes)) for config, each in zip(configs, told, strict=True)}
+        of: dict[Config, Mapping[str, float]] = {}
+        # Of candidates that read alike the first counts, and the seed is the first of all.
+        for config, each in zip(configs, told, strict=True):
+            of.setdefault(config, over_sizes(each, list(self._task.sizes)))
         return [of[config] for config in space] if any(of.values()) else ()
 
     def _roles(self, knobs: Sequence[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,39 @@ def test_what_a_rewrite_changes_shows(task: Any, describer: CandidateDescriber) 
     assert narrow["odd"]["tile_elements"] == 1024 < seed["odd"]["tile_elements"]
 
 
+CHANNEL = """
+import os, sys
+frame = sys._getframe()
+while "channel" not in frame.f_locals:
+    frame = frame.f_back
+channel = frame.f_locals["channel"]
+"""
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        """channel._socket.send(b'{"described": {"odd": {"programs": 1' + b"0" * 400 + b"}}}")""",
+        "channel.send({'described': {size: {'programs': -1e308} for size in ('odd', 'few_rows')}})",
+        "channel._socket.send(b'[' * 50000)",
+        "channel.send({'long': 'x'}, [1])",
+        "channel.send({'long': 1 << 70}, [1])",
+        "channel.send({'long': 1 << 50}, [1])",
+        "file = os.memfd_create('x'); os.ftruncate(file, 1 << 29); channel.send({'long': 1 << 29}, [file])",
+        "channel.send({'exit': 'x'})",
+        "channel.send({'described': {}}, [os.memfd_create('x') for _ in range(16)])",
+    ],
+)
+def test_an_answer_that_a_text_makes_up_ends_no_search_and_leaves_no_file(
+    attack: str, task: Any, describer: CandidateDescriber
+) -> None:
+    describer.describe([task.seed])
+    before = len(os.listdir("/proc/self/fd"))
+    bad = describer.describe([written(task, f"{task.source}\n{CHANNEL}\n{attack}\n")])[0]
+    assert not over_sizes(bad, CASES)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize(
     "attack",
     [
@@ -90,6 +124,52 @@ def test_a_text_that_never_ends_is_left(
 ) -> None:
     monkeypatch.setattr("forecast_autotune.program_search.descriptions.DESCRIBE_TIMEOUT_S", 1.0)
     assert describer.describe([written(task, f"{task.source}\nwhile True: pass\n")]) == [{}]
+
+
+def test_all_configs_of_a_text_share_one_limit_of_time(
+    task: Any, describer: CandidateDescriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forecast_autotune.program_search.descriptions.DESCRIBE_TIMEOUT_S", 2.0)
+    slow = f"{task.source}\nimport time; time.sleep(1.5)\n"
+    told = describer.describe([written(task, slow, config=config) for config in task.spaces["online"][:4]])
+    assert not any(told[2:])
+
+
+def test_no_folder_of_a_text_is_left_however_deep_it_is(
+    task: Any, describer: CandidateDescriber, tmp_path: Path
+) -> None:
+    deep = "import os\nfor _ in range(1500):\n    os.mkdir('d'); os.chdir('d')"
+    describer.describe([written(task, f"{task.source}\n{deep}\n")])
+    assert [path.name for path in tmp_path.iterdir() if not (path / "candidate.py").exists()] == []
+
+
+def test_a_disk_without_room_ends_no_search(
+    task: Any, describer: CandidateDescriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    assert describer.describe([task.seed]) == [{}]
+
+
+def test_a_candidate_that_asks_for_tensors_on_a_gpu_gets_them(task: Any, describer: CandidateDescriber) -> None:
+    entry = task.entries[task.seed.variant]
+    asking = f"inner = {entry}\ndef {entry}(*a, **k):\n    assert a[0].is_cuda\n    return inner(*a, **k)\n"
+    seed, same = describer.describe([task.seed, written(task, f"{task.source}\n{asking}")])
+    assert same == seed
+
+
+def test_a_candidate_that_reads_as_the_seed_does_not_take_its_description(
+    task: Any, describer: CandidateDescriber
+) -> None:
+    surrogate = Noting()
+    others = [
+        replace(task.seed, config=task.spaces["online"][1]),
+        written(task, f"{task.source}\nraise ValueError\n"),
+    ]
+    CandidateForecaster(task, HARDWARE, TOOLCHAIN, surrogate, describer).forecast([], others)
+    assert all(surrogate.jobs[0].static_features)
 
 
 def test_configs_that_a_variant_refuses_at_one_size_are_described_at_the_others(

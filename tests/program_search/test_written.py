@@ -51,6 +51,7 @@ def test_an_answer_is_a_whole_program_or_replacements(answer: str, program: str)
         ("I cannot do that.", "0 blocks of code"),
         ("```\na\n```\n```\nb\n```\n", "2 blocks of code"),
         ("```\n\n```\n", "empty"),
+        ("```\na = '\ud800'\n```\n", "half of a character"),
         (block("d = 9", "d = 8"), "2 times"),
         (block("c = 1", "c = 2"), "0 times"),
         (block("A = 1", "a = 2"), "0 times"),

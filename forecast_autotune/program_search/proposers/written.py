@@ -56,8 +56,13 @@ def program_of(answer: str, parent: str) -> str:
     """The program that an answer makes of a parent.
 
     Raises:
-        AnswerError: it has neither form, or a text to be replaced does not stand in the parent exactly once.
+        AnswerError: it has neither form, a text to be replaced does not stand in the parent exactly once, or it cannot be
+            written to a file.
     """
+    try:
+        answer.encode()
+    except UnicodeEncodeError as err:
+        raise AnswerError(f"it has half of a character: {err.reason}") from None
     if _MARK.search(answer):
         return _replaced(answer, parent)
     blocks = _FENCED.findall(answer)
