@@ -2,7 +2,7 @@
 
 A worker for each text loads it, notes the launches that it would make under each of its configs, and describes them as those
 of a decorated kernel are (`features/launch_features.py`). It has no GPU, and the answer is numbers by name: a candidate that
-makes up its own misleads the forecasts of itself.
+makes up its own misleads forecasts, and nothing else.
 """
 
 from __future__ import annotations
@@ -168,8 +168,9 @@ def _without_data(value: Any) -> Message:
 
 
 def _environment() -> dict[str, str]:
-    """A box's, in which kernels are those that would be compiled."""
-    return {name: value for name, value in boxed_environment().items() if name != "TRITON_INTERPRET"}
+    """A box's, without a GPU, in which kernels are those that would be compiled."""
+    environment = {name: value for name, value in boxed_environment().items() if name != "TRITON_INTERPRET"}
+    return {**environment, "CUDA_VISIBLE_DEVICES": ""}
 
 
 _server = ForkServer(f"{__package__}.description_imports", environment=_environment())
@@ -192,9 +193,9 @@ def serve_descriptions(channel: Channel, request: Message) -> None:
     close_box(box, [channel.fileno()])
     hardware = decode_hardware(request["hardware"], "hardware")
 
-    def features(call: Callable[..., Any], values: Sequence[Message]) -> Features:
+    def features(call: Callable[..., Any], values: Sequence[Message], device: str = "cuda") -> Features:
         try:
-            return static_features(launches(call, _fakes(values), {}), hardware)
+            return static_features(launches(call, _fakes(values, device), {}), hardware)
         except Exception:  # it refuses the size, or needs data to tell
             log.debug("a call is not described", exc_info=True)
             return {}
@@ -208,12 +209,15 @@ def serve_descriptions(channel: Channel, request: Message) -> None:
             log.debug("%s does not load", message["path"], exc_info=True)
         else:
             with rehearsal(hardware=hardware):  # some ask their device how large it is
-                described = {name: features(call, values) for name, values in request["calls"].items()}
+                described = {
+                    name: features(call, values) or features(call, values, "cpu")
+                    for name, values in request["calls"].items()
+                }
         channel.send({"described": described})
 
 
-def _fakes(values: Sequence[Message]) -> list[Any]:
-    """Tensors as a candidate gets them, on a GPU that is not there: some ask whether it is one, as AMD's says too."""
+def _fakes(values: Sequence[Message], device: str) -> list[Any]:
+    """Tensors without data. On `cuda`, as AMD's says too, for some ask whether it is a GPU; it need not be there."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -222,7 +226,7 @@ def _fakes(values: Sequence[Message]) -> list[Any]:
             value["value"]
             if "value" in value
             else torch.empty_strided(
-                value["shape"], value["stride"], dtype=getattr(torch, value["dtype"]), device="cuda"
+                value["shape"], value["stride"], dtype=getattr(torch, value["dtype"]), device=device
             )
             for value in values
         ]

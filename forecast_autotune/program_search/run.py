@@ -204,7 +204,7 @@ def search(
     makes = preparer(task, folder, settings.dir)
     examiner = Examiner(task, hardware, folder)
     surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer, model=settings.model)
-    describer = describer_of(task, hardware, folder)
+    describer = describer_of(task, hardware, folder) if forecasts else None
     loop = SearchLoop(
         task=task,
         archive=archive,
