@@ -11,6 +11,7 @@ import logging
 import os
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -84,14 +85,19 @@ class CandidateDescriber:
         except OSError as err:
             log.warning("candidates are forecast without descriptions: %s", err)
             return
+        ends = threading.Event()
+        pool = ThreadPoolExecutor(min(BESIDE, usable_cores()))
         try:
-            with ThreadPoolExecutor(min(BESIDE, usable_cores())) as pool:
-                for group, told in zip(texts, pool.map(lambda group: self._told(group, run.path), texts), strict=True):
-                    self._known |= {one.digest: each for one, each in zip(group, told, strict=True)}
+            for group, told in zip(
+                texts, pool.map(lambda group: self._told(group, run.path, ends), texts), strict=True
+            ):
+                self._known |= {one.digest: each for one, each in zip(group, told, strict=True)}
         finally:
+            ends.set()  # after Ctrl-C, what is being described is left
+            pool.shutdown()
             run.close()
 
-    def _told(self, group: Sequence[Candidate], run: Path) -> list[Mapping[str, Features]]:
+    def _told(self, group: Sequence[Candidate], run: Path, ends: threading.Event) -> list[Mapping[str, Features]]:
         """What a worker says of the configs of one text; nothing of those that it ends at."""
         told: list[Mapping[str, Features]] = [{} for _ in group]
         try:
@@ -99,7 +105,7 @@ class CandidateDescriber:
             folder = Path(tempfile.mkdtemp(prefix="description-", dir=run))
             try:
                 ready = {i: one for i, one in enumerate(made) if not isinstance(one, Failure)}
-                for i, described in zip(ready, self._described(list(ready.values()), folder), strict=True):
+                for i, described in zip(ready, self._described(list(ready.values()), folder, ends), strict=True):
                     told[i] = described
             finally:
                 remove(folder)
@@ -109,7 +115,9 @@ class CandidateDescriber:
             log.info("a candidate is forecast without a description: %r", err)
         return told
 
-    def _described(self, made: Sequence[Loadable], folder: Path) -> Iterator[Mapping[str, Features]]:
+    def _described(
+        self, made: Sequence[Loadable], folder: Path, ends: threading.Event
+    ) -> Iterator[Mapping[str, Features]]:
         """Each as it is described by a worker; raises where that ends or takes too long."""
         if not made:
             return
@@ -121,10 +129,15 @@ class CandidateDescriber:
             "calls": self._calls,
             "loads": [one.message for one in made],
         }
+
+        def watch() -> None:
+            if ends.is_set():
+                raise WorkersUnavailableError("the search ends")
+
         with _server.start(serve_descriptions, request, environment=_environment(), ready_s=LOAD_TIMEOUT_S) as worker:
             until = time.monotonic() + DESCRIBE_TIMEOUT_S
             for _ in made:
-                yield _checked(worker.receive(max(0.0, until - time.monotonic()))["described"], self._calls)
+                yield _checked(worker.receive(max(0.0, until - time.monotonic()), watch)["described"], self._calls)
 
 
 def over_sizes(described: Mapping[str, Features], sizes: Sequence[str]) -> Features:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +173,20 @@ def test_a_candidate_that_reads_as_the_seed_does_not_take_its_description(
     ]
     CandidateForecaster(task, HARDWARE, TOOLCHAIN, surrogate, describer).forecast([], others)
     assert all(surrogate.jobs[0].static_features)
+
+
+def test_ctrl_c_ends_what_is_being_described(task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forecast_autotune.program_search.descriptions.DESCRIBE_TIMEOUT_S", 200.0)
+    describer = CandidateDescriber(task, HARDWARE, tmp_path)
+    describer.describe([task.seed])  # so that the fork server is there
+    endless = [written(task, f"{task.source}\nwhile True: {i}\n") for i in range(10)]
+    pressed = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))
+    pressed.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        describer.describe(endless)
+    assert time.monotonic() - began < 100
+    assert not list(tmp_path.glob("run-*"))
 
 
 def test_configs_that_a_variant_refuses_at_one_size_are_described_at_the_others(
