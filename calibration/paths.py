@@ -8,7 +8,7 @@ FOLDER = Path(__file__).resolve().parent
 TRACES = FOLDER / "traces"  # recorded spaces of the suite; the other corpora lie in folders below
 EVIDENCE = FOLDER / "evidence"  # what compilers say of whole spaces
 PRODUCTS = FOLDER / "products"  # matrix products as Inductor makes them: a line for each shape, with all times
-POOLS = TRACES / "pools"  # programs that rewrites made, which differ by more than knobs; see record/pools.py
+POOLS = FOLDER / "pools"  # programs that rewrites made, which differ by more than knobs; see record/pools.py
 REPOSITORY = FOLDER.parent
 
 CORPORA = {
