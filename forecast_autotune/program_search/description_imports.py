@@ -9,5 +9,5 @@ from ..compilers import triton_launches
 from ..frontends.triton import simulated_driver  # noqa: F401
 from ..processes import boxed_imports  # noqa: F401
 
-with FakeTensorMode() as mode:  # what torch imports when it is first asked
+with FakeTensorMode():  # what torch imports when it is first asked
     triton_launches.launches(lambda x: torch.empty_like(x) + x, [torch.empty(1)], {})

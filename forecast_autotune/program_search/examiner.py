@@ -47,7 +47,7 @@ MOST_BYTES = 512 << 20  # of all arguments that are handed over at once
 PINNED_BYTES = 128 << 20  # at least, on a GPU
 NEAR_RATIO = 1.02  # of the fastest's time: what takes more is not checked beyond the sizes, for it can win nothing
 CHECKED_IN = (
-    2  # workers, of a candidate's further places: the driver starts one after the other, in 0.2 to 0.4 s each (H100)
+    2  # workers, of a candidate's further places: the driver starts one after the other, in 0.2 to 0.4 s (H100)
 )
 CHECKS = "forecast_autotune_check"  # names threads
 CHECKED_BESIDE = 8  # candidates that are checked side by side at most; each compiles, and has a worker or two

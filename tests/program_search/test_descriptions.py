@@ -106,20 +106,21 @@ def test_an_answer_that_a_text_makes_up_ends_no_search_and_leaves_no_file(
     [
         "import os; os._exit(3)",
         "raise SystemExit(2)",
-        "open('/root/.forecast_autotune_was_here', 'w')",
+        "open('OUTSIDE', 'w')",
         "import socket; socket.socket()",
         "this is no Python",
         "import os; os.kill(os.getppid(), 9)",
     ],
 )
 def test_a_text_that_does_what_it_may_not_is_not_described_and_harms_no_other(
-    attack: str, task: Any, describer: CandidateDescriber
+    attack: str, task: Any, describer: CandidateDescriber, tmp_path: Path
 ) -> None:
-    at_load = written(task, f"{task.source}\n{attack}\n")
+    outside = tmp_path / "was_here"
+    at_load = written(task, f"{task.source}\n{attack.replace('OUTSIDE', str(outside))}\n")
     bad, good = describer.describe([at_load, task.seed])
     assert not bad
     assert set(good) == set(CASES)
-    assert not Path("/root/.forecast_autotune_was_here").exists()
+    assert not outside.exists()
 
 
 def test_a_text_that_never_ends_is_left(
