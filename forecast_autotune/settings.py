@@ -171,6 +171,7 @@ class Settings:
     inductor: str = "0"
     answer: Answer = field(default_factory=Answer)
     online_cost: float = 0.05  # of the time in tuned kernels, what exploring may take in mode online
+    online_cpu: float = 0.05  # of one core's time, what learning may take in mode online
     model: str | None = None  # of the fitted one: a version, or an absolute path, that of a kept one included
 
     @classmethod
@@ -211,7 +212,15 @@ class Settings:
             except InvalidInputError as err:
                 raise InvalidInputError(f"{PREFIX}ANSWER={err}") from None
         if text := env.get(PREFIX + "ONLINE_COST", "").strip():
-            values["online_cost"] = _share(text)
+            values["online_cost"] = _share(
+                text, "ONLINE_COST", "the time in tuned kernels, 5% or 0.05; 0 explores nothing"
+            )
+        if text := env.get(PREFIX + "ONLINE_CPU", "").strip():
+            values["online_cpu"] = _share(text, "ONLINE_CPU", "one core's time, 5% or 0.05, above 0")
+            if not values["online_cpu"]:
+                raise InvalidInputError(
+                    f"{PREFIX}ONLINE_CPU={text!r}: with no time nothing is learned; mode cached does that"
+                )
         if text := env.get(PREFIX + "BUDGET", "").strip():
             try:
                 BudgetLimits.parse(text)
@@ -235,13 +244,11 @@ class Settings:
         return settings
 
 
-def _share(text: str) -> float:
+def _share(text: str, name: str, accepted: str) -> float:
     match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)\s*%|(0|1|[01]?\.\d{1,6})", text)
     share = math.nan if match is None else float(match[1]) / 100 if match[1] else float(match[2])
     if not 0 <= share <= 1:
-        raise InvalidInputError(
-            f"{PREFIX}ONLINE_COST={text!r}: accepted is a share of the time in tuned kernels, 5% or 0.05; 0 explores nothing"
-        )
+        raise InvalidInputError(f"{PREFIX}{name}={text!r}: accepted is a share of {accepted}")
     return share
 
 

@@ -36,6 +36,7 @@ def test_each_variable_is_read() -> None:
             "FORECAST_AUTOTUNE_SYNC": "rank0",
             "FORECAST_AUTOTUNE_REMOTE": "1",
             "FORECAST_AUTOTUNE_ONLINE_COST": "2.5 %",
+            "FORECAST_AUTOTUNE_ONLINE_CPU": "50%",
             "FORECAST_AUTOTUNE_ANSWER": "reasoned,60s",
             "FORECAST_AUTOTUNE_MODEL": "15-kernels-0c4f1a2b",
         }
@@ -51,6 +52,7 @@ def test_each_variable_is_read() -> None:
         sync="rank0",
         remote="1",
         online_cost=0.025,
+        online_cpu=0.5,
         answer=Answer(form="reasoned", seconds=60.0),
         model="15-kernels-0c4f1a2b",
     )
@@ -66,10 +68,17 @@ def test_what_exploring_may_cost_is_a_share(text: str, share: float) -> None:
     assert Settings.from_environment({"FORECAST_AUTOTUNE_ONLINE_COST": text}).online_cost == pytest.approx(share)
 
 
+@pytest.mark.parametrize("name", ["ONLINE_COST", "ONLINE_CPU"])
 @pytest.mark.parametrize("text", ["5", "-1%", "101%", "nan", "1.5", "5 percent", "1e-3"])
-def test_a_share_that_is_none_is_an_error(text: str) -> None:
-    with pytest.raises(InvalidInputError, match=r"ONLINE_COST=.*accepted is a share"):
-        Settings.from_environment({"FORECAST_AUTOTUNE_ONLINE_COST": text})
+def test_a_share_that_is_none_is_an_error(name: str, text: str) -> None:
+    with pytest.raises(InvalidInputError, match=rf"{name}=.*accepted is a share"):
+        Settings.from_environment({f"FORECAST_AUTOTUNE_{name}": text})
+
+
+@pytest.mark.parametrize("text", ["0", "0%", "0.0"])
+def test_learning_without_any_time_is_an_error_that_names_the_mode_which_does_that(text: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"ONLINE_CPU=.*mode cached"):
+        Settings.from_environment({"FORECAST_AUTOTUNE_ONLINE_CPU": text})
 
 
 @pytest.mark.parametrize("name", ["MODE", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC", "REMOTE", "ANSWER", "INDUCTOR"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import statistics
 import sys
 import time
@@ -84,13 +85,14 @@ def synchronize(size: Size) -> None:
         torch.cuda.synchronize()
 
 
-def measured(operation: str, size: Size, steps: int) -> dict[str, Any]:
+def measured(operation: str, size: Size, steps: int, until_s: float = 0.0) -> dict[str, Any]:
     """What so many steps take.
 
     Seconds of the first, and until the ends of step 20 and of the last; milliseconds of one in the last third, until it is
     done and until the host is free again; the step by which every key was measured, 0 if not all were; how many keys were
     measured, as pairs of a second and a count whenever one more was; the most memory in MiB; and, of a model, the loss at
-    each step.
+    each step. Where keys are not all measured by the last of the steps, there are more of them until they are, for at most
+    `until_s` seconds in all, and then as many steps again.
     """
     torch.manual_seed(0)
     step = OPERATIONS[operation](size)
@@ -101,7 +103,9 @@ def measured(operation: str, size: Size, steps: int) -> dict[str, Any]:
     measured_keys: list[tuple[float, int]] = [(0.0, 0)]
     synchronize(size)
     began = time.perf_counter()
-    for number in range(1, steps + 1):
+    last, number = steps, 0
+    while number < last:
+        number += 1
         started = time.perf_counter()
         output = step()
         output.backward(torch.ones_like(output))
@@ -117,13 +121,15 @@ def measured(operation: str, size: Size, steps: int) -> dict[str, Any]:
             measured_at = number if decided and set(decided) == {"measured"} else 0
             if (count := decided.count("measured")) > measured_keys[-1][1]:
                 measured_keys.append((round(ends_s[-1], 2), count))
-    last = slice(max(min(UNTIMED_STEPS, steps - 1), 2 * steps // 3), None)
+            if number >= steps and ends_s[-1] < until_s:
+                last = number + steps
+    late = slice(-max(1, min(steps - UNTIMED_STEPS, math.ceil(steps / 3))), None)
     return {
         "first_s": ends_s[1],
         "early_s": ends_s[min(EARLY_STEP, steps)],
         "all_s": ends_s[-1],
-        "steady_ms": statistics.median(step_ms[last]),
-        "host_ms": statistics.median(host_ms[last]),
+        "steady_ms": statistics.median(step_ms[late]),
+        "host_ms": statistics.median(host_ms[late]),
         "measured_at": measured_at,
         "measured_keys": measured_keys,
         "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if size.device != "cpu" else 0.0,
@@ -137,6 +143,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("operation", choices=OPERATIONS)
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--until", type=float, default=0.0)
     parser.add_argument("--rehearse", action="store_true")
     given = parser.parse_args(words)
     if given.way != "stock":
@@ -147,7 +154,7 @@ def main(words: list[str] | None = None) -> int:
             stack.enter_context(pretended_cuda())
             stack.enter_context(fa.rehearsal("H200", REHEARSED_US))
         timings = stack.enter_context(noting_timings())
-        found = measured(given.operation, size, given.steps)
+        found = measured(given.operation, size, given.steps, given.until)
         print(json.dumps({**found, "timings_ms": timings, "chosen": chosen(), "tuning": spent()}))
     return 0
 

@@ -1,11 +1,12 @@
 """Other people's packages under `install()`: `python -m calibration third-party [OPERATION …]`, and `--list [PACKAGE …]`.
 
 With operations of flash-linear-attention, by default all: each runs in processes with empty caches, tuned by Triton,
-untuned (each key's first config), under `install()`, in mode online, and warmed (decided before; then `warm` fills an empty
-cache of Triton's). Printed are the seconds until the ends of the first step, of step 20 and of the last, the milliseconds of
-a step in the last third and of the host's part of it, the step by which every key was measured, the most memory, the time of
-what ours chose over the best by Triton's own clock (geometric mean over keys, and worst), and of a model in training its
-last loss, and how far at most a loss is from stock's.
+untuned (each key's first config), under `install()`, in mode online with half a core to learn, and warmed (decided before;
+then `warm` fills an empty cache of Triton's). Printed are the seconds until the ends of the first step, of step 20 and of
+the last, the milliseconds of a step in the last third and of the host's part of it, the step and the second by which every
+key was measured, the most memory, the time of what ours chose over the best by Triton's own clock (geometric mean over keys,
+and worst), and of a model in training its last loss, and how far at most a loss is from stock's. With `--until S`, mode
+online goes on until every key is measured, for at most so many seconds, and then makes as many steps again.
 This needs a GPU; --rehearse tries the same without one, at small sizes, and its times mean nothing.
 
 With --list no GPU is needed: each package's modules are imported, and its tuners are counted: those that are decided here,
@@ -41,7 +42,10 @@ from .steps import STEPS, WAYS
 PACKAGES = ("fla", "liger_kernel", "flag_gems", "torchao", "unsloth", "vllm", "sglang")
 WAYS_BY_DEFAULT = "stock,untuned,ours"
 OF_BUDGET = ("ours", "online", "warmed")
-MODES = {"untuned": {"FORECAST_AUTOTUNE_MODE": "first"}, "online": {"FORECAST_AUTOTUNE_MODE": "online"}}
+MODES = {
+    "untuned": {"FORECAST_AUTOTUNE_MODE": "first"},
+    "online": {"FORECAST_AUTOTUNE_MODE": "online", "FORECAST_AUTOTUNE_ONLINE_CPU": "50%"},
+}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -58,6 +62,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--ways", default=WAYS_BY_DEFAULT, help=f"of {', '.join(WAYS)} (default: %(default)s)")
     parser.add_argument("--budget", default="8", metavar="B", help="as FORECAST_AUTOTUNE_BUDGET (default: 8)")
     parser.add_argument("--steps", type=positive, default=STEPS, metavar="N", help="of each (default: %(default)s)")
+    parser.add_argument(
+        "--until",
+        type=positive,
+        default=0,
+        metavar="S",
+        help="seconds after which mode online stops, its keys measured or not",
+    )
     parser.add_argument("--rehearse", action="store_true", help="without a GPU; the times mean nothing")
     parser.add_argument(
         "--keep", type=Path, metavar="FILE", help="JSON lines, written as they come; a later run goes on"
@@ -89,7 +100,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as err:
         print(f"third-party: --keep {given.keep}: {err}", file=sys.stderr)
         return 2
-    how = Run(budget=given.budget, steps=given.steps, rehearse=given.rehearse)
+    how = Run(budget=given.budget, steps=given.steps, until_s=given.until, rehearse=given.rehearse)
     return run_operations(operations, ways, how, kept, as_json=given.json)
 
 
@@ -103,8 +114,8 @@ def _has_gpu() -> bool:
 
 
 FIGURES = (
-    "first step s", "20 steps s", "all s", "step ms", "host ms", "measured at", "peak MiB", "keys", "over best", "worst",
-    "last loss", "from stock's",
+    "first step s", "20 steps s", "all s", "step ms", "host ms", "measured at", "after s", "peak MiB", "keys", "over best",
+    "worst", "last loss", "from stock's",
 )  # fmt: skip
 
 
@@ -114,12 +125,21 @@ class Run:
 
     budget: str
     steps: int
+    until_s: int
     rehearse: bool
 
     def asked(self, operation: str, way: str) -> tuple[str, ...]:
         """What an answer is kept under."""
         steps = () if self.steps == STEPS else (str(self.steps),)
-        return operation, way, self.budget if way in OF_BUDGET else "", "rehearsed" if self.rehearse else "", *steps
+        until = (f"until {self.until_s} s",) if self.until_s and way == "online" else ()
+        return (
+            operation,
+            way,
+            self.budget if way in OF_BUDGET else "",
+            "rehearsed" if self.rehearse else "",
+            *steps,
+            *until,
+        )
 
 
 def run_operations(operations: Sequence[str], ways: Sequence[str], how: Run, kept: Kept, *, as_json: bool) -> int:
@@ -146,7 +166,9 @@ def _figures_of(found: Mapping[str, Any], stock: Mapping[str, Any]) -> tuple[str
         return found["problem"], *[""] * (len(FIGURES) - 1)
     ratios = list(over_best(stock, found).values()) if found is not stock else []
     figures = [f"{found[name]:.3g}" for name in ("first_s", "early_s", "all_s", "steady_ms", "host_ms")]
-    figures.append(str(found["measured_at"] or "-"))
+    figures += (
+        [str(found["measured_at"]), f"{found['measured_keys'][-1][0]:.3g}"] if found["measured_at"] else ["-", "-"]
+    )
     keys = str(len(found["timings_ms"] if found is stock else found["chosen"]))
     mean = f"{math.exp(statistics.fmean(map(math.log, ratios))):.4f}" if ratios else ""
     worst = f"{max(ratios):.3f}" if ratios else ""
@@ -163,7 +185,7 @@ def _figures_of(found: Mapping[str, Any], stock: Mapping[str, Any]) -> tuple[str
 def run_step(operation: str, way: str, how: Run) -> dict[str, Any]:
     """What `steps` answers in a process with empty caches; `problem` where it did not."""
     command = [sys.executable, "-m", "calibration.third_party.steps", operation, way, *["--rehearse"] * how.rehearse]
-    all_steps = [*command, "--steps", str(how.steps)]
+    all_steps = [*command, "--steps", str(how.steps), *["--until", str(how.until_s)] * (way == "online")]
     with tempfile.TemporaryDirectory() as folder:
         cache = os.path.join(folder, "triton")
         environment = {

@@ -277,6 +277,7 @@ class Dispatcher:
         learnable: Learnable,
     ) -> Learning:
         """What the calls of a key teach, which is launched on `incumbent` meanwhile."""
+        at_work.share = how.settings.online_cpu
         thrifty = Thrifty(lambda: not is_frozen(how.settings.dir))
         calls = RealCalls(
             incumbent=incumbent,

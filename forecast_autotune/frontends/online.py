@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 
 QUIET_S = 0.5  # after the first call of the newest key: a program's first step meets key after key, and needs the CPU
 MOST_QUIET_S = 30.0  # threads wait for that
-DUTY = 0.05  # of the time in which threads may work: Python code of the program waits for its interpreter meanwhile
 MOST_THREADS = 128  # keys that are learned at once; further ones wait for the end of one
 MOST_TIMES = 16.0  # the default's time: how slow beyond a candidate is expected to be does not count
 LEAVE_S = 2.0  # for threads to end with the process
@@ -257,8 +256,11 @@ class AtWork:
     """Held by the one thread of all that learn which works now; the others wait for compilers, for calls, or for it.
 
     Of those that wait for it the one that began first is next, so that first keys are decided while later ones still wait.
-    After work there is a pause, in which none works, so that all together take a `DUTY` of one core's time.
+    After work there is a pause, in which none works, so that all together take no more than a `share` of one core's time:
+    Python code of the program waits for its interpreter meanwhile.
     """
+
+    share = 1.0
 
     def __init__(self) -> None:
         self.begin()
@@ -293,7 +295,7 @@ class AtWork:
         """Let others work."""
         if getattr(self._mine, "held", False):
             worked_s = time.thread_time() - self._since_s
-            self._ready_at = time.monotonic() + worked_s * (1 / DUTY - 1)
+            self._ready_at = time.monotonic() + worked_s * (1 / self.share - 1)
             with self._changed:
                 self._is_held = self._mine.held = False
                 self._changed.notify_all()

@@ -16,7 +16,7 @@ def learning_at_once() -> Iterator[None]:
     """Threads begin with the first call, and work as much as they can; what one test explored is not another one's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(online, "QUIET_S", 0.0)
-        patch.setattr(online, "DUTY", 1.0)
+        patch.setattr(online.AtWork, "share", property(lambda _: 1.0, lambda *_: None))
         PROCESS_ALLOWANCE.begin()
         yield
         online.learners.end()

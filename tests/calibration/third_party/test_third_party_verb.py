@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import torch
+
+import forecast_autotune as fa
 from calibration import answers
-from calibration.third_party import verb
+from calibration.third_party import steps, verb
 from calibration.third_party.package_tuners import import_module, modules_of
 
 KERNEL = """
@@ -86,3 +92,35 @@ def test_what_was_answered_is_kept_and_what_failed_is_asked_again(tmp_path: Path
     file.write_text("half a li")
     with pytest.raises(ValueError, match="Expecting value"):
         answers.Kept(file)
+
+
+@dataclass
+class LearnsSlowly:
+    """A kernel whose key is measured from a step on."""
+
+    from_step: float
+    steps: int = 0
+
+    @property
+    def decisions(self) -> dict[str, Any]:
+        return {"key": SimpleNamespace(basis="measured" if self.steps >= self.from_step else "forecast")}
+
+    def step(self) -> torch.Tensor:
+        self.steps += 1
+        return torch.ones(2, requires_grad=True) * 2
+
+
+@pytest.mark.parametrize(
+    ("from_step", "until_s", "made", "measured_at"),
+    [(2, 0.0, 5, 2), (math.inf, 0.0, 5, 0), (9, 60.0, 14, 9), (math.inf, 0.05, None, 0)],
+)
+def test_steps_go_on_until_all_is_measured_and_as_many_again(
+    from_step: float, until_s: float, made: int | None, measured_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = LearnsSlowly(from_step)
+    monkeypatch.setattr(steps, "living_tuners", lambda: [kernel])
+    monkeypatch.setattr(fa, "tuner_of", lambda each: each)
+    monkeypatch.setitem(steps.OPERATIONS, "of a kernel", lambda size: kernel.step)
+    found = steps.measured("of a kernel", steps.REHEARSED, 5, until_s)
+    assert found["measured_at"] == measured_at
+    assert kernel.steps == made if made else found["all_s"] > until_s

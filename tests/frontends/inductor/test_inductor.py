@@ -675,7 +675,7 @@ def test_what_calls_have_taught_is_compiled_in_afterwards(
     compiling: Compiling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(online, "QUIET_S", 0.0)
-    monkeypatch.setattr(online, "DUTY", 1.0)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_ONLINE_CPU", "100%")
     PROCESS_ALLOWANCE.begin()
     kernel = tuned(configs=configs(blocks=(64, 256)), surrogate=Favours(64), mode="online")
     f = traced_by_dynamo(kernel)

@@ -262,6 +262,15 @@ def test_a_cost_of_nothing_learns_nothing_and_says_so(monkeypatch: pytest.Monkey
         assert len(launched(on)) == 1
 
 
+def test_learning_takes_the_share_of_a_core_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(online.AtWork, "share", 1.0)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_ONLINE_CPU", "80%")
+    kernel = tuned(mode="online")
+    with playing():
+        call_until_decided(kernel)
+    assert online.at_work.share == 0.8
+
+
 def test_ranks_of_a_job_do_not_explore_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
     kernel = tuned(mode="online")
@@ -448,6 +457,20 @@ def test_a_forked_child_goes_on_with_the_best_known() -> None:
                 os._exit(code)
         assert os.waitpid(pid, 0)[1] == 0
         call_until_decided(kernel)
+
+
+def test_after_work_there_is_a_pause_that_leaves_it_its_share_of_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(online.AtWork, "share", 0.2)
+    at_work = online.AtWork()
+    at_work.enter()
+    began = time.thread_time()
+    while (worked_s := time.thread_time() - began) < 0.02:
+        pass
+    before = time.monotonic()
+    at_work.leave()
+    at_work.enter()
+    assert time.monotonic() - before > 3 * worked_s
+    at_work.leave()
 
 
 def test_of_keys_that_wait_for_work_the_first_is_next() -> None:
