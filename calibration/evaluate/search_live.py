@@ -39,7 +39,7 @@ from forecast_autotune.program_search.finals import in_turns
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.loop import SearchLoop
 from forecast_autotune.program_search.proposers.mix import Mix
-from forecast_autotune.program_search.proposers.rewriting import Crossover, Knobs, Rewrites
+from forecast_autotune.program_search.proposers.rewriting import Anywhere, Crossover, Knobs, Rewrites
 from forecast_autotune.program_search.run import toolchain_of
 from forecast_autotune.program_search.runners import preparer
 from forecast_autotune.program_search.task import SearchTask
@@ -161,7 +161,7 @@ class LiveTask:
                 task=self.task,
                 archive=Archive(Path(kept), self.task, self.hardware, self.toolchain),
                 budget=budget,
-                proposer=Mix([Rewrites(), Knobs(), Crossover()]),
+                proposer=Mix([Rewrites(), Knobs(), Anywhere(), Crossover()]),
                 forecaster=self.forecaster if arm == "forecasts" else None,
                 examiner=self.remembered,  # type: ignore[arg-type]
                 preparer=self.preparer,

@@ -51,7 +51,11 @@ def add_parser(subparsers: Subparsers) -> None:
         "--budget", type=int, default=32, metavar="N", help="candidates measured, the seed included (default: 32)"
     )
     parser.add_argument(
-        "--proposals", type=_times, default=4.0, metavar="4x", help="proposed for each that is measured (default: 4x)"
+        "--proposals",
+        type=_times,
+        default=16.0,
+        metavar="16x",
+        help="proposed for each that is measured (default: 16x)",
     )
     parser.add_argument(
         "--proposer",

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 ROUND = 4  # tried between two rounds of forecasts; one of them at random
 RANDOM_EVERY = 4
+PROPOSALS = 16.0  # for each that is tried: to forecast one costs next to nothing
 DRY = 4  # rounds that try nothing, after which a search ends
 BUILDERS = 2  # builds beside each other; nothing is timed meanwhile
 
@@ -63,7 +64,7 @@ class SearchLoop:
     forecaster: CandidateForecaster | None
     examiner: Examiner
     preparer: Preparer
-    proposals: float = 4.0
+    proposals: float = PROPOSALS
     seed: int = 0
     skills: Sequence[StepSkill] = ()
     listener: Callable[[SearchEvent], None] = lambda _: None

@@ -25,11 +25,11 @@ from .examiner import Examiner
 from .finals import Final, Finals, run_finals
 from .forecasts import CandidateForecaster
 from .lineage import StepEffect, WalkedBack, walk_back
-from .loop import SearchEvent, SearchLoop, speedups
+from .loop import PROPOSALS, SearchEvent, SearchLoop, speedups
 from .nvcc_flags import flags_of, without_flags
 from .proposers.base import Proposer, SearchView, tally
 from .proposers.mix import Mix
-from .proposers.rewriting import Crossover, Knobs, Rewrites, Skilled
+from .proposers.rewriting import Anywhere, Crossover, Knobs, Rewrites, Skilled
 from .runners import Preparer, preparer
 from .skills import StepSkill, learn, skills_in
 from .task import CUDA_SUFFIX, SearchTask, Sizes, named, task_of
@@ -149,7 +149,7 @@ def search(
     target: Any,
     *,
     budget: int = 32,
-    proposals: float = 4.0,
+    proposals: float = PROPOSALS,
     proposers: Sequence[str] = (REWRITE,),
     minutes: float = math.inf,
     tokens: float = math.inf,
@@ -190,7 +190,7 @@ def search(
     if sizes is not None and not isinstance(sizes, Mapping):
         task = named(sizes, task)
     if not math.isfinite(proposals) or proposals < 1:
-        raise InvalidInputError(f"proposals {proposals!r}: give a number of at least 1, such as 4 for 4x")
+        raise InvalidInputError(f"proposals {proposals!r}: give a number of at least 1, such as 16 for 16x")
     tell = listener or (lambda _: None)
     limits = SearchBudget(measurements=budget, minutes=minutes, tokens=tokens)
     settings = Settings.from_environment()
@@ -286,7 +286,7 @@ def _proposer(names: Sequence[str], settings: Settings, budget: SearchBudget) ->
     made: list[Proposer] = []
     for name in dict.fromkeys(names):
         if name == REWRITE:
-            made += [Rewrites(), Knobs(), Skilled(), Crossover()]
+            made += [Rewrites(), Knobs(), Anywhere(), Skilled(), Crossover()]
         elif name.startswith(("http://", "https://")):
             from .proposers.written import Written
 

@@ -40,9 +40,7 @@ class _Session(OutcomeSession):
     def _sources(self) -> list[transfer.SourcePrediction]:
         """What the recordings predict; how much each counts is for the outcomes to say."""
         job, recordings = self.context.job, self.context.recordings
-        read = (
-            transfer.read(recording, job.space, weight) for weight, recording in transfer.most_alike(job, recordings)
-        )
+        read = (transfer.read(recording, job, weight) for weight, recording in transfer.most_alike(job, recordings))
         return [source for source in read if source is not None]
 
     def predict_from(self, outcomes: Mapping[Config, Outcome]) -> tuple[Forecasts, float | None]:

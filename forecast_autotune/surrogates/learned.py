@@ -140,7 +140,7 @@ class _Session(OutcomeSession):
             if by_model is not None:
                 launches = recording.static_features
                 refused = self._described & [c in recording.outcomes and not launches.get(c) for c in job.space]
-            source = transfer.read(recording, job.space, weight, by_model, model.mean, ignored_failures=refused)
+            source = transfer.read(recording, job, weight, by_model, model.mean, ignored_failures=refused)
             if source is None:
                 continue
             if by_model is not None and model.fail is not None:

@@ -11,7 +11,6 @@ from ..core.config import Config
 from ..core.hardware import Hardware
 from ..core.job import Job, Recording, log2_speedups
 from ..core.outcome import Failure, Outcome
-from ..core.space import Space
 from ..features.knob_matrix import knob_matrix
 from .gaussian_process import FITTED_ON, Known, choose_shape, most_telling, predict, share_of_failures
 from .gp_residual import OFFSET, OWN_SIGMA
@@ -46,12 +45,14 @@ class SourcePrediction:
         mean, sigma: of log2 speed-up over the space's default; shape `(configs,)`.
         fail: chance of failing, shape `(configs,)`.
         likeness: how much the source counts for the job.
+        hardware: how much its hardware alone counts; 0 where it is no recording.
     """
 
     mean: Array
     sigma: Array
     fail: Array
     likeness: float
+    hardware: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,28 +83,29 @@ def most_alike(job: Job, recordings: Sequence[Recording]) -> list[tuple[float, R
 
 def read(
     recording: Recording,
-    space: Space,
+    job: Job,
     weight: float,
     model_of_recording: Array | None = None,
     model_of_job: Array | None = None,
     *,
     ignored_failures: NDArray[np.bool_] | None = None,
 ) -> SourcePrediction | None:
-    """What a recording predicts of a space's configs; those it lacks are predicted by their neighbours.
+    """What a recording predicts of a job's configs; those it lacks are predicted by their neighbours.
 
     With what a model expects, only what the model missed is carried over.
 
     Args:
-        recording, space: of the same program; the job's.
+        recording, job: of the same program.
         weight: how much the recording counts for the job.
         model_of_recording, model_of_job: log2 speed-ups that a model expects where the recording was made, and of the job;
             shape `(configs,)`.
         ignored_failures: configs that count as lacking where they failed in the recording; shape `(configs,)`.
     Returns:
-        None if the recording shares no config that ran with the space.
+        None if the recording shares no config that ran with the job's space.
     """
     import numpy as np
 
+    space = job.space
     speedups = {c: s for c, s in recording.log2_speedups().items() if c in space}
     if not speedups:
         return None
@@ -134,7 +136,7 @@ def read(
         mean[failed] = y.min() - FAILED_BELOW - expected[failed]
     mean[at], sigma[at], fail[at], fail[failed] = missed, OWN_SIGMA, 0.0, 1.0
     mean = mean + expected_of_job
-    return SourcePrediction(mean - mean[0], sigma, fail, weight)
+    return SourcePrediction(mean - mean[0], sigma, fail, weight, _hardware_likeness(job.hardware, recording.hardware))
 
 
 def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Config, Outcome]) -> CombinedPrediction:
@@ -163,7 +165,7 @@ def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Con
     mean = (by_config * means).sum(axis=0)
     off = means - mean
     spread = (by_config * (off**2 + sigmas**2)).sum(axis=0)
-    closest = max(s.likeness for s in sources)
+    closest = max(s.hardware for s in sources)
     floor = next((floor for weight, floor in FLOORS if closest >= weight), FLOORS[-1][1])
     # Where all configs do nearly alike in the recordings, they will for this job, and be off by less.
     floor *= min(1.0, max(LEAST_SPREAD, float(mean.std()) / USUAL_SPREAD))

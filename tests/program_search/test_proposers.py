@@ -20,7 +20,7 @@ from forecast_autotune.program_search.proposers.base import SearchView, tally
 from forecast_autotune.program_search.proposers.cpp_rewrites import rewrites as cpp_rewrites
 from forecast_autotune.program_search.proposers.crossing import crossed
 from forecast_autotune.program_search.proposers.mix import Mix
-from forecast_autotune.program_search.proposers.rewriting import Crossover, Knobs, Rewrites
+from forecast_autotune.program_search.proposers.rewriting import Anywhere, Crossover, Knobs, Rewrites
 from forecast_autotune.program_search.proposers.triton_rewrites import rewrites as triton_rewrites
 from forecast_autotune.program_search.task import SearchTask
 
@@ -46,6 +46,11 @@ class TestKnobs(ProposerContract):
         return Knobs()
 
 
+class TestAnywhere(ProposerContract):
+    def make(self) -> Anywhere:
+        return Anywhere()
+
+
 class TestRewrites(ProposerContract):
     def make(self) -> Rewrites:
         return Rewrites()
@@ -68,6 +73,19 @@ def test_crossover_needs_two_that_ran_and_takes_knobs_of_both() -> None:
     )
     children = Crossover().propose(seen(of, tried(one, 5.0), tried(other, 6.0)), 4)
     assert {"A": 2, "B": 3} in [dict(c.config.knobs) for c in children]
+
+
+def test_any_config_of_any_variant_is_drawn_and_of_one_with_a_text_of_its_own_under_that() -> None:
+    spaces = {"plain": Space.grid({"A": [1, 2, 3], "B": [1, 2, 3]}), "other": Space.grid({"C": [1, 2, 3]})}
+    of = task(
+        spaces=spaces, source="def plain(): ...", texts={"plain": "def plain(): ...", "other": "def other(): ..."}
+    )
+    drawn = Anywhere().propose(seen(of), 20)
+    found = {(c.variant, c.source, c.config) for c in drawn}
+    every = {(name, f"def {name}(): ...", config) for name, space in spaces.items() for config in space}
+    seed = of.seed
+    assert found == every - {(seed.variant, seed.source, seed.config)}
+    assert all(c.steps and c.parents == (seed.digest,) for c in drawn)
 
 
 def test_crossed_texts_hold_the_changes_of_both_unless_they_touch() -> None:

@@ -1,4 +1,4 @@
-"""Proposers that need no model: other knobs, one rewrite of a parent's text, skills, and two parents crossed."""
+"""Proposers that need no model: other knobs, near and anywhere, a rewrite of a parent's text, skills, parents crossed."""
 
 from __future__ import annotations
 
@@ -70,13 +70,6 @@ class Knobs(_Drawing):
 
     def _one(self, view: SearchView, draw: random.Random) -> Candidate | None:
         parent = view.parent(draw)
-        if len(view.task.spaces) > 1 and draw.random() < 0.2:
-            variant = draw.choice(list(view.task.spaces))
-            config = draw.choice(view.task.spaces[variant])
-            source = view.task.texts.get(variant)
-            return replace(
-                self._child(parent, f"variant={variant} {config}", source=source, config=config), variant=variant
-            )
         space = view.task.spaces[parent.variant]
         if draw.random() < BEYOND:
             config = _beyond(parent.config, space.roles, draw)
@@ -88,8 +81,29 @@ class Knobs(_Drawing):
             if not near:
                 return None
             config = draw.choice(near)
-        changed = " ".join(f"{k}={v}" for k, v in config.knobs.items() if v != parent.config.knobs.get(k))
-        return self._child(parent, changed, config=config)
+        return self._child(parent, _changed(parent.config, config), config=config)
+
+
+class Anywhere(_Drawing):
+    """Any config of any variant: of a parent's variant under its text, of others under the one that a person wrote.
+
+    Forecasts tell configs of a known text apart well, and to tell of one more costs next to nothing.
+    """
+
+    name = "anywhere"
+
+    def _one(self, view: SearchView, draw: random.Random) -> Candidate | None:
+        parent = view.parent(draw)
+        variant = draw.choice(list(view.task.spaces))
+        config = draw.choice(view.task.spaces[variant])
+        if variant == parent.variant:
+            return self._child(parent, _changed(parent.config, config), config=config)
+        child = self._child(parent, f"variant={variant} {config}", source=view.task.texts.get(variant), config=config)
+        return replace(child, variant=variant)
+
+
+def _changed(before: Config, after: Config) -> str:
+    return " ".join(f"{k}={v}" for k, v in after.knobs.items() if v != before.knobs.get(k))
 
 
 def _beyond(config: Config, roles: dict[str, str], draw: random.Random) -> Config | None:

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 180.0  # that a turn waits for its answers
 ANSWER_TOKENS = 8_192
+ASKED = 16  # programs in one turn at most, however many are wanted: each costs tokens
 MOST_SOURCE = 60_000  # characters of a parent that a prompt holds
 MOST_SKILLS = 4
 MOST_SHOWN = 4_000  # characters of a sibling's difference, and of a failure's message
@@ -121,7 +122,7 @@ class Written:
     def propose(self, view: SearchView, n: int) -> Sequence[Candidate]:
         """See `Proposer`. A server that is gone has proposed nothing, with one warning."""
         draw = view.draw(self.name)
-        parents = [view.parent(draw) for _ in range(n)]
+        parents = [view.parent(draw) for _ in range(min(n, ASKED))]
         found: dict[str, Candidate] = {}
         prompts = [self._prompt(view, parent) for parent in parents]
         for position, text in self._asked(prompts):
