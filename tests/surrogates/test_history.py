@@ -128,6 +128,17 @@ def test_outcomes_of_this_job_correct_those_of_other_jobs() -> None:
     assert told[1] < 0.5 * told[0]
 
 
+def test_before_anything_is_measured_another_size_on_the_same_product_is_surer_than_another_product() -> None:
+    def sigma(known: int, other: Recording) -> float:
+        asked = replace(question(recording(), known=known), recordings=[other])
+        untried = [f.sigma for c, f in forecasts(asked).items() if c not in asked.outcomes]
+        return statistics.median(untried)
+
+    size, product = recording(n=8192), recording(hardware=replace(HERE, name="D"))
+    assert sigma(0, size) < 0.7 * sigma(0, product)
+    assert sigma(0, size) == pytest.approx(sigma(0, recording(n=1 << 20)))  # however far the sizes are apart
+
+
 def test_a_recording_of_a_few_configs_speaks_for_their_neighbours_too() -> None:
     here, elsewhere = recording(), recording(hardware=TWIN)
     few = replace(elsewhere, outcomes=dict(list(elsewhere.outcomes.items())[::3]))
