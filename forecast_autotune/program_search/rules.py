@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
+from functools import lru_cache
 
 from .candidate import Candidate
 from .nvcc_flags import KNOWN, flags_of
@@ -89,10 +91,10 @@ def _calls(source: str, language: str) -> set[str]:
 
 def _of_python(source: str, own: str) -> str:
     try:
-        tree = ast.parse(source)
+        mine = _facts(source)
     except (SyntaxError, ValueError, RecursionError) as err:
         return f"it cannot be parsed: {err}"
-    mine, its = _facts(tree), _facts(ast.parse(own))
+    its = _facts(own)
     for what, allowed in (
         ("import", _MODULES),
         ("torch", _ALLOCATION),
@@ -105,8 +107,10 @@ def _of_python(source: str, own: str) -> str:
     return ""
 
 
-def _facts(tree: ast.Module) -> dict[str, set[str]]:
+@lru_cache(maxsize=256)  # most candidates differ from others in their knobs alone
+def _facts(source: str) -> Mapping[str, set[str]]:
     """What a module imports, uses of torch and of dangerous builtins, and forms that hide errors."""
+    tree = ast.parse(source)
     facts: dict[str, set[str]] = {"import": set(), "torch": set(), "builtin": set(), "form": set()}
     of_torch = _names_of_torch(tree)
     with_attribute = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
