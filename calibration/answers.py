@@ -34,15 +34,15 @@ class Kept:
         return self._found[asked]
 
 
-def answer_of(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+def answer_of(command: Sequence[str], environment: Mapping[str, str], *, limit_s: float = LIMIT_S) -> dict[str, Any]:
     """The last line that a process prints, as JSON; else `problem`, with the last line of its errors."""
     paths = [str(REPOSITORY), environment.get("PYTHONPATH", "")]
     environment = {**environment, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s)
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
-        return {"problem": f"it took more than {LIMIT_S:.0f} s"}
+        return {"problem": f"it took more than {limit_s:.0f} s"}
     except (IndexError, ValueError):
         told = done.stderr.strip().splitlines() or [f"exit code {done.returncode}, and not a word"]
         return {"problem": told[-1][:200]}

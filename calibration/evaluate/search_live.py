@@ -1,6 +1,6 @@
 """Searches with forecasts and without, on the GPU that is present: what each finds for as many measurements.
 
-Each task is searched from the same seeds with forecasts of 4x and by drawing at random, with the same proposers and as many
+Each task is searched from the same seeds with forecasts of 16x and by drawing at random, with the same proposers and as many
 measurements. The kernel is left out of the model that forecasts. A program is measured once: a search that comes to what
 another has measured takes its time from there, and counts it as its own. Then the fastest of each are timed in turns beside
 all that a person wrote, at the sizes searched and at those held out.

@@ -6,7 +6,8 @@ then `warm` fills an empty cache of Triton's). Printed are the seconds until the
 the last, the milliseconds of a step in the last third and of the host's part of it, the step and the second by which every
 key was measured, the most memory, the time of what ours chose over the best by Triton's own clock (geometric mean over keys,
 and worst), and of a model in training its last loss, and how far at most a loss is from stock's. With `--until S`, mode
-online goes on until every key is measured, for at most so many seconds, and then makes as many steps again.
+online goes on until every key is measured, for at most so many seconds, and then makes as many steps again: its last loss
+is of a later step.
 This needs a GPU; --rehearse tries the same without one, at small sizes, and its times mean nothing.
 
 With --list no GPU is needed: each package's modules are imported, and its tuners are counted: those that are decided here,
@@ -35,7 +36,7 @@ from typing import Any
 
 from forecast_autotune.cli.output import print_json, print_table
 
-from ..answers import Kept, answer_of
+from ..answers import LIMIT_S, Kept, answer_of
 from ..command import positive
 from .steps import STEPS, WAYS
 
@@ -132,6 +133,7 @@ class Run:
         """What an answer is kept under."""
         steps = () if self.steps == STEPS else (str(self.steps),)
         until = (f"until {self.until_s} s",) if self.until_s and way == "online" else ()
+        mode = tuple(f"{name}={value}" for name, value in MODES.get(way, {}).items() if not name.endswith("_MODE"))
         return (
             operation,
             way,
@@ -139,6 +141,7 @@ class Run:
             "rehearsed" if self.rehearse else "",
             *steps,
             *until,
+            *mode,
         )
 
 
@@ -198,7 +201,7 @@ def run_step(operation: str, way: str, how: Run) -> dict[str, Any]:
             **({"FORECAST_AUTOTUNE_BUDGET": how.budget} if way in OF_BUDGET else {}),
         }
         if way != "warmed":
-            return answer_of(all_steps, environment)
+            return answer_of(all_steps, environment, limit_s=LIMIT_S + how.until_s)
         decided = answer_of([*command, "--steps", "1"], environment)
         if "problem" in decided:
             return decided

@@ -194,6 +194,8 @@ def _cases(what: str, after: Value, tried: Sequence[Tried]) -> Iterable[tuple[Ca
 
 
 def _is_same(what: str, after: Value, parent: Candidate, child: Candidate) -> bool:
+    if parent.variant != child.variant:
+        return False
     if parent.source != child.source:
         done, _, how = step_of(child.steps[-1].splitlines()[0])
         return (done, how) == (what, after)

@@ -45,14 +45,14 @@ class SourcePrediction:
         mean, sigma: of log2 speed-up over the space's default; shape `(configs,)`.
         fail: chance of failing, shape `(configs,)`.
         likeness: how much the source counts for the job.
-        hardware: how much its hardware alone counts; 0 where it is no recording.
+        at_any_size: how much it would count whatever its key; 0 where it is no recording.
     """
 
     mean: Array
     sigma: Array
     fail: Array
     likeness: float
-    hardware: float = 0.0
+    at_any_size: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def read(
         mean[failed] = y.min() - FAILED_BELOW - expected[failed]
     mean[at], sigma[at], fail[at], fail[failed] = missed, OWN_SIGMA, 0.0, 1.0
     mean = mean + expected_of_job
-    return SourcePrediction(mean - mean[0], sigma, fail, weight, _hardware_likeness(job.hardware, recording.hardware))
+    return SourcePrediction(mean - mean[0], sigma, fail, weight, _likeness_at_any_size(job, recording))
 
 
 def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Config, Outcome]) -> CombinedPrediction:
@@ -167,7 +167,7 @@ def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Con
     spread = (by_config * (off**2 + sigmas**2)).sum(axis=0)
     # Before anything is measured, a miss was half of the sigma told where the floor went by how alike sizes are. Outcomes
     # correct a wider forecast better: with the narrower one a CUDA kernel's 16 ended at 2.8 times the best, not at 1.
-    closest = max(s.likeness if speedups else s.hardware for s in sources)
+    closest = max(s.likeness if speedups else s.at_any_size for s in sources)
     floor = next((floor for weight, floor in FLOORS if closest >= weight), FLOORS[-1][1])
     # Where all configs do nearly alike in the recordings, they will for this job, and be off by less.
     floor *= min(1.0, max(LEAST_SPREAD, float(mean.std()) / USUAL_SPREAD))
@@ -179,9 +179,12 @@ def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Con
 
 def likeness(job: Job, recording: Recording) -> float:
     """How much a recording counts for a job: hardware above all, then key, program text and toolchain."""
+    return _likeness_at_any_size(job, recording) * _key_likeness(job.workload.key, recording.workload.key)
+
+
+def _likeness_at_any_size(job: Job, recording: Recording) -> float:
     return (
         _hardware_likeness(job.hardware, recording.hardware)
-        * _key_likeness(job.workload.key, recording.workload.key)
         * (1.0 if job.workload.program.digest == recording.workload.program.digest else 0.5)
         * (1.0 if job.toolchain.digest == recording.toolchain.digest else 0.8)
     )

@@ -88,6 +88,25 @@ def test_any_config_of_any_variant_is_drawn_and_of_one_with_a_text_of_its_own_un
     assert all(c.steps and c.parents == (seed.digest,) for c in drawn)
 
 
+def test_another_variant_drops_what_was_rewritten_for_this_one_and_says_so() -> None:
+    of = task(spaces={"plain": Space.grid({"A": [1, 2]}), "other": Space.grid({"C": [1, 2]})})
+    rewritten = Candidate(
+        source="# rewritten\n" + of.source, language="triton", variant="plain", config=Config({"A": 1}),
+        proposer="rewrite", parents=(of.seed.digest,), steps=("unroll@loop1=4",),
+    )  # fmt: skip
+    drawn = Anywhere().propose(seen(of, tried(rewritten, 1.0)), 20)
+    switched = [c for c in drawn if c.variant == "other"]
+    assert switched
+    assert all(c.source == of.source and len(c.steps) == 1 for c in switched)
+    kept = [c for c in drawn if c.variant == "plain" and c.parents == (rewritten.digest,)]
+    assert all(c.source == rewritten.source and c.steps == ("unroll@loop1=4", "A=2") for c in kept)
+
+
+def test_a_config_that_differs_in_a_value_s_type_alone_has_a_step_that_says_so() -> None:
+    of = task(spaces={"plain": Space([{"A": 1}, {"A": True}, {"A": 2}])})
+    assert {c.steps for c in Anywhere().propose(seen(of), 20)} == {("A=True",), ("A=2",)}
+
+
 def test_crossed_texts_hold_the_changes_of_both_unless_they_touch() -> None:
     base = "a\nb\nc\nd\n"
     assert crossed(base, "A\nb\nc\nd\n", "a\nb\nc\nD\n") == "A\nb\nc\nD\n"

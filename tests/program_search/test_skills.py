@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts.proposer_contract import ProposerContract, seen
+from contracts.proposer_contract import ProposerContract, seen, tried
 from doubling import Unchecked, task
 
 from forecast_autotune.cli import main
@@ -27,7 +27,7 @@ from forecast_autotune.program_search.lineage import WalkedBack, steps_to, walk_
 from forecast_autotune.program_search.proposers.crossing import crossed
 from forecast_autotune.program_search.proposers.rewriting import Skilled, rewrites_of
 from forecast_autotune.program_search.proposers.written import _skills
-from forecast_autotune.program_search.skills import StepSkill, learn, skills_in, step_of
+from forecast_autotune.program_search.skills import StepSkill, _cases, learn, skills_in, step_of
 from forecast_autotune.program_search.task import SearchTask
 from forecast_autotune.store.searches import SearchFile
 
@@ -214,6 +214,16 @@ def test_a_skill_that_fits_is_taken_to_another_program() -> None:
     for unfit in (a_skill(conditions=(far,)), a_skill(language="triton"), a_skill(knob="A", after=7)):
         assert not Skilled().propose(replace(view, skills=[unfit]), 8)
     assert not Skilled().propose(replace(view, skills=[]), 8)
+
+
+def test_another_variant_is_no_step_of_the_knob_that_also_differs() -> None:
+    of = task(spaces={name: Space.grid({"W": [4, 8]}) for name in ("plain", "other")})
+    same, other = (
+        replace(of.seed, variant=variant, config=Config({"W": 8}), parents=(of.seed.digest,), steps=("W=8",))
+        for variant in ("plain", "other")
+    )
+    view = seen(of, tried(same, 2.0), tried(other, 1.0))
+    assert [parent.variant for parent, _ in _cases("W", 8, list(view.tried))] == ["plain"]
 
 
 def test_models_are_shown_skills_that_fit() -> None:

@@ -128,9 +128,9 @@ def test_tokens_are_counted_whatever_the_server_says_and_end_the_asking() -> Non
         says(server, [(GOOD, -5), (GOOD, 0), (GOOD, 10_000)])
         budget = SearchBudget(measurements=9, tokens=5_000)
         writer = Written.named(server.url, Settings.from_environment({}), budget)
-        writer.propose(seen(task()), 2)
+        writer.propose(seen(task()), 8)
         assert 100 < budget.tokens_used < 5_000
-        writer.propose(seen(task()), 1)
+        writer.propose(seen(task()), 4)
         assert budget.tokens_used >= 10_000
         asked = len(server.asks_of("/v1/chat/completions"))
         assert not writer.propose(seen(task()), 4)

@@ -137,6 +137,10 @@ def test_before_anything_is_measured_another_size_on_the_same_product_is_surer_t
     size, product = recording(n=8192), recording(hardware=replace(HERE, name="D"))
     assert sigma(0, size) < 0.7 * sigma(0, product)
     assert sigma(0, size) == pytest.approx(sigma(0, recording(n=1 << 20)))  # however far the sizes are apart
+    edited = replace(
+        size, workload=replace(size.workload, program=replace(size.workload.program, source="another text"))
+    )
+    assert sigma(0, edited) > 1.2 * sigma(0, size)
 
 
 def test_a_recording_of_a_few_configs_speaks_for_their_neighbours_too() -> None:

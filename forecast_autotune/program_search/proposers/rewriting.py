@@ -87,7 +87,8 @@ class Knobs(_Drawing):
 class Anywhere(_Drawing):
     """Any config of any variant: of a parent's variant under its text, of others under the one that a person wrote.
 
-    Forecasts tell configs of a known text apart well, and to tell of one more costs next to nothing.
+    Forecasts tell configs of a known text apart well, and to tell of one more costs next to nothing. What was rewritten for
+    one variant may not even be reached by another.
     """
 
     name = "anywhere"
@@ -97,13 +98,15 @@ class Anywhere(_Drawing):
         variant = draw.choice(list(view.task.spaces))
         config = draw.choice(view.task.spaces[variant])
         if variant == parent.variant:
+            if config == parent.config:
+                return None
             return self._child(parent, _changed(parent.config, config), config=config)
-        child = self._child(parent, f"variant={variant} {config}", source=view.task.texts.get(variant), config=config)
-        return replace(child, variant=variant)
+        child = self._child(parent, f"variant={variant} {config}", source=view.task.text_of(variant), config=config)
+        return replace(child, variant=variant, steps=child.steps[-1:])
 
 
 def _changed(before: Config, after: Config) -> str:
-    return " ".join(f"{k}={v}" for k, v in after.knobs.items() if v != before.knobs.get(k))
+    return " ".join(f"{k}={v}" for k, v in after.knobs.items() if Config({k: v}) != Config({k: before.knobs.get(k)}))
 
 
 def _beyond(config: Config, roles: dict[str, str], draw: random.Random) -> Config | None:

@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 180.0  # that a turn waits for its answers
 ANSWER_TOKENS = 8_192
-ASKED = 16  # programs in one turn at most, however many are wanted: each costs tokens
+# Programs cost tokens: of so many that are wanted one is asked for, and so many in one turn at most.
+SPARING, ASKED = 4, 16
 MOST_SOURCE = 60_000  # characters of a parent that a prompt holds
 MOST_SKILLS = 4
 MOST_SHOWN = 4_000  # characters of a sibling's difference, and of a failure's message
@@ -122,7 +123,7 @@ class Written:
     def propose(self, view: SearchView, n: int) -> Sequence[Candidate]:
         """See `Proposer`. A server that is gone has proposed nothing, with one warning."""
         draw = view.draw(self.name)
-        parents = [view.parent(draw) for _ in range(min(n, ASKED))]
+        parents = [view.parent(draw) for _ in range(min(math.ceil(n / SPARING), ASKED))]
         found: dict[str, Candidate] = {}
         prompts = [self._prompt(view, parent) for parent in parents]
         for position, text in self._asked(prompts):

@@ -94,6 +94,14 @@ def test_what_was_answered_is_kept_and_what_failed_is_asked_again(tmp_path: Path
         answers.Kept(file)
 
 
+def test_what_was_answered_under_other_settings_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    how = verb.Run(budget="8", steps=50, until_s=0, rehearse=False)
+    asked = how.asked("swiglu", "online")
+    monkeypatch.setitem(verb.MODES["online"], "FORECAST_AUTOTUNE_ONLINE_CPU", "5%")
+    assert how.asked("swiglu", "online") != asked
+    assert how.asked("swiglu", "ours") == ("swiglu", "ours", "8", "")
+
+
 @dataclass
 class LearnsSlowly:
     """A kernel whose key is measured from a step on."""
