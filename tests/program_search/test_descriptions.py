@@ -19,9 +19,10 @@ from calibration.search_tasks import search_tasks
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.hardware import Toolchain
+from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.features.hardware_sheets import hardware_named
 from forecast_autotune.processes.box import lacking
-from forecast_autotune.program_search.candidate import Candidate
+from forecast_autotune.program_search.candidate import Candidate, Tried
 from forecast_autotune.program_search.descriptions import CandidateDescriber, _checked, describer_of, over_sizes
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.proposers.rewriting import rewrites_of
@@ -232,6 +233,39 @@ def test_forecasts_are_made_by_what_candidates_launch(task: Any, describer: Cand
     assert len(job.static_features) == len(job.space) == 4
     told = describer.describe([task.seed])[0]
     assert job.static_features[0] == over_sizes(told, CASES)
+
+
+def test_what_its_own_code_refuses_is_not_forecast_and_takes_nothing_from_the_others(
+    task: Any, describer: CandidateDescriber
+) -> None:
+    surrogate = Noting()
+    fits = next(c for c in task.spaces["one_pass"] if c["num_warps"] == 4 and c["ROWS"] == 1)
+    at_one_size = replace(task.seed, variant="one_pass", config=fits)  # it refuses few_rows
+    raises = written(task, f"{task.source}\nraise ValueError\n")
+    good = replace(task.seed, config=task.spaces["online"][1])
+    failed = Tried(
+        candidate=raises, outcome=Failure(stage="launch", message="ValueError"), forecast=None, chosen="random"
+    )
+    ran = Tried(candidate=task.seed, outcome=Measurement(samples_us=(9.0, 9.1, 9.2)), forecast=None, chosen="seed")
+    forecaster = CandidateForecaster(task, HARDWARE, TOOLCHAIN, surrogate, describer)
+    forecasts = forecaster.forecast([ran, failed], [at_one_size, raises, good])
+    assert [f is None for f in forecasts] == [True, True, False]
+    (job,) = surrogate.jobs
+    assert len(job.space) == 2
+    assert all(job.static_features)
+
+
+def test_a_variant_of_which_nothing_is_described_is_forecast_by_its_knobs(
+    task: Any, describer: CandidateDescriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(describer, "describe", lambda candidates: [{} for _ in candidates])
+    proposed = [replace(task.seed, config=config) for config in task.spaces["online"][1:4]]
+    forecasts = CandidateForecaster(task, HARDWARE, TOOLCHAIN, History(), describer).forecast([], proposed)
+    assert len(forecasts) == 3
+    surrogate = Noting()
+    CandidateForecaster(task, HARDWARE, TOOLCHAIN, surrogate, describer).forecast([], proposed)
+    assert len(surrogate.jobs[0].space) == 4
+    assert not surrogate.jobs[0].static_features
 
 
 def test_a_task_that_is_not_triton_on_a_gpu_is_not_described(task: Any, tmp_path: Path) -> None:
