@@ -280,18 +280,19 @@ def test_a_search_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
     here = Path(__file__).parent
     program = PROGRAM.format(paths=[str(here), str(here.parent / "support"), str(here.parent)])
     told: list[str] = []
-    draw = random.Random(0)
+    draw, killed = random.Random(0), 0
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        for _ in range(100):
+        while killed < 100 or len(told) <= 100:  # where the machine is busy, searches come less far
+            killed += 1
             process.stdin.write("search\n")
             process.stdin.flush()
             searching = int(process.stdout.readline())
             lines = [process.stdout.readline()]
-            time.sleep(draw.random() * 0.1)
+            time.sleep(draw.random() * 0.1 * max(1.0, killed / 100))
             with suppress(ProcessLookupError):  # which has come to its end
                 os.kill(searching, signal.SIGKILL)
             while lines[-1] != "ended\n":
@@ -301,5 +302,5 @@ def test_a_search_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
         process.stdin.close()
     kept = [t.candidate.digest for t in a_search(tmp_path, 400).archive]
     assert set(told) <= set(kept)
-    assert len(set(kept)) == len(kept) > 100
+    assert len(set(kept)) == len(kept)
     assert len(set(told)) == len(told), "something was measured again after it had been told of"
