@@ -166,7 +166,7 @@ def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Con
     off = means - mean
     spread = (by_config * (off**2 + sigmas**2)).sum(axis=0)
     # Before anything is measured, a miss was half of the sigma told where the floor went by how alike sizes are. Outcomes
-    # correct a wider forecast better: with the narrower one a CUDA kernel's 16 ended at 2.8 times the best, not at 1.
+    # correct a wider forecast better: with the narrower one, a CUDA space's 16 ended at 2.8 times the best.
     closest = max(s.likeness if speedups else s.at_any_size for s in sources)
     floor = next((floor for weight, floor in FLOORS if closest >= weight), FLOORS[-1][1])
     # Where all configs do nearly alike in the recordings, they will for this job, and be off by less.
