@@ -107,8 +107,9 @@ def _refused(
     what is known least, most may be hoped. 13 of 32 measurements of a layer norm went to such.
     """
     described = {one.variant for one in candidates if told.get(one.digest)}
-    raising = [one for one in candidates[1:] if one.digest in told and not told[one.digest]]
-    return {one.digest for one in raising if one.variant in described or any(by_size[one.digest].values())}
+    raising = [one for one in candidates if one.digest in told and not told[one.digest]]
+    refused = {one.digest for one in raising if one.variant in described or any(by_size[one.digest].values())}
+    return refused - {candidates[0].digest}
 
 
 def _features(of: Mapping[str, Config], told: Mapping[str, Features], space: Space) -> Sequence[Features]:

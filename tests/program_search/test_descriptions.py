@@ -255,6 +255,21 @@ def test_what_its_own_code_refuses_is_not_forecast_and_takes_nothing_from_the_ot
     assert all(job.static_features)
 
 
+def test_a_seed_that_is_not_described_stays_what_others_are_compared_with(
+    task: Any, describer: CandidateDescriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {case: {"us_memory": 1.0} for case in CASES}
+    monkeypatch.setattr(
+        describer, "describe", lambda candidates: [{} if c.digest == task.seed.digest else whole for c in candidates]
+    )
+    ran = Tried(candidate=task.seed, outcome=Measurement(samples_us=(9.0, 9.1, 9.2)), forecast=None, chosen="seed")
+    surrogate = Noting()
+    others = [replace(task.seed, config=config) for config in task.spaces["online"][1:3]]
+    CandidateForecaster(task, HARDWARE, TOOLCHAIN, surrogate, describer).forecast([ran], others)
+    (job,) = surrogate.jobs
+    assert [bool(features) for features in job.static_features] == [False, True, True]
+
+
 def test_a_variant_of_which_nothing_is_described_is_forecast_by_its_knobs(
     task: Any, describer: CandidateDescriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
