@@ -84,6 +84,7 @@ def programs(task: SearchTask, seed: int = SEED) -> Iterator[Candidate]:
             config=config,
             proposer="pool",
             parents=(task.seed.digest,),
+            by_rules=True,
         )
         for _ in range(draw.randint(1, DEPTH)):
             by_kind: dict[str, list[tuple[str, str]]] = {}

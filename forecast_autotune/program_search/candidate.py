@@ -25,7 +25,7 @@ class Candidate:
     """A program to try: its text, which of its variants is called, and the knobs it is called with.
 
     `steps` says in words what was done to the task's own source, one after the other, back to the seed. `parents` are
-    digests.
+    digests. `by_rules` says that no model wrote any of it: rewrites made it of what a person wrote.
     """
 
     source: str = field(repr=False)
@@ -35,6 +35,7 @@ class Candidate:
     proposer: str
     parents: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
+    by_rules: bool = False
 
     @cached_property
     def digest(self) -> str:

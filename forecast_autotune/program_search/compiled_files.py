@@ -14,6 +14,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from .run_folders import remove
+
 BINARIES = (".cubin", ".hsaco")
 GROUP = "__grp__"  # begins the name of a file of Triton's that lists what belongs together
 MOST_BYTES = 256 << 20  # that are read of a folder: a kernel comes to half a megabyte
@@ -31,6 +33,14 @@ def carry(compiled: Path, to: Path) -> None:
             content = content.replace(os.fsencode(compiled), os.fsencode(to))
         (place / name).write_bytes(content)
         os.chown(place / name, reader.st_uid, reader.st_gid)
+
+
+def forget(compiled: Path, kept: Path | None) -> None:
+    """Remove what kernels were compiled to from a worker's folder, but for what lies in another one too. What launches
+    them, which kernels of one signature share, stays."""
+    stay = set() if kept is None else {key for key, _, _ in _files(kept)}
+    for key in {key for key, name, _ in _files(compiled) if name.endswith(BINARIES)} - stay:
+        remove(compiled / key)
 
 
 def compiled_to(folder: Path, warm: Path | None) -> str:

@@ -139,7 +139,8 @@ class _Drawn:
 
 
 class Exam:
-    """One candidate's exam, in one worker; a context manager that lets go of the memory they share."""
+    """The exam of the candidate that was loaded last, in one worker; a context manager that lets go of the memory they
+    share."""
 
     def __init__(self, task: SearchTask, hardware: Hardware, bar: Bar, begun: Begun, *, is_seed: bool) -> None:
         self.task, self.bar, self.hardware = task, bar, hardware
@@ -154,6 +155,10 @@ class Exam:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the memory."""
         self._unpin()
 
     # The conversation -----------------------------------------------------------------------------------------------
@@ -171,7 +176,9 @@ class Exam:
         return answer
 
     def load(self, message: Message) -> None:
-        """Load the candidate; what it computes while it is loaded, it computes without inputs."""
+        """Load a candidate; what it computes while it is loaded, it computes without inputs."""
+        self.timeout_s = FIRST_TIMEOUT_S
+        self.worker.resume()
         self.ask({"load": message}, LOAD_TIMEOUT_S)
 
     def launch(self, drawn: Sequence[_Drawn], timeout_s: float) -> tuple[float, Message]:

@@ -1,4 +1,4 @@
-"""Trying candidates: a worker for each check and each timing; checks go side by side, and timings are alone."""
+"""Trying candidates: checks go side by side, and timings are alone; a worker for each, but for those that rules made."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from ..processes.machine import usable_cores, usable_memory_bytes
 from .compiled_files import carry, compiled_to
 from .exam import LOAD_TIMEOUT_S, Bar, Begun, Exam, Question, WrongError, at_the_sizes, elsewhere
 from .run_folders import RunFolder
+from .shared_workers import SharedWorker, SharedWorkers
 from .task import SearchTask, Sizes
 from .trial import serve_candidate
 
@@ -58,7 +59,7 @@ class Loadable:
     """What a worker loads a candidate by: see `trial.serve_candidate`.
 
     `modules` are imported before the box is closed. `code` is a digest of what it was compiled to; empty where that
-    is not known.
+    is not known. `by_rules` lets it have a worker that tries other such ones too: see `shared_workers.py`.
     """
 
     message: Message
@@ -67,6 +68,7 @@ class Loadable:
     may_start: bool = False  # Triton starts an assembler
     compile_s: float = 0.0
     code: str = ""
+    by_rules: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ class Result:
 @dataclass(slots=True, kw_only=True)
 class Checked:
     """Whether a candidate is right, `everywhere` or at the sizes alone, and workers to time it in: new ones, which find
-    what it compiled.
+    what it compiled, or the `shared` one that it was checked in.
 
     `code` is that of a `Result`.
     """
@@ -95,11 +97,15 @@ class Checked:
     code: str = ""
     seconds: float = 0.0
     begun: list[Begun] = field(default_factory=list)
+    shared: SharedWorker | None = None
 
     def end(self) -> None:
-        """End the workers that timed nothing."""
+        """End the workers that are left."""
         while self.begun:
             self.begun.pop().close()
+        if self.shared is not None:
+            self.shared.close()
+            self.shared = None
 
 
 class Examiner:
@@ -121,8 +127,14 @@ class Examiner:
         self._making = threading.Lock()
         self._warm: Path | None = None
         self._begun: weakref.WeakSet[Begun] = weakref.WeakSet()
+        self._shared = SharedWorkers()
+        weakref.finalize(self, self._shared.close)
         self._ends = False  # whether what is being checked is to end
         self._of_begun = threading.Lock()
+
+    def close(self) -> None:
+        """End the workers that wait for candidates; there are new ones where more are tried."""
+        self._shared.close()
 
     @contextlib.contextmanager
     def _turn(self, *, alone: bool) -> Iterator[None]:
@@ -164,7 +176,7 @@ class Examiner:
         """See whether candidates are right, side by side, as nothing is timed; and start workers to time them in.
 
         Args:
-            timings: how often each is to be handed to `time`.
+            timings: how often each is to be handed to `time`; each in a new worker, where that is more than once.
             everywhere: else at the sizes alone.
         Raises:
             NoBoxError, WorkersUnavailableError, InvalidInputError: see `examine`.
@@ -173,7 +185,12 @@ class Examiner:
         try:
             with self._checking(futures) as pool:
                 futures.extend(pool.submit(self._check, one, timings, everywhere) for one in candidates)
-            yield [future.result() for future in futures]
+            found = [future.result() for future in futures]
+            yield found
+            for checked in found:  # after an exception, nobody knows what it was asked last
+                if checked.shared is not None:
+                    self._shared.give_back(checked.shared)
+                    checked.shared = None
         finally:
             for future in futures:
                 if not future.cancelled() and future.exception() is None:
@@ -183,6 +200,14 @@ class Examiner:
         began = time.perf_counter()
         checked = Checked(everywhere=everywhere)
         asked = [*at_the_sizes(self.task), *(elsewhere(self.task) if everywhere else ())]
+        if candidate.by_rules and timings == 1:
+            try:
+                checked.shared, checked.code = self._check_shared(candidate, asked)
+            except _ITS_OWN as err:
+                checked.failure = replace(_failure(err), cost_s=time.perf_counter() - began)
+            if checked.shared is not None or checked.failure is not None:
+                checked.seconds = time.perf_counter() - began
+                return checked
         with ThreadPoolExecutor(1 + timings, thread_name_prefix=CHECKS) as pool:  # each takes a second or two to start
             first = pool.submit(self._begin, candidate, self._warm)
             others = [pool.submit(self._begin, candidate, None) for _ in range(timings)]
@@ -209,17 +234,48 @@ class Examiner:
             exam.load(candidate.message)
             exam.check(asked)
 
+    def _check_shared(self, candidate: Loadable, asked: Sequence[Question]) -> tuple[SharedWorker | None, str]:
+        """Check a candidate in a shared worker: that worker, and a digest of what it was compiled to.
+
+        No worker where it fails in one that others have used: it may be their doing, and a worker of its own will tell.
+        """
+        one = self._shared.take(lambda: self._begin_shared(candidate))
+        try:
+            return one, one.check(candidate.message, asked, self._warm)
+        except _ITS_OWN as err:
+            one.close()
+            if _is_its_own(err, one):
+                raise
+            return None, ""
+        except BaseException:
+            one.close()
+            raise
+
+    def _begin_shared(self, candidate: Loadable) -> SharedWorker:
+        begun = self._begin(candidate, self._warm)
+        try:
+            return SharedWorker(begun=begun, exam=Exam(self.task, self.hardware, self.bar, begun, is_seed=False))
+        except BaseException:
+            begun.close()
+            raise
+
     def _ask_elsewhere(self, candidate: Loadable) -> None:
         """Check a candidate where it was not checked yet, in a few workers, for at each place it is compiled anew."""
 
-        def ask(asked: Iterable[Question]) -> None:
+        def ask(asked: Sequence[Question]) -> None:
+            if candidate.by_rules:
+                shared, _ = self._check_shared(candidate, asked)
+                if shared is not None:
+                    self._shared.give_back(shared)
+                    return
             with contextlib.closing(self._begin(candidate, self._warm)) as begun:
                 self._ask(begun, candidate, asked)
 
         places: dict[tuple[str, bool], list[Question]] = {}
         for question in elsewhere(self.task):
             places.setdefault((question.name, question.shifted), []).append(question)
-        shares = [itertools.chain.from_iterable(list(places.values())[i::CHECKED_IN]) for i in range(CHECKED_IN)]
+        count = max(CHECKED_IN, len(self._shared) if candidate.by_rules else 0)
+        shares = [[*itertools.chain.from_iterable(list(places.values())[i::count])] for i in range(count)]
         futures: list[Future[None]] = []
         with self._checking(futures) as pool:
             futures.extend(pool.submit(ask, share) for share in shares[: len(places)])
@@ -309,14 +365,32 @@ class Examiner:
             return Result(outcome=checked.failure)
         began = time.perf_counter()
         try:
-            ready = checked.begun.pop(0) if checked.begun else self._begin(candidate, self._warm)
-            with contextlib.closing(ready), Exam(self.task, self.hardware, self.bar, ready, is_seed=False) as exam:
-                exam.load(candidate.message)
-                timed = self._timed(exam, best_us, sizes)
+            timed = self._timed_shared(checked, best_us, sizes)
+            if timed is None:
+                ready = checked.begun.pop(0) if checked.begun else self._begin(candidate, self._warm)
+                with contextlib.closing(ready), Exam(self.task, self.hardware, self.bar, ready, is_seed=False) as exam:
+                    exam.load(candidate.message)
+                    timed = self._timed(exam, best_us, sizes)
         except _ITS_OWN as err:
             return Result(outcome=replace(_failure(err), cost_s=checked.seconds + time.perf_counter() - began))
         result = _result(timed, checked.seconds + time.perf_counter() - began)
         return replace(result, code=checked.code, everywhere=checked.everywhere)
+
+    def _timed_shared(
+        self, checked: Checked, best_us: Mapping[str, float] | None, sizes: Mapping[str, Sizes] | None
+    ) -> dict[str, list[float]] | None:
+        """Time a candidate in the shared worker that it was checked in; None where there is none, or it fails in one that
+        others have used."""
+        one = checked.shared
+        if one is None:
+            return None
+        try:
+            return self._timed(one.exam, best_us, sizes)
+        except _ITS_OWN as err:
+            checked.end()
+            if _is_its_own(err, one):
+                raise
+            return None
 
     def _examined_seed(self, candidate: Loadable, sizes: Mapping[str, Sizes] | None) -> Result:
         """Check and time the seed in one worker; what Triton compiled for it is kept for all candidates."""
@@ -418,6 +492,12 @@ def _handed_over_bytes(task: SearchTask) -> int:
 
 _ITS_OWN = (WorkerTimeoutError, WorkerMemoryError, WorkerRaisedError, WorkerDiedError, WrongError)
 """What is raised for a candidate's own doing."""
+
+
+def _is_its_own(err: Exception, one: SharedWorker) -> bool:
+    """Whether a candidate that failed in a shared worker needs none of its own to be believed: it was the first there, or
+    another try takes as long as this one."""
+    return one.loaded == 1 or isinstance(err, WorkerTimeoutError)
 
 
 def _failure(err: Exception) -> Failure:

@@ -219,6 +219,7 @@ def search(
         listener=tell,
     )
     stopped = loop.run()
+    examiner.close()
     walked, skills = _walked(task, archive, examiner, makes, limits, tell)
     for skill in skills:
         archive.learn(skill)

@@ -66,9 +66,10 @@ class PythonPreparer:
         }
         return Loadable(
             message=message,
-            readable=(str(folder), str(root)),
+            readable=(str(self._folder if candidate.by_rules else folder), str(root)),
             modules=(module.__name__,),
             may_start=self._task.device != "cpu",
+            by_rules=candidate.by_rules,
         )
 
 

@@ -88,6 +88,7 @@ class SearchTask:
             variant=variant,
             config=self.spaces[variant].default,
             proposer="seed",
+            by_rules=True,
         )
 
     @cached_property
@@ -105,6 +106,7 @@ class SearchTask:
                     variant=variant,
                     config=config,
                     proposer="hand-written",
+                    by_rules=True,
                 )
                 if made.digest != self.seed.digest:
                     found.append(made)

@@ -51,6 +51,7 @@ def serve_candidate(channel: Channel, request: Message) -> None:
         command = channel.receive()
         try:
             if "load" in command:
+                call, sets = None, []
                 call = load(command["load"])
                 answer: Message = {"loaded": True}
             elif "stage" in command:

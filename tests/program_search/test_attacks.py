@@ -61,7 +61,7 @@ class Bench:
         return self.examiner.examine(replace(self._prepared(source), may_start=may_start), is_seed=is_seed)
 
     def _prepared(self, source: str) -> Loadable:
-        made = self.preparer.prepare(replace(self.task.seed, source=source))
+        made = self.preparer.prepare(replace(self.task.seed, source=source, by_rules=False))
         assert not isinstance(made, Failure)
         return made
 

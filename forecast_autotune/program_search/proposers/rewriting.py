@@ -60,6 +60,7 @@ class _Drawing:
             proposer=self.name,
             parents=(parent.digest, *(other.digest for other in others)),
             steps=(*parent.steps, step),
+            by_rules=all(one.by_rules for one in (parent, *others)),
         )
 
 

@@ -175,6 +175,7 @@ class Written:
             proposer=self.name,
             parents=(parent.digest,),
             steps=(*parent.steps, f"model: {_headline(answer)}"),
+            by_rules=False,
         )
 
     def _prompt(self, view: SearchView, parent: Candidate, failed: Tried | None = None) -> str:

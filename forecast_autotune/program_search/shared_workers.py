@@ -1,0 +1,84 @@
+"""Workers that try one candidate after another: of those in Python that rules made of what a person wrote.
+
+To start a device in a new process takes longer than to try a candidate: an H100's driver starts one process after the
+other, in 0.2 to 0.4 s. What a model wrote has a process to itself, for it may leave behind what it likes; and so has what is
+compiled to host code, which may write anywhere in its process. A candidate that fails ends the worker that it was in.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..processes.box import TRITON_FOLDER
+from ..processes.channel import Message
+from .compiled_files import compiled_to, forget
+from .exam import Begun, Exam, Question
+
+MOST_TRIED = 64  # by one worker: its box lets it compute for so long alone
+
+
+@dataclass(kw_only=True, eq=False)
+class SharedWorker:
+    """A worker, the exam that is held in it, and how many candidates it has loaded."""
+
+    begun: Begun
+    exam: Exam
+    loaded: int = 0
+
+    def check(self, message: Message, asked: Iterable[Question], warm: Path | None) -> str:
+        """Load a candidate and ask of it; a digest of what it was compiled to.
+
+        Raises:
+            WrongError, WorkerRaisedError, WorkerDiedError, WorkerTimeoutError, WorkerMemoryError: it fails.
+        """
+        compiled = self.begun.folder / TRITON_FOLDER
+        if self.loaded:
+            forget(compiled, warm)
+        self.loaded += 1
+        self.exam.load(message)
+        self.exam.check(asked)
+        return compiled_to(compiled, warm)
+
+    def close(self) -> None:
+        """End it."""
+        self.exam.close()
+        self.begun.close()
+
+
+class SharedWorkers:
+    """Those of one examiner that wait for a candidate."""
+
+    def __init__(self) -> None:
+        self._idle: list[SharedWorker] = []
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def take(self, begin: Callable[[], SharedWorker]) -> SharedWorker:
+        """One that waits, or a new one."""
+        while True:
+            with self._lock:
+                one = self._idle.pop() if self._idle else None
+            if one is None:
+                return begin()
+            if not one.begun.worker.has_ended:
+                return one
+            one.close()
+
+    def give_back(self, one: SharedWorker) -> None:
+        """Let it wait for the next candidate, or end it where it has had its share."""
+        if one.loaded >= MOST_TRIED or one.begun.worker.has_ended:
+            one.close()
+            return
+        one.begun.worker.resume()  # what is stopped may hold what another process waits for
+        with self._lock:
+            self._idle.append(one)
+
+    def close(self) -> None:
+        """End those that wait."""
+        while self._idle:
+            self._idle.pop().close()

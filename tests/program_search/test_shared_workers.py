@@ -1,0 +1,218 @@
+"""Workers that try one candidate after another: whose they are, what ends them, and who is believed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doubling import task
+from forecast_autotune.core.outcome import Failure, Measurement
+from forecast_autotune.measure.probe import detect_hardware
+from forecast_autotune.processes.box import lacking
+from forecast_autotune.program_search import shared_workers
+from forecast_autotune.program_search.compiled_files import forget
+from forecast_autotune.program_search.exam import Begun, WrongError
+from forecast_autotune.program_search.examiner import Examiner, Loadable, Result
+from forecast_autotune.program_search.runners import PythonPreparer
+
+boxed = pytest.mark.skipif(bool(lacking()), reason=f"no box here: {lacking()}")
+
+RIGHT = "torch.mul(x, 2, out=out)"
+ADDED = "torch.add(x, x, out=out)"
+
+
+class Bench:
+    """A task whose seed was examined, and the workers that were begun since."""
+
+    def __init__(self, folder: Path) -> None:
+        self.task = task()
+        self.examiner = Examiner(self.task, detect_hardware("cpu"), folder)
+        self.examiner.beside = 1  # one after the other, so that they come to the same worker
+        self.preparer = PythonPreparer(self.task, folder)
+        seed = self.preparer.prepare(self.task.seed)
+        assert isinstance(seed, Loadable)
+        assert isinstance(self.examiner.examine(seed, is_seed=True).outcome, Measurement)
+        self.begun: list[Begun] = []
+        begin = self.examiner._begin
+
+        def counted(*arguments: Any) -> Begun:
+            self.begun.append(begin(*arguments))
+            return self.begun[-1]
+
+        self.examiner._begin = counted  # type: ignore[method-assign]
+
+    def made(self, body: str, *, before: str = "", by_rules: bool = True) -> Loadable:
+        source = f"import torch\n{before}\n\ndef double(x, out, *, PARTS):\n    {body}\n"
+        made = self.preparer.prepare(replace(self.task.seed, source=source, by_rules=by_rules))
+        assert isinstance(made, Loadable)
+        return made
+
+    def tried(self, *bodies: str, **how: Any) -> list[Result]:
+        """What comes of candidates, one after the other; each is far slower than the fastest, and so asked nothing more."""
+        made = [self.made(body, **how) for body in bodies]
+        return [self.examiner.examine_all([one], best_us={"large": 1e-3})[0] for one in made]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    one = Bench(tmp_path)
+    yield one
+    one.examiner.close()
+
+
+def is_measured(result: Result) -> bool:
+    return isinstance(result.outcome, Measurement)
+
+
+@boxed
+def test_what_rules_made_is_tried_in_one_worker(bench: Bench) -> None:
+    assert all(is_measured(result) for result in bench.tried(RIGHT, ADDED, "out.copy_(x * 2)"))
+    assert len(bench.begun) == 1
+
+
+@boxed
+def test_what_a_model_wrote_has_a_worker_for_each_check_and_timing(bench: Bench) -> None:
+    assert all(is_measured(result) for result in bench.tried(RIGHT, ADDED, by_rules=False))
+    assert len(bench.begun) == 4
+    assert bench.tried("out.copy_(x * 2)") and len(bench.begun) == 5  # none of those is shared
+
+
+@boxed
+def test_finals_time_each_in_new_processes(bench: Bench) -> None:
+    bench.tried(ADDED)
+    made = bench.made(RIGHT)
+    with bench.examiner.checked([made], timings=2) as (checked,), bench.examiner.alone():
+        pids = {one.worker.pid for one in checked.begun}
+        assert all(is_measured(bench.examiner.time(made, checked)) for _ in range(2))
+    assert checked.shared is None
+    assert len(pids) == 2 and bench.begun[0].worker.pid not in pids
+
+
+@boxed
+def test_one_that_is_wrong_ends_its_worker_and_is_asked_again_in_its_own(bench: Bench) -> None:
+    right, wrong, another = bench.tried(RIGHT, "torch.mul(x, 3, out=out)", ADDED)
+    assert is_measured(right) and is_measured(another)
+    assert isinstance(wrong.outcome, Failure) and wrong.outcome.stage == "check"
+    assert len(bench.begun) == 4  # the first's; the check's and the timing's of the wrong one; the last's
+    (first_and_wrong,) = bench.tried("torch.mul(x, 3, out=out)", before="# once more")
+    assert not is_measured(first_and_wrong)
+
+
+@boxed
+def test_one_that_is_wrong_in_a_new_worker_is_asked_once(bench: Bench) -> None:
+    (wrong,) = bench.tried("torch.mul(x, 3, out=out)")
+    assert not is_measured(wrong)
+    assert len(bench.begun) == 1
+
+
+@boxed
+def test_what_another_left_behind_is_held_against_nobody(bench: Bench) -> None:
+    spoils = "torch.mul(x, 2, out=out)\n    torch.add = None"
+    assert all(is_measured(result) for result in bench.tried(spoils, ADDED))
+    assert len(bench.begun) > 1
+
+
+@boxed
+@pytest.mark.parametrize("place", ["check", "time"])
+def test_a_worker_that_breaks_under_an_innocent_one_is_left(
+    bench: Bench, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert is_measured(bench.tried(RIGHT)[0])
+    (shared,) = bench.examiner._shared._idle
+    monkeypatch.setattr(shared.exam, place, _raises(WrongError("spoilt")))
+    assert is_measured(bench.tried(ADDED)[0])
+    assert not bench.examiner._shared
+    assert shared.begun.worker.has_ended
+
+
+def _raises(err: Exception) -> Callable[..., Any]:
+    def raises(*_: object, **__: object) -> None:
+        raise err
+
+    return raises
+
+
+@boxed
+def test_one_that_died_while_it_waited_is_passed_over(bench: Bench) -> None:
+    bench.tried(RIGHT)
+    bench.begun[0].worker.kill()
+    assert is_measured(bench.tried(ADDED)[0])
+    assert len(bench.begun) == 2
+
+
+@boxed
+def test_one_that_hangs_is_not_asked_twice(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.tried(RIGHT)
+    monkeypatch.setattr("forecast_autotune.program_search.exam.FIRST_TIMEOUT_S", 1.0)
+    (hangs,) = bench.tried("while True: pass")
+    assert isinstance(hangs.outcome, Failure) and hangs.outcome.stage == "timeout"
+    assert len(bench.begun) == 1
+
+
+@boxed
+def test_one_has_its_share_and_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_workers, "MOST_TRIED", 2)
+    bench.tried(RIGHT, ADDED, "out.copy_(x * 2)")
+    assert len(bench.begun) == 2
+    assert bench.begun[0].worker.has_ended and not bench.begun[0].folder.exists()
+
+
+@boxed
+def test_what_is_near_the_fastest_is_asked_everywhere_in_those_that_wait(bench: Bench) -> None:
+    bench.examiner.beside = 2
+    together = [bench.made(RIGHT), bench.made(ADDED)]
+    results = bench.examiner.examine_all(together)
+    assert all(is_measured(result) for result in results)
+    assert any(result.everywhere for result in results)
+    assert len(bench.begun) == 2
+    corners = "out.copy_(x * 2) if len(x) in {} else out.zero_()"
+    sizes = {size["n"] for size in bench.task.sizes.values()}
+    (wrong,) = bench.examiner.examine_all([bench.made(corners.format(sizes))], best_us={"large": 1e9})
+    assert isinstance(wrong.outcome, Failure) and "corner" in wrong.outcome.message or "elements" in str(wrong.outcome)
+
+
+@boxed
+def test_after_an_exception_none_is_used_again(bench: Bench) -> None:
+    with pytest.raises(KeyboardInterrupt), bench.examiner.checked([bench.made(RIGHT)]) as (checked,):
+        assert checked.shared is not None
+        raise KeyboardInterrupt
+    assert not bench.examiner._shared
+    assert bench.begun[0].worker.has_ended
+
+
+@boxed
+def test_those_that_wait_end_with_their_examiner(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.tried(RIGHT)
+    (pid,) = [one.worker.pid for one in bench.begun]
+    bench.begun.clear()
+    del bench
+    gc.collect()
+    until = time.time() + 60
+    while os.path.exists(f"/proc/{pid}") and time.time() < until:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_what_kernels_were_compiled_to_is_forgotten_and_what_launches_them_stays(tmp_path: Path) -> None:
+    compiled, kept = tmp_path / "compiled", tmp_path / "kept"
+    for folder, names in {
+        compiled / "seeds": ("kernel.cubin",), compiled / "anothers": ("kernel.cubin", "kernel.ttir"),
+        compiled / "launcher": ("launcher.so",), kept / "seeds": ("kernel.cubin",),
+    }.items():  # fmt: skip
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text("")
+    (compiled / "link").symlink_to(kept)
+    forget(compiled, kept)
+    assert {path.name for path in compiled.iterdir()} == {"seeds", "launcher", "link"}
+    assert list(kept.rglob("*.cubin"))
+    forget(compiled, None)
+    assert {path.name for path in compiled.iterdir()} == {"launcher", "link"}
+    forget(tmp_path / "nowhere", None)
