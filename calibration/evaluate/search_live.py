@@ -34,14 +34,14 @@ from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
 from forecast_autotune.program_search.candidate import Candidate, Tried, incumbent
 from forecast_autotune.program_search.descriptions import describer_of
-from forecast_autotune.program_search.examiner import Examiner, Loadable, Result, is_near, mean_us
+from forecast_autotune.program_search.examiner import Examiner, Result, is_near, mean_us
 from forecast_autotune.program_search.finals import in_turns
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.loop import SearchLoop
 from forecast_autotune.program_search.proposers.mix import Mix
 from forecast_autotune.program_search.proposers.rewriting import Anywhere, Crossover, Knobs, Rewrites
 from forecast_autotune.program_search.run import toolchain_of
-from forecast_autotune.program_search.runners import preparer
+from forecast_autotune.program_search.runners import Loadable, preparer
 from forecast_autotune.program_search.task import SearchTask
 from forecast_autotune.store.encoding import decode_outcome, encode_outcome
 

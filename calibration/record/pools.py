@@ -38,12 +38,12 @@ from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.candidate import Candidate, Tried
 from forecast_autotune.program_search.descriptions import CandidateDescriber, Features, describer_of
-from forecast_autotune.program_search.examiner import Examiner, Loadable, Result
+from forecast_autotune.program_search.examiner import Examiner, Result
 from forecast_autotune.program_search.forecasts import configs_of, traits_of
 from forecast_autotune.program_search.proposers.rewriting import rewrites_of
 from forecast_autotune.program_search.rules import refused
 from forecast_autotune.program_search.run import toolchain_of
-from forecast_autotune.program_search.runners import preparer
+from forecast_autotune.program_search.runners import Loadable, preparer
 from forecast_autotune.program_search.task import SearchTask
 from forecast_autotune.store.encoding import to_text
 from forecast_autotune.store.textfile import write_lines

@@ -1,45 +1,38 @@
 """What a Triton candidate launches, described before it is compiled: it is called on tensors without data, in a box.
 
-A worker for each text loads it, notes the launches that it would make under each of its configs, and describes them as those
-of a decorated kernel are (`features/launch_features.py`). It has no GPU, and the answer is numbers by name: a candidate that
-makes up its own misleads forecasts, and nothing else.
+A worker loads a text, notes the launches that it would make under each of its configs, and describes them as those of a
+decorated kernel are (`features/launch_features.py`). It has no GPU, and the answer is numbers by name: a candidate that
+makes up its own misleads forecasts, and nothing else. So a text that a model wrote has a worker to itself.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from ..core.hardware import Hardware
 from ..core.outcome import Failure
-from ..processes.box import Box, boxed_environment, close_box
+from ..processes.box import Box
 from ..processes.channel import Channel, Message
-from ..processes.endings import WorkerDiedError, WorkerRaisedError, WorkersUnavailableError, WorkerTimeoutError
-from ..processes.fork_server import ForkServer
-from ..processes.machine import usable_cores
-from ..processes.serving import redirect_output
-from ..store.encoding import decode_hardware, encode_hardware
+from ..store.encoding import encode_hardware
+from . import without_gpu
 from .candidate import Candidate
 from .exam import LOAD_TIMEOUT_S
-from .examiner import Loadable
-from .run_folders import RunFolder, remove
-from .runners import PythonPreparer
+from .run_folders import remove
+from .runners import Loadable, PythonPreparer
 from .task import SearchTask
 from .trial import load
 
 log = logging.getLogger(__name__)
 
-DESCRIBE_TIMEOUT_S = 20.0  # for all configs of a text; one takes 0.05 s
+DESCRIBE_TIMEOUT_S = 20.0  # for all that a worker is asked about; one config takes 0.05 s
 MEMORY_BYTES = 4 << 30
-BESIDE = 8  # workers at most
+SHARES = without_gpu.BESIDE  # of the texts that rules made: to start a worker takes longer than to describe a config
 MOST = 1e30  # of any number: means and ratios of several are numbers still
 
 Features = Mapping[str, float]
@@ -63,7 +56,7 @@ class CandidateDescriber:
         self._folder = folder
         self._preparer = PythonPreparer(task, folder)
         self._calls = {
-            name: [_without_data(value) for value in task.make_inputs(sizes, 0, task.device)]
+            name: [without_gpu.without_data(value) for value in task.make_inputs(sizes, 0, task.device)]
             for name, sizes in task.sizes.items()
         }
         self._hardware = encode_hardware(hardware)
@@ -79,44 +72,36 @@ class CandidateDescriber:
         return [self._known.get(one.digest, {}) for one in candidates]
 
     def _learn(self, texts: Sequence[Sequence[Candidate]]) -> None:
-        """Have candidates described, each text's by a worker of its own."""
+        """Have candidates described: each text that a model wrote by a worker of its own, others by a few workers, and what
+        those ended at by its own."""
+        rules = [text for text in texts if all(one.by_rules for one in text)]
+        shares = [[one for text in rules[i::SHARES] for one in text] for i in range(min(SHARES, len(rules)))]
         try:
-            run = RunFolder(self._folder)
+            with without_gpu.side_by_side(self._folder) as beside:
+                for groups in ([*shares, *(text for text in texts if text not in rules)], rules):
+                    left = [new for group in groups if (new := [one for one in group if one.digest not in self._known])]
+                    list(beside.threads.map(lambda group: self._tell(group, beside), left))
+            self._known.update({one.digest: {} for text in texts for one in text if one.digest not in self._known})
         except OSError as err:
             log.warning("candidates are forecast without descriptions: %s", err)
-            return
-        ends = threading.Event()
-        pool = ThreadPoolExecutor(min(BESIDE, usable_cores()))
-        try:
-            for group, told in zip(
-                texts, pool.map(lambda group: self._told(group, run.path, ends), texts), strict=True
-            ):
-                self._known |= {one.digest: each for one, each in zip(group, told, strict=True)}
-        finally:
-            ends.set()  # after Ctrl-C, what is being described is left
-            pool.shutdown()
-            run.close()
 
-    def _told(self, group: Sequence[Candidate], run: Path, ends: threading.Event) -> list[Mapping[str, Features]]:
-        """What a worker says of the configs of one text; nothing of those that it ends at."""
-        told: list[Mapping[str, Features]] = [{} for _ in group]
+    def _tell(self, group: Sequence[Candidate], beside: without_gpu.SideBySide) -> None:
+        """Learn what a worker says of candidates; nothing of those that it ends at."""
         try:
-            made = [self._preparer.prepare(one) for one in group]
-            folder = Path(tempfile.mkdtemp(prefix="description-", dir=run))
+            made = [(one, self._preparer.prepare(one)) for one in group]
+            ready = [(one, loadable) for one, loadable in made if not isinstance(loadable, Failure)]
+            folder = Path(tempfile.mkdtemp(prefix="description-", dir=beside.folder))
             try:
-                ready = {i: one for i, one in enumerate(made) if not isinstance(one, Failure)}
-                for i, described in zip(ready, self._described(list(ready.values()), folder, ends), strict=True):
-                    told[i] = described
+                loadables = [loadable for _, loadable in ready]
+                for (one, _), described in zip(ready, self._described(loadables, folder, beside.watch), strict=True):
+                    self._known[one.digest] = described
             finally:
                 remove(folder)
-        except (WorkerDiedError, WorkerRaisedError, WorkersUnavailableError, WorkerTimeoutError) as err:
-            log.info("a candidate is forecast without a description: %s", err)
-        except (OSError, LookupError, UnicodeError) as err:  # no disk, no such key, no text that can be written
+        except without_gpu.ITS_OWN as err:
             log.info("a candidate is forecast without a description: %r", err)
-        return told
 
     def _described(
-        self, made: Sequence[Loadable], folder: Path, ends: threading.Event
+        self, made: Sequence[Loadable], folder: Path, watch: Callable[[], None]
     ) -> Iterator[Mapping[str, Features]]:
         """Each as it is described by a worker; raises where that ends or takes too long."""
         if not made:
@@ -129,12 +114,9 @@ class CandidateDescriber:
             "calls": self._calls,
             "loads": [one.message for one in made],
         }
-
-        def watch() -> None:
-            if ends.is_set():
-                raise WorkersUnavailableError("the search ends")
-
-        with _server.start(serve_descriptions, request, environment=_environment(), ready_s=LOAD_TIMEOUT_S) as worker:
+        with without_gpu.server.start(
+            serve_descriptions, request, environment=without_gpu.environment(), ready_s=LOAD_TIMEOUT_S
+        ) as worker:
             until = time.monotonic() + DESCRIBE_TIMEOUT_S
             for _ in made:
                 yield _checked(worker.receive(max(0.0, until - time.monotonic()), watch)["described"], self._calls)
@@ -168,47 +150,19 @@ def _checked(described: Any, calls: Mapping[str, Any]) -> Mapping[str, Features]
     }
 
 
-def _without_data(value: Any) -> Message:
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        return {"value": value}
-    return {
-        "shape": list(value.shape),
-        "stride": list(value.stride()),
-        "dtype": str(value.dtype).removeprefix("torch."),
-    }
-
-
-def _environment() -> dict[str, str]:
-    """A box's, without a GPU, in which kernels are those that would be compiled."""
-    environment = {name: value for name, value in boxed_environment().items() if name != "TRITON_INTERPRET"}
-    return {**environment, "CUDA_VISIBLE_DEVICES": ""}
-
-
-_server = ForkServer(f"{__package__}.description_imports", environment=_environment())
-
-
 # The worker's side -----------------------------------------------------------------------------------------------------
 
 
 def serve_descriptions(channel: Channel, request: Message) -> None:
     """Close the box, load what is asked for, and describe its launches. Runs in a worker."""
-    import importlib
-
     from ..compilers.triton_launches import launches, static_features
     from ..frontends.triton.simulated_driver import rehearsal
 
-    for name in request["modules"]:
-        importlib.import_module(name)
-    box = Box.from_json(request["box"])
-    redirect_output(os.path.join(box.folder, "output.log"))
-    close_box(box, [channel.fileno()])
-    hardware = decode_hardware(request["hardware"], "hardware")
+    hardware = without_gpu.begin(channel, request)
 
     def features(call: Callable[..., Any], values: Sequence[Message], device: str = "cuda") -> Features:
         try:
-            return static_features(launches(call, _fakes(values, device), {}), hardware)
+            return static_features(launches(call, without_gpu.fakes(values, device), {}), hardware)
         except Exception:  # it refuses the size, or needs data to tell
             log.debug("a call is not described", exc_info=True)
             return {}
@@ -227,19 +181,3 @@ def serve_descriptions(channel: Channel, request: Message) -> None:
                     for name, values in request["calls"].items()
                 }
         channel.send({"described": described})
-
-
-def _fakes(values: Sequence[Message], device: str) -> list[Any]:
-    """Tensors without data. On `cuda`, as AMD's says too, for some ask whether it is a GPU; it need not be there."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return [
-            value["value"]
-            if "value" in value
-            else torch.empty_strided(
-                value["shape"], value["stride"], dtype=getattr(torch, value["dtype"]), device=device
-            )
-            for value in values
-        ]

@@ -24,7 +24,7 @@ from ..core.hardware import Hardware
 from ..core.outcome import Failure, Measurement
 from ..measure.probe import device_identity
 from ..processes.box import TOO_MANY, TRITON_FOLDER, Box, NoBoxError, boxed_environment, boxed_server
-from ..processes.channel import Message, memory_file
+from ..processes.channel import memory_file
 from ..processes.core_slots import own_folder
 from ..processes.endings import (
     WorkerDiedError,
@@ -35,9 +35,11 @@ from ..processes.endings import (
 )
 from ..processes.file_lock import turn_at
 from ..processes.machine import usable_cores, usable_memory_bytes
+from .compile_ahead import compiler_of
 from .compiled_files import carry, compiled_to
 from .exam import LOAD_TIMEOUT_S, Bar, Begun, Exam, Question, WrongError, at_the_sizes, elsewhere
 from .run_folders import RunFolder
+from .runners import Loadable
 from .shared_workers import SharedWorker, SharedWorkers
 from .task import SearchTask, Sizes
 from .trial import serve_candidate
@@ -52,23 +54,6 @@ CHECKED_IN = (
 )
 CHECKS = "forecast_autotune_check"  # names threads
 CHECKED_BESIDE = 8  # candidates that are checked side by side at most; each compiles, and has a worker or two
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loadable:
-    """What a worker loads a candidate by: see `trial.serve_candidate`.
-
-    `modules` are imported before the box is closed. `code` is a digest of what it was compiled to; empty where that
-    is not known. `by_rules` lets it have a worker that tries other such ones too: see `shared_workers.py`.
-    """
-
-    message: Message
-    readable: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    may_start: bool = False  # Triton starts an assembler
-    compile_s: float = 0.0
-    code: str = ""
-    by_rules: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +112,7 @@ class Examiner:
         self._making = threading.Lock()
         self._warm: Path | None = None
         self._begun: weakref.WeakSet[Begun] = weakref.WeakSet()
+        self._ahead = compiler_of(task, hardware, folder)
         self._shared = SharedWorkers()
         weakref.finalize(self, self._shared.close)
         self._ends = False  # whether what is being checked is to end
@@ -182,9 +168,14 @@ class Examiner:
             NoBoxError, WorkersUnavailableError, InvalidInputError: see `examine`.
         """
         futures: list[Future[Checked]] = []
+        asked = [*at_the_sizes(self.task), *(elsewhere(self.task) if everywhere else ())]
         try:
-            with self._checking(futures) as pool:
-                futures.extend(pool.submit(self._check, one, timings, everywhere) for one in candidates)
+            with (
+                self._compiled_ahead([(one, asked) for one in candidates]) as compiled,
+                self._checking(futures) as pool,
+            ):
+                for one, folder in zip(candidates, compiled, strict=True):
+                    futures.append(pool.submit(self._check, one, folder, asked, timings, everywhere=everywhere))
             found = [future.result() for future in futures]
             yield found
             for checked in found:  # after an exception, nobody knows what it was asked last
@@ -196,13 +187,23 @@ class Examiner:
                 if not future.cancelled() and future.exception() is None:
                     future.result().end()
 
-    def _check(self, candidate: Loadable, timings: int, everywhere: bool) -> Checked:
+    @contextlib.contextmanager
+    def _compiled_ahead(self, wanted: Sequence[tuple[Loadable, Sequence[Question]]]) -> Iterator[Sequence[Path | None]]:
+        """Folders with what candidates launch at these questions, as far as it is compiled ahead."""
+        if self._ahead is None:
+            yield [None] * len(wanted)
+            return
+        with self._ahead.compiled(wanted) as folders:
+            yield folders
+
+    def _check(
+        self, candidate: Loadable, ahead: Path | None, asked: Sequence[Question], timings: int, *, everywhere: bool
+    ) -> Checked:
         began = time.perf_counter()
         checked = Checked(everywhere=everywhere)
-        asked = [*at_the_sizes(self.task), *(elsewhere(self.task) if everywhere else ())]
         if candidate.by_rules and timings == 1:
             try:
-                checked.shared, checked.code = self._check_shared(candidate, asked)
+                checked.shared, checked.code = self._check_shared(candidate, ahead, asked)
             except _ITS_OWN as err:
                 checked.failure = replace(_failure(err), cost_s=time.perf_counter() - began)
             if checked.shared is not None or checked.failure is not None:
@@ -214,9 +215,11 @@ class Examiner:
         checked.begun = [other.result() for other in others if other.exception() is None]
         try:
             with contextlib.closing(first.result()) as begun:
+                compiled = begun.folder / TRITON_FOLDER
+                if ahead is not None:
+                    carry(ahead, compiled)
                 self._ask(begun, candidate, asked)
                 begun.worker.close()
-                compiled = begun.folder / TRITON_FOLDER
                 checked.code = compiled_to(compiled, self._warm)
                 for other in others:
                     carry(compiled, other.result().folder / TRITON_FOLDER)
@@ -234,14 +237,16 @@ class Examiner:
             exam.load(candidate.message)
             exam.check(asked)
 
-    def _check_shared(self, candidate: Loadable, asked: Sequence[Question]) -> tuple[SharedWorker | None, str]:
+    def _check_shared(
+        self, candidate: Loadable, ahead: Path | None, asked: Sequence[Question]
+    ) -> tuple[SharedWorker | None, str]:
         """Check a candidate in a shared worker: that worker, and a digest of what it was compiled to.
 
         No worker where it fails in one that others have used: it may be their doing, and a worker of its own will tell.
         """
         one = self._shared.take(lambda: self._begin_shared(candidate))
         try:
-            return one, one.check(candidate.message, asked, self._warm)
+            return one, one.check(candidate.message, asked, warm=self._warm, ahead=ahead)
         except _ITS_OWN as err:
             one.close()
             if _is_its_own(err, one):
@@ -262,23 +267,29 @@ class Examiner:
     def _ask_elsewhere(self, candidate: Loadable) -> None:
         """Check a candidate where it was not checked yet, in a few workers, for at each place it is compiled anew."""
 
-        def ask(asked: Sequence[Question]) -> None:
+        def ask(asked: Sequence[Question], ahead: Path | None) -> None:
             if candidate.by_rules:
-                shared, _ = self._check_shared(candidate, asked)
+                shared, _ = self._check_shared(candidate, ahead, asked)
                 if shared is not None:
                     self._shared.give_back(shared)
                     return
             with contextlib.closing(self._begin(candidate, self._warm)) as begun:
+                if ahead is not None:
+                    carry(ahead, begun.folder / TRITON_FOLDER)
                 self._ask(begun, candidate, asked)
 
         places: dict[tuple[str, bool], list[Question]] = {}
         for question in elsewhere(self.task):
             places.setdefault((question.name, question.shifted), []).append(question)
-        count = max(CHECKED_IN, len(self._shared) if candidate.by_rules else 0)
+        count = min(len(places), max(CHECKED_IN, len(self._shared) if candidate.by_rules else 0))
         shares = [[*itertools.chain.from_iterable(list(places.values())[i::count])] for i in range(count)]
         futures: list[Future[None]] = []
-        with self._checking(futures) as pool:
-            futures.extend(pool.submit(ask, share) for share in shares[: len(places)])
+        with (
+            self._compiled_ahead([(candidate, share) for share in shares]) as compiled,
+            self._checking(futures) as pool,
+        ):
+            for share, folder in zip(shares, compiled, strict=True):
+                futures.append(pool.submit(ask, share, folder))
         for future in futures:
             future.result()
 

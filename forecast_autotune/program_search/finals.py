@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from ..core.outcome import Failure, Measurement
 from .candidate import Candidate
-from .examiner import Examiner, Loadable, Result
-from .runners import Preparer
+from .examiner import Examiner, Result
+from .runners import Loadable, Preparer
 from .task import SearchTask, Sizes
 
 FINALISTS = 3

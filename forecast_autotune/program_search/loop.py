@@ -15,11 +15,11 @@ from ..errors import NoWorkingConfigError
 from .archive import Archive
 from .budget import SearchBudget
 from .candidate import Candidate, Tried, incumbent
-from .examiner import Examiner, Loadable, Result
+from .examiner import Examiner, Result
 from .forecasts import CandidateForecaster
 from .proposers.base import Proposer, SearchView
 from .rules import refused
-from .runners import Preparer
+from .runners import Loadable, Preparer
 from .skills import StepSkill
 from .task import SearchTask
 

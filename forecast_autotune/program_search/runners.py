@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from ..core.outcome import Failure
+from ..processes.channel import Message
 from .build import CppBuilder, as_message
 from .candidate import Candidate
-from .examiner import Loadable
 from .task import SearchTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loadable:
+    """What a worker loads a candidate by: see `trial.serve_candidate`.
+
+    `modules` are imported before the box is closed. `code` is a digest of what it was compiled to; empty where that
+    is not known. `by_rules` lets it have a worker that tries other such ones too: see `shared_workers.py`.
+    """
+
+    message: Message
+    readable: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    may_start: bool = False  # Triton starts an assembler
+    compile_s: float = 0.0
+    code: str = ""
+    by_rules: bool = False
 
 
 class Preparer(Protocol):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..processes.box import TRITON_FOLDER
 from ..processes.channel import Message
-from .compiled_files import compiled_to, forget
+from .compiled_files import carry, compiled_to, forget
 from .exam import Begun, Exam, Question
 
 MOST_TRIED = 64  # by one worker: its box lets it compute for so long alone
@@ -28,9 +28,12 @@ class SharedWorker:
     exam: Exam
     loaded: int = 0
 
-    def check(self, message: Message, asked: Iterable[Question], warm: Path | None) -> str:
+    def check(self, message: Message, asked: Iterable[Question], *, warm: Path | None, ahead: Path | None) -> str:
         """Load a candidate and ask of it; a digest of what it was compiled to.
 
+        Args:
+            warm: what was compiled for the seed.
+            ahead: what was compiled for the candidate.
         Raises:
             WrongError, WorkerRaisedError, WorkerDiedError, WorkerTimeoutError, WorkerMemoryError: it fails.
         """
@@ -38,6 +41,8 @@ class SharedWorker:
         if self.loaded:
             forget(compiled, warm)
         self.loaded += 1
+        if ahead is not None:
+            carry(ahead, compiled)
         self.exam.load(message)
         self.exam.check(asked)
         return compiled_to(compiled, warm)

@@ -37,9 +37,9 @@ from forecast_autotune.processes.worker import Worker
 from forecast_autotune.program_search.candidate import Candidate
 from forecast_autotune.program_search.compiled_files import carry, compiled_to
 from forecast_autotune.program_search.exam import BATCHES, Bar, Begun, Exam, WrongError
-from forecast_autotune.program_search.examiner import Checked, Examiner, Loadable, Result
+from forecast_autotune.program_search.examiner import Checked, Examiner, Result
 from forecast_autotune.program_search.rules import refused
-from forecast_autotune.program_search.runners import PythonPreparer
+from forecast_autotune.program_search.runners import Loadable, PythonPreparer
 from forecast_autotune.program_search.task import SearchTask
 
 pytestmark = pytest.mark.skipif(bool(lacking()), reason=f"no box here: {lacking()}")
@@ -183,7 +183,7 @@ def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_the_last_ends(
         finally:
             events.append("turn given back")
 
-    def check(*_: object) -> Checked:
+    def check(*_: object, **__: object) -> Checked:
         time.sleep(0.5)  # until the caller waits
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)
@@ -203,13 +203,13 @@ def test_ctrl_c_between_two_checks_waits_for_the_first(bench: Bench, monkeypatch
     ended: list[bool] = []
     submit, submitted = ThreadPoolExecutor.submit, list[None]()
 
-    def interrupted(self: ThreadPoolExecutor, *given: Any) -> Future[Any]:
+    def interrupted(self: ThreadPoolExecutor, *given: Any, **how: Any) -> Future[Any]:
         submitted.append(None)
         if len(submitted) == 2:
             raise KeyboardInterrupt
-        return submit(self, *given)
+        return submit(self, *given, **how)
 
-    def check(*_: object) -> Checked:
+    def check(*_: object, **__: object) -> Checked:
         time.sleep(0.5)
         ended.append(True)
         return Checked(everywhere=False)

@@ -26,10 +26,11 @@ from forecast_autotune.errors import InvalidInputError, NoWorkingConfigError, St
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
 from forecast_autotune.program_search.candidate import Candidate, Tried, incumbent
-from forecast_autotune.program_search.examiner import Loadable, Result, _result, is_near
+from forecast_autotune.program_search.examiner import Result, _result, is_near
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.loop import SearchLoop
 from forecast_autotune.program_search.proposers.rewriting import Knobs
+from forecast_autotune.program_search.runners import Loadable
 from forecast_autotune.surrogates.history import History
 
 SPACE = Space.grid({"A": list(range(16)), "B": list(range(16))})

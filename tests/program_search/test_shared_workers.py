@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 from doubling import task
+
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.processes.box import lacking
 from forecast_autotune.program_search import shared_workers
 from forecast_autotune.program_search.compiled_files import forget
 from forecast_autotune.program_search.exam import Begun, WrongError
-from forecast_autotune.program_search.examiner import Examiner, Loadable, Result
-from forecast_autotune.program_search.runners import PythonPreparer
+from forecast_autotune.program_search.examiner import Examiner, Result
+from forecast_autotune.program_search.runners import Loadable, PythonPreparer
 
 boxed = pytest.mark.skipif(bool(lacking()), reason=f"no box here: {lacking()}")
 
@@ -80,7 +81,8 @@ def test_what_rules_made_is_tried_in_one_worker(bench: Bench) -> None:
 def test_what_a_model_wrote_has_a_worker_for_each_check_and_timing(bench: Bench) -> None:
     assert all(is_measured(result) for result in bench.tried(RIGHT, ADDED, by_rules=False))
     assert len(bench.begun) == 4
-    assert bench.tried("out.copy_(x * 2)") and len(bench.begun) == 5  # none of those is shared
+    assert bench.tried("out.copy_(x * 2)")
+    assert len(bench.begun) == 5
 
 
 @boxed
@@ -91,14 +93,17 @@ def test_finals_time_each_in_new_processes(bench: Bench) -> None:
         pids = {one.worker.pid for one in checked.begun}
         assert all(is_measured(bench.examiner.time(made, checked)) for _ in range(2))
     assert checked.shared is None
-    assert len(pids) == 2 and bench.begun[0].worker.pid not in pids
+    assert len(pids) == 2
+    assert bench.begun[0].worker.pid not in pids
 
 
 @boxed
 def test_one_that_is_wrong_ends_its_worker_and_is_asked_again_in_its_own(bench: Bench) -> None:
     right, wrong, another = bench.tried(RIGHT, "torch.mul(x, 3, out=out)", ADDED)
-    assert is_measured(right) and is_measured(another)
-    assert isinstance(wrong.outcome, Failure) and wrong.outcome.stage == "check"
+    assert is_measured(right)
+    assert is_measured(another)
+    assert isinstance(wrong.outcome, Failure)
+    assert wrong.outcome.stage == "check"
     assert len(bench.begun) == 4  # the first's; the check's and the timing's of the wrong one; the last's
     (first_and_wrong,) = bench.tried("torch.mul(x, 3, out=out)", before="# once more")
     assert not is_measured(first_and_wrong)
@@ -151,7 +156,8 @@ def test_one_that_hangs_is_not_asked_twice(bench: Bench, monkeypatch: pytest.Mon
     bench.tried(RIGHT)
     monkeypatch.setattr("forecast_autotune.program_search.exam.FIRST_TIMEOUT_S", 1.0)
     (hangs,) = bench.tried("while True: pass")
-    assert isinstance(hangs.outcome, Failure) and hangs.outcome.stage == "timeout"
+    assert isinstance(hangs.outcome, Failure)
+    assert hangs.outcome.stage == "timeout"
     assert len(bench.begun) == 1
 
 
@@ -160,7 +166,8 @@ def test_one_has_its_share_and_ends(bench: Bench, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(shared_workers, "MOST_TRIED", 2)
     bench.tried(RIGHT, ADDED, "out.copy_(x * 2)")
     assert len(bench.begun) == 2
-    assert bench.begun[0].worker.has_ended and not bench.begun[0].folder.exists()
+    assert bench.begun[0].worker.has_ended
+    assert not bench.begun[0].folder.exists()
 
 
 @boxed
@@ -174,13 +181,14 @@ def test_what_is_near_the_fastest_is_asked_everywhere_in_those_that_wait(bench: 
     corners = "out.copy_(x * 2) if len(x) in {} else out.zero_()"
     sizes = {size["n"] for size in bench.task.sizes.values()}
     (wrong,) = bench.examiner.examine_all([bench.made(corners.format(sizes))], best_us={"large": 1e9})
-    assert isinstance(wrong.outcome, Failure) and "corner" in wrong.outcome.message or "elements" in str(wrong.outcome)
+    assert (isinstance(wrong.outcome, Failure) and "corner" in wrong.outcome.message) or "elements" in str(
+        wrong.outcome
+    )
 
 
 @boxed
 def test_after_an_exception_none_is_used_again(bench: Bench) -> None:
-    with pytest.raises(KeyboardInterrupt), bench.examiner.checked([bench.made(RIGHT)]) as (checked,):
-        assert checked.shared is not None
+    with pytest.raises(KeyboardInterrupt), bench.examiner.checked([bench.made(RIGHT)]):
         raise KeyboardInterrupt
     assert not bench.examiner._shared
     assert bench.begun[0].worker.has_ended

@@ -22,11 +22,12 @@ from forecast_autotune.errors import StoreError
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
 from forecast_autotune.program_search.candidate import Candidate, Tried
-from forecast_autotune.program_search.examiner import Loadable, Result
+from forecast_autotune.program_search.examiner import Result
 from forecast_autotune.program_search.lineage import WalkedBack, steps_to, walk_back, without
 from forecast_autotune.program_search.proposers.crossing import crossed
 from forecast_autotune.program_search.proposers.rewriting import Skilled, rewrites_of
 from forecast_autotune.program_search.proposers.written import _skills
+from forecast_autotune.program_search.runners import Loadable
 from forecast_autotune.program_search.skills import StepSkill, _cases, learn, skills_in, step_of
 from forecast_autotune.program_search.task import SearchTask
 from forecast_autotune.store.searches import SearchFile

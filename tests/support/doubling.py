@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from forecast_autotune.core.space import Space
-from forecast_autotune.program_search.examiner import Checked, Loadable, Result
+from forecast_autotune.program_search.examiner import Checked, Result
+from forecast_autotune.program_search.runners import Loadable
 from forecast_autotune.program_search.task import SearchTask
 
 SOURCE = """

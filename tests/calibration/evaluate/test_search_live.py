@@ -15,7 +15,8 @@ from calibration.evaluate.search_live import Remembered, by_hand, main, read, su
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.processes.box import lacking
-from forecast_autotune.program_search.examiner import Loadable, Result
+from forecast_autotune.program_search.examiner import Result
+from forecast_autotune.program_search.runners import Loadable
 from forecast_autotune.surrogates.history import History
 
 pytest.importorskip("libcst")

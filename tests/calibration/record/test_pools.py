@@ -24,7 +24,8 @@ from forecast_autotune.processes.box import lacking
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.candidate import Candidate, Tried
 from forecast_autotune.program_search.compiled_files import compiled_to
-from forecast_autotune.program_search.examiner import Loadable, Result
+from forecast_autotune.program_search.examiner import Result
+from forecast_autotune.program_search.runners import Loadable
 from forecast_autotune.store.textfile import read_text
 from forecast_autotune.surrogates.history import History
 
