@@ -34,7 +34,7 @@ from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
 from forecast_autotune.program_search.candidate import Candidate, Tried, incumbent
 from forecast_autotune.program_search.descriptions import describer_of
-from forecast_autotune.program_search.examiner import Examiner, Result, is_near, mean_us
+from forecast_autotune.program_search.examiner import Examiner, Result, is_fastest, mean_us
 from forecast_autotune.program_search.finals import in_turns
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.loop import SearchLoop
@@ -91,7 +91,9 @@ class Remembered:
         found = [self._results[name].times_us for name in of if self._results[name].everywhere]
         best_us = min([best_us or {}, *found], key=mean_us)
         # Of what another search has tried, it may have had a faster one, so that this was not checked everywhere.
-        could_win = [name for name in of if not (r := self._results[name]).everywhere and is_near(r.times_us, best_us)]
+        could_win = [
+            name for name in of if not (r := self._results[name]).everywhere and is_fastest(r.times_us, best_us)
+        ]
         self._try([of[name] for name in could_win], best_us)
         return [self._results[name] for name in map(_name, candidates)]
 

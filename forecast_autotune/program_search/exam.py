@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..core.hardware import Hardware
 from ..errors import InvalidInputError
 from ..features.hardware_sheets import tensor_peak_gflops
@@ -40,6 +42,7 @@ MOST_SETS = 24  # in a batch
 ALIGNMENT = 64
 GUARD_BYTES = 4096
 GUARD = 0xA5
+LARGEST_NUMBER_BYTES = 8  # that numpy has an integer of
 LOAD_TIMEOUT_S = 180.0  # Triton compiles within it
 FIRST_TIMEOUT_S = 60.0
 TIMEOUT_RATIO, TIMEOUT_FLOOR_S = 30.0, 5.0
@@ -232,8 +235,8 @@ class Exam:
         for kept in drawn:  # last: a signal to stop takes a moment to arrive
             for laid, value in kept.inputs:
                 laid.copy_(value)
-            for output in kept.outputs:  # what it held before is nobody's: whatever is left unwritten shows
-                output.fill_(nothing(output.dtype))
+            for output, described in zip(kept.outputs, filter(_is_output, kept.described), strict=True):
+                self._empty(output, described)
         return drawn
 
     def _lay_out(self, values: Sequence[Any], offset: int, shift: int) -> tuple[_Drawn, int]:
@@ -290,6 +293,19 @@ class Exam:
             })  # fmt: skip
             offset = end + GUARD_BYTES
         return kept, offset
+
+    def _empty(self, output: torch.Tensor, described: Message) -> None:
+        """Let an output hold what is nobody's, so that whatever is left unwritten shows: by one thread, for torch's wait
+        for each other where other processes have the cores."""
+        import torch
+
+        number = torch.full((1,), nothing(output.dtype), dtype=output.dtype).view(torch.uint8).numpy()
+        if number.nbytes <= LARGEST_NUMBER_BYTES:
+            kind = np.dtype(f"u{number.nbytes}")
+            count, offset = described["elements"], described["offset"]
+            np.frombuffer(self.memory, kind, count, offset)[:] = number.view(kind)
+        else:  # complex128
+            output.fill_(nothing(output.dtype))
 
     def judge(self, drawn: Sequence[_Drawn], name: str, *, exact: bool = False) -> float:
         """Look at what each call wrote; the error of the worst; see `_error`.
@@ -490,6 +506,10 @@ class Exam:
             moves = self.hardware.kind != "cpu" and not within_cache
             self.bar.floors_us[name] = max(compute_us, moved_us if moves else 0.0)
         return self.bar.floors_us[name]
+
+
+def _is_output(described: Message) -> bool:
+    return bool(described.get("output"))
 
 
 def _beyond_us(claimed_us: float, took_s: float, count: int) -> float:

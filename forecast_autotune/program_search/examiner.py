@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES = 512 << 20  # of all arguments that are handed over at once
 PINNED_BYTES = 128 << 20  # at least, on a GPU
-NEAR_RATIO = 1.02  # of the fastest's time: what takes more is not checked beyond the sizes, for it can win nothing
 CHECKED_IN = (
     2  # workers, of a candidate's further places: the driver starts one after the other, in 0.2 to 0.4 s (H100)
 )
@@ -316,7 +315,7 @@ class Examiner:
                 held.enter_context(self.alone())
             results = [self.time(one, checked, best_us=best_us) for one, checked in zip(candidates, found, strict=True)]
         for i in sorted(range(len(results)), key=lambda i: mean_us(results[i].times_us)):
-            if results[i].times_us and is_near(results[i].times_us, best_us or {}):
+            if results[i].times_us and is_fastest(results[i].times_us, best_us or {}):
                 results[i] = self._confirmed(candidates[i], results[i])
                 if mean_us(results[i].times_us) < mean_us(best_us or {}):
                     best_us = results[i].times_us
@@ -543,7 +542,7 @@ def mean_us(times_us: Mapping[str, float]) -> float:
     return statistics.geometric_mean(times_us.values()) if times_us else math.inf
 
 
-def is_near(times_us: Mapping[str, float], best_us: Mapping[str, float]) -> bool:
-    """Whether times are nearly the fastest so far, or nothing is known of those."""
+def is_fastest(times_us: Mapping[str, float], best_us: Mapping[str, float]) -> bool:
+    """Whether nothing was faster so far: what is slower is no search's fastest, and the finals ask everything of all."""
     ratios = [us / best_us[name] for name, us in times_us.items() if name in best_us]
-    return not ratios or statistics.geometric_mean(ratios) <= NEAR_RATIO
+    return not ratios or statistics.geometric_mean(ratios) <= 1

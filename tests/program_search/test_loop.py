@@ -26,7 +26,7 @@ from forecast_autotune.errors import InvalidInputError, NoWorkingConfigError, St
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
 from forecast_autotune.program_search.candidate import Candidate, Tried, incumbent
-from forecast_autotune.program_search.examiner import Result, _result, is_near
+from forecast_autotune.program_search.examiner import Result, _result, is_fastest
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.loop import SearchLoop
 from forecast_autotune.program_search.proposers.rewriting import Knobs
@@ -107,7 +107,7 @@ def test_what_is_far_from_the_fastest_is_not_the_fastest() -> None:
         times_us={"a": 1.0, "b": 1.0},
     )
     other = replace(best, outcome=result.outcome, times_us=result.times_us, chosen="promise")
-    assert not is_near(result.times_us, best.times_us)
+    assert not is_fastest(result.times_us, best.times_us)
     assert incumbent([best, other]) is best
 
 
