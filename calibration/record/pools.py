@@ -165,7 +165,7 @@ class _Recorder:
             if self._read(one) not in self.alike and not refused(one, self.task):
                 self.alike.add(self._read(one))
                 batch[one.digest] = one
-            if len(batch) == 2 * self.examiner.beside:
+            if len(batch) == self.examiner.beside:
                 yield list(batch.values())
                 batch.clear()
         yield list(batch.values())

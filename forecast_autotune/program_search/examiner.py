@@ -200,28 +200,11 @@ class Examiner:
     ) -> Checked:
         began = time.perf_counter()
         checked = Checked(everywhere=everywhere)
-        if candidate.by_rules and timings == 1:
-            try:
-                checked.shared, checked.code = self._check_shared(candidate, ahead, asked)
-            except _ITS_OWN as err:
-                checked.failure = replace(_failure(err), cost_s=time.perf_counter() - began)
-            if checked.shared is not None or checked.failure is not None:
-                checked.seconds = time.perf_counter() - began
-                return checked
-        with ThreadPoolExecutor(1 + timings, thread_name_prefix=CHECKS) as pool:  # each takes a second or two to start
-            first = pool.submit(self._begin, candidate, self._warm)
-            others = [pool.submit(self._begin, candidate, None) for _ in range(timings)]
-        checked.begun = [other.result() for other in others if other.exception() is None]
         try:
-            with contextlib.closing(first.result()) as begun:
-                compiled = begun.folder / TRITON_FOLDER
-                if ahead is not None:
-                    carry(ahead, compiled)
-                self._ask(begun, candidate, asked)
-                begun.worker.close()
-                checked.code = compiled_to(compiled, self._warm)
-                for other in others:
-                    carry(compiled, other.result().folder / TRITON_FOLDER)
+            if candidate.by_rules and timings == 1:
+                checked.shared, checked.code = self._check_shared(candidate, ahead, asked)
+            else:
+                self._check_in_its_own(checked, candidate, ahead, asked, timings)
         except _ITS_OWN as err:
             checked.end()
             checked.failure = replace(_failure(err), cost_s=time.perf_counter() - began)
@@ -231,6 +214,24 @@ class Examiner:
         checked.seconds = time.perf_counter() - began
         return checked
 
+    def _check_in_its_own(
+        self, checked: Checked, candidate: Loadable, ahead: Path | None, asked: Sequence[Question], timings: int
+    ) -> None:
+        """Check a candidate in a worker of its own, and begin those to time it in."""
+        with ThreadPoolExecutor(1 + timings, thread_name_prefix=CHECKS) as pool:  # each takes a second or two to start
+            first = pool.submit(self._begin, candidate, self._warm)
+            others = [pool.submit(self._begin, candidate, None) for _ in range(timings)]
+        checked.begun = [other.result() for other in others if other.exception() is None]
+        with contextlib.closing(first.result()) as begun:
+            compiled = begun.folder / TRITON_FOLDER
+            if ahead is not None:
+                carry(ahead, compiled)
+            self._ask(begun, candidate, asked)
+            begun.worker.close()
+            checked.code = compiled_to(compiled, self._warm)
+            for other in others:
+                carry(compiled, other.result().folder / TRITON_FOLDER)
+
     def _ask(self, begun: Begun, candidate: Loadable, asked: Iterable[Question]) -> None:
         with Exam(self.task, self.hardware, self.bar, begun, is_seed=False) as exam:
             exam.load(candidate.message)
@@ -238,22 +239,20 @@ class Examiner:
 
     def _check_shared(
         self, candidate: Loadable, ahead: Path | None, asked: Sequence[Question]
-    ) -> tuple[SharedWorker | None, str]:
+    ) -> tuple[SharedWorker, str]:
         """Check a candidate in a shared worker: that worker, and a digest of what it was compiled to.
 
-        No worker where it fails in one that others have used: it may be their doing, and a worker of its own will tell.
+        Where it fails in one that others have used, it may be their doing: it is checked again in a new one.
         """
         one = self._shared.take(lambda: self._begin_shared(candidate))
-        try:
-            return one, one.check(candidate.message, asked, warm=self._warm, ahead=ahead)
-        except _ITS_OWN as err:
-            one.close()
-            if _is_its_own(err, one):
-                raise
-            return None, ""
-        except BaseException:
-            one.close()
-            raise
+        while True:
+            try:
+                return one, one.check(candidate.message, asked, warm=self._warm, ahead=ahead)
+            except BaseException as err:
+                one.close()
+                if not isinstance(err, _ITS_OWN) or _is_its_own(err, one):
+                    raise
+            one = self._begin_shared(candidate)
 
     def _begin_shared(self, candidate: Loadable) -> SharedWorker:
         begun = self._begin(candidate, self._warm)
@@ -269,9 +268,8 @@ class Examiner:
         def ask(asked: Sequence[Question], ahead: Path | None) -> None:
             if candidate.by_rules:
                 shared, _ = self._check_shared(candidate, ahead, asked)
-                if shared is not None:
-                    self._shared.give_back(shared)
-                    return
+                self._shared.give_back(shared)
+                return
             with contextlib.closing(self._begin(candidate, self._warm)) as begun:
                 if ahead is not None:
                     carry(ahead, begun.folder / TRITON_FOLDER)
@@ -505,7 +503,7 @@ _ITS_OWN = (WorkerTimeoutError, WorkerMemoryError, WorkerRaisedError, WorkerDied
 
 
 def _is_its_own(err: Exception, one: SharedWorker) -> bool:
-    """Whether a candidate that failed in a shared worker needs none of its own to be believed: it was the first there, or
+    """Whether a candidate that failed in a shared worker needs no new one to be believed: it was the first there, or
     another try takes as long as this one."""
     return one.loaded == 1 or isinstance(err, WorkerTimeoutError)
 
