@@ -62,7 +62,7 @@ from forecast_autotune.surrogates.static_features import launch_features
 from ..command import positive
 from ..paths import CORPORA, REPOSITORY, TRACES, traces
 from . import networks as fitting_networks
-from .networks import fit_networks
+from .networks import fit_networks, kernel_weights
 
 if TYPE_CHECKING:
     import numpy as np
@@ -225,7 +225,7 @@ def _fit_digest() -> str:
 
 
 def fit_launches(examples: Sequence[Example], *, trees: int = TREES, seed: int = 0) -> Prior:
-    """Forest and networks alone. Every kernel counts alike, whatever the number of its sizes and configs."""
+    """Forest and networks alone. Kernels count by `kernel_weights`."""
     import numpy as np
     from sklearn.tree import ExtraTreeRegressor
 
@@ -238,7 +238,7 @@ def fit_launches(examples: Sequence[Example], *, trees: int = TREES, seed: int =
     of_kernel = np.concatenate(
         [np.full(k.sum(), kernels.index(e.kernel)) for e, k in zip(examples, known, strict=True)] or [np.zeros(0)]
     ).astype(int)
-    weight = 1.0 / np.maximum(np.bincount(of_kernel, minlength=len(kernels)), 1)[of_kernel] if len(kernels) else y
+    weight = kernel_weights(of_kernel)
     grown = []
     for number in range(trees if kernels else 0):
         seen = random.permutation(len(kernels))[: max(1, round(KERNELS_SEEN * len(kernels)))]

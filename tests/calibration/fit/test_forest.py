@@ -26,6 +26,7 @@ from calibration.fit.forest import (
     fit,
     fit_and_score,
     fit_factors,
+    fit_launches,
     fit_width,
     kernels_left_out,
     kind_card,
@@ -38,7 +39,7 @@ from calibration.fit.forest import (
     score,
     sizes_left_out,
 )
-from calibration.fit.networks import fit_networks
+from calibration.fit.networks import fit_networks, kernel_weights
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure
@@ -130,18 +131,35 @@ def test_the_same_examples_give_the_same_model(traces: list[Path]) -> None:
         assert (biases == and_same).all()
 
 
-def test_networks_learn_what_kernels_share_each_kernel_counting_alike() -> None:
+def test_a_kernel_of_four_times_as_many_configs_counts_twice_as_much() -> None:
+    weights = kernel_weights(np.repeat([0, 1, 2], [25, 100, 400]))
+    assert [weights[:25].sum(), weights[25:125].sum(), weights[125:].sum()] == pytest.approx([5.0, 10.0, 20.0])
+
+
+def test_trees_weigh_kernels_by_the_root_of_their_configs(traces: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "KERNELS_SEEN", 1.0)
+    one, _, other, *_ = examples(traces)
+    # Nothing tells the configs apart, so all that trees learn is the mean over both kernels.
+    of = [
+        replace(e, traits=np.zeros((n, len(LAUNCH_FEATURES))), log2_time=np.full(n, y))
+        for e, n, y in ((one, 16, 1.0), (other, 144, 0.0))
+    ]
+    expected = fit_launches(of, trees=4).each_tree(np.zeros((1, len(LAUNCH_FEATURES))))
+    assert expected == pytest.approx(0.25, abs=0.01)
+
+
+def test_networks_learn_what_kernels_share_and_weigh_them_by_the_root_of_their_configs() -> None:
     draw = np.random.default_rng(0)
     x = draw.normal(0, 2, (8000, len(LAUNCH_FEATURES)))
     y = 0.7 * x[:, 3] - 0.4 * abs(x[:, 5])
     of_kernel = np.repeat([0, 1, 2, 3], 2000)
     found = fit_networks(x[:6000], y[:6000], of_kernel[:6000], count=3, seen=0.7, seed=0)
     assert np.corrcoef(found.expected(x[6000:]).mean(axis=0), y[6000:])[0, 1] > 0.9
-    # 30 configs of one kernel say one thing, 3,000 of two others another: each kernel is a third.
-    told = np.zeros((3030, len(LAUNCH_FEATURES)))
-    answers = np.repeat([3.0, 0.0], [30, 3000])
-    alone = fit_networks(told, answers, np.repeat([0, 1, 2], [30, 1500, 1500]), count=4, seen=1.0, seed=0)
-    assert alone.expected(told[:1]).mean() == pytest.approx(1.0, abs=0.15)
+    # 400 configs of one kernel say one thing, 3,200 of two others another: roots of 20, 40 and 40.
+    told = np.zeros((3600, len(LAUNCH_FEATURES)))
+    answers = np.repeat([3.0, 0.0], [400, 3200])
+    alone = fit_networks(told, answers, np.repeat([0, 1, 2], [400, 1600, 1600]), count=4, seen=1.0, seed=0)
+    assert alone.expected(told[:1]).mean() == pytest.approx(0.6, abs=0.12)
 
 
 def test_examples_without_launches_teach_the_rules_alone(traces: list[Path]) -> None:
