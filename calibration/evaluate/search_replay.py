@@ -38,7 +38,10 @@ FAR = 0.3  # share of children that differ from their parent in two knobs
 RESAMPLED = 1000  # of the kernels, for intervals
 MARKS = (8, 16, 32, 64)  # measurements at which the best so far is told
 
-ARMS = ("evolution", "random-filter", "ours-2x", "ours-4x", "ours-8x", "pool-ranking", "random-sampling", "oracle")
+ARMS = (
+    *("evolution", "random-filter", "ours-2x", "ours-4x", "ours-8x", "ours-16x"),
+    *("pool-ranking", "random-sampling", "oracle"),
+)
 BASELINE = "evolution"
 RIVALS = (BASELINE, "random-sampling")  # what others are told against
 
@@ -204,6 +207,7 @@ _ARMS: dict[str, tuple[float, Choice]] = {
     "ours-2x": (2, _ours),
     "ours-4x": (4, _ours),
     "ours-8x": (8, _ours),
+    "ours-16x": (16, _ours),
     "pool-ranking": (0, _ranked),
     "random-sampling": (0, _drawn),
     "oracle": (4, _oracle),

@@ -112,7 +112,7 @@ class Examiner:
         self._warm: Path | None = None
         self._begun: weakref.WeakSet[Begun] = weakref.WeakSet()
         self._ahead = compiler_of(task, hardware, folder)
-        self._shared = SharedWorkers()
+        self._shared = SharedWorkers(max(CHECKED_IN, self.beside))
         weakref.finalize(self, self._shared.close)
         self._ends = False  # whether what is being checked is to end
         self._of_begun = threading.Lock()
@@ -249,7 +249,10 @@ class Examiner:
             try:
                 return one, one.check(candidate.message, asked, warm=self._warm, ahead=ahead)
             except BaseException as err:
-                one.close()
+                if isinstance(err, WorkerRaisedError) and one.is_well():
+                    self._shared.give_back(one)
+                else:
+                    one.close()
                 if not isinstance(err, _ITS_OWN) or _is_its_own(err, one):
                     raise
             one = self._begin_shared(candidate)

@@ -2,7 +2,8 @@
 
 To start a device in a new process takes longer than to try a candidate: an H100's driver starts one process after the
 other, in 0.2 to 0.4 s. What a model wrote has a process to itself, for it may leave behind what it likes; and so has what is
-compiled to host code, which may write anywhere in its process. A candidate that fails ends the worker that it was in.
+compiled to host code, which may write anywhere in its process. A candidate that fails ends the worker that it was in, but
+where it merely raised and the device still answers.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from pathlib import Path
 
 from ..processes.box import TRITON_FOLDER
 from ..processes.channel import Message
+from ..processes.endings import WorkerDiedError, WorkerMemoryError, WorkerRaisedError, WorkerTimeoutError
 from .compiled_files import carry, compiled_to, forget
 from .exam import Begun, Exam, Question
 
+WELL_S = 10.0  # for an answer that it is
 MOST_TRIED = 64  # by one worker: its box lets it compute for so long alone
 
 
@@ -47,6 +50,15 @@ class SharedWorker:
         self.exam.check(asked)
         return compiled_to(compiled, warm)
 
+    def is_well(self) -> bool:
+        """Whether it still answers, and its device does: an illegal access shows at every call after it."""
+        try:
+            self.begun.worker.resume()
+            self.exam.ask({"stage": []}, WELL_S)
+        except (WorkerDiedError, WorkerMemoryError, WorkerRaisedError, WorkerTimeoutError):
+            return False
+        return True
+
     def close(self) -> None:
         """End it."""
         self.exam.close()
@@ -54,9 +66,10 @@ class SharedWorker:
 
 
 class SharedWorkers:
-    """Those of one examiner that wait for a candidate."""
+    """Those of one examiner that wait for a candidate, so many at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._idle: list[SharedWorker] = []
         self._lock = threading.Lock()
 
@@ -75,13 +88,14 @@ class SharedWorkers:
             one.close()
 
     def give_back(self, one: SharedWorker) -> None:
-        """Let it wait for the next candidate, or end it where it has had its share."""
-        if one.loaded >= MOST_TRIED or one.begun.worker.has_ended:
-            one.close()
-            return
-        one.begun.worker.resume()  # what is stopped may hold what another process waits for
-        with self._lock:
-            self._idle.append(one)
+        """Let it wait for the next candidate, or end it where it has had its share, or enough wait."""
+        if one.loaded < MOST_TRIED and not one.begun.worker.has_ended:
+            one.begun.worker.resume()  # what is stopped may hold what another process waits for
+            with self._lock:
+                if len(self._idle) < self._most:
+                    self._idle.append(one)
+                    return
+        one.close()
 
     def close(self) -> None:
         """End those that wait."""

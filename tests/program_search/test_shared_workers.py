@@ -16,6 +16,7 @@ from doubling import task
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.processes.box import lacking
+from forecast_autotune.processes.endings import WorkerRaisedError
 from forecast_autotune.program_search import shared_workers
 from forecast_autotune.program_search.compiled_files import forget
 from forecast_autotune.program_search.exam import Begun, WrongError
@@ -114,6 +115,31 @@ def test_one_that_is_wrong_in_a_new_worker_is_asked_once(bench: Bench) -> None:
     (wrong,) = bench.tried("torch.mul(x, 3, out=out)")
     assert not is_measured(wrong)
     assert len(bench.begun) == 1
+
+
+@boxed
+def test_one_that_merely_raises_leaves_its_workers_to_others(bench: Bench) -> None:
+    right, raises, another = bench.tried(RIGHT, "raise ValueError(PARTS)", ADDED)
+    assert is_measured(right)
+    assert is_measured(another)
+    assert isinstance(raises.outcome, Failure)
+    assert "ValueError" in raises.outcome.message
+    assert len(bench.begun) == 2
+    assert len(bench.examiner._shared) == 2
+    bench.tried("raise KeyError(PARTS)")
+    assert len(bench.examiner._shared) == 2  # a third was begun, and enough wait
+
+
+@boxed
+def test_one_whose_device_answers_no_more_is_ended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.tried(RIGHT)
+    (shared,) = bench.examiner._shared._idle
+    assert shared.is_well()
+    monkeypatch.setattr(shared.exam, "ask", _raises(WorkerRaisedError("an illegal memory access was encountered")))
+    bench.tried(ADDED)
+    assert shared not in bench.examiner._shared._idle
+    assert shared.begun.worker.has_ended
+    assert not shared.is_well()
 
 
 @boxed
