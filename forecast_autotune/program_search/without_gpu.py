@@ -107,11 +107,11 @@ def fakes(values: Sequence[Message], device: str) -> list[Any]:
 
     def made(value: Message) -> Any:
         dtype = getattr(torch, value["dtype"])
-        if not value["shift"]:
-            return torch.empty_strided(value["shape"], value["stride"], dtype=dtype, device=device)
-        elements = 1 + sum((n - 1) * s for n, s in zip(value["shape"], value["stride"], strict=True))
-        shifted = torch.empty(elements + value["shift"], dtype=dtype, device=device)[value["shift"] :]
-        return shifted.as_strided(value["shape"], value["stride"])
+        shape, stride, shift = value["shape"], value["stride"], value["shift"]
+        if not shift:
+            return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        elements = shift + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        return torch.empty(elements, dtype=dtype, device=device).as_strided(shape, stride, shift)
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         return [value["value"] if "value" in value else made(value) for value in values]
