@@ -100,7 +100,7 @@ class Tried:
 
     @property
     def time_us(self) -> float | None:
-        """The geometric mean over its sizes, by which an examiner tells what is near the fastest; None where it failed."""
+        """The geometric mean over its sizes, by which an examiner tells what is the fastest; None where it failed."""
         if not isinstance(self.outcome, Measurement):
             return None
         return statistics.geometric_mean(self.times_us.values() or [self.outcome.median_us])

@@ -16,6 +16,7 @@ from pathlib import Path
 from ..core.hardware import Hardware
 from ..processes.box import TRITON_FOLDER, Box
 from ..processes.channel import Channel, Message
+from ..processes.endings import WorkerDiedError, WorkerRaisedError, WorkerTimeoutError
 from ..store.encoding import encode_hardware
 from . import without_gpu
 from .exam import LOAD_TIMEOUT_S, SHIFT, Question
@@ -84,9 +85,12 @@ class AheadCompiler:
                 "calls": calls,
                 "load": candidate.message,
             }
-            with without_gpu.server.start(
-                serve_compiling, request, environment=without_gpu.environment(), ready_s=LOAD_TIMEOUT_S
-            ) as worker:
+            with (
+                without_gpu.server.start(
+                    serve_compiling, request, environment=without_gpu.environment(), ready_s=LOAD_TIMEOUT_S
+                ) as worker,
+                contextlib.suppress(WorkerDiedError, WorkerRaisedError, WorkerTimeoutError),  # what it made is there
+            ):
                 worker.receive(TIMEOUT_S, beside.watch)
         except without_gpu.ITS_OWN as err:
             log.info("a candidate is compiled where it runs: %r", err)

@@ -2,7 +2,7 @@
 
 A candidate may have written what it likes there, and may be writing still. So files are read through descriptors of the
 folders that they lie in: no link is followed, nothing but files is read, no deeper than Triton writes, and no more than
-`MOST_BYTES` in all.
+`MOST_BYTES` and `MOST_FILES` in all.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .run_folders import remove
 
 BINARIES = (".cubin", ".hsaco")
 GROUP = "__grp__"  # begins the name of a file of Triton's that lists what belongs together
+MOST_FILES = 4096  # a kernel comes to ten
 MOST_BYTES = 256 << 20  # that are read of a folder: a kernel comes to half a megabyte
 
 
@@ -57,11 +58,11 @@ def _binaries(folder: Path) -> set[str]:
 
 def _files(compiled: Path) -> Iterator[tuple[str, str, bytes]]:
     """The files of a folder of Triton's: the key that names the folder of each, its own name, and what it holds."""
-    left = MOST_BYTES
+    left, more = MOST_BYTES, iter(range(MOST_FILES))
     with contextlib.suppress(OSError), _opened(str(compiled), os.O_DIRECTORY) as whole:
-        for key in sorted(os.listdir(whole)):
+        for key in _names(whole, more):
             with contextlib.suppress(OSError), _opened(key, os.O_DIRECTORY, whole) as folder:
-                for name in sorted(os.listdir(folder)):
+                for name in _names(folder, more):
                     with contextlib.suppress(OSError), _opened(name, within=folder) as file:
                         status = os.fstat(file)
                         if not stat.S_ISREG(status.st_mode) or status.st_size > left:
@@ -70,6 +71,12 @@ def _files(compiled: Path) -> Iterator[tuple[str, str, bytes]]:
                         with open(file, "rb", closefd=False) as reader:
                             content = reader.read(status.st_size)
                         yield key, name, content
+
+
+def _names(folder: int, more: Iterator[int]) -> list[str]:
+    """What lies in a folder, in order, as long as there may be more."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry, _ in zip(entries, more, strict=False))
 
 
 @contextlib.contextmanager

@@ -42,7 +42,6 @@ MOST_SETS = 24  # in a batch
 ALIGNMENT = 64
 GUARD_BYTES = 4096
 GUARD = 0xA5
-LARGEST_NUMBER_BYTES = 8  # that numpy has an integer of
 LOAD_TIMEOUT_S = 180.0  # Triton compiles within it
 FIRST_TIMEOUT_S = 60.0
 TIMEOUT_RATIO, TIMEOUT_FLOOR_S = 30.0, 5.0
@@ -124,10 +123,12 @@ class Begun:
     folder: Path
 
     def close(self) -> None:
-        """End the worker, and remove what it left."""
+        """End the worker, and remove what it left; once."""
         self.worker.close()
-        os.close(self.file)
-        remove(self.folder)
+        file, self.file = self.file, -1
+        if file >= 0:
+            os.close(file)
+            remove(self.folder)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -300,12 +301,8 @@ class Exam:
         import torch
 
         number = torch.full((1,), nothing(output.dtype), dtype=output.dtype).view(torch.uint8).numpy()
-        if number.nbytes <= LARGEST_NUMBER_BYTES:
-            kind = np.dtype(f"u{number.nbytes}")
-            count, offset = described["elements"], described["offset"]
-            np.frombuffer(self.memory, kind, count, offset)[:] = number.view(kind)
-        else:  # complex128
-            output.fill_(nothing(output.dtype))
+        kind = np.dtype(f"u{number.nbytes}")
+        np.frombuffer(self.memory, kind, described["elements"], described["offset"])[:] = number.view(kind)
 
     def judge(self, drawn: Sequence[_Drawn], name: str, *, exact: bool = False) -> float:
         """Look at what each call wrote; the error of the worst; see `_error`.

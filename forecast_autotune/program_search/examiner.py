@@ -93,7 +93,7 @@ class Checked:
 
 
 class Examiner:
-    """Tries candidates of one task, each in workers of its own.
+    """Tries candidates of one task, each in workers of its own, but for those that rules made.
 
     Args:
         task: what is searched for.
@@ -178,9 +178,9 @@ class Examiner:
             found = [future.result() for future in futures]
             yield found
             for checked in found:  # after an exception, nobody knows what it was asked last
-                if checked.shared is not None:
-                    self._shared.give_back(checked.shared)
-                    checked.shared = None
+                shared, checked.shared = checked.shared, None
+                if shared is not None:
+                    self._shared.give_back(shared)
         finally:
             for future in futures:
                 if not future.cancelled() and future.exception() is None:
@@ -249,7 +249,7 @@ class Examiner:
             try:
                 return one, one.check(candidate.message, asked, warm=self._warm, ahead=ahead)
             except BaseException as err:
-                if isinstance(err, WorkerRaisedError) and one.is_well():
+                if isinstance(err, WorkerRaisedError):
                     self._shared.give_back(one)
                 else:
                     one.close()
@@ -266,22 +266,19 @@ class Examiner:
             raise
 
     def _ask_elsewhere(self, candidate: Loadable) -> None:
-        """Check a candidate where it was not checked yet, in a few workers, for at each place it is compiled anew."""
+        """Check a candidate in a few new workers where it was not checked yet, for at each place it is compiled anew; and
+        what rules made at the sizes again, for others may have used the worker that it was checked in."""
 
         def ask(asked: Sequence[Question], ahead: Path | None) -> None:
-            if candidate.by_rules:
-                shared, _ = self._check_shared(candidate, ahead, asked)
-                self._shared.give_back(shared)
-                return
             with contextlib.closing(self._begin(candidate, self._warm)) as begun:
                 if ahead is not None:
                     carry(ahead, begun.folder / TRITON_FOLDER)
                 self._ask(begun, candidate, asked)
 
         places: dict[tuple[str, bool], list[Question]] = {}
-        for question in elsewhere(self.task):
+        for question in [*elsewhere(self.task), *(at_the_sizes(self.task) if candidate.by_rules else ())]:
             places.setdefault((question.name, question.shifted), []).append(question)
-        count = min(len(places), max(CHECKED_IN, len(self._shared) if candidate.by_rules else 0))
+        count = min(len(places), CHECKED_IN)
         shares = [[*itertools.chain.from_iterable(list(places.values())[i::count])] for i in range(count)]
         futures: list[Future[None]] = []
         with (

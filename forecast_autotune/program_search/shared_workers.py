@@ -19,7 +19,7 @@ from ..processes.endings import WorkerDiedError, WorkerMemoryError, WorkerRaised
 from .compiled_files import carry, compiled_to, forget
 from .exam import Begun, Exam, Question
 
-WELL_S = 10.0  # for an answer that it is
+UNLOAD_S = 10.0
 MOST_TRIED = 64  # by one worker: its box lets it compute for so long alone
 
 
@@ -32,7 +32,7 @@ class SharedWorker:
     loaded: int = 0
 
     def check(self, message: Message, asked: Iterable[Question], *, warm: Path | None, ahead: Path | None) -> str:
-        """Load a candidate and ask of it; a digest of what it was compiled to.
+        """Load a candidate and ask of it; a digest of what it was compiled to, empty where that is not known.
 
         Args:
             warm: what was compiled for the seed.
@@ -48,13 +48,14 @@ class SharedWorker:
             carry(ahead, compiled)
         self.exam.load(message)
         self.exam.check(asked)
-        return compiled_to(compiled, warm)
+        # Where nothing was compiled ahead, a kernel that an earlier one launched too was not compiled anew.
+        return compiled_to(compiled, warm) if ahead is not None or self.loaded == 1 else ""
 
-    def is_well(self) -> bool:
-        """Whether it still answers, and its device does: an illegal access shows at every call after it."""
+    def unload(self) -> bool:
+        """Let go of the candidate; whether the worker still answers, and its device does."""
         try:
-            self.begun.worker.resume()
-            self.exam.ask({"stage": []}, WELL_S)
+            self.begun.worker.resume()  # what is stopped may hold what another process waits for
+            self.exam.ask({"unload": True}, UNLOAD_S)
         except (WorkerDiedError, WorkerMemoryError, WorkerRaisedError, WorkerTimeoutError):
             return False
         return True
@@ -88,9 +89,8 @@ class SharedWorkers:
             one.close()
 
     def give_back(self, one: SharedWorker) -> None:
-        """Let it wait for the next candidate, or end it where it has had its share, or enough wait."""
-        if one.loaded < MOST_TRIED and not one.begun.worker.has_ended:
-            one.begun.worker.resume()  # what is stopped may hold what another process waits for
+        """Let it wait for the next candidate; or end it where it has had its share, enough wait, or it is not well."""
+        if one.loaded < MOST_TRIED and one.unload():
             with self._lock:
                 if len(self._idle) < self._most:
                     self._idle.append(one)

@@ -7,6 +7,7 @@ the inputs, keeps what is expected, reads the clock and looks at the outputs; se
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import itertools
@@ -21,6 +22,7 @@ from ..processes.channel import Channel, Message
 from ..processes.extension import Extension
 from ..processes.serving import redirect_output
 
+CANDIDATE = "forecast_autotune_candidate"  # the name of its module
 SPIN_CYCLES = 300_000  # 0.15 ms on an H200: more than a launch from Python takes
 
 
@@ -28,7 +30,8 @@ def serve_candidate(channel: Channel, request: Message) -> None:
     """Close the box, load a candidate when told so, and call it. Runs in a worker.
 
     Messages: `load` loads it; `stage` lays out the sets of arguments that lie in the file handed over first; `run`
-    calls it on so many of them and waits for the device; `collect` brings what it wrote back to the file.
+    calls it on so many of them and waits for the device; `collect` brings what it wrote back to the file; `unload` lets go
+    of it, before another is loaded.
     """
     box = Box.from_json(request["box"])
     import torch
@@ -47,13 +50,19 @@ def serve_candidate(channel: Channel, request: Message) -> None:
     channel.send({"ready": True})
     call: Callable[..., Any] | None = None
     sets: list[_Set] = []
+    restore = _as_it_is(request["threads"])
+    gc.freeze()  # what was imported is nobody's to free, and looked through at each collection
     while True:
         command = channel.receive()
         try:
             if "load" in command:
-                call, sets = None, []
+                restore()
                 call = load(command["load"])
                 answer: Message = {"loaded": True}
+            elif "unload" in command:
+                call, sets = None, []
+                _let_go(device)
+                answer = {"unloaded": True}
             elif "stage" in command:
                 sets = []  # first, for what they hold of the device
                 sets = [_Set(memory, values, device) for values in command["stage"]]
@@ -73,6 +82,38 @@ def serve_candidate(channel: Channel, request: Message) -> None:
                 print(f"{type(err).__name__}: {err}", flush=True)
             answer = {"raised": f"{type(err).__name__}: {err}"[:4000]}
         channel.send(answer)
+
+
+def _as_it_is(threads: int) -> Callable[[], None]:
+    """What brings the process back to how it is now, as far as a program usually changes it for good."""
+    import torch
+
+    environment, path = dict(os.environ), list(sys.path)
+    dtype, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    grad = torch.is_grad_enabled()
+
+    def restore() -> None:
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.path[:] = path
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        torch.set_float32_matmul_precision(precision)
+        torch.set_grad_enabled(grad)
+
+    return restore
+
+
+def _let_go(device: Any) -> None:
+    """Free what the last candidate held: a module's functions and globals hold each other."""
+    import torch
+
+    for name in [name for name in sys.modules if name.endswith(CANDIDATE)]:
+        del sys.modules[name]
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # an illegal access shows at every call after it
+        torch.cuda.empty_cache()
 
 
 class _Set:
@@ -167,7 +208,7 @@ def load(described: Message) -> Callable[..., Any]:
     if "extension" in described:
         function: Callable[..., Any] = Extension.from_json(described["extension"]).function(described["function"])
         return function
-    name = f"{described['package']}.forecast_autotune_candidate".lstrip(".")
+    name = f"{described['package']}.{CANDIDATE}".lstrip(".")
     spec = importlib.util.spec_from_file_location(name, described["path"])
     if spec is None or spec.loader is None:
         raise ImportError(f"{described['path']} is no module")

@@ -103,6 +103,20 @@ def test_one_that_spoils_it_costs_nobody_else_anything(
         assert of_bad is None or of_bad.is_symlink() or not of_bad.exists()
 
 
+def test_what_was_compiled_in_time_stays(
+    task: Any, ahead: AheadCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_ahead, "TIMEOUT_S", 30.0)
+    rows = list(task.sizes.values())[1]["rows"]
+    hangs = task.source.replace(
+        "def online(", f"def online(x, *others, **knobs):\n    while len(x) == {rows}: pass\n"
+        "    return _online(x, *others, **knobs)\n\n\ndef _online(", 1,
+    )  # fmt: skip
+    with ahead.compiled([(written(task, tmp_path, hangs), at_the_sizes(task))]) as (folder,):
+        assert folder is not None
+        assert len(list(folder.rglob("*.cubin"))) == 1
+
+
 def test_a_size_that_a_candidate_refuses_leaves_the_others(task: Any, ahead: AheadCompiler, tmp_path: Path) -> None:
     rows = next(iter(task.sizes.values()))["rows"]
     refuses = task.source.replace(

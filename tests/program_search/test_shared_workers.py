@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from doubling import task
 
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.processes.box import lacking
 from forecast_autotune.processes.endings import WorkerRaisedError
-from forecast_autotune.program_search import shared_workers
-from forecast_autotune.program_search.compiled_files import forget
+from forecast_autotune.program_search import compiled_files, shared_workers
+from forecast_autotune.program_search.compiled_files import carry, forget
 from forecast_autotune.program_search.exam import Begun, WrongError
-from forecast_autotune.program_search.examiner import Examiner, Result
+from forecast_autotune.program_search.examiner import CHECKED_IN, Examiner, Result
 from forecast_autotune.program_search.runners import Loadable, PythonPreparer
 
 boxed = pytest.mark.skipif(bool(lacking()), reason=f"no box here: {lacking()}")
@@ -134,12 +135,12 @@ def test_one_that_merely_raises_leaves_its_workers_to_others(bench: Bench) -> No
 def test_one_whose_device_answers_no_more_is_ended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.tried(RIGHT)
     (shared,) = bench.examiner._shared._idle
-    assert shared.is_well()
+    assert shared.unload()
     monkeypatch.setattr(shared.exam, "ask", _raises(WorkerRaisedError("an illegal memory access was encountered")))
     bench.tried(ADDED)
     assert shared not in bench.examiner._shared._idle
     assert shared.begun.worker.has_ended
-    assert not shared.is_well()
+    assert not shared.unload()
 
 
 @boxed
@@ -147,6 +148,33 @@ def test_what_another_left_behind_is_held_against_nobody(bench: Bench) -> None:
     spoils = "torch.mul(x, 2, out=out)\n    torch.add = None"
     assert all(is_measured(result) for result in bench.tried(spoils, ADDED))
     assert len(bench.begun) > 1
+
+
+@boxed
+def test_what_one_changes_for_good_is_as_it_was_for_the_next(bench: Bench) -> None:
+    changes = (
+        "torch.set_num_threads(1 + torch.get_num_threads())\n    torch.set_default_dtype(torch.float64)\n"
+        "    torch.set_grad_enabled(False)\n    os.environ['LEFT'] = '1'\n    sys.path.insert(0, '/left')\n    " + RIGHT
+    )
+    finds = (
+        "left = [torch.get_num_threads() != " + str(torch.get_num_threads()) + ", torch.get_default_dtype() != "
+        "torch.float32, not torch.is_grad_enabled(), 'LEFT' in os.environ, '/left' in sys.path]\n"
+        "    if any(left):\n        raise ValueError(left)\n    " + RIGHT
+    )  # fmt: skip
+    assert all(is_measured(result) for result in bench.tried(changes, finds, before="import os, sys"))
+    assert len(bench.begun) == 1
+
+
+@boxed
+def test_what_one_holds_is_let_go_of_before_the_next(bench: Bench) -> None:
+    holds = (
+        "import os, weakref\nclass Held: pass\nheld = Held()\nheld.itself = held\n"
+        "weakref.finalize(held, os.mkdir, os.path.join(os.environ['HOME'], 'gone'))"
+    )
+    finds = f"os.stat(os.path.join(os.environ['HOME'], 'gone'))\n    {RIGHT}"
+    assert is_measured(bench.tried(RIGHT, before=holds)[0])
+    assert is_measured(bench.tried(finds, before="import os")[0])
+    assert len(bench.begun) == 1
 
 
 @boxed
@@ -197,13 +225,14 @@ def test_one_has_its_share_and_ends(bench: Bench, monkeypatch: pytest.MonkeyPatc
 
 
 @boxed
-def test_what_is_near_the_fastest_is_asked_everywhere_in_those_that_wait(bench: Bench) -> None:
+def test_what_is_the_fastest_is_asked_everywhere_in_new_workers(bench: Bench) -> None:
     bench.examiner.beside = 2
     together = [bench.made(RIGHT), bench.made(ADDED)]
     results = bench.examiner.examine_all(together)
     assert all(is_measured(result) for result in results)
-    assert any(result.everywhere for result in results)
-    assert len(bench.begun) == 2
+    confirmed = sum(result.everywhere for result in results)
+    assert confirmed
+    assert len(bench.begun) == 2 + CHECKED_IN * confirmed
     corners = "out.copy_(x * 2) if len(x) in {} else out.zero_()"
     sizes = {size["n"] for size in bench.task.sizes.values()}
     (wrong,) = bench.examiner.examine_all([bench.made(corners.format(sizes))], best_us={"large": 1e9})
@@ -232,6 +261,17 @@ def test_those_that_wait_end_with_their_examiner(tmp_path: Path) -> None:
     while os.path.exists(f"/proc/{pid}") and time.time() < until:
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_no_more_files_are_carried_than_kernels_come_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_files, "MOST_FILES", 50)
+    compiled = tmp_path / "compiled"
+    for key in ("a", "b"):
+        (compiled / key).mkdir(parents=True)
+        for i in range(40):
+            (compiled / key / f"{i}").write_text("")
+    carry(compiled, tmp_path / "to")
+    assert 0 < len([path for path in (tmp_path / "to").rglob("*") if path.is_file()]) <= 50
 
 
 def test_what_kernels_were_compiled_to_is_forgotten_and_what_launches_them_stays(tmp_path: Path) -> None:
