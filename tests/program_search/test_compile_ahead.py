@@ -96,7 +96,7 @@ def test_one_that_spoils_it_costs_nobody_else_anything(
     task: Any, ahead: AheadCompiler, tmp_path: Path, spoilt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compile_ahead, "TIMEOUT_S", 5.0)
-    bad, good = written(task, tmp_path, f"{spoilt}\n{task.source}"), written(task, tmp_path, task.source)
+    bad, good = written(task, tmp_path, f"{task.source}\n{spoilt}\n"), written(task, tmp_path, task.source)
     with ahead.compiled([(bad, at_the_sizes(task)), (good, at_the_sizes(task))]) as (of_bad, of_good):
         assert of_good is not None
         assert list(of_good.rglob("*.cubin"))
@@ -135,7 +135,7 @@ def test_a_size_that_a_candidate_refuses_leaves_the_others(task: Any, ahead: Ahe
 def test_ctrl_c_leaves_what_is_being_compiled(
     task: Any, ahead: AheadCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hangs = written(task, tmp_path, f"while True: pass\n{task.source}")
+    hangs = written(task, tmp_path, f"{task.source}\nwhile True: pass\n")
     waits = threading.Event()
     receive = compile_ahead.without_gpu.server.start
 

@@ -22,6 +22,8 @@ from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.features.hardware_sheets import hardware_named
 from forecast_autotune.processes.box import lacking
+from forecast_autotune.program_search import descriptions as descriptions_module
+from forecast_autotune.program_search import without_gpu
 from forecast_autotune.program_search.candidate import Candidate, Tried
 from forecast_autotune.program_search.descriptions import CandidateDescriber, _checked, describer_of, over_sizes
 from forecast_autotune.program_search.forecasts import CandidateForecaster
@@ -49,7 +51,8 @@ def describer(task: Any, tmp_path: Path) -> CandidateDescriber:
 
 def written(task: Any, source: str, **knobs: Any) -> Candidate:
     """A candidate with a text of its own."""
-    return replace(task.seed, source=source, proposer="test", config=task.seed.config if not knobs else knobs["config"])
+    config = task.seed.config if not knobs else knobs["config"]
+    return replace(task.seed, source=source, proposer="test", config=config, by_rules=False)
 
 
 def test_a_candidate_is_described_as_the_call_of_a_person(task: Any, describer: CandidateDescriber) -> None:
@@ -67,6 +70,31 @@ def test_what_a_rewrite_changes_shows(task: Any, describer: CandidateDescriber) 
     seed, rewritten, narrow = describer.describe([task.seed, written(task, changed), wider])
     assert rewritten["odd"].keys() == seed["odd"].keys()
     assert narrow["odd"]["tile_elements"] == 1024 < seed["odd"]["tile_elements"]
+
+
+def test_texts_that_rules_made_share_workers_and_one_that_ends_its_worker_is_alone_in_that(
+    task: Any, describer: CandidateDescriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(descriptions_module, "SHARES", 1)
+    started: list[int] = []
+    start = without_gpu.server.start
+
+    def counted(*given: Any, **how: Any) -> Any:
+        started.append(len(given[1]["loads"]))
+        return start(*given, **how)
+
+    monkeypatch.setattr(without_gpu.server, "start", counted)
+    texts = [f"{task.source}\nX = {i}\n" for i in range(4)]
+    assert all(describer.describe([replace(task.seed, source=text) for text in texts]))
+    assert started == [4]
+    started.clear()
+    ends = f"{task.source}\nimport os\nos._exit(3)\n"
+    texts = [f"{task.source}\nY = 0\n", ends, f"{task.source}\nY = 1\n"]
+    told = describer.describe([replace(task.seed, source=text) for text in texts])
+    assert [bool(one) for one in told] == [True, False, True]
+    assert started == [3, 1, 1]
+    assert not describer.describe([replace(task.seed, source=ends)])[0]
+    assert len(started) == 3  # it is not asked again
 
 
 CHANNEL = """
