@@ -99,7 +99,7 @@ def test_the_forecasts_of_the_readme_are_those_of_the_shipped_model(tmp_path: Pa
     ran, output = shown_by(["bash", "-c", command], in_the_readme(tmp_path), ROOT, columns=80)
     assert ran == 0, output
     figures = re.compile(r"(BLOCK=\d+ num_warps=\d+) +(\d\.\d\dx) +(\d\.\d\dx to \d\.\d\dx)")
-    assert len(figures.findall(shown)) == 3
+    assert len(figures.findall(shown)) == 4
     assert figures.findall(output) == figures.findall(shown)
 
 
