@@ -62,7 +62,7 @@ from forecast_autotune.surrogates.static_features import launch_features
 from ..command import positive
 from ..paths import CORPORA, REPOSITORY, TRACES, traces
 from . import networks as fitting_networks
-from .networks import fit_networks, kernel_weights
+from .networks import POWER, fit_networks, kernel_weights
 
 if TYPE_CHECKING:
     import numpy as np
@@ -224,8 +224,8 @@ def _fit_digest() -> str:
     return digest(*sources, *(f"{path.relative_to(TRACES)} {path.stat().st_size}" for path in corpus_paths()))
 
 
-def fit_launches(examples: Sequence[Example], *, trees: int = TREES, seed: int = 0) -> Prior:
-    """Forest and networks alone. Kernels count by `kernel_weights`."""
+def fit_launches(examples: Sequence[Example], *, trees: int = TREES, seed: int = 0, power: float = POWER) -> Prior:
+    """Forest and networks alone. Kernels count by `kernel_weights`, to this power."""
     import numpy as np
     from sklearn.tree import ExtraTreeRegressor
 
@@ -238,7 +238,7 @@ def fit_launches(examples: Sequence[Example], *, trees: int = TREES, seed: int =
     of_kernel = np.concatenate(
         [np.full(k.sum(), kernels.index(e.kernel)) for e, k in zip(examples, known, strict=True)] or [np.zeros(0)]
     ).astype(int)
-    weight = kernel_weights(of_kernel)
+    weight = kernel_weights(of_kernel, power)
     grown = []
     for number in range(trees if kernels else 0):
         seen = random.permutation(len(kernels))[: max(1, round(KERNELS_SEEN * len(kernels)))]
@@ -263,7 +263,7 @@ def fit_launches(examples: Sequence[Example], *, trees: int = TREES, seed: int =
     networks = None
     if kernels:
         count = math.ceil(trees / TREES_FOR_A_NETWORK)
-        networks = fit_networks(x.astype(float), y, of_kernel, count=count, seen=KERNELS_SEEN, seed=seed)
+        networks = fit_networks(x.astype(float), y, of_kernel, count=count, seen=KERNELS_SEEN, seed=seed, power=power)
     return Prior(fitted_on=tuple(kernels), **tables, networks=networks, width=WIDTH, factors={})
 
 

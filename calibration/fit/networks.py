@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 HIDDEN = (64, 64)
+POWER = 0.5  # see `kernel_weights`
 EPOCHS, BATCH, RATE, DECAY = 12, 256, 2e-3, 1e-2
 
 
-def fit_networks(x: Array, y: Array, of_kernel: NDArray[np.intp], *, count: int, seen: float, seed: int) -> Networks:
+def fit_networks(
+    x: Array, y: Array, of_kernel: NDArray[np.intp], *, count: int, seen: float, seed: int, power: float = POWER
+) -> Networks:
     """So many networks, each fitted on a part of the kernels, which count by `kernel_weights`.
 
     Args:
@@ -42,7 +45,7 @@ def fit_networks(x: Array, y: Array, of_kernel: NDArray[np.intp], *, count: int,
     centre, scale = _usual(x)
     inputs = network_inputs(x, columns, centre, scale)
     kernels = np.unique(of_kernel)
-    share = kernel_weights(of_kernel)
+    share = kernel_weights(of_kernel, power)
     fitted = []
     # On one thread: how sums are split among several changes their last digits, and those the networks.
     with threadpool_limits(1), warnings.catch_warnings():
@@ -71,8 +74,9 @@ def fit_networks(x: Array, y: Array, of_kernel: NDArray[np.intp], *, count: int,
     return Networks(columns, centre, scale, tuple(layers))
 
 
-def kernel_weights(of_kernel: NDArray[np.intp]) -> Array:
-    """How much each config counts in a fit: a kernel of four times as many configs counts twice as much in all.
+def kernel_weights(of_kernel: NDArray[np.intp], power: float = POWER) -> Array:
+    """How much each config counts in a fit: a kernel's as much in all as their number to a power. By default one of four
+    times as many configs counts twice as much.
 
     More configs tell more, though neighbours repeat each other. With kernels of four configs counting as much as those of a
     thousand, the suite's Triton kernels, left out, came to 1.102 times the best within four measurements instead of 1.090
@@ -80,10 +84,11 @@ def kernel_weights(of_kernel: NDArray[np.intp]) -> Array:
 
     Args:
         of_kernel: the number of each config's kernel.
+        power: 0 counts kernels alike, 1 configs.
     """
     import numpy as np
 
-    weights: Array = 1.0 / np.sqrt(np.bincount(of_kernel))[of_kernel]
+    weights: Array = 1.0 / np.bincount(of_kernel).astype(float)[of_kernel] ** (1.0 - power)
     return weights
 
 

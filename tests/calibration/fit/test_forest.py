@@ -134,6 +134,8 @@ def test_the_same_examples_give_the_same_model(traces: list[Path]) -> None:
 def test_a_kernel_of_four_times_as_many_configs_counts_twice_as_much() -> None:
     weights = kernel_weights(np.repeat([0, 1, 2], [25, 100, 400]))
     assert [weights[:25].sum(), weights[25:125].sum(), weights[125:].sum()] == pytest.approx([5.0, 10.0, 20.0])
+    alike = kernel_weights(np.repeat([0, 1], [25, 400]), 0.0)
+    assert [alike[:25].sum(), alike[25:].sum()] == pytest.approx([1.0, 1.0])
 
 
 def test_trees_weigh_kernels_by_the_root_of_their_configs(traces: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +148,8 @@ def test_trees_weigh_kernels_by_the_root_of_their_configs(traces: list[Path], mo
     ]
     expected = fit_launches(of, trees=4).each_tree(np.zeros((1, len(LAUNCH_FEATURES))))
     assert expected == pytest.approx(0.25, abs=0.01)
+    alike = fit_launches(of, trees=4, power=0.0).each_tree(np.zeros((1, len(LAUNCH_FEATURES))))
+    assert alike == pytest.approx(0.5, abs=0.01)
 
 
 def test_networks_learn_what_kernels_share_and_weigh_them_by_the_root_of_their_configs() -> None:
