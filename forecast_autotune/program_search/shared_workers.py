@@ -2,8 +2,8 @@
 
 To start a device in a new process takes longer than to try a candidate: an H100's driver starts one process after the
 other, in 0.2 to 0.4 s. What a model wrote has a process to itself, for it may leave behind what it likes; and so has what is
-compiled to host code, which may write anywhere in its process. A candidate that fails ends the worker that it was in, but
-where it merely raised and the device still answers.
+compiled to host code, which may write anywhere in its process. A candidate that fails ends the worker that it was in,
+unless it merely raised and the device still answers.
 """
 
 from __future__ import annotations
