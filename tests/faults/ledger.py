@@ -132,7 +132,7 @@ class Case:
         """The folder of locks on cores is shared by all that compile on this machine, and stays."""
         cores = own_folder().name
         found = [path for path in sorted(self.temporary.iterdir()) if path.name != cores]
-        return [f"temporary file {path}" for path in found if not _is_filelocks(path)]
+        return [f"temporary file {path}" for path in found if not (_is_filelocks(path) or _is_tempfiles(path))]
 
 
 class Ledger:
@@ -189,6 +189,12 @@ def marked_processes(mark: str) -> dict[int, str]:
         except OSError:
             continue
     return found
+
+
+def _is_tempfiles(path: Path) -> bool:
+    """Whether `tempfile` was ended as it tried whether the folder can be written to (CPython, `_get_default_tempdir`)."""
+    is_its = re.fullmatch(r"[a-z0-9_]{8}", path.name) is not None
+    return is_its and path.is_file() and path.read_bytes() in (b"", b"blat")
 
 
 def _is_filelocks(path: Path) -> bool:
