@@ -198,6 +198,35 @@ def _raises(err: Exception) -> Callable[..., Any]:
 
 
 @boxed
+def test_in_a_used_worker_what_was_not_compiled_ahead_has_no_digest(bench: Bench) -> None:
+    """A kernel that an earlier candidate launched too is not compiled anew there."""
+    compiles = (
+        "folder = os.path.join(os.environ['TRITON_CACHE_DIR'], '{}')\n    os.makedirs(folder, exist_ok=True)\n"
+        "    open(os.path.join(folder, 'kernel.cubin'), 'w').write('{}')\n    " + RIGHT
+    )
+    one, other = bench.tried(*(compiles.format(name, name) for name in "ab"), before="import os")
+    assert is_measured(one)
+    assert is_measured(other)
+    assert one.code
+    assert not other.code
+    assert len(bench.begun) == 1
+
+
+@boxed
+def test_a_worker_is_closed_once(bench: Bench) -> None:
+    bench.tried(RIGHT)
+    (shared,) = bench.examiner._shared._idle
+    file = shared.begun.file
+    bench.examiner.close()
+    own, other = os.pipe()
+    os.dup2(own, file)  # by now it may be anybody's
+    shared.close()
+    os.fstat(file)
+    for each in {own, other, file}:
+        os.close(each)
+
+
+@boxed
 def test_one_that_died_while_it_waited_is_passed_over(bench: Bench) -> None:
     bench.tried(RIGHT)
     bench.begun[0].worker.kill()
