@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..core.hardware import Hardware
-from ..processes.box import TRITON_FOLDER, Box
+from ..processes.box import TRITON_FOLDER
 from ..processes.channel import Channel, Message
 from ..processes.endings import WorkerDiedError, WorkerRaisedError, WorkerTimeoutError
 from ..store.encoding import encode_hardware
 from . import without_gpu
-from .exam import LOAD_TIMEOUT_S, SHIFT, Question
+from .exam import SHIFT, Question
 from .runners import Loadable
 from .task import SearchTask
 from .trial import load
@@ -27,12 +27,11 @@ from .trial import load
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0  # for all that one candidate launches; what takes longer is compiled where it runs
-MEMORY_BYTES = 4 << 30
 
 
 def compiler_of(task: SearchTask, hardware: Hardware, folder: Path) -> AheadCompiler | None:
     """What compiles a task's candidates ahead; None in C++ and CUDA, which are built, and on a CPU."""
-    return AheadCompiler(task, hardware, folder) if task.language == "triton" and hardware.kind != "cpu" else None
+    return AheadCompiler(task, hardware, folder) if without_gpu.can_tell(task, hardware) else None
 
 
 class AheadCompiler:
@@ -52,7 +51,7 @@ class AheadCompiler:
     @contextlib.contextmanager
     def compiled(self, wanted: Sequence[tuple[Loadable, Sequence[Question]]]) -> Iterator[list[Path | None]]:
         """Folders of Triton's, while they are needed: one for each candidate, with what it launches at these questions."""
-        calls = [self._asked(questions) for _, questions in wanted]
+        calls = [self.draw(questions) for _, questions in wanted]
         with contextlib.ExitStack() as held:
             try:
                 beside = held.enter_context(without_gpu.side_by_side(self._folder))
@@ -63,8 +62,9 @@ class AheadCompiler:
             made = beside.threads.map(lambda one, its: self._made(one, its, beside), [one for one, _ in wanted], calls)
             yield list(made)
 
-    def _asked(self, questions: Sequence[Question]) -> list[list[Message]]:
-        """The arguments of a call at each, none twice: what is compiled for zeros and ones is no other."""
+    def draw(self, questions: Sequence[Question]) -> list[list[Message]]:
+        """The arguments of a call at each, none twice: what is compiled for zeros and ones is no other. What was not drawn
+        yet is drawn on the task's device."""
         for one in questions:
             if (one.name, one.shifted) not in self._calls:
                 values = self._task.make_inputs(one.sizes, 0, self._task.device)
@@ -77,17 +77,9 @@ class AheadCompiler:
     ) -> Path | None:
         try:
             folder = Path(tempfile.mkdtemp(prefix="compiled-", dir=beside.folder))
-            box = Box(folder=str(folder), readable=candidate.readable, may_start=True, memory_bytes=MEMORY_BYTES)
-            request = {
-                "box": box.as_json(),
-                "modules": list(candidate.modules),
-                "hardware": self._hardware,
-                "calls": calls,
-                "load": candidate.message,
-            }
             with (
-                without_gpu.server.start(
-                    serve_compiling, request, environment=without_gpu.environment(), ready_s=LOAD_TIMEOUT_S
+                without_gpu.start(
+                    serve_compiling, [candidate], folder, self._hardware, calls, may_start=True
                 ) as worker,
                 contextlib.suppress(WorkerDiedError, WorkerRaisedError, WorkerTimeoutError),  # what it made is there
             ):
@@ -109,13 +101,12 @@ def serve_compiling(channel: Channel, request: Message) -> None:
 
     hardware = without_gpu.begin(channel, request)
     channel.send({"ready": True})
-    call = load(request["load"])
+    call = load(request["loads"][0])
     made = set()
     with rehearsal(hardware=hardware) as device:
         for values in request["calls"]:
-            with contextlib.suppress(
-                Exception
-            ):  # it refuses the size, needs data, or does not compile: its check will tell
+            # It may refuse the size, need data, or not compile: its check will tell.
+            with contextlib.suppress(Exception):
                 for each in launches(call, without_gpu.fakes(values, "cuda"), {}):
                     source = make_source(each.kernel, each.args, each.kwargs, device.target)
                     if source.hash not in made:

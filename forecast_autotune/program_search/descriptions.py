@@ -17,12 +17,10 @@ from typing import Any
 
 from ..core.hardware import Hardware
 from ..core.outcome import Failure
-from ..processes.box import Box
 from ..processes.channel import Channel, Message
 from ..store.encoding import encode_hardware
 from . import without_gpu
 from .candidate import Candidate
-from .exam import LOAD_TIMEOUT_S
 from .run_folders import remove
 from .runners import Loadable, PythonPreparer
 from .task import SearchTask
@@ -31,7 +29,6 @@ from .trial import load
 log = logging.getLogger(__name__)
 
 DESCRIBE_TIMEOUT_S = 20.0  # for all that a worker is asked about; one config takes 0.05 s
-MEMORY_BYTES = 4 << 30
 SHARES = without_gpu.BESIDE  # of the texts that rules made: to start a worker takes longer than to describe a config
 MOST = 1e30  # of any number: means and ratios of several are numbers still
 
@@ -40,7 +37,7 @@ Features = Mapping[str, float]
 
 def describer_of(task: SearchTask, hardware: Hardware, folder: Path) -> CandidateDescriber | None:
     """What describes a task's candidates; None where nothing can: in C++ and CUDA, and on a CPU."""
-    return CandidateDescriber(task, hardware, folder) if task.language == "triton" and hardware.kind != "cpu" else None
+    return CandidateDescriber(task, hardware, folder) if without_gpu.can_tell(task, hardware) else None
 
 
 class CandidateDescriber:
@@ -106,17 +103,7 @@ class CandidateDescriber:
         """Each as it is described by a worker; raises where that ends or takes too long."""
         if not made:
             return
-        readable = {path for one in made for path in one.readable}
-        request = {
-            "box": Box(folder=str(folder), readable=tuple(sorted(readable)), memory_bytes=MEMORY_BYTES).as_json(),
-            "modules": list(made[0].modules),
-            "hardware": self._hardware,
-            "calls": self._calls,
-            "loads": [one.message for one in made],
-        }
-        with without_gpu.server.start(
-            serve_descriptions, request, environment=without_gpu.environment(), ready_s=LOAD_TIMEOUT_S
-        ) as worker:
+        with without_gpu.start(serve_descriptions, made, folder, self._hardware, self._calls) as worker:
             until = time.monotonic() + DESCRIBE_TIMEOUT_S
             for _ in made:
                 yield _checked(worker.receive(max(0.0, until - time.monotonic()), watch)["described"], self._calls)

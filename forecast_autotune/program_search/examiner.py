@@ -403,13 +403,16 @@ class Examiner:
     def _examined_seed(self, candidate: Loadable, sizes: Mapping[str, Sizes] | None) -> Result:
         """Check and time the seed in one worker; what Triton compiled for it is kept for all candidates."""
         began = time.perf_counter()
+        asked = [*at_the_sizes(self.task), *elsewhere(self.task)]
         try:
             with contextlib.ExitStack() as held:
                 with self._turn(alone=False):
                     begun = held.enter_context(contextlib.closing(self._begin(candidate, self._warm)))
                     exam = held.enter_context(Exam(self.task, self.hardware, self.bar, begun, is_seed=True))
                     exam.load(candidate.message)
-                    exam.check([*at_the_sizes(self.task), *elsewhere(self.task)])
+                    exam.check(asked)
+                    if self._ahead is not None:
+                        self._ahead.draw(asked)  # now, for later nobody keeps others from timing meanwhile
                 with self._turn(alone=True):
                     timed = self._timed(exam, None, sizes)
                 compiled = begun.folder / TRITON_FOLDER

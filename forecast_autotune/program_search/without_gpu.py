@@ -16,19 +16,29 @@ from ..core.hardware import Hardware
 from ..processes.box import Box, boxed_environment, close_box
 from ..processes.channel import Channel, Message
 from ..processes.endings import WorkerDiedError, WorkerRaisedError, WorkersUnavailableError, WorkerTimeoutError
-from ..processes.fork_server import ForkServer
+from ..processes.fork_server import ForkServer, Job
 from ..processes.machine import usable_cores
 from ..processes.serving import redirect_output
+from ..processes.worker import Worker
 from ..store.encoding import decode_hardware
+from .exam import LOAD_TIMEOUT_S
 from .run_folders import RunFolder
+from .runners import Loadable
+from .task import SearchTask
 
 BESIDE = 8  # workers at most
+MEMORY_BYTES = 4 << 30
 
 ITS_OWN = (
     WorkerDiedError, WorkerRaisedError, WorkersUnavailableError, WorkerTimeoutError,
     OSError, LookupError, UnicodeError,  # no disk, no such key, no text that can be written
 )  # fmt: skip
 """What is raised where a worker finds nothing out."""
+
+
+def can_tell(task: SearchTask, hardware: Hardware) -> bool:
+    """Whether such workers find anything out of a task's candidates: not in C++ and CUDA, nor for a CPU."""
+    return task.language == "triton" and hardware.kind != "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,26 @@ def side_by_side(folder: Path) -> Iterator[SideBySide]:
         run.close()
 
 
+def start(
+    job: Job, made: Sequence[Loadable], folder: Path, hardware: Message, calls: object, *, may_start: bool = False
+) -> Worker:
+    """A worker that does this job on candidates, with a folder to write to; `calls` are what they are called on.
+
+    Raises:
+        WorkersUnavailableError, WorkerDiedError, WorkerRaisedError, WorkerTimeoutError: it does not come up.
+    """
+    readable = tuple(sorted({path for one in made for path in one.readable}))
+    box = Box(folder=str(folder), readable=readable, may_start=may_start, memory_bytes=MEMORY_BYTES)
+    request = {
+        "box": box.as_json(),
+        "modules": list(made[0].modules),
+        "hardware": hardware,
+        "calls": calls,
+        "loads": [one.message for one in made],
+    }
+    return _server.start(job, request, environment=_environment(), ready_s=LOAD_TIMEOUT_S)
+
+
 def without_data(value: Any, shift: int = 0) -> Message:
     """An argument as a worker is told of it: of a tensor all but its values, and by how many elements it is shifted."""
     import torch
@@ -77,14 +107,13 @@ def without_data(value: Any, shift: int = 0) -> Message:
     }
 
 
-def environment() -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """A box's, without a GPU, in which kernels are those that would be compiled."""
     inherited = {name: value for name, value in boxed_environment().items() if name != "TRITON_INTERPRET"}
     return {**inherited, "CUDA_VISIBLE_DEVICES": ""}
 
 
-server = ForkServer(f"{__package__}.description_imports", environment=environment())
-"""That of these workers."""
+_server = ForkServer(f"{__package__}.description_imports", environment=_environment())
 
 
 # The worker's side -----------------------------------------------------------------------------------------------------

@@ -137,14 +137,14 @@ def test_ctrl_c_leaves_what_is_being_compiled(
 ) -> None:
     hangs = written(task, tmp_path, f"{task.source}\nwhile True: pass\n")
     waits = threading.Event()
-    receive = compile_ahead.without_gpu.server.start
+    receive = compile_ahead.without_gpu._server.start
 
     def started(*given: Any, **how: Any) -> Any:
         worker = receive(*given, **how)
         waits.set()
         return worker
 
-    monkeypatch.setattr(compile_ahead.without_gpu.server, "start", started)
+    monkeypatch.setattr(compile_ahead.without_gpu._server, "start", started)
 
     class Interrupted:
         """Threads whose results Ctrl-C ends the wait for."""
@@ -169,6 +169,30 @@ def test_ctrl_c_leaves_what_is_being_compiled(
     with pytest.raises(KeyboardInterrupt), ahead.compiled([(hangs, at_the_sizes(task))]):
         pass
     assert not list((tmp_path / "ahead").glob("run-*"))
+
+
+def test_inputs_are_drawn_while_nobody_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[bool] = []
+    drawn: list[tuple[list[bool], int]] = []
+
+    @contextlib.contextmanager
+    def turn(_: Examiner, *, alone: bool) -> Iterator[None]:
+        turns.append(alone)
+        yield
+        turns.pop()
+
+    class Ahead:
+        def draw(self, questions: Sequence[Question]) -> None:
+            drawn.append((list(turns), len(questions)))
+
+    of = doubling_task()
+    monkeypatch.setattr(Examiner, "_turn", turn)
+    examiner = Examiner(of, detect_hardware("cpu"), tmp_path)
+    examiner._ahead = Ahead()  # type: ignore[assignment]
+    seed = PythonPreparer(of, tmp_path).prepare(of.seed)
+    assert isinstance(seed, Loadable)
+    assert isinstance(examiner.examine(seed, is_seed=True).outcome, Measurement)
+    assert drawn == [([False], len([*at_the_sizes(of), *elsewhere(of)]))]
 
 
 def test_where_there_is_nothing_to_compile_nothing_is(task: Any, tmp_path: Path) -> None:

@@ -77,13 +77,13 @@ def test_texts_that_rules_made_share_workers_and_one_that_ends_its_worker_is_alo
 ) -> None:
     monkeypatch.setattr(descriptions_module, "SHARES", 1)
     started: list[int] = []
-    start = without_gpu.server.start
+    start = without_gpu._server.start
 
     def counted(*given: Any, **how: Any) -> Any:
         started.append(len(given[1]["loads"]))
         return start(*given, **how)
 
-    monkeypatch.setattr(without_gpu.server, "start", counted)
+    monkeypatch.setattr(without_gpu._server, "start", counted)
     texts = [f"{task.source}\nX = {i}\n" for i in range(4)]
     assert all(describer.describe([replace(task.seed, source=text) for text in texts]))
     assert started == [4]

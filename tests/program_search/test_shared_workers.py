@@ -102,8 +102,7 @@ def test_finals_time_each_in_new_processes(bench: Bench) -> None:
 @boxed
 def test_one_that_is_wrong_ends_its_worker_and_is_asked_again_in_a_new_one(bench: Bench) -> None:
     right, wrong, another = bench.tried(RIGHT, "torch.mul(x, 3, out=out)", ADDED)
-    assert is_measured(right)
-    assert is_measured(another)
+    assert all(map(is_measured, (right, another)))
     assert isinstance(wrong.outcome, Failure)
     assert wrong.outcome.stage == "check"
     assert len(bench.begun) == 3  # the first's, which the wrong one ended, as it did the next; the last's
@@ -121,8 +120,7 @@ def test_one_that_is_wrong_in_a_new_worker_is_asked_once(bench: Bench) -> None:
 @boxed
 def test_one_that_merely_raises_leaves_its_workers_to_others(bench: Bench) -> None:
     right, raises, another = bench.tried(RIGHT, "raise ValueError(PARTS)", ADDED)
-    assert is_measured(right)
-    assert is_measured(another)
+    assert all(map(is_measured, (right, another)))
     assert isinstance(raises.outcome, Failure)
     assert "ValueError" in raises.outcome.message
     assert len(bench.begun) == 2
@@ -205,8 +203,7 @@ def test_in_a_used_worker_what_was_not_compiled_ahead_has_no_digest(bench: Bench
         "    open(os.path.join(folder, 'kernel.cubin'), 'w').write('{}')\n    " + RIGHT
     )
     one, other = bench.tried(*(compiles.format(name, name) for name in "ab"), before="import os")
-    assert is_measured(one)
-    assert is_measured(other)
+    assert all(map(is_measured, (one, other)))
     assert one.code
     assert not other.code
     assert len(bench.begun) == 1
