@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 class Columns:
     """Forecasts as arrays, one entry per config; NaN where it abstained.
 
-    `mean` and `sigma` are of log2 speed-up, `fail` is the chance of failing.
+    Attributes:
+        mean, sigma: of log2 speed-up.
+        fail: chance of failing.
+        by_other_hardware: log2 speed-up by recordings on other hardware alone, failures counted in; None without them.
     """
 
     mean: Array
     sigma: Array
     fail: Array
+    by_other_hardware: Array | None = None
 
     @property
     def known(self) -> NDArray[np.bool_]:
@@ -67,6 +71,9 @@ class ForecastTable(Sequence[Forecast | Abstention]):
         silent: why a config without a weight has no forecast.
         sigma_scale: the factor by which recalibration has multiplied every sigma.
         grounded: of which configs more than rules of thumb speaks, shape `(configs,)`; None: of all.
+        by_other_hardware: where all recordings were made on other hardware, what they alone expect of each config, in log2
+            speed-up with its chance of failing counted in, shape `(configs,)`. How much each recording counts is for this
+            job's outcomes to say; the outcomes of similar configs count for nothing.
     """
 
     def __init__(
@@ -79,6 +86,7 @@ class ForecastTable(Sequence[Forecast | Abstention]):
         silent: str = "not a config of the space",
         sigma_scale: float = 1.0,
         grounded: NDArray[np.bool_] | None = None,
+        by_other_hardware: Array | None = None,
     ) -> None:
         self.components = tuple(components)
         self.fail = fail
@@ -87,6 +95,7 @@ class ForecastTable(Sequence[Forecast | Abstention]):
         self.silent = silent
         self.sigma_scale = sigma_scale
         self.grounded = grounded
+        self.by_other_hardware = by_other_hardware
         self._columns: Columns | None = None
 
     @classmethod
@@ -100,12 +109,20 @@ class ForecastTable(Sequence[Forecast | Abstention]):
         source: str,
         default_us: float | None = None,
         grounded: NDArray[np.bool_] | None = None,
+        by_other_hardware: Array | None = None,
     ) -> ForecastTable:
         """A single bell for each config; all arrays have the shape `(configs,)`."""
         import numpy as np
 
         component = Component(name, mean, sigma, np.ones(mean.size))
-        return cls([component], fail, source=source, default_us=default_us, grounded=grounded)
+        return cls(
+            [component],
+            fail,
+            source=source,
+            default_us=default_us,
+            grounded=grounded,
+            by_other_hardware=by_other_hardware,
+        )
 
     @property
     def columns(self) -> Columns:
@@ -120,7 +137,7 @@ class ForecastTable(Sequence[Forecast | Abstention]):
             unknown = weight.sum(axis=0) <= 0
             fail = self.fail.copy()
             mean[unknown], spread[unknown], fail[unknown] = np.nan, np.nan, np.nan
-            self._columns = Columns(mean, np.sqrt(spread), fail)
+            self._columns = Columns(mean, np.sqrt(spread), fail, self.by_other_hardware)
         return self._columns
 
     def at(self, positions: Sequence[int]) -> ForecastTable:
@@ -138,6 +155,7 @@ class ForecastTable(Sequence[Forecast | Abstention]):
             silent=self.silent,
             sigma_scale=self.sigma_scale,
             grounded=None if self.grounded is None else self.grounded[rows],
+            by_other_hardware=None if self.by_other_hardware is None else self.by_other_hardware[rows],
         )
 
     def stretched(self, factor: float) -> ForecastTable:
@@ -150,6 +168,7 @@ class ForecastTable(Sequence[Forecast | Abstention]):
             silent=self.silent,
             sigma_scale=self.sigma_scale * factor,
             grounded=self.grounded,
+            by_other_hardware=self.by_other_hardware,
         )
 
     def __len__(self) -> int:

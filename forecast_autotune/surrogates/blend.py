@@ -192,6 +192,8 @@ def _mixture(speaking: Sequence[_Answer], member_weights: Array) -> ForecastTabl
         Component(answer.name, np.where(k, mean, 0.0), np.where(k, sigma, 1.0), weight)
         for answer, k, mean, sigma, weight in zip(speaking, known, means, sigmas, by_config, strict=True)
     ]
+    recorded = [(weight, c.by_other_hardware) for weight, c in zip(member_weights, columns, strict=True)]
+    told = [(weight, column) for weight, column in recorded if column is not None]
     first = [answer.first for answer in speaking]
     grounded = np.array([answer.grounded for answer in speaking])
     return ForecastTable(
@@ -201,4 +203,5 @@ def _mixture(speaking: Sequence[_Answer], member_weights: Array) -> ForecastTabl
         source=" and ".join(f.source for f in first),
         default_us=next((f.default_us for f in first if f.default_us is not None), None),
         silent="nobody speaks of it",
+        by_other_hardware=np.average([c for _, c in told], axis=0, weights=[w for w, _ in told]) if told else None,
     )

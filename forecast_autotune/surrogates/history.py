@@ -49,7 +49,8 @@ class _Session(OutcomeSession):
         if not own and not self._sources:
             like_it = ", and nothing like it elsewhere" if self.context.recordings else " or elsewhere"
             return [Abstention(History.name, f"nothing was measured here{like_it}")] * len(job.space), None
-        posterior = self._residual.apply(self._prior(outcomes), outcomes)
+        combined = transfer.combine(self._sources, job, outcomes) if self._sources else None
+        posterior = self._residual.apply(self._prior(combined), outcomes)
         source = f"{History.name} ({', '.join(basis_text(outcomes=own, recordings=len(self._sources)))})"
         table = ForecastTable.of_one(
             History.name,
@@ -58,16 +59,16 @@ class _Session(OutcomeSession):
             posterior.fail,
             source=source,
             default_us=default_us(self.context, outcomes),
+            by_other_hardware=transfer.by_other_hardware(combined, self.context),
         )
         return table, posterior.loo_log_density
 
-    def _prior(self, outcomes: Mapping[Config, Outcome]) -> GPPrior:
+    def _prior(self, combined: transfer.CombinedPrediction | None) -> GPPrior:
         import numpy as np
 
         job = self.context.job
         x = knob_matrix(job.space).values
-        if not self._sources:
+        if combined is None:
             n = len(job.space)
             return GPPrior(np.zeros(n), np.full(n, transfer.GUESS), None, np.zeros((n, 0)), x)
-        combined = transfer.combine(self._sources, job, outcomes)
         return GPPrior(combined.mean, combined.sigma, combined.fail, combined.basis, x)

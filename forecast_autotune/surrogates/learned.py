@@ -182,8 +182,8 @@ class _Session(OutcomeSession):
         prior = GPPrior(model.mean, model.sigma, model.fail, model.basis, self._x)
         if own and self._missed is not None:
             prior = self._missed
-        if self._sources:
-            combined = transfer.combine(self._sources, job, outcomes)
+        combined = transfer.combine(self._sources, job, outcomes) if self._sources else None
+        if combined is not None:
             prior = GPPrior(combined.mean, combined.sigma, combined.fail, combined.basis, self._x)
             if own and self._missed is not None:
                 prior = _following_sources(prior, combined, self._missed)
@@ -198,6 +198,7 @@ class _Session(OutcomeSession):
             source=f"{Learned.name} ({basis})",
             default_us=default_us(self.context, outcomes),
             grounded=None if own or self._sources else self._described,
+            by_other_hardware=transfer.by_other_hardware(combined, self.context),
         )
         return table, posterior.loo_log_density
 

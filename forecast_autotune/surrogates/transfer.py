@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.config import Config
+from ..core.context import ForecastContext
 from ..core.hardware import Hardware
 from ..core.job import Job, Recording, log2_speedups
 from ..core.outcome import Failure, Outcome
@@ -34,6 +35,7 @@ USUAL_SPREAD, LEAST_SPREAD = (
 )  # deviation of log2 speed-ups over a space for which floors hold; share of a floor left
 BLUR = 0.25  # added to a recording's own uncertainty before it is weighted by it
 RESULT_COUNT = 6  # outcomes after which recordings are weighted by how well they predicted them, at most squared
+LEAST_CHANCE = 1e-9  # of running, that a config counts with which failed in every recording
 KEY_HALVES_PER = 2.0  # octaves between two sizes over which a recording's weight halves (suite, sizes left out)
 
 
@@ -175,6 +177,22 @@ def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Con
     # Around each one's median: how the default did in a recording moves all configs alike, and so tells none from another.
     apart = np.sqrt(weights)[:, None] * (off - np.median(off, axis=1, keepdims=True))
     return CombinedPrediction(mean, np.sqrt(spread + floor**2), fail, apart)
+
+
+def by_other_hardware(combined: CombinedPrediction | None, context: ForecastContext) -> Array | None:
+    """What recordings expect of each config, in log2 speed-up with its chance of failing counted in; shape `(configs,)`.
+
+    None where there are none, or one of them was made on the job's own hardware.
+    """
+    import numpy as np
+
+    job = context.job
+    if combined is None or any(
+        _hardware_likeness(job.hardware, r.hardware) == SAME_PRODUCT for r in context.recordings
+    ):
+        return None
+    expected: Array = combined.mean + np.log2(np.maximum(1.0 - combined.fail, LEAST_CHANCE))
+    return expected
 
 
 def likeness(job: Job, recording: Recording) -> float:

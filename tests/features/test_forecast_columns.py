@@ -86,6 +86,21 @@ def test_scaling_multiplies_every_sigma_and_records_it() -> None:
     assert list(table()) == ALL  # the table it came from is as it was
 
 
+def test_what_other_hardware_says_goes_where_the_forecasts_go() -> None:
+    told = ForecastTable.of_one(
+        "h", np.zeros(3), np.ones(3), np.zeros(3), source="h", by_other_hardware=np.array([0.0, 1.0, 2.0])
+    )
+    for table_, expected in (
+        (told, [0.0, 1.0, 2.0]),
+        (told.stretched(2.0), [0.0, 1.0, 2.0]),
+        (told.at([2, 0]), [2.0, 0.0]),
+    ):
+        assert columns_of(table_).by_other_hardware is not None
+        assert columns_of(table_).by_other_hardware.tolist() == expected  # type: ignore[union-attr]
+    assert columns_of(table()).by_other_hardware is None
+    assert columns_of(ALL).by_other_hardware is None
+
+
 def test_a_single_component_is_not_named() -> None:
     one = ForecastTable.of_one("h", np.array([0.5]), np.array([0.2]), np.array([0.1]), source="h (3 outcomes)")
     assert list(one) == [Forecast.normal(0.5, 0.2, source="h (3 outcomes)", fail_probability=0.1)]

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import logging
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from asking import Question, ask
 from contracts.surrogate_contract import SurrogateContract
+from numpy.typing import NDArray
 from recorded import HERE, job_of, question, recording
 
 from forecast_autotune.core.config import Config
@@ -16,7 +19,11 @@ from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.evaluation.scores import score_forecasts
+from forecast_autotune.features.forecast_columns import columns_of
+from forecast_autotune.protocols import Surrogate
+from forecast_autotune.surrogates.blend import Blend
 from forecast_autotune.surrogates.history import History
+from forecast_autotune.surrogates.learned import Learned
 
 TWIN = replace(HERE, name="B")
 STRANGER = Hardware(kind="hip", name="C")
@@ -141,6 +148,32 @@ def test_before_anything_is_measured_another_size_on_the_same_product_is_surer_t
         size, workload=replace(size.workload, program=replace(size.workload.program, source="another text"))
     )
     assert sigma(0, edited) > 1.2 * sigma(0, size)
+
+
+@pytest.mark.parametrize("surrogate", [History(), Learned(), Blend([History(), Learned()])], ids=lambda s: s.name)
+def test_what_other_hardware_says_is_told_apart_and_follows_the_one_that_does_well_here(surrogate: Surrogate) -> None:
+    def by_other_hardware(known: int, recordings: Sequence[Recording]) -> NDArray[np.float64] | None:
+        asked = replace(question(here, known=known), recordings=recordings)
+        return columns_of(ask(surrogate, asked)).by_other_hardware
+
+    def error(told: NDArray[np.float64] | None) -> float:
+        assert told is not None
+        return statistics.fmean(abs(told[space.index(c)] - speedup) for c, speedup in true.items())
+
+    here = recording(failures=False)
+    true, space = here.log2_speedups(), question(here).job.space
+    misleading = recording(hardware=TWIN, best_block=4.5, best_tile=5.0, failures=False)
+    right = recording(hardware=STRANGER, failures=False)
+    assert by_other_hardware(12, []) is None
+    assert by_other_hardware(12, [right, recording(n=8192)]) is None, "one is of the same hardware"
+    alone = by_other_hardware(0, [misleading])
+    assert alone == pytest.approx(by_other_hardware(12, [misleading])), "no outcome of a similar config bends it"
+    assert error(by_other_hardware(12, [misleading, right])) < 0.5 * error(by_other_hardware(0, [misleading, right]))
+    failing = by_other_hardware(0, [recording(hardware=TWIN)])
+    assert failing is not None
+    assert max(failing[space.index(c)] for c, o in recording().outcomes.items() if isinstance(o, Failure)) < min(
+        failing[space.index(c)] for c in recording().log2_speedups()
+    )
 
 
 def test_a_recording_of_a_few_configs_speaks_for_their_neighbours_too() -> None:

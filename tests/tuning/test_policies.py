@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from contracts.policy_contract import PolicyContract, view
 from recorded import recording
@@ -12,6 +14,7 @@ from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.job import Compile, Measure, Stop, View
 from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
+from forecast_autotune.features.forecast_columns import ForecastTable
 from forecast_autotune.features.knob_matrix import knob_matrix
 from forecast_autotune.tuning.policies import Exhaustive, First, Selective, StoredOnly, SuggestedFirst
 
@@ -248,6 +251,31 @@ def test_selective_goes_on_with_the_forecasts_made_before_any_measurement() -> N
     assert step.configs != without.configs
     all_equal = [Forecast.normal(0.0, 0.5, source="s") for _ in space]
     assert Selective().step(replace(view_of(space, outcomes, bent), initial_forecasts=all_equal)) == without
+
+
+def test_selective_follows_what_other_hardware_says_in_every_second_pick() -> None:
+    space = Space([{"BLOCK": b} for b in range(1, 101)])
+    slope, far = [-0.01 * c["BLOCK"] for c in space], space[76]
+
+    def picked(after: int, by_other_hardware: Sequence[float] | None) -> Config:
+        outcomes: dict[Config, Outcome] = {c: Measurement(samples_us=(10.0,)) for c in space[:after]}
+        bent = ForecastTable.of_one(
+            "s",
+            np.array(slope),
+            np.full(100, 0.1),
+            np.zeros(100),
+            source="s",
+            by_other_hardware=None if by_other_hardware is None else np.array(by_other_hardware),
+        )
+        step = Selective().step(replace(view_of(space, outcomes, bent), initial_forecasts=bent))
+        assert isinstance(step, Compile)
+        (config,) = step.configs
+        return config
+
+    recorded = [1.0 if c == far else 0.0 for c in space]
+    assert [after for after in range(10, 20) if picked(after, recorded) == far] == [11, 13, 15, 17]
+    assert picked(9, recorded) != far, "the first ten follow the forecasts"
+    assert picked(11, [0.0] * 100) == picked(11, None), "recordings that tell no config from another"
 
 
 def test_where_time_is_scarce_a_gain_counts_by_what_it_costs() -> None:
