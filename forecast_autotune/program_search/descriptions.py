@@ -25,6 +25,7 @@ from .run_folders import remove
 from .runners import Loadable, PythonPreparer
 from .task import SearchTask
 from .trial import load
+from .turns import turn_on
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +53,11 @@ class CandidateDescriber:
     def __init__(self, task: SearchTask, hardware: Hardware, folder: Path) -> None:
         self._folder = folder
         self._preparer = PythonPreparer(task, folder)
-        self._calls = {
-            name: [without_gpu.without_data(value) for value in task.make_inputs(sizes, 0, task.device)]
-            for name, sizes in task.sizes.items()
-        }
+        with turn_on(task.device, alone=False):
+            self._calls = {
+                name: [without_gpu.without_data(value) for value in task.make_inputs(sizes, 0, task.device)]
+                for name, sizes in task.sizes.items()
+            }
         self._hardware = encode_hardware(hardware)
         self._known: dict[str, Mapping[str, Features]] = {}  # by digest
 

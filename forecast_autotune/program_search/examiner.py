@@ -19,13 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.digest import digest
 from ..core.hardware import Hardware
 from ..core.outcome import Failure, Measurement
-from ..measure.probe import device_identity
 from ..processes.box import TOO_MANY, TRITON_FOLDER, Box, NoBoxError, boxed_environment, boxed_server
 from ..processes.channel import memory_file
-from ..processes.core_slots import own_folder
 from ..processes.endings import (
     WorkerDiedError,
     WorkerMemoryError,
@@ -33,7 +30,6 @@ from ..processes.endings import (
     WorkersUnavailableError,
     WorkerTimeoutError,
 )
-from ..processes.file_lock import turn_at
 from ..processes.machine import usable_cores, usable_memory_bytes
 from .compile_ahead import compiler_of
 from .compiled_files import carry, compiled_to
@@ -43,6 +39,7 @@ from .runners import Loadable
 from .shared_workers import SharedWorker, SharedWorkers
 from .task import SearchTask, Sizes
 from .trial import serve_candidate
+from .turns import turn_on
 
 log = logging.getLogger(__name__)
 
@@ -122,21 +119,10 @@ class Examiner:
         self._shared.close()
 
     @contextlib.contextmanager
-    def _turn(self, *, alone: bool) -> Iterator[None]:
-        """Check beside what other searches check on this device, or time alone."""
-        with contextlib.ExitStack() as held:
-            try:
-                path = own_folder() / f"search-{digest(device_identity(self.task.device))}.lock"
-                held.enter_context(turn_at(path, alone=alone))
-            except OSError as err:  # a filesystem without locks
-                log.debug("no turn at a device: %s", err)
-            yield
-
-    @contextlib.contextmanager
     def _checking(self, futures: Sequence[Future[Any]]) -> Iterator[ThreadPoolExecutor]:
         """Threads to check in, as nothing is timed, until these are done. After Ctrl-C, what has not begun is left, and the
         workers of the rest are ended: so each future must be added as soon as there is one."""
-        with self._turn(alone=False):
+        with turn_on(self.task.device, alone=False):
             pool = ThreadPoolExecutor(self.beside, thread_name_prefix=CHECKS)
             try:
                 yield pool
@@ -350,7 +336,7 @@ class Examiner:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """The turn to time on this device: nothing is checked on it, nor timed by others."""
-        with self._turn(alone=True):
+        with turn_on(self.task.device, alone=True):
             yield
 
     def time(
@@ -406,14 +392,14 @@ class Examiner:
         asked = [*at_the_sizes(self.task), *elsewhere(self.task)]
         try:
             with contextlib.ExitStack() as held:
-                with self._turn(alone=False):
+                with turn_on(self.task.device, alone=False):
                     begun = held.enter_context(contextlib.closing(self._begin(candidate, self._warm)))
                     exam = held.enter_context(Exam(self.task, self.hardware, self.bar, begun, is_seed=True))
                     exam.load(candidate.message)
                     exam.check(asked)
                     if self._ahead is not None:
                         self._ahead.draw(asked)  # now, for later nobody keeps others from timing meanwhile
-                with self._turn(alone=True):
+                with turn_on(self.task.device, alone=True):
                     timed = self._timed(exam, None, sizes)
                 compiled = begun.folder / TRITON_FOLDER
                 code = compiled_to(compiled, self._warm)

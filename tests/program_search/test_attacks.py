@@ -41,6 +41,7 @@ from forecast_autotune.program_search.examiner import Checked, Examiner, Result
 from forecast_autotune.program_search.rules import refused
 from forecast_autotune.program_search.runners import Loadable, PythonPreparer
 from forecast_autotune.program_search.task import SearchTask
+from forecast_autotune.program_search.turns import turn_on
 
 pytestmark = pytest.mark.skipif(bool(lacking()), reason=f"no box here: {lacking()}")
 
@@ -150,7 +151,7 @@ def test_nothing_starts_beside_what_others_time_on_the_device(bench: Bench, monk
     monkeypatch.setattr(Examiner, "_begin", noted)
     made = bench._prepared(bench.task.source)
     with ThreadPoolExecutor(1) as pool:
-        with bench.examiner._turn(alone=True):
+        with turn_on(bench.task.device, alone=True):
             exam = pool.submit(bench.examiner.examine, made, is_seed=True)
             with pytest.raises(TimeoutError):
                 exam.result(0.5)
@@ -177,7 +178,7 @@ def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_the_last_ends(
     events: list[str] = []
 
     @contextlib.contextmanager
-    def turn(_: Examiner, *, alone: bool) -> Iterator[None]:
+    def turn(_: str, *, alone: bool) -> Iterator[None]:
         try:
             yield
         finally:
@@ -190,7 +191,7 @@ def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_the_last_ends(
         events.append("checked")
         return Checked(everywhere=False)
 
-    monkeypatch.setattr(Examiner, "_turn", turn)
+    monkeypatch.setattr("forecast_autotune.program_search.examiner.turn_on", turn)
     monkeypatch.setattr(Examiner, "_check", check)
     monkeypatch.setattr(bench.examiner, "beside", 1)
     made = bench.prepared(RIGHT)
@@ -264,7 +265,7 @@ def test_a_timing_waits_for_what_others_check_on_the_device(bench: Bench) -> Non
             return bench.examiner.time(made, checked)
 
     with ThreadPoolExecutor(1) as pool, bench.examiner.checked([made]) as checks:
-        with bench.examiner._turn(alone=False):
+        with turn_on(bench.task.device, alone=False):
             timing = pool.submit(timed, checks[0])
             with pytest.raises(TimeoutError):
                 timing.result(1.0)
@@ -396,11 +397,11 @@ def test_candidates_are_timed_in_one_turn(bench: Bench, monkeypatch: pytest.Monk
     turns: list[bool] = []
 
     @contextlib.contextmanager
-    def turn(_: Examiner, *, alone: bool) -> Iterator[None]:
+    def turn(_: str, *, alone: bool) -> Iterator[None]:
         turns.append(alone)
         yield
 
-    monkeypatch.setattr(Examiner, "_turn", turn)
+    monkeypatch.setattr("forecast_autotune.program_search.examiner.turn_on", turn)
     made = [bench.prepared(RIGHT), bench.prepared(f"{RIGHT}    pass\n"), bench.prepared("pass")]
     results = bench.examiner.examine_all(made, best_us={"large": 1e-3})
     assert [type(result.outcome) for result in results] == [Measurement, Measurement, Failure]

@@ -176,7 +176,7 @@ def test_inputs_are_drawn_while_nobody_times(tmp_path: Path, monkeypatch: pytest
     drawn: list[tuple[list[bool], int]] = []
 
     @contextlib.contextmanager
-    def turn(_: Examiner, *, alone: bool) -> Iterator[None]:
+    def turn(_: str, *, alone: bool) -> Iterator[None]:
         turns.append(alone)
         yield
         turns.pop()
@@ -186,7 +186,7 @@ def test_inputs_are_drawn_while_nobody_times(tmp_path: Path, monkeypatch: pytest
             drawn.append((list(turns), len(questions)))
 
     of = doubling_task()
-    monkeypatch.setattr(Examiner, "_turn", turn)
+    monkeypatch.setattr("forecast_autotune.program_search.examiner.turn_on", turn)
     examiner = Examiner(of, detect_hardware("cpu"), tmp_path)
     examiner._ahead = Ahead()  # type: ignore[assignment]
     seed = PythonPreparer(of, tmp_path).prepare(of.seed)

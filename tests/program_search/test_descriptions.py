@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,25 @@ def test_a_candidate_is_described_as_the_call_of_a_person(task: Any, describer: 
     config = Config({"variant": task.seed.variant, **task.seed.config.knobs})
     for case in CASES:
         assert told[case] == next(iter(descriptions(kernel, case, [config], HARDWARE)))
+
+
+def test_inputs_are_drawn_while_nobody_times(task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[bool] = []
+    drawn: list[list[bool]] = []
+
+    @contextlib.contextmanager
+    def turn(_: str, *, alone: bool) -> Iterator[None]:
+        turns.append(alone)
+        yield
+        turns.pop()
+
+    def draw(*of: Any) -> Any:
+        drawn.append(list(turns))
+        return task.make_inputs(*of)
+
+    monkeypatch.setattr(descriptions_module, "turn_on", turn)
+    CandidateDescriber(replace(task, make_inputs=draw), HARDWARE, tmp_path)
+    assert drawn == [[False]] * len(task.sizes)
 
 
 def test_what_a_rewrite_changes_shows(task: Any, describer: CandidateDescriber) -> None:
