@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ..core.config import Config
 from ..core.decision import Decision
@@ -26,6 +26,7 @@ from ..core.forecast import Abstention
 from ..core.job import Compile, Measure, Stop, View
 from ..core.outcome import Evidence, Failure
 from ..errors import AutotuneError
+from ..measure.base import of_memory, raised
 from ..measure.real_calls import LearningEndedError, RealCalls, Turn
 from ..protocols import Compiler, Policy, Store, without_limit
 from ..tuning.policies import StoredOnly
@@ -38,6 +39,8 @@ MOST_QUIET_S = 30.0  # threads wait for that
 MOST_THREADS = 128  # keys that are learned at once; further ones wait for the end of one
 MOST_TIMES = 16.0  # the default's time: how slow beyond a candidate is expected to be does not count
 LEAVE_S = 2.0  # for threads to end with the process
+
+_Result = TypeVar("_Result")
 
 
 class Learnable(Protocol):
@@ -133,6 +136,34 @@ class Learning:
         if failure is not None:
             turn.failed(failure.message, transient=failure.transient, stage=failure.stage)
         return failure is None
+
+    def run(self, turn: Turn | None, launcher: Any, make: Callable[[Any], _Result]) -> _Result:
+        """Make a call in its turn; where a candidate raises, under the best known config instead.
+
+        Args:
+            turn: None for a call that teaches nothing.
+            launcher: of the config that the call runs.
+            make: makes the call by a launcher.
+        Raises:
+            Exception: what the call raises: under the best known config too, where a candidate was tried.
+        """
+        if turn is None:
+            return make(launcher)
+        try:
+            turn.begin()
+            result = make(launcher)
+            turn.end()
+        except Exception as err:
+            if turn.trial is None:
+                turn.failed("")
+                raise
+            try:
+                result = make(self.best())
+            except Exception:
+                turn.failed(raised(err), transient=True)  # where this raises too, it is the call
+                raise
+            turn.failed(raised(err), transient=of_memory(err))
+        return result
 
     def best(self) -> Any:
         """The launcher of the best known config."""

@@ -10,8 +10,6 @@ from ..core.decision import Decision
 from ..core.user_warnings import warn_user
 from ..core.workload import Program, Work
 from ..errors import InvalidInputError, TuningWarning
-from ..measure.base import of_memory, raised
-from ..measure.real_calls import Turn
 from ..store.explanation.explanation import Explanation
 from .call_state import NO_MODULES, CallState, ReachedModules, make_state_function, state_without_data
 from .call_tensors import hold_no_data, why_unmeasured, why_untuned
@@ -173,17 +171,10 @@ class TunedCallable:
                 if not learning.passes(turn, call):
                     turn, launcher = None, learning.best()
         try:
-            if turn is not None:
-                turn.begin()
-            result = launcher.call(*call.args, **call.kwargs)
-            if turn is not None:
-                turn.end()
+            result = learning.run(turn, launcher, lambda runs: runs.call(*call.args, **call.kwargs))
         except Exception as err:
-            if turn is not None and turn.trial is not None:
-                return self._call_instead(turn, learning.best(), err, call)
-            if turn is not None:
-                turn.failed("")
-            if entry.fallback is None:
+            of_candidate = turn is not None and turn.trial is not None
+            if of_candidate or entry.fallback is None:
                 raise
             result = entry.fallback[0].call(*call.args, **call.kwargs)  # where this raises too, it is the call
             learning.calls.end()
@@ -191,16 +182,6 @@ class TunedCallable:
             self.dispatcher.fall_back(key, entry, err)
             return result
         entry.fallback = None
-        return result
-
-    def _call_instead(self, turn: Turn, best: Any, err: Exception, call: Call) -> Any:
-        """Call the best known config in the place of a candidate that raised."""
-        try:
-            result = best.call(*call.args, **call.kwargs)
-        except Exception:
-            turn.failed(raised(err), transient=True)  # where this raises too, it is the call
-            raise
-        turn.failed(raised(err), transient=of_memory(err))
         return result
 
     def _key_without_state(self, values: tuple[Any, ...], err: Exception) -> tuple[Any, Any] | None:

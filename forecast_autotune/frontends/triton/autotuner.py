@@ -13,9 +13,8 @@ from triton.runtime.driver import driver
 from ...core.config import Config
 from ...core.decision import Decision
 from ...core.space import Space
-from ...measure.base import is_of_the_config, of_memory, raised
+from ...measure.base import is_of_the_config
 from ...measure.checks import Check, validate
-from ...measure.real_calls import Turn
 from ...protocols import Surrogate
 from ...store.explanation.explanation import Explanation
 from ..dispatch import Dispatcher
@@ -23,6 +22,7 @@ from ..inductor.recompilation import EPOCH, recompile
 from ..inductor.torch_patches import patch_torch
 from ..key_table import Entry
 from ..nested_tuning import ever_nested, of_thread
+from ..online import Learning
 from .call import by_knobs
 from .config_checks import checked_configs
 from .decision_cache import DecisionCache, tuning_key
@@ -251,11 +251,10 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             entry = table.get(key)
             if entry is None or entry.learning is None:
                 entry = self.dispatcher.entry(key, (args, kwargs))
-            if entry.learning is not None:
-                result = self._launch_in_turn(key, entry, args, kwargs)
+            if (learning := entry.learning) is not None:
+                result = self._launch_in_turn(key, entry, learning, args, kwargs)
                 with table.lock:
-                    learning = entry.learning
-                    if learning is not None and table.peek(key) is entry and not learning.calls.wanted:
+                    if entry.learning is learning and table.peek(key) is entry and not learning.calls.wanted:
                         best = learning.best()
                         if best is entry.launcher or not learning.meets_others:  # those run what they ran at first
                             self._shortcuts.remember(best, call, args, kwargs)
@@ -277,14 +276,16 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
                     self._shortcuts.remember(config, call, args, kwargs)
         return result
 
-    def _launch_in_turn(self, key: Any, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _launch_in_turn(
+        self, key: Any, entry: Entry, learning: Learning, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Launch a call of a key that is being learned: under the best known config, or a candidate that is tried.
 
         A call that Triton compiles apart from the first one stays with what that one ran: nothing else is compiled for it.
         """
-        learning, call = entry.learning, (args, kwargs)
+        call = (args, kwargs)
         turn, config = None, entry.launcher
-        if learning is not None and learning.teaches(call):
+        if learning.teaches(call):
             if self.dispatcher.why_unmeasured(call):
                 config = learning.best()
             else:
@@ -293,39 +294,21 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
                     self.dispatcher.settle(entry)
                 if not learning.passes(turn, call):
                     turn, config = None, learning.best()
-        self.best_config = config
+
+        def launch(chosen: Any) -> Any:
+            self.best_config = chosen
+            return self._launch(chosen, args, kwargs)
+
         try:
-            if turn is None:
-                result = self._launch(config, args, kwargs)
-            else:
-                turn.begin()
-                result = self._launch(config, args, kwargs)
-                turn.end()
+            result = learning.run(turn, config, launch)
         except Exception as err:
-            if turn is not None and learning is not None and turn.trial is not None:
-                return self._launch_instead(turn, learning.best(), err, args, kwargs)
-            if turn is not None:
-                turn.failed("")
-            if not is_of_the_config(err):
+            of_candidate = turn is not None and turn.trial is not None
+            if of_candidate or not is_of_the_config(err):
                 raise
-            if learning is not None:
-                learning.calls.end()
-                self.dispatcher.settle(entry)
+            learning.calls.end()
+            self.dispatcher.settle(entry)
             return launch_another(self, key, entry, config, err, args, kwargs)
         entry.fallback = None
-        return result
-
-    def _launch_instead(
-        self, turn: Turn, best: Any, err: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Launch the best known config in the place of a candidate that raised."""
-        self.best_config = best
-        try:
-            result = self._launch(best, args, kwargs)
-        except Exception:
-            turn.failed(raised(err), transient=True)  # where this raises too, it is the call
-            raise
-        turn.failed(raised(err), transient=of_memory(err))
         return result
 
     def _launch(self, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
