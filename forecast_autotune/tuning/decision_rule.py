@@ -131,7 +131,8 @@ def choose(findings: Findings, stop: Stop, *, by_forecast: bool = False) -> Choi
         return Choice(winner.config, "measured", f"{winner.reason}; {stop.reason}", winner.equivalents)
     reason = stop.reason
     if findings.outcomes and not ran:
-        reason = f"{explain_none_ran(findings)}; {reason}"
+        refuse_if_default_breaks(findings)
+        reason = f"{none_ran_text(findings)}; {reason}"
     return Choice(space.default if stop.config is None else stop.config, "default", reason)
 
 
@@ -189,24 +190,32 @@ def trusted_forecast(findings: Findings, best: Measurement | None) -> tuple[Conf
     return chosen
 
 
-def explain_none_ran(findings: Findings) -> str:
-    """That every config tried has failed, and at which stages.
+def refuse_if_default_breaks(findings: Findings) -> None:
+    """Where no config runs, refuse to launch a default that would bring its process down or never end.
 
     Raises:
-        NoWorkingConfigError: the default, launched all the same, would bring its process down or never end.
+        NoWorkingConfigError: it would.
     """
-    failures = {c: o for c, o in findings.outcomes.items() if isinstance(o, Failure)}
-    counts = Counter(f.stage for f in failures.values())
-    stages = ", ".join(f"{count} at {stage}" for stage, count in counts.items())
-    summary = f"none of {len(failures)} configs tried runs here ({stages})"
+    failures = _failures(findings)
     default = failures.get(findings.job.space.default)
     if default is not None and default.crashed:
         examples = "; ".join(f"{c}: {o.stage}: {o.message}" for c, o in list(failures.items())[:3])
         raise NoWorkingConfigError(
-            f"{findings.job.workload}: {summary}, the default included: {examples}. Run it under a debugger, or set "
-            "FORECAST_AUTOTUNE_MODE=first to launch the default anyway."
+            f"{findings.job.workload}: {none_ran_text(findings)}, the default included: {examples}. Run it under a "
+            "debugger, or set FORECAST_AUTOTUNE_MODE=first to launch the default anyway."
         )
-    return summary
+
+
+def none_ran_text(findings: Findings) -> str:
+    """That every config tried has failed, and at which stages."""
+    failures = _failures(findings)
+    counts = Counter(f.stage for f in failures.values())
+    stages = ", ".join(f"{count} at {stage}" for stage, count in counts.items())
+    return f"none of {len(failures)} configs tried runs here ({stages})"
+
+
+def _failures(findings: Findings) -> dict[Config, Failure]:
+    return {c: o for c, o in findings.outcomes.items() if isinstance(o, Failure)}
 
 
 def measured(outcomes: Mapping[Config, Outcome], space: Space) -> dict[Config, Measurement]:

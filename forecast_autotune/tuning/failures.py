@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ..core.outcome import Failure
 from ..core.text import plain
-from .decision_rule import Findings, explain_none_ran
+from .decision_rule import Findings, none_ran_text
 from .noise import noise_log
 
 log = logging.getLogger(__name__)
@@ -20,14 +20,10 @@ MOST_SHOWN = 300  # characters of a failure's message
 
 
 def warn_that_none_ran(findings: Findings) -> None:
-    """Warn that no config tried runs, so that the default is launched untimed; say why it failed.
-
-    Raises:
-        NoWorkingConfigError: the default would bring its process down or never end.
-    """
+    """Warn that no config tried runs, so that the default is launched untimed; say why it failed."""
     job, default = findings.job, findings.outcomes.get(findings.job.space.default)
     why = f"; it failed: {default.message}" if isinstance(default, Failure) else ""
-    log.warning("%s: %s, so the first is launched%s", job.workload, explain_none_ran(findings), why)
+    log.warning("%s: %s, so the first is launched%s", job.workload, none_ran_text(findings), why)
 
 
 def report_failures(findings: Findings) -> None:
