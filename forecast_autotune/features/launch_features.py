@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..core.hardware import (
     BLOCKS_PER_UNIT,
@@ -22,7 +23,7 @@ from ..core.hardware import (
 )
 from ..core.workload import Work
 from .hardware_sheets import tensor_peak_gflops
-from .kernel_counts import Counts, count
+from .kernel_counts import CountedAccess, Counts, count
 from .kernel_model import KernelModel, kernel_model
 from .knob_roles import roles_by_name
 
@@ -303,67 +304,94 @@ class _Memory:
 
 
 def _memory(counts: Counts, call: Call, numbers: Mapping[str, Any], programs: float, threads: float) -> _Memory:
-    memory = _Memory()
-    read: dict[str, float] = {}  # elements by argument, and so on
-    written: dict[str, float] = {}
-    read_surely: dict[str, float] = {}
-    written_surely: dict[str, float] = {}
-    pipelined: dict[str, float] = {}
-    narrow: dict[str, float] = {}
-    narrow_accesses: dict[str, float] = {}
-    per_trip: dict[str, float] = {}
-    most = 0.0
+    memory, made = _Memory(), list(_made(counts, numbers, threads))
+    _add_traffic(memory, made)
+    _add_loops(memory, made)
+    _add_reach(memory, made, call, numbers, programs)
+    return memory
+
+
+_Made: TypeAlias = tuple[CountedAccess, float, float, float]
+"""An access that is made: its elements, and the bytes of one of them and of what a thread moves at a time."""
+
+
+def _made(counts: Counts, numbers: Mapping[str, Any], threads: float) -> Iterator[_Made]:
     for counted in counts.accesses:
-        access, elements = counted.access, counted.each * counted.times
-        if not elements:
-            continue
-        base, kind = access.base or "", access.kind
-        size = numbers.get(f"{base}__bytes", 4)
-        moved = elements * size
-        width = max(1.0, min(counted.width, counted.each / threads))
-        access_bytes = min(WIDEST_ACCESS_BYTES, width * size)
+        elements = counted.each * counted.times
+        if elements:
+            size = numbers.get(f"{counted.access.base or ''}__bytes", 4)
+            width = max(1.0, min(counted.width, counted.each / threads))
+            yield counted, elements, size, min(WIDEST_ACCESS_BYTES, width * size)
+
+
+def _add_traffic(memory: _Memory, made: Sequence[_Made]) -> None:
+    """Add what is moved, by the kind of access."""
+    stored_elements: defaultdict[str, float] = defaultdict(float)
+    most = 0.0
+    for counted, elements, size, access_bytes in made:
+        access, moved = counted.access, elements * size
         memory.accesses += moved / access_bytes
         memory.sectors += moved * counted.sector_factor(size)
-        if kind == "load":
+        if access.kind == "load":
             memory.loaded += moved
-        elif kind == "store":
+            if not access.loop:
+                memory.outside += moved
+        elif access.kind == "store":
             memory.stored += moved
-            memory.stored_elements[base] = memory.stored_elements.get(base, 0.0) + elements
+            stored_elements[access.base or ""] += elements
             if not access.loop:
                 memory.largest_store = max(memory.largest_store, moved)
         else:
             memory.atomic += moved
         if access.loop and moved > most:
             most, memory.trips = moved, counted.times
-        if kind == "load" and access.loop:
-            per_trip[access.loop] = per_trip.get(access.loop, 0.0) + counted.each * size
-            if access.feeds_dot:
-                operands = pipelined if access_bytes >= LEAST_ASYNC_BYTES else narrow
-                operands[access.loop] = operands.get(access.loop, 0.0) + counted.each * size
-                if operands is narrow:
-                    by_threads = counted.each * size / access_bytes
-                    narrow_accesses[access.loop] = narrow_accesses.get(access.loop, 0.0) + by_threads
-        elif kind == "load":
-            memory.outside += moved
-        if base not in call.sizes:
+    memory.stored_elements = dict(stored_elements)
+
+
+def _add_loops(memory: _Memory, made: Sequence[_Made]) -> None:
+    """Add what is loaded in one trip of a loop, of the loop with most."""
+    per_trip: defaultdict[str, float] = defaultdict(float)  # by loop, and so on
+    pipelined: defaultdict[str, float] = defaultdict(float)
+    narrow: defaultdict[str, float] = defaultdict(float)
+    narrow_accesses: defaultdict[str, float] = defaultdict(float)
+    for counted, _, size, access_bytes in made:
+        access, loaded = counted.access, counted.each * size
+        if access.kind != "load" or not access.loop:
             continue
-        reach = elements * programs if access.indirect else counted.reach
-        if kind != "store" and base not in written:  # else it is still in L2
-            read[base] = read.get(base, 0.0) + reach
-            if not access.indirect and kind == "load":
-                read_surely[base] = read_surely.get(base, 0.0) + reach
-        if kind != "load":
-            written[base] = written.get(base, 0.0) + reach
-            if not access.indirect:
-                written_surely[base] = written_surely.get(base, 0.0) + reach
-    memory.touched = _bytes_of(read, call, numbers) + _bytes_of(written, call, numbers)
-    memory.read_surely = _bytes_of(read_surely, call, numbers)
-    memory.written_surely = _bytes_of(written_surely, call, numbers)
+        per_trip[access.loop] += loaded
+        if access.feeds_dot and access_bytes >= LEAST_ASYNC_BYTES:
+            pipelined[access.loop] += loaded
+        elif access.feeds_dot:
+            narrow[access.loop] += loaded
+            narrow_accesses[access.loop] += loaded / access_bytes
+    memory.per_trip = max(per_trip.values(), default=0.0)
     memory.pipelined = max(pipelined.values(), default=0.0)
     memory.narrow = max(narrow.values(), default=0.0)
     memory.narrow_accesses = max(narrow_accesses.values(), default=0.0)
-    memory.per_trip = max(per_trip.values(), default=0.0)
-    return memory
+
+
+def _add_reach(memory: _Memory, made: Sequence[_Made], call: Call, numbers: Mapping[str, Any], programs: float) -> None:
+    """Add what of each tensor all programs together read and write."""
+    read: defaultdict[str, float] = defaultdict(float)  # elements by argument, and so on
+    written: defaultdict[str, float] = defaultdict(float)
+    read_surely: defaultdict[str, float] = defaultdict(float)
+    written_surely: defaultdict[str, float] = defaultdict(float)
+    for counted, elements, _, _ in made:
+        access, base = counted.access, counted.access.base or ""
+        if base not in call.sizes:
+            continue
+        reach = elements * programs if access.indirect else counted.reach
+        if access.kind != "store" and base not in written:  # else it is still in L2
+            read[base] += reach
+            if not access.indirect and access.kind == "load":
+                read_surely[base] += reach
+        if access.kind != "load":
+            written[base] += reach
+            if not access.indirect:
+                written_surely[base] += reach
+    memory.touched = _bytes_of(read, call, numbers) + _bytes_of(written, call, numbers)
+    memory.read_surely = _bytes_of(read_surely, call, numbers)
+    memory.written_surely = _bytes_of(written_surely, call, numbers)
 
 
 def _bytes_of(elements: Mapping[str, float], call: Call, numbers: Mapping[str, Any]) -> float:
