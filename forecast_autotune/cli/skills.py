@@ -15,7 +15,7 @@ from .output import print_json, print_table, say
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..core.skill import Skill
+    from ..core.knob_effect import KnobEffect
     from ..program_search.skills import StepSkill
 
 HOW = f"""A case is a pair of measured configs of one variant that differ in one knob. The speed-up is a geometric mean over
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     store = store_of(arguments)
     learnt = _of_searches(store.path.parent, arguments.kernel, arguments.hardware)
     missing = not store.exists() if learnt else is_missing(store)
-    skills: list[Skill] = [] if missing else store.skills(kernel=arguments.kernel, hardware=arguments.hardware)
+    skills: list[KnobEffect] = [] if missing else store.skills(kernel=arguments.kernel, hardware=arguments.hardware)
     skills = [*learnt, *skills][: arguments.limit]
     warn_unreadable(store)
     if arguments.json:
@@ -77,7 +77,7 @@ def _of_searches(folder: Path, kernel: str | None, hardware: str | None) -> list
     return sorted(fitting, key=lambda skill: (-skill.held_out, str(skill)))
 
 
-def _row(skill: Skill) -> tuple[str, ...]:
+def _row(skill: KnobEffect) -> tuple[str, ...]:
     return (
         f"{skill.program} ({skill.language})",
         skill.change,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .job import Job, Recording
-from .skill import Skill
+from .knob_effect import KnobEffect
 
 
 class AnswerMemory(Protocol):
@@ -43,7 +43,7 @@ class ForecastContext:
     job: Job
     recordings: Sequence[Recording] = ()
     skill: Mapping[str, float] = field(default_factory=dict)
-    knob_effects: Callable[[], Sequence[Skill]] = tuple
+    knob_effects: Callable[[], Sequence[KnobEffect]] = tuple
     answers: AnswerMemory | None = None
     ask_limit_s: float = math.inf
     busy: Callable[[], bool] = bool

@@ -18,8 +18,8 @@ from ..core.config import Config
 from ..core.digest import Value, digest
 from ..core.hardware import Hardware
 from ..core.job import Job, Recording
+from ..core.knob_effect import KnobEffect, value_text
 from ..core.outcome import Evidence, Failure, Measurement
-from ..core.skill import Skill
 from ..core.workload import Program
 from .sources import MARGIN, sections_of, shortened, variant_of
 
@@ -81,7 +81,7 @@ def prompts(
     *,
     reference: Config | None = None,
     answer: str = "logits",
-    skills: Sequence[Skill] = (),
+    skills: Sequence[KnobEffect] = (),
     recordings: Sequence[Recording] = (),
     evidence: Mapping[Config, Evidence] | None = None,
     most_chars: int = CHARS,
@@ -276,12 +276,8 @@ def _changes(reference: Config, config: Config) -> str:
     for name, after in config.knobs.items():
         before = reference.knobs.get(name)
         if (type(before), before) != (type(after), after):
-            changes.append(f"{name} {_value(before)} -> {_value(after)}{_factor(before, after)}")
+            changes.append(f"{name} {value_text(before)} -> {value_text(after)}{_factor(before, after)}")
     return _line(", ".join(changes))
-
-
-def _value(value: Value) -> str:
-    return "none" if value is None else str(value)
 
 
 def _factor(before: Value, after: Value) -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from ..core.config import Config
 from ..core.digest import Value
 from ..core.job import Job, Recording
+from ..core.knob_effect import Condition, KnobEffect, is_number
 from ..core.outcome import Failure, Measurement, Outcome
-from ..core.skill import Condition, Skill, is_number
 from ..features.knob_roles import roles_by_name
 from .sources import VARIANT_KNOBS
 
@@ -40,7 +40,7 @@ CHANCE = 0.01  # that a condition no better than a random one is told, for one c
 FAILED = 2.0  # octaves that a failure counts for; a language model is told to put one where S is up to 1/4
 
 
-def skills_of(recordings: Sequence[Recording]) -> list[Skill]:
+def skills_of(recordings: Sequence[Recording]) -> list[KnobEffect]:
     """What each change of one knob did: the most telling first.
 
     A case is a pair of configs of one recording that differ in one knob, both with the same variant. Cases are kept apart
@@ -63,7 +63,7 @@ def skills_of(recordings: Sequence[Recording]) -> list[Skill]:
     )
 
 
-def fitting(skills: Iterable[Skill], job: Job, most: int = MOST) -> list[Skill]:
+def fitting(skills: Iterable[KnobEffect], job: Job, most: int = MOST) -> list[KnobEffect]:
     """Those that bear on a job: first of the same program, then of the same hardware, then by how much they say.
 
     The knobs take turns, so that one with many values does not leave the others unsaid.
@@ -77,7 +77,7 @@ def fitting(skills: Iterable[Skill], job: Job, most: int = MOST) -> list[Skill]:
     by_name = roles_by_name(job.space.knobs)
     everywhere = {knob for knob, role in by_name.items() if job.space.roles.get(knob, role) == role}
 
-    def fits(skill: Skill) -> bool:
+    def fits(skill: KnobEffect) -> bool:
         values_of_knob = values.get(skill.knob, {})
         if (
             skill.language != program.language
@@ -91,7 +91,7 @@ def fitting(skills: Iterable[Skill], job: Job, most: int = MOST) -> list[Skill]:
             for c in skill.conditions
         )
 
-    def nearness(skill: Skill) -> tuple[bool, bool]:
+    def nearness(skill: KnobEffect) -> tuple[bool, bool]:
         return skill.program != program.name, skill.hardware != hardware
 
     turns: Counter[tuple[object, ...]] = Counter()
@@ -118,7 +118,7 @@ def key_numbers(key: Mapping[str, object]) -> dict[str, Value]:
     return numbers
 
 
-def _rank(skill: Skill) -> tuple[object, ...]:
+def _rank(skill: KnobEffect) -> tuple[object, ...]:
     """By how much it says: the size of its effect, less where few cases show it; then the same on every machine."""
     failed = sum(skill.failures.values())
     octaves = abs(math.log2(skill.speedup)) if skill.speedup else 0.0
@@ -199,7 +199,7 @@ class _Mine:
         self.of_keys = _Splits("key", keys, least=2)
         self.of_knobs = _Splits("knob", [config.knobs for config in configs], least=LEAST_CASES)
 
-    def skills(self) -> Iterator[Skill]:
+    def skills(self) -> Iterator[KnobEffect]:
         kinds = list(self.kinds)
         for knob, *values, cases_of_change in self._changes():
             for cases, conditions in self._apart(knob, cases_of_change, ()):
@@ -210,7 +210,7 @@ class _Mine:
                     continue
                 effect = shown.effect()
                 failures = Counter(kinds[kind - 1] for kind in shown.failed_after if kind)
-                yield Skill(
+                yield KnobEffect(
                     program=self.program.name,
                     language=self.program.language,
                     hardware=self.hardware,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ..core.digest import Value, digest
 from ..core.hardware import Hardware
+from ..core.knob_effect import Condition, KnobEffect, is_number
 from ..core.outcome import Failure
-from ..core.skill import Condition, Skill, is_number
 from ..errors import InvalidInputError, StoreError
 from ..language.skills import kind_of_failure
 from ..store import encoding
@@ -47,7 +47,7 @@ INTENTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSkill(Skill):
+class StepSkill(KnobEffect):
     """A step that a fast program needs: taken back, it is slower at the sizes of its search and at those held out.
 
     `knob` is what was done (a knob, or a kind of rewrite), `after` how; `before` is empty of rewrites. `speedup` is the
@@ -88,7 +88,7 @@ class StepSkill(Skill):
     def __str__(self) -> str:
         avoided = "".join(f"; without these conditions {kind} in {count}" for kind, count in self.avoided.items())
         held = f"{self.low:.2f}x to {self.high:.2f}x, {self.held_out:.2f}x at sizes held out"
-        return f"{self.intent}: {Skill.__str__(self)}; {held}{avoided}"
+        return f"{self.intent}: {KnobEffect.__str__(self)}; {held}{avoided}"
 
     def fits(self, task: SearchTask, parent: Candidate) -> bool:
         """Whether it may be tried on a program: same language, and the conditions hold for a size and for its knobs."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from ..core.config import Config
 from ..core.hardware import REHEARSAL_KINDS
 from ..core.job import Recording
+from ..core.knob_effect import KnobEffect
 from ..core.outcome import Failure, Measurement
-from ..core.skill import Skill
 from ..core.workload import Program
 from ..errors import InvalidInputError
 from ..language.skills import skills_of
@@ -139,7 +139,7 @@ class StoreFile:
         with reading(self.path) as connection:
             return detail_of(connection, stored, self.unreadable.append)
 
-    def skills(self, *, kernel: str | None = None, hardware: str | None = None) -> list[Skill]:
+    def skills(self, *, kernel: str | None = None, hardware: str | None = None) -> list[KnobEffect]:
         """The effects of single knobs, mined from the newest outcomes, the most telling first; filters as in `decisions`."""
 
         def fits(place: TuningKey) -> bool:

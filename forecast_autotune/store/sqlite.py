@@ -15,8 +15,8 @@ from ..core.decision import Decision
 from ..core.digest import digest
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Recording
+from ..core.knob_effect import KnobEffect
 from ..core.outcome import Measurement, Outcome
-from ..core.skill import Skill
 from ..errors import InvalidInputError
 from ..language.answers import Bins
 from ..language.skills import MOST, fitting, skills_of
@@ -239,7 +239,7 @@ class SqliteStore:
         """The newest forecasts on one kind of hardware, each with the log2 speed-up measured then; see `newest_pairs`."""
         return self.connection.run(lambda opened: newest_pairs(opened, kind, self.connection.complain)) or []
 
-    def skills(self, job: Job, most: int = MOST) -> list[Skill]:
+    def skills(self, job: Job, most: int = MOST) -> list[KnobEffect]:
         """The effects of single knobs, mined from the newest outcomes on this kind of hardware; see `skills.fitting`.
 
         This job's own outcomes are left out: forecasts of it would have seen the answer. A pack's come after the store's.

@@ -8,8 +8,8 @@ import pytest
 from contracts.store_contract import SPACE, a_job, a_measurement
 
 from forecast_autotune.cli import main
+from forecast_autotune.core.knob_effect import KnobEffect
 from forecast_autotune.core.outcome import Failure
-from forecast_autotune.core.skill import Skill
 from forecast_autotune.language.answers import Bins
 from forecast_autotune.store.sqlite import SqliteStore
 
@@ -50,7 +50,7 @@ def test_the_most_telling_change_comes_first_on_a_line_of_its_own(
 
 def test_programs_get_every_field(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(printed(capsys, "skills", "--dir", folder, "--json", "--hardware", "h200", "--kernel", "rms")[0])
-    assert set(found[0]) == {field.name for field in fields(Skill)} | {"text"}
+    assert set(found[0]) == {field.name for field in fields(KnobEffect)} | {"text"}
     assert (found[0]["knob"], found[0]["before"], found[0]["after"], found[0]["tried"]) == ("num_warps", 2, 4, 3)
     assert found[0]["speedup"] == pytest.approx(2.0)
     assert found[0]["text"].startswith(

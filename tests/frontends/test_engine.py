@@ -27,7 +27,7 @@ from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.job import Recording
-from forecast_autotune.core.skill import Skill
+from forecast_autotune.core.knob_effect import KnobEffect
 from forecast_autotune.distributed.job_channel import JobChannel
 from forecast_autotune.distributed.work_sharing import SqliteWorkSharing
 from forecast_autotune.errors import CacheMissError, TuningWarning
@@ -413,7 +413,7 @@ def test_mode_forecast_rests_on_the_model_alone(tmp_path: Path, monkeypatch: pyt
 
 
 def test_earlier_measurements_are_given_to_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skill = Skill(
+    skill = KnobEffect(
         program="bowl", language="cuda", hardware="A", knob="tile", before=1, after=2, tried=9, faster=7, speedup=1.12
     )
     monkeypatch.setattr(SqliteStore, "skills", lambda *_: [skill])

@@ -10,8 +10,8 @@ import pytest
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Hardware, Toolchain
 from forecast_autotune.core.job import Job, Recording
+from forecast_autotune.core.knob_effect import KnobEffect
 from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outcome
-from forecast_autotune.core.skill import Skill
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
 from forecast_autotune.evaluation.recorded_space import RecordedSpace
@@ -126,7 +126,7 @@ def test_times_of_the_same_configs_in_other_jobs_are_in_the_prompt() -> None:
 
 
 def test_skills_take_at_most_an_eighth_of_the_prompt() -> None:
-    skill = Skill(
+    skill = KnobEffect(
         program="k", language="triton", hardware="H200", knob="num_warps", before=4, after=8, tried=9, faster=7,
         speedup=1.12, failures={"launch: out of shared memory": 1},
     )  # fmt: skip

@@ -18,8 +18,8 @@ from recorded import HERE, measurement, workload
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Hardware, Toolchain
 from forecast_autotune.core.job import Job, Recording
+from forecast_autotune.core.knob_effect import Condition, KnobEffect
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
-from forecast_autotune.core.skill import Condition, Skill
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program
 from forecast_autotune.evaluation.traces import read_trace
@@ -58,7 +58,7 @@ def recorded(
     )
 
 
-def of(skills: list[Skill], change: str) -> list[Skill]:
+def of(skills: list[KnobEffect], change: str) -> list[KnobEffect]:
     return [skill for skill in skills if skill.change == change]
 
 
@@ -254,12 +254,12 @@ def test_twenty_thousand_outcomes_take_seconds(knobs: Mapping[str, tuple[int, ..
 # Fitting ----------------------------------------------------------------------------------------------------------------
 
 
-def a_skill(**changes: Any) -> Skill:
+def a_skill(**changes: Any) -> KnobEffect:
     values: dict[str, Any] = {
         "program": "bowl", "language": "cuda", "hardware": str(HERE), "knob": "stages", "before": 2, "after": 3,
         "tried": 9, "faster": 7, "speedup": 1.12,
     }  # fmt: skip
-    return Skill(**{**values, **changes})
+    return KnobEffect(**{**values, **changes})
 
 
 JOB = job_for(recorded(lambda *_: 0.0))

@@ -15,8 +15,8 @@ from doubling import Unchecked, task
 from forecast_autotune.cli import main
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Hardware, Toolchain
+from forecast_autotune.core.knob_effect import Condition
 from forecast_autotune.core.outcome import Failure, Measurement
-from forecast_autotune.core.skill import Condition
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import StoreError
 from forecast_autotune.program_search.archive import Archive

@@ -20,7 +20,7 @@ from talking import Talking, faster_tiles, knob, sure_of
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Abstention, Forecast, bin_of
-from forecast_autotune.core.skill import Skill
+from forecast_autotune.core.knob_effect import KnobEffect
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import MissingExtraError
 from forecast_autotune.features.forecast_columns import ForecastTable, columns_of
@@ -60,7 +60,7 @@ class Memory:
 
     kept: dict[str, Bins] = field(default_factory=dict)
     writes: int = 0
-    told: list[Skill] = field(default_factory=list)
+    told: list[KnobEffect] = field(default_factory=list)
     timing: bool = False
 
     def answers(self, digests: Sequence[str]) -> Mapping[str, Bins]:
@@ -310,7 +310,7 @@ def test_without_a_store_a_process_remembers_and_the_memory_is_bounded(monkeypat
 
 
 def test_skills_are_in_the_prompt_where_there_is_a_memory() -> None:
-    skill = Skill(
+    skill = KnobEffect(
         program="bowl", language="cuda", hardware="A", knob="tile", before=1, after=2, tried=9, faster=7, speedup=1.12
     )
     model = Talking()

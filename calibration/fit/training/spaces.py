@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecast_autotune.core.hardware import REHEARSAL_KINDS
+from forecast_autotune.core.knob_effect import KnobEffect
 from forecast_autotune.core.outcome import Measurement
-from forecast_autotune.core.skill import Skill
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.traces import read_trace
@@ -59,9 +59,9 @@ def prompts_of(
 
 
 @cache
-def skills_for(space: RecordedSpace, known: tuple[RecordedSpace, ...]) -> tuple[Skill, ...]:
+def skills_for(space: RecordedSpace, known: tuple[RecordedSpace, ...]) -> tuple[KnobEffect, ...]:
     """What changing single knobs did in known spaces, this one apart, as far as it bears on this one."""
-    skills: list[Skill] = []
+    skills: list[KnobEffect] = []
     for kernel in sorted({s.kernel for s in known}):
         of_kernel = tuple(s for s in known if s.kernel == kernel)
         skills += _skills(tuple(s for s in of_kernel if s is not space))
@@ -69,7 +69,7 @@ def skills_for(space: RecordedSpace, known: tuple[RecordedSpace, ...]) -> tuple[
 
 
 @cache
-def _skills(spaces: tuple[RecordedSpace, ...]) -> tuple[Skill, ...]:
+def _skills(spaces: tuple[RecordedSpace, ...]) -> tuple[KnobEffect, ...]:
     return tuple(skills_of([s.recording for s in spaces]))
 
 

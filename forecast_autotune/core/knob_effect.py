@@ -1,4 +1,4 @@
-"""Skill: what changing one knob did, as measured."""
+"""Knob effects: what changing one knob did, as measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .digest import Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What all cases of a skill have in common: a number of the key, or another knob, lies so to a value.
+    """What all cases of an effect have in common: a number of the key, or another knob, lies so to a value.
 
     Attributes:
         of: `key` or `knob`.
@@ -25,7 +25,7 @@ class Condition:
     value: Value
 
     def __str__(self) -> str:
-        return f"{self.name} {self.relation} {_text(self.value)}"
+        return f"{self.name} {self.relation} {value_text(self.value)}"
 
     def holds(self, values: Mapping[str, Value]) -> bool:
         """Whether it does for these entries of a key or these knobs; not where its own is missing."""
@@ -42,7 +42,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Skill:
+class KnobEffect:
     """One change of one knob, all else equal: where it was tried, what it did there, and how it failed.
 
     Measured pairs of configs that differ in one knob, read as KLineage reads its steps (arXiv 2605.28213): what to do,
@@ -74,7 +74,7 @@ class Skill:
     @property
     def change(self) -> str:
         """The change of the knob in words."""
-        return f"{self.knob} {_text(self.before)} -> {_text(self.after)}"
+        return f"{self.knob} {value_text(self.before)} -> {value_text(self.after)}"
 
     def __str__(self) -> str:
         where = ", ".join([f"in {self.program} ({self.language})", *map(str, self.conditions), f"on {self.hardware}"])
@@ -89,5 +89,6 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _text(value: Value) -> str:
+def value_text(value: Value) -> str:
+    """A value as a person or a language model reads it."""
     return "none" if value is None else str(value)
