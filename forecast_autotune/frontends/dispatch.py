@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 MOST_PAUSE_S = 5.0  # between two look-ups of the decision that another process is making
 NOT_DECIDED = Provisional()  # of an entry that serves one call alone
 
+refusing: Callable[[], None] | None = None
+"""Raises, while nothing may be decided; set and reset by `warming.nothing_launched`."""
+
 
 class Tuning(Protocol):
     """One call to decide for: a front door makes it on a miss, and it is dropped with all it holds afterwards.
@@ -180,6 +183,8 @@ class Dispatcher:
         Raises:
             AutotuneError: mode is `strict` and nothing is stored, no config works, or the call is a mistake.
         """
+        if refusing is not None:
+            refusing()
         unmeasured = self._door.why_unmeasured(call)
         entry = self.table.get(key)
         if entry is not None and _serves(entry, unmeasured):

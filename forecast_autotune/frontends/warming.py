@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import importlib
 import importlib.machinery
 import importlib.util
@@ -27,6 +26,7 @@ from ..errors import AutotuneError
 from ..features.hardware_sheets import device_properties
 from ..measure.probe import detect_hardware
 from ..store.rows import TuningKey
+from . import dispatch
 from .dispatch import Dispatcher
 from .engine import launched_first, make_store
 
@@ -68,15 +68,16 @@ def nothing_launched() -> Iterator[None]:
         raise LaunchRefusedError("a kernel is launched, and here nothing is")
 
     jit = importlib.import_module("triton.runtime.jit").JITFunction if importlib.util.find_spec("triton") else None
-    places = [(Dispatcher, "entry"), *([(jit, "run")] if jit else [])]
-    kept = [(kind, name, getattr(kind, name)) for kind, name in places]
-    for kind, name, _ in kept:
-        setattr(kind, name, refuse)
+    before, run = dispatch.refusing, getattr(jit, "run", None)
+    dispatch.refusing = refuse
+    if jit is not None:
+        jit.run = refuse
     try:
         yield
     finally:
-        for kind, name, theirs in kept:
-            setattr(kind, name, theirs)
+        dispatch.refusing = before
+        if jit is not None:
+            jit.run = run
 
 
 def import_kernels_of(keys: Iterable[TuningKey]) -> dict[str, str]:
@@ -291,9 +292,8 @@ def _functions_by_name() -> dict[str, list[TunedFunction]]:
     """The functions of `load_inline` that live in this process, by the names of their programs."""
     module = sys.modules.get(f"{__package__}.load_inline.tuned_function")
     by_name: dict[str, list[TunedFunction]] = {}
-    for each in gc.get_referrers(module.TunedFunction) if module is not None else ():
-        if type(each) is module.TunedFunction:  # type: ignore[union-attr]
-            by_name.setdefault(each.program.name, []).append(each)
+    for each in list(module.living) if module is not None else ():
+        by_name.setdefault(each.program.name, []).append(each)
     return by_name
 
 

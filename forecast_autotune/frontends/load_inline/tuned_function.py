@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,9 @@ from ..tuned_callable import Call, TunedCallable, work_of_call
 from .door import FunctionDoor
 
 DEFAULT_BUDGET = "16"
+
+living: weakref.WeakSet[TunedFunction] = weakref.WeakSet()
+"""All functions of this process, for what compiles ahead."""
 
 
 class TunedFunction(TunedCallable):
@@ -73,6 +77,7 @@ class TunedFunction(TunedCallable):
         self.program = Program(
             name=full_name, language="cuda" if self.recipe.is_cuda else "c++", source=self.recipe.text
         )
+        living.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
