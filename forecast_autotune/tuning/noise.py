@@ -15,7 +15,7 @@ noise_log = logging.getLogger("forecast_autotune.tuner.noise")  # a public name,
 NOISY = 0.2
 LEAST_SAMPLES = 5  # fewer show no spread
 
-_told: list[str] = []  # the key of which this process has told
+_warned_of: list[str] = []  # the key whose noise this process has reported
 
 
 def report_noise(state: RunState) -> None:
@@ -25,24 +25,24 @@ def report_noise(state: RunState) -> None:
     """
     default = state.outcomes.get(state.space.default)
     fresh = state.space.default in state.tried or state.space.default in state.finals
-    if _told or not fresh or not isinstance(default, Measurement) or state.job.hardware.kind == "interpreter":
+    if _warned_of or not fresh or not isinstance(default, Measurement) or state.job.hardware.kind == "interpreter":
         return
     spread, drift = spread_of(default.samples_us), abs(state.drift)
     if max(spread, drift) < NOISY:
         return
-    _told.append(str(state.job.workload))
-    found = []
+    _warned_of.append(str(state.job.workload))
+    facts = []
     if spread >= NOISY:
         low, _, high = statistics.quantiles(default.samples_us, n=4, method="inclusive")
-        found.append(f"half of {len(default.samples_us)} samples lie between {low:,.1f} and {high:,.1f} us")
+        facts.append(f"half of {len(default.samples_us)} samples lie between {low:,.1f} and {high:,.1f} us")
     if drift >= NOISY:
-        found.append(f"timed again at the end it took {state.drift:+.0%}")
+        facts.append(f"timed again at the end it took {state.drift:+.0%}")
     noise_log.warning(
         "%s: times of the default vary by %s %% on this machine (%s): choices below that are luck. Let nothing else "
         "run while it tunes; this is said once",
         state.job.workload,
         f"{100 * max(spread, drift):,.0f}",
-        ", ".join(found),
+        ", ".join(facts),
     )
 
 

@@ -52,7 +52,7 @@ STOP_CHANCE = 0.02  # stop when the chance that any config left gains that much 
 # Outcomes before that: where every config was forecast by more than rules of thumb before, and elsewhere. On 134 spaces of
 # 20 to 256 configs, their kernels left out, this measures 33 % of the larger ones and loses 0.01 %, at worst 1 %. With no
 # such forecasts, it cost 2 to 3 % from 30 on.
-STOP_FROM, STOP_FROM_UNTOLD = 16, 50
+STOP_FROM, STOP_FROM_UNGROUNDED = 16, 50
 # Stop too, from STALE_FROM outcomes on, when those after the first STALE (a share) have gained less than WORTHWHILE together
 # and no config left has a chance of STALE_CHANCE to gain it. On eight spaces this spent half of a budget of 10 % and lost
 # 0.2 %; from 50 outcomes on, it spent 45 % and lost 0.4 %, but 3 % on a C++ GEMM of 400 configs.
@@ -213,7 +213,7 @@ class _Picking:
             return ""
         chance = (1.0 - fail) * normal_cdf((mean - self.best - WORTHWHILE) / np.maximum(sigma, 1e-9))
         any_gains = 1.0 - float(np.exp(np.log1p(-np.minimum(chance, 1.0 - 1e-12)).sum()))
-        if any_gains < STOP_CHANCE and (known >= STOP_FROM_UNTOLD or self._told()):
+        if any_gains < STOP_CHANCE and (known >= STOP_FROM_UNGROUNDED or self._initially_grounded()):
             return (
                 f"the chance that any of {self.untried.size} configs left gains 1 % is {any_gains:.1%}{self._saved()}"
             )
@@ -231,7 +231,7 @@ class _Picking:
             )
         return ""
 
-    def _told(self) -> bool:
+    def _initially_grounded(self) -> bool:
         """Whether more than rules of thumb spoke of every config before anything was measured."""
         initial = self.view.initial_forecasts
         return bool(initial) and all(isinstance(f, Forecast) and f.grounded for f in initial)

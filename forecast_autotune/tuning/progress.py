@@ -126,7 +126,7 @@ class _Board:
         self._drawn = 0.0  # when a live line was put up last
         self._keys: list[TunedKey] = []  # closed one soon after the other
         self._closed: list[float] = []  # when
-        self._told: set[str] = set()  # digests of keys that have had their line
+        self._shown: set[str] = set()  # digests of keys that have had their line
         self._is_burst = False  # of so many that they make one line together
         self._ticker: _Ticker | None = None
 
@@ -159,14 +159,14 @@ class _Board:
 
     def is_news(self, job: Job) -> bool:
         """Whether a key had no line yet."""
-        return job.digest not in self._told
+        return job.digest not in self._shown
 
     @_harmless
     def close(self, job: Job, decision: Decision, seconds: float, is_stored: bool) -> None:
         """Put up the line of a key that was tuned, or count it to the many that have one line together."""
         key, now = tuned_key(job, decision, seconds=seconds, is_stored=is_stored), time.monotonic()
         with self._drawing:
-            self._told.add(job.digest)
+            self._shown.add(job.digest)
             screen = self._current_screen()
             if screen is None:
                 return

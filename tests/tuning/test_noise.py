@@ -15,7 +15,7 @@ from forecast_autotune.tuning.noise import NOISY, spread_of
 
 @pytest.fixture(autouse=True)
 def untold(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(noise, "_told", [])
+    monkeypatch.setattr(noise, "_warned_of", [])
     caplog.set_level(logging.INFO, "forecast_autotune.tuner.noise")
 
 
