@@ -14,6 +14,9 @@ STAGES = ("compile", "resources", "load", "launch", "check", "timeout")
 
 MOST_DRIFT = 100.0
 
+SWITCH_MARGIN = 0.02  # the gain below which leaving what runs is not worth it (Triton's own choice, triton#9153)
+TIE_MARGIN = 0.005  # two medians closer than this are a tie however small their spread
+
 _REFUSALS = ("OutOfResources", "PTXASError", "CompileTimeAssertionFailure", "InvalidInputError")
 """Triton's own tuner passes over configs that raise the first three, and raises whatever else one raises to the caller.
 The last is ours: by it a variant says that it is not made for such arguments."""

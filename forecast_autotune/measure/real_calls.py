@@ -19,14 +19,13 @@ from typing import Any, Protocol
 
 from ..core.allowance import Allowance
 from ..core.config import Config
-from ..core.outcome import Failure, Measurement, Outcome
+from ..core.outcome import SWITCH_MARGIN, TIE_MARGIN, Failure, Measurement, Outcome
 
 LEVEL_SAMPLES = 4  # of what runs anyhow, before anything is compared with it
 LEAST_PAIRS, MOST_PAIRS = 4, 16  # of a candidate and what would have run; more than the least only while it is open
 FINAL_PAIRS = 6  # of a finalist, in each round
 FAR = 1.5  # times the incumbent's time: the default, which is a finalist however slow, is run no more
 APART = 3.0  # standard errors by which a candidate is slower or faster, looked at after each pair
-CLOSE = 0.005  # two configs so near each other need no more telling apart
 FIRST_TIMES = 2.0  # the first call of a candidate may take so many times the others: its code and data are cold
 OPEN_PAIRS = 2  # launched and not read yet: the host runs ahead of the device
 STRAY_TURNS = 64  # calls of the key after which the second call of a pair comes no more
@@ -36,7 +35,6 @@ LOAD_US = 3000.0  # what loading a candidate takes, before any was loaded
 MOST_EARNED = 2.0  # times the usual, of one call: an event may also have waited for the host
 COMPARE_US, COMPARE_TIMES = 20_000.0, 8.0  # and times a call's: what comparing takes, before any was compared
 UNSEEN = 0.25  # by which share a candidate nobody has forecast is expected to take longer
-SWITCH_MARGIN = 0.02  # a candidate so much faster beyond the noise runs from then on
 
 log = logging.getLogger(__name__)
 
@@ -559,7 +557,7 @@ class RealCalls:
             return len(samples) >= MOST_PAIRS
         seen = Measurement(samples_us=tuple(samples))
         gap = abs(seen.median_us / level_us - 1)
-        return gap > APART * seen.relative_error + CLOSE or APART * seen.relative_error < CLOSE
+        return gap > APART * seen.relative_error + TIE_MARGIN or APART * seen.relative_error < TIE_MARGIN
 
     def _finish(self, trial: Trial, samples_us: tuple[float, ...]) -> None:
         trial.outcome = Measurement(samples_us=samples_us, run_s=trial.run_us * 1e-6)

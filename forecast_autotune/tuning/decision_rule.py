@@ -11,12 +11,10 @@ from ..core.config import Config
 from ..core.decision import Decision
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Stop, reference_us
-from ..core.outcome import Failure, Measurement, Outcome
+from ..core.outcome import SWITCH_MARGIN, TIE_MARGIN, Failure, Measurement, Outcome
 from ..core.space import Space
 from ..errors import NoWorkingConfigError
 
-SWITCH_MARGIN = 0.02  # the gain below which leaving the default is not worth it (Triton's own choice, triton#9153)
-TIE_MARGIN = 0.005  # two medians closer than this are a tie however small their spread
 # Where nothing may be measured, the least expected time decides, with two conditions. On the suite, small kernels and
 # packages, kernels left out, three models, 43 choices of 3,330 then took over 1.3 times the default's time, at worst 4.4.
 WORTH = 0.9  # times what is known: only an expected time below that is worth a choice

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..core.config import Config
-from ..core.outcome import Failure, Measurement
+from ..core.outcome import TIE_MARGIN, Failure, Measurement
 from ..core.space import Space
-from .decision_rule import TIE_MARGIN, noise
+from .decision_rule import noise
 from .state import RunState
 from .trials import Trials
 

@@ -14,12 +14,12 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.forecast import Forecast
-from forecast_autotune.core.outcome import Measurement, Outcome
+from forecast_autotune.core.outcome import SWITCH_MARGIN, Measurement, Outcome
 from forecast_autotune.evaluation.recorded_space import RecordedSpace, read_space
 from forecast_autotune.evaluation.replay_runner import HistoryStore
 from forecast_autotune.frontends.engine import make_surrogate
 from forecast_autotune.measure.replay import Replay
-from forecast_autotune.tuning.decision_rule import SWITCH_MARGIN, noise
+from forecast_autotune.tuning.decision_rule import noise
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.policies import Selective
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from simulated_calls import Learned, Life, learn_from_calls
 
-from forecast_autotune.core.outcome import Failure
+from forecast_autotune.core.outcome import SWITCH_MARGIN, Failure
 from forecast_autotune.evaluation.recorded_space import RecordedSpace, read_space
 from forecast_autotune.evaluation.replay_runner import replay
 from forecast_autotune.surrogates.roofline import Roofline
-from forecast_autotune.tuning.decision_rule import SWITCH_MARGIN
 from forecast_autotune.tuning.policies import Exhaustive, Selective
 
 TRACES = Path(__file__).parents[2] / "calibration" / "traces"

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from ...core.outcome import SWITCH_MARGIN
 from ...measure.clocks import EventClock, Flush, Launch, spin
-from ...tuning.decision_rule import SWITCH_MARGIN
 
 TIMED_S = 0.025  # of each candidate: as long as Inductor would at most
 LEAST_US = 0.1  # that a call adds, whatever the noise of two times says
