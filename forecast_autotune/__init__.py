@@ -16,10 +16,18 @@ if TYPE_CHECKING:
     from .decorator import autotune as autotune
     from .decorator import forecast_autotune as forecast_autotune
     from .errors import AutotuneError as AutotuneError
+    from .errors import BuildError as BuildError
     from .errors import CacheMissError as CacheMissError
     from .errors import InvalidInputError as InvalidInputError
+    from .errors import MissingExtraError as MissingExtraError
+    from .errors import NoBoxError as NoBoxError
+    from .errors import NoGpuError as NoGpuError
     from .errors import NoWorkingConfigError as NoWorkingConfigError
+    from .errors import RemoteStoreError as RemoteStoreError
+    from .errors import StoreError as StoreError
+    from .errors import StoreWarning as StoreWarning
     from .errors import TuningWarning as TuningWarning
+    from .errors import WorkerError as WorkerError
     from .frontends.load_inline.tuned_module import load_inline as load_inline
     from .frontends.online import freeze as freeze
     from .frontends.pending import tune_pending as tune_pending
@@ -50,10 +58,18 @@ _HOMES = {
     "Space": "core.space",
     "Work": "core.workload",
     "AutotuneError": "errors",
+    "BuildError": "errors",
     "CacheMissError": "errors",
     "InvalidInputError": "errors",
+    "MissingExtraError": "errors",
+    "NoBoxError": "errors",
+    "NoGpuError": "errors",
     "NoWorkingConfigError": "errors",
+    "RemoteStoreError": "errors",
+    "StoreError": "errors",
+    "StoreWarning": "errors",
     "TuningWarning": "errors",
+    "WorkerError": "errors",
     "load_inline": "frontends.load_inline.tuned_module",
     "variants": "frontends.variants.tuned_variants",
     "search": "program_search.run",

@@ -45,6 +45,10 @@ class RemoteStoreError(AutotuneError, RuntimeError):
     """A remote store cannot be reached, or refuses what was asked of it; names the address and what to do."""
 
 
+class NoBoxError(AutotuneError, RuntimeError):
+    """This system has no box to run unknown code in, so nothing is run that needs one; the message says what is lacking."""
+
+
 class WorkerError(AutotuneError, RuntimeError):
     """Worker processes died again and again, so that what they were to do is not done."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from importlib.metadata import version
@@ -29,6 +30,14 @@ def test_every_public_name_resolves() -> None:
     assert set(fa.__all__) <= set(dir(fa))
     with pytest.raises(AttributeError, match="has no attribute 'missing'"):
         fa.missing  # noqa: B018
+
+
+def test_all_that_is_raised_or_warned_of_is_public() -> None:
+    import forecast_autotune as fa
+    from forecast_autotune import errors
+
+    kinds = [name for name, value in vars(errors).items() if inspect.isclass(value)]
+    assert [name for name in kinds if getattr(fa, name, None) is not getattr(errors, name)] == []
 
 
 def test_the_version_is_that_of_the_installed_package() -> None:

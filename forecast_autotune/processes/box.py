@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import AutotuneError
+from ..errors import AutotuneError, NoBoxError
 from . import system_calls
 from .channel import Channel, Message
 from .endings import WorkerDiedError, WorkerRaisedError, WorkerTimeoutError
@@ -65,10 +65,6 @@ _NOBODY = 65534
 _MOST_PROCESSES = 256  # that a box may hold: a compiler's pipeline takes a dozen
 _MOST_IDS = 450  # of a namespace; threads take one each, and the kernel sets 300 aside
 _WATCH_S = 0.02
-
-
-class NoBoxError(AutotuneError, RuntimeError):
-    """No box can be made here, so nothing is run that needs one; the message says what the system lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,9 @@ from ..compilers.cpp_errors import failure_reason
 from ..compilers.cpp_recipe import Variant
 from ..compilers.cuda_report import uses_torch
 from ..core.outcome import Failure
-from ..errors import BuildError
+from ..errors import BuildError, NoBoxError
 from ..measure.probe import detect_cpp_toolchain, detect_hardware, nvcc_path
-from ..processes.box import Box, NoBoxError, boxed_environment, boxed_server, close_box
+from ..processes.box import Box, boxed_environment, boxed_server, close_box
 from ..processes.channel import Channel, Message
 from ..processes.endings import WorkerDiedError, WorkerRaisedError, WorkersUnavailableError, WorkerTimeoutError
 from ..processes.extension import Extension

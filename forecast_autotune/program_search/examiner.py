@@ -21,7 +21,8 @@ from typing import Any
 
 from ..core.hardware import Hardware
 from ..core.outcome import Failure, Measurement
-from ..processes.box import TOO_MANY, TRITON_FOLDER, Box, NoBoxError, boxed_environment, boxed_server
+from ..errors import NoBoxError
+from ..processes.box import TOO_MANY, TRITON_FOLDER, Box, boxed_environment, boxed_server
 from ..processes.channel import memory_file
 from ..processes.endings import (
     WorkerDiedError,

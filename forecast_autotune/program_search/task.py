@@ -42,9 +42,9 @@ class SearchTask:
         source: the text that may be rewritten.
         spaces: the configs of each variant, by the variant's name; of C++, one by an empty name; of CUDA, one for each of
             the sources given by name.
-        sizes: by name, what a candidate is timed at. `held_out`: what the winner alone is timed at. `corners`: small
-        ones, on
-            which every candidate must be right.
+        sizes: by name, what a candidate is timed at.
+        held_out: by name, what the winner alone is timed at.
+        corners: by name, small sizes, on which every candidate must be right.
         make_inputs: from sizes, a seed and a device to the arguments of a call, the last ones the outputs.
         reference: takes the same arguments, and returns what each output should hold.
         outputs: how many of the last arguments are outputs.

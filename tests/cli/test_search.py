@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import forecast_autotune as fa
 from forecast_autotune.cli import main
 from forecast_autotune.processes import box
 
@@ -44,7 +45,7 @@ def test_without_a_box_nothing_is_run(capsys: pytest.CaptureFixture[str], monkey
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_box_for_a_gpu_is_tried_with_the_driver_itself() -> None:
     assert "a CUDA driver that starts within a box" in box.lacking(may_start=True, gpu=True)
-    with pytest.raises(box.NoBoxError, match="CUDA driver"):
+    with pytest.raises(fa.NoBoxError, match="CUDA driver"):
         box.require_box(may_start=True, gpu=True)
 
 

@@ -7,12 +7,14 @@ import re
 import sys
 import types
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import forecast_autotune as fa
 
 API = Path(__file__).parents[2] / "forecast_autotune" / "frontends" / "API.md"
 SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
+METHODS = (types.FunctionType, classmethod, staticmethod, property, cached_property)
 HEAD = """# Every public name
 
 `import forecast_autotune as fa`. Written by `make api` from the docstrings.
@@ -36,8 +38,8 @@ def _entry(name: str, value: object) -> Iterator[str]:
         yield from _paragraphs(inspect.getdoc(call) or "")
     if inspect.isclass(value) and not issubclass(value, BaseException):
         for method, function in vars(value).items():
-            if not method.startswith("_") and (doc := inspect.getdoc(function)):
-                plain = function.__func__ if isinstance(function, classmethod) else function
+            if not method.startswith("_") and isinstance(function, METHODS) and (doc := inspect.getdoc(function)):
+                plain = function.__func__ if isinstance(function, (classmethod, staticmethod)) else function
                 shown = _signature(plain) if isinstance(plain, types.FunctionType) else ""
                 yield f"- `{method}{shown}`: {doc.split(chr(10) * 2)[0].replace(chr(10), ' ')}"
         yield ""

@@ -74,7 +74,8 @@ class Autotune:
             cache_results: changes nothing: results are kept in any case.
             budget: as FORECAST_AUTOTUNE_BUDGET, which overrides it: `16`, `"10%"`, `"2s"`, `0`, `"all"`, `"16,30s"`; by
                 default at most 16 configs and 30 s for each key.
-            mode: as FORECAST_AUTOTUNE_MODE, which overrides it: `"tune"`, `"cached"`, `"forecast"`, `"first"`, `"strict"`.
+            mode: as FORECAST_AUTOTUNE_MODE, which overrides it: `"tune"`, `"online"`, `"cached"`, `"forecast"`, `"first"`,
+                `"strict"`.
             surrogate: who forecasts: a name as in FORECAST_AUTOTUNE_SURROGATE, which overrides it, or a Surrogate.
             space: a `Space`, such as `Space.grid(…)`, instead of `configs`; `num_warps`, `num_stages`, `num_ctas` and
                 `maxnreg` are knobs like others.
