@@ -16,6 +16,7 @@ from ...core.space import Space
 from ...core.workload import Program, Workload
 from ...errors import InvalidInputError
 from ...measure.checks import Check, check_name, validate
+from ...protocols import Surrogate
 from ...settings import Settings
 from ..call_tensors import labelled_tensors
 from ..engine import make_store
@@ -39,7 +40,7 @@ class TunedFunction(TunedCallable):
         compiler: from a device's name to the compiler for it.
         name: the function's.
         names: of its arguments, where the user gave a signature.
-        key, work, check, budget: as in `load_inline`.
+        key, work, check, budget, mode, surrogate: as in `load_inline`.
     Raises:
         InvalidInputError: one of these does not parse, or `key` names unknown arguments.
     """
@@ -56,6 +57,8 @@ class TunedFunction(TunedCallable):
         work: Callable[..., Any] | None,
         check: Check,
         budget: str | int | None,
+        mode: str | None,
+        surrogate: str | Surrogate | None,
     ) -> None:
         validate(check)
         self.recipe, self.space, self.compiler = recipe, space, compiler
@@ -68,6 +71,8 @@ class TunedFunction(TunedCallable):
             names=names,
             default_budget=DEFAULT_BUDGET,
             budget=budget,
+            mode=mode,
+            surrogate=surrogate,
         )
         self.__name__ = self.__qualname__ = name
         self.__module__ = self.recipe.name

@@ -21,6 +21,7 @@ from ...errors import InvalidInputError
 from ...features.hardware_sheets import sheet_for
 from ...measure.checks import Check
 from ...measure.probe import detect_cpp_toolchain, detect_hardware, nvcc_path
+from ...protocols import Surrogate
 from ...settings import Settings
 from ..keys import device_of, parse_signature
 from .tuned_function import TunedFunction
@@ -37,6 +38,8 @@ def load_inline(
     work: Callable[..., Any] | Mapping[str, Any] | None = None,
     check: Check | Mapping[str, Any] = "allclose",
     budget: str | int | Mapping[str, Any] | None = None,
+    mode: str | Mapping[str, Any] | None = None,
+    surrogate: str | Surrogate | Mapping[str, Any] | None = None,
     **torch_kwargs: Any,
 ) -> types.ModuleType:
     """Build a C++ or CUDA extension from text; with a space, choose among its variants at each key's first call.
@@ -44,6 +47,8 @@ def load_inline(
     Takes every argument of `torch.utils.cpp_extension.load_inline`, by position or name, and without `space` is that
     function. With it, a function of the module builds and times variants at the first call of a key; later calls of the
     key run the variant decided for it.
+
+    From `signature` on, each argument may be a mapping from function names.
 
     Args:
         space: configs, or `Space.grid(...)`. A knob becomes `-DNAME=VALUE`; one with the role `flag` is a compiler flag;
@@ -56,12 +61,16 @@ def load_inline(
         work: callable of the arguments that returns `Work(flops=…, bytes=…)`, for the roofline.
         check: how a variant's outputs must agree with the default's: `"allclose"`, `"bitexact"`, a callable of (outputs,
             the default's), or None.
-        budget: as FORECAST_AUTOTUNE_BUDGET, which overrides it.
-            From `signature` on, each may be a mapping from function names.
+        budget: as FORECAST_AUTOTUNE_BUDGET, which overrides it; by default at most 16 configs for each key.
+        mode: as FORECAST_AUTOTUNE_MODE, which overrides it.
+        surrogate: a name as in FORECAST_AUTOTUNE_SURROGATE, which overrides it, or a Surrogate.
     Raises:
         InvalidInputError: an argument does not fit; the message names the value and what is accepted.
     """
-    options = {"signature": signature, "key": key, "work": work, "check": check, "budget": budget}
+    options = {
+        "signature": signature, "key": key, "work": work, "check": check, "budget": budget, "mode": mode,
+        "surrogate": surrogate,
+    }  # fmt: skip
     if space is None:
         return _without_space(name, cpp_sources, torch_args, torch_kwargs, kernel_sources, options)
     return _with_space(name, cpp_sources, torch_args, torch_kwargs, kernel_sources, options, space)
@@ -190,6 +199,8 @@ class TunedModule(types.ModuleType):
             work=option("work"),
             check=option("check", "allclose"),
             budget=option("budget"),
+            mode=option("mode"),
+            surrogate=option("surrogate"),
         )
         setattr(self, function, tuned)
         return tuned

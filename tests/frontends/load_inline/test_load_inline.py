@@ -13,8 +13,11 @@ from toy import BINDING, GOOD, KERNEL, MODES, Toy
 
 import forecast_autotune as fa
 from forecast_autotune.compilers.cpp_compile import CppCompiler
+from forecast_autotune.core.context import ForecastContext
+from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.measure import isolated
 from forecast_autotune.measure.isolated import Isolated
+from forecast_autotune.surrogates.base import StatelessSurrogate
 
 X = torch.arange(20_000, dtype=torch.float32)
 
@@ -46,6 +49,19 @@ class Counting:
 
         monkeypatch.setattr(CppCompiler, "compile", counted_compile)
         monkeypatch.setattr(Isolated, "measure", counted_measure)
+
+
+class Favouring(StatelessSurrogate):
+    """A surrogate that forecasts four times the speed of one mode, and knows nothing of the others."""
+
+    name = "favouring"
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> list[Forecast | Abstention]:
+        ahead, unknown = Forecast.normal(2.0, 0.1, source=self.name), Abstention(self.name, "not the favourite")
+        return [ahead if config["MODE"] == self.mode else unknown for config in context.job.space]
 
 
 @pytest.fixture
@@ -160,6 +176,40 @@ def test_modes_that_may_not_measure_do_not(
     assert only_decision(module.scaled).measured == 0
 
 
+@pytest.mark.parametrize("mode", ["first", "cached", "forecast"])
+def test_the_codes_mode_holds_and_may_differ_between_functions(toy: Toy, counting: Counting, mode: str) -> None:
+    module = load(toy, ["slow", "plain"], mode={"scaled": mode})
+    assert torch.equal(module.scaled(X, 2.0), 2 * X)
+    assert (counting.timed, len(module.scaled.decisions)) == (0, 0 if mode == "first" else 1)
+    out = torch.zeros_like(X)
+    module.scale_into(out, X, 2.0)
+    assert torch.equal(out, 2 * X)
+    assert counting.timed > 0
+    assert only_decision(module.scale_into).basis == "measured"
+
+
+def test_mode_cached_in_the_code_recalls_what_was_measured(toy: Toy, counting: Counting) -> None:
+    load(toy, ["slower", "plain"]).scaled(X, 2.0)
+    counting.timed = 0
+    module = load(toy, ["slower", "plain"], mode="cached")
+    assert torch.equal(module.scaled(X, 2.0), 2 * X)
+    assert (only_decision(module.scaled).config, counting.timed) == (toy.config("plain"), 0)
+
+
+def test_the_environments_mode_overrides_the_codes(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "first")
+    module = load(toy, ["slow", "plain"], mode="tune")
+    assert module.mode() == 1
+    assert not module.mode.decisions
+
+
+def test_a_surrogate_of_the_users_own_forecasts(toy: Toy, counting: Counting) -> None:
+    module = load(toy, ["slower", "slow", "plain"], mode="forecast", surrogate=Favouring("slow"))
+    assert torch.equal(module.scaled(X, 2.0), 2 * X)
+    decision = only_decision(module.scaled)
+    assert (decision.config, decision.basis, counting.timed) == (toy.config("slow"), "forecast", 0)
+
+
 def test_the_environments_budget_overrides_the_codes(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "1")
     module = load(toy, ["slow", "plain", "slower"], budget=3)
@@ -259,6 +309,10 @@ def test_a_flag_knob_is_passed_as_it_is(toy: Toy) -> None:
         ({"check": {"missing": None}}, "names the function 'missing'"),
         ({"check": "closely"}, "accepted are 'allclose', 'bitexact'"),
         ({"budget": "lots"}, "accepted are a count"),
+        ({"mode": "fast"}, "mode='fast': accepted are tune, online"),
+        ({"mode": {"missing": "cached"}}, "mode names the function 'missing'"),
+        ({"surrogate": "crystal ball"}, "surrogate='crystal ball': accepted are"),
+        ({"surrogate": {"scaled": object()}}, "has no name, recalibrate"),
         ({"signature": {"scaled": "x, x"}}, "stands once"),
         ({"kernel_sources": 3}, "give a text"),
         ({"kernel_sources": {"plain": KERNEL}}, "has no knob 'source'"),
@@ -276,8 +330,8 @@ def test_a_default_outside_the_space_is_named(toy: Toy) -> None:
 
 
 def test_extras_without_a_space_are_named() -> None:
-    with pytest.raises(fa.InvalidInputError, match=r"kernel_sources, key of m.*add space="):
-        fa.load_inline("m", "src", kernel_sources="x", key="a")
+    with pytest.raises(fa.InvalidInputError, match=r"kernel_sources, key, mode of m.*add space="):
+        fa.load_inline("m", "src", kernel_sources="x", key="a", mode="cached")
 
 
 def test_a_function_that_is_not_in_the_module_is_named(toy: Toy) -> None:
