@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from ._commands import COMMANDS
-from ._exit_codes import BAD_INPUT, EPILOG, OK
+from ._exit_codes import BAD_INPUT, OK, exit_codes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,7 +74,8 @@ def parser_with(commands: Collection[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="forecast-autotune",
         description="Inspect and manage what forecast_autotune has learned on this machine.",
-        epilog=EPILOG,
+        epilog=exit_codes("nothing was found, or something failed: COMMAND --help says what")
+        + "\nrun ends with the program's own exit code.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=Version, nargs=0, help="print this version, Triton's, torch's and Python's")

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 OK, NOTHING, BAD_INPUT = 0, 1, 2
 
-EPILOG = """exit codes:
-  0  done
-  1  nothing found, where --json prints an empty value, [] or {}; for doctor: a
-     problem found; for tune-pending: keys are still pending, or the program failed
-  2  bad input: a wrong argument, a broken file, a store that cannot be used
-run ends with the program's own exit code."""
+
+def exit_codes(nothing: str) -> str:
+    """The end of a help text.
+
+    Args:
+        nothing: when exit code 1 is returned; empty where it never is.
+    """
+    lines = ["  0    done"]
+    if nothing:
+        lines.append(f"  1    {nothing}")
+    lines.append(
+        "  2    bad input, or it cannot be done here: a wrong argument, a broken file, a store that cannot be used"
+    )
+    lines.append("  130  ended by Ctrl-C")
+    return "\n".join(["exit codes:", *lines])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ._commands import COMMANDS
-from ._exit_codes import EPILOG
+from ._exit_codes import exit_codes
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -17,13 +17,17 @@ FORMATS = ("vllm", "sglang", "fla")
 JSON_HELP = "one JSON value on stdout, for programs"
 
 
-def new_parser(subparsers: Subparsers, command: str, description: str) -> argparse.ArgumentParser:
-    """A verb's parser, with its line of `COMMANDS` and the exit codes in its help."""
+def new_parser(subparsers: Subparsers, command: str, description: str, *, nothing: str = "") -> argparse.ArgumentParser:
+    """A verb's parser, with its line of `COMMANDS` and its exit codes in its help.
+
+    Args:
+        nothing: when the verb returns NOTHING; empty where it never does.
+    """
     parser: argparse.ArgumentParser = subparsers.add_parser(
         command,
         help=COMMANDS[command][1],
         description=description,
-        epilog=EPILOG,
+        epilog=exit_codes(nothing),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     return parser

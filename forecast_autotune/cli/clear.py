@@ -17,6 +17,7 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "clear",
         "Remove everything from the store, builds and imported config files included, or\neverything of one kernel.",
+        nothing="nothing was removed: there is nothing, or the answer was no",
     )
     parser.add_argument("--kernel", metavar="K", help="only the kernel of exactly this name")
     parser.add_argument("--yes", action="store_true", help="do not ask; at a terminal the command asks otherwise")

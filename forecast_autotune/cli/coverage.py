@@ -30,7 +30,7 @@ missing    met on other hardware alone, and measured nowhere"""
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb and its options."""
-    parser = new_parser(subparsers, "coverage", DESCRIPTION)
+    parser = new_parser(subparsers, "coverage", DESCRIPTION, nothing="no key is known, or one is not measured")
     parser.add_argument("--kernel", metavar="K", help="only kernels with this in their name")
     parser.add_argument("--hardware", metavar="H", help="only hardware with this in its name")
     parser.add_argument("--days", type=float, metavar="N", help="only keys decided, used or met in the last N days")

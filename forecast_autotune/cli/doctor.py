@@ -51,7 +51,12 @@ class Finding:
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb and its options."""
-    parser = new_parser(subparsers, "doctor", DESCRIPTION)
+    parser = new_parser(
+        subparsers,
+        "doctor",
+        DESCRIPTION,
+        nothing="a problem was found; of a program: it failed, or no tuner was found in it",
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help=JSON_HELP)
     form.add_argument(

@@ -33,6 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "With --format, write measured decisions in the config files of another program, into the folder DIR: fused\n"
         "mixture-of-experts configs of vLLM and SGLang, or kernels' configs of flash-linear-attention. A file of the same\n"
         "name there is replaced. Batch sizes that were not measured get the default's config.",
+        nothing="there is no store yet; with --format: nothing measured goes into such files",
     )
     parser.add_argument(
         "file",

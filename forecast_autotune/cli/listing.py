@@ -35,6 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "list",
         "What is decided here, the newest first. On a terminal, what all decisions of a\n"
         "kernel have in common stands once above; a pipe gets each whole, on one line.",
+        nothing="no decision matches; --json prints []",
     )
     parser.add_argument("--kernel", metavar="K", help="only kernels with this in their name")
     parser.add_argument("--hardware", metavar="H", help="only hardware with this in its name")

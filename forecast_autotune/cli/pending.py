@@ -23,6 +23,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "Keys met where measuring was not allowed (mode cached, forecast or strict, a budget of 0, torch.compile) and not\n"
         "measured since, the one met last first. `tune-pending` measures them; so does any run of their program in mode\n"
         "tune that calls the kernels itself.",
+        nothing="no key is pending; --json prints []",
     )
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     add_store_argument(parser)

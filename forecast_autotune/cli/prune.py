@@ -21,6 +21,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "Remove superseded decisions, everything of programs and toolchains that nothing has recorded, decided or\n"
         "recalled for so many days, and builds that nothing has used for as long. Removing costs time when it is needed\n"
         "again, nothing else. Answers of language models go so many days after they were kept.",
+        nothing="there is no store yet",
     )
     parser.add_argument(
         "--days", type=float, default=UNSEEN_DAYS, metavar="N", help="unseen for so long (default: %(default)s)"

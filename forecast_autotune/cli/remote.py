@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidInputError
-from ._exit_codes import EPILOG, NOTHING, OK
+from ._exit_codes import NOTHING, OK, exit_codes
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
 from ._store import is_missing
 from .output import print_json, print_table, say
@@ -30,15 +30,15 @@ SECONDS_A_DAY = 86_400.0
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb, with a word for each thing it does."""
-    parser = new_parser(subparsers, "remote", DESCRIPTION)
+    parser = new_parser(subparsers, "remote", DESCRIPTION, nothing="nothing was found: WHAT --help says what")
     words = parser.add_subparsers(dest="word", metavar="WHAT", required=True)
 
-    def word(name: str, line: str, description: str) -> argparse.ArgumentParser:
+    def word(name: str, line: str, description: str, nothing: str = "") -> argparse.ArgumentParser:
         made: argparse.ArgumentParser = words.add_parser(
             name,
             help=line,
             description=description,
-            epilog=EPILOG,
+            epilog=exit_codes(nothing),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         add_store_argument(made)
@@ -49,18 +49,21 @@ def add_parser(subparsers: Subparsers) -> None:
         "status",
         "what is there, and what waits here",
         "Say what the remote store holds, and what waits to be sent to it.",
+        "the remote store is empty",
     )
     word(
         "push",
         "send what waits here",
         "Send all decisions of this machine that the remote store does not have, with the outcomes of their keys: the last\n"
         "step of a job in a container that ends.",
+        "there is no store here; --json prints {}",
     )
     word(
         "pull",
         "read what is new",
         "Read what is new of all programs that this machine's store knows, on all hardware. Of other programs nothing can\n"
         "be read before they are met: the remote store holds digests in place of their source.",
+        "there is no store here; --json prints {}",
     )
     compact = word(
         "compact",
@@ -74,6 +77,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "take back what is known of a key",
         "Say that all outcomes and decisions so far of some keys count no more: on every machine that reads the remote\n"
         "store, and in the store here. A machine that measured them itself keeps its own; 'clear' removes those there.",
+        "nothing here is called KEY; --json prints []",
     )
     withdraw.add_argument("key", metavar="KEY", help="as in `show`: the start of a digest, or a kernel's name")
     parser.set_defaults(run=run)

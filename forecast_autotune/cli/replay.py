@@ -18,7 +18,7 @@ from ..evaluation.replay_runner import POLICIES, ReplayPlan, Row, Task, work
 from ..frontends.engine import make_surrogate
 from ..settings import SURROGATES, Settings, check_surrogate
 from ._exit_codes import BAD_INPUT, OK
-from ._parsing import Subparsers
+from ._parsing import Subparsers, new_parser
 from ._replay_report import report_of, show_report
 from .output import with_progress
 
@@ -29,11 +29,11 @@ DRAWS = 10  # of those configs, at most; from one draw to the next Brier skill s
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb and its options."""
-    parser = subparsers.add_parser(
+    parser = new_parser(
+        subparsers,
         "replay",
-        help="tune against a recorded space: loss, spend, honesty",
-        description="Tune against recorded spaces, as if their hardware were here, and say how close the decisions come "
-        "to each space's best, what they cost, and how good and how honest the forecasts were.",
+        "Tune against recorded spaces, as if their hardware were here, and say how close the decisions come to each space's\n"
+        "best, what they cost, and how good and how honest the forecasts were. Ctrl-C prints what is finished.",
     )
     parser.add_argument(
         "traces",

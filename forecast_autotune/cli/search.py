@@ -43,7 +43,7 @@ driver is not contained. A search that was ended goes on where it was."""
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb and its options."""
-    parser = new_parser(subparsers, "search", DESCRIPTION)
+    parser = new_parser(subparsers, "search", DESCRIPTION, nothing="nothing is faster than the seed")
     parser.add_argument(
         "task", metavar="MODULE:TASK", help="a module's name or a .py file, and the task in it; or a C++ or CUDA file"
     )

@@ -30,6 +30,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "config. Of a key that is decided under several power limits, all of them; with\n"
         "--json, as a list. 5.37 ±0.4 us is the median of a config's samples and their\n"
         "standard deviation; 1.32x (1.07-1.62) a forecast and one either side of it.",
+        nothing="no decision is called KEY; --json prints {}",
     )
     parser.add_argument(
         "key",

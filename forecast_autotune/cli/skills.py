@@ -27,7 +27,12 @@ without it, and admitted because it helps at sizes held out too."""
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb and its options."""
-    parser = new_parser(subparsers, "skills", f"What changing one knob did, as measured.\n\n{HOW}")
+    parser = new_parser(
+        subparsers,
+        "skills",
+        f"What changing one knob did, as measured.\n\n{HOW}",
+        nothing="nothing that was measured tells; --json prints []",
+    )
     parser.add_argument("--kernel", metavar="K", help="only kernels with this in their name")
     parser.add_argument("--hardware", metavar="H", help="only hardware with this in its name")
     parser.add_argument("--limit", type=count, metavar="N", help="at most so many")

@@ -36,7 +36,12 @@ HOW = """How the figures come about:
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb and its options."""
-    parser = new_parser(subparsers, "stats", f"Size, hits, time saved, how honest the forecasts were.\n\n{HOW}")
+    parser = new_parser(
+        subparsers,
+        "stats",
+        f"Size, hits, time saved, how honest the forecasts were.\n\n{HOW}",
+        nothing="there is no store yet; --json prints {}",
+    )
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     add_store_argument(parser)
     parser.set_defaults(run=run)

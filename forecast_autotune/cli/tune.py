@@ -36,7 +36,7 @@ FORECAST_AUTOTUNE_DIR holds there, all other settings are those of here."""
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb and its options."""
-    parser = new_parser(subparsers, "tune", DESCRIPTION)
+    parser = new_parser(subparsers, "tune", DESCRIPTION, nothing="something failed, or there was nothing to tune")
     parser.add_argument(
         "--ray", metavar="ADDRESS", default="local",
         help="HOST:PORT of a Ray cluster, or auto for the one that this machine belongs to; default: a Ray of this machine "

@@ -27,7 +27,12 @@ which are still pending. Keys are met on the hardware they were noted on, so thi
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb and its options."""
-    parser = new_parser(subparsers, "tune-pending", DESCRIPTION)
+    parser = new_parser(
+        subparsers,
+        "tune-pending",
+        DESCRIPTION,
+        nothing="keys are still pending, the program failed, or there is no store yet",
+    )
     parser.add_argument(
         "--budget", metavar="B", help="as FORECAST_AUTOTUNE_BUDGET; also overrides a budget of 0 in code"
     )

@@ -41,7 +41,12 @@ TELL_EVERY_S = 10.0  # how far it has come, where no bar is shown
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb and its options."""
-    parser = new_parser(subparsers, "warm", DESCRIPTION)
+    parser = new_parser(
+        subparsers,
+        "warm",
+        DESCRIPTION,
+        nothing="there was nothing to compile, or something failed or is left to its first launch",
+    )
     parser.add_argument("what", nargs="?", metavar="SCRIPT|STORE", help="a script, a module, or a store's folder")
     parser.add_argument(
         "--hardware",

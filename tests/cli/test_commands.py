@@ -280,7 +280,27 @@ def test_help_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixtu
     assert set(COMMANDS) <= {line.split()[0] for line in out.splitlines() if line.startswith("    ")}
     assert "exit codes" in out
     for command in COMMANDS:
-        assert "--help" in printed(capsys, command, "--help")[0] or "-h" in out
+        assert "exit codes" in printed(capsys, command, "--help")[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["freeze"], None),
+        (["import"], None),
+        (["coverage"], "no key is known, or one is not measured"),
+        (["show"], "no decision is called KEY; --json prints {}"),
+        (["remote", "compact"], None),
+        (["remote", "withdraw"], "nothing here is called KEY; --json prints []"),
+    ],
+)
+def test_help_of_a_verb_says_when_exit_code_1_comes(
+    capsys: pytest.CaptureFixture[str], words: list[str], says: str | None
+) -> None:
+    lines = printed(capsys, *words, "--help")[0].partition("exit codes:\n")[2].splitlines()
+    codes = dict(line.split(maxsplit=1) for line in lines)
+    assert codes.get("1") == says
+    assert codes["130"] == "ended by Ctrl-C"
 
 
 def test_list_is_quick_and_imports_neither_torch_nor_numpy(store: Path) -> None:
