@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .errors import NoGpuError as NoGpuError
     from .errors import NoWorkingConfigError as NoWorkingConfigError
     from .errors import RemoteStoreError as RemoteStoreError
+    from .errors import SettingError as SettingError
     from .errors import StoreError as StoreError
     from .errors import StoreWarning as StoreWarning
     from .errors import TuningWarning as TuningWarning
@@ -66,6 +67,7 @@ _HOMES = {
     "NoGpuError": "errors",
     "NoWorkingConfigError": "errors",
     "RemoteStoreError": "errors",
+    "SettingError": "errors",
     "StoreError": "errors",
     "StoreWarning": "errors",
     "TuningWarning": "errors",

@@ -39,6 +39,7 @@ class Decorator(Autotune):
         NoGpuError = package.NoGpuError
         NoWorkingConfigError = package.NoWorkingConfigError
         RemoteStoreError = package.RemoteStoreError
+        SettingError = package.SettingError
         StoreError = package.StoreError
         StoreWarning = package.StoreWarning
         TuningWarning = package.TuningWarning

@@ -14,6 +14,10 @@ class InvalidInputError(AutotuneError, ValueError):
     """An argument, a setting or a file does not say what it must; the message names the value and what is accepted."""
 
 
+class SettingError(InvalidInputError):
+    """A variable `FORECAST_AUTOTUNE_*` of the environment does not parse."""
+
+
 class MissingExtraError(AutotuneError, ImportError):
     """An optional package is not installed; the message is the line that installs it."""
 

@@ -1,20 +1,20 @@
-"""Settings: the only reader of `FORECAST_AUTOTUNE_*`."""
+"""Settings: where `FORECAST_AUTOTUNE_*` is read and checked."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from .core.budget import BudgetLimits
 from .core.model_names import FORMS, is_language_model, is_loopback, is_model_version
 from .core.user_warnings import warn_user
-from .errors import InvalidInputError, TuningWarning
+from .errors import InvalidInputError, SettingError, TuningWarning
 
 PREFIX = "FORECAST_AUTOTUNE_"
 
@@ -183,73 +183,126 @@ class Settings:
         Of the process's own environment, each variable that is no setting is warned of once.
 
         Raises:
-            InvalidInputError: a value does not parse; names the variable, the value and the accepted forms.
+            SettingError: a value does not parse; names the variable, the value and the accepted forms.
+            InvalidInputError: `mode` or `surrogate` does not.
         """
         if environment is None:
             _warn_of_unknown_variables()
-        env = os.environ if environment is None else environment
+        variables = os.environ if environment is None else environment
         values: dict[str, object] = {}
-        if mode is not None and mode not in _CHOICES["MODE"]:
-            raise InvalidInputError(f"mode={mode!r}: accepted are {', '.join(_CHOICES['MODE'])}")
+
+        def read(name: str) -> str:
+            return variables.get(PREFIX + name, "").strip()
+
+        def parsed(name: str, parse: Callable[[str], object], between: str = "=") -> None:
+            if text := read(name):
+                try:
+                    values[name.lower()] = parse(text)
+                except InvalidInputError as err:
+                    raise SettingError(f"{PREFIX}{name}{between}{err}") from None
+
         if mode is not None:
+            if mode not in _CHOICES["MODE"]:
+                raise InvalidInputError(f"mode={mode!r}: accepted are {', '.join(_CHOICES['MODE'])}")
             values["mode"] = mode
         for name, accepted in _CHOICES.items():
-            text = env.get(PREFIX + name, "").strip()
-            if text and text not in accepted:
-                raise InvalidInputError(f"{PREFIX}{name}={text!r}: accepted are {', '.join(accepted)}")
-            if text:
-                values[name.lower()] = text
+            parsed(name, partial(_choice, accepted))
         # Whoever checks what the code alone says gives no environment: the permission is still the real one's.
         remote = "1" in (values.get("remote"), os.environ.get(PREFIX + "REMOTE", "").strip())
-        named = env.get(PREFIX + "SURROGATE", "").strip() or None
-        for variable, text_or_none in (("surrogate", surrogate), (PREFIX + "SURROGATE", named)):
-            if text_or_none is not None:
-                check_surrogate(text_or_none, variable, remote=remote)
-                values["surrogate"] = text_or_none
-        if text := env.get(PREFIX + "ANSWER", "").strip():
-            try:
-                values["answer"] = Answer.parse(text)
-            except InvalidInputError as err:
-                raise InvalidInputError(f"{PREFIX}ANSWER={err}") from None
-        if text := env.get(PREFIX + "ONLINE_COST", "").strip():
-            values["online_cost"] = _share(
-                text, "ONLINE_COST", "the time in tuned kernels, 5% or 0.05; 0 explores nothing"
-            )
-        if text := env.get(PREFIX + "ONLINE_CPU", "").strip():
-            values["online_cpu"] = _share(text, "ONLINE_CPU", "one core's time, 5% or 0.05, above 0")
-            if not values["online_cpu"]:
-                raise InvalidInputError(
-                    f"{PREFIX}ONLINE_CPU={text!r}: with no time nothing is learned; mode cached does that"
-                )
-        if text := env.get(PREFIX + "BUDGET", "").strip():
-            try:
-                BudgetLimits.parse(text)
-            except InvalidInputError as err:
-                raise InvalidInputError(f"{PREFIX}BUDGET: {err}") from None
-            values["budget"] = text
-        if text := env.get(PREFIX + "REMOTE_STORE", "").strip():
-            try:
-                values["remote_store"] = RemoteStore.parse(text)
-            except InvalidInputError as err:
-                raise InvalidInputError(f"{PREFIX}REMOTE_STORE={err}") from None
-        if text := env.get(PREFIX + "DIR", "").strip():
-            values["dir"] = _path(text, "DIR")
-        if text := env.get(PREFIX + "PACKS", "").strip():
-            values["packs"] = tuple(_pack(part, text) for part in _PACKS.findall(text))
-        if text := env.get(PREFIX + "MODEL", "").strip():
-            values["model"] = text if is_model_version(text) else str(_path(text, "MODEL"))
+        if surrogate is not None:
+            check_surrogate(surrogate, "surrogate", remote=remote)
+            values["surrogate"] = surrogate
+        parsed("SURROGATE", partial(_surrogate, remote=remote))
+        parsed("ANSWER", Answer.parse)
+        parsed("ONLINE_COST", partial(_share, "the time in tuned kernels, 5% or 0.05; 0 explores nothing"))
+        parsed("ONLINE_CPU", _cpu_share)
+        parsed("BUDGET", _budget, between=": ")
+        parsed("REMOTE_STORE", RemoteStore.parse)
+        parsed("DIR", _path)
+        parsed("PACKS", lambda whole: tuple(_pack(part, whole) for part in _PACKS.findall(whole)))
+        parsed("MODEL", lambda text: text if is_model_version(text) else str(_path(text)))
         settings = cls(**values)  # type: ignore[arg-type]
-        if text and is_model_version(text) and (kept := kept_model(settings.dir, text)).is_file():
-            return replace(settings, model=str(kept))
+        if settings.model is not None and is_model_version(settings.model):
+            kept = kept_model(settings.dir, settings.model)
+            return replace(settings, model=str(kept)) if kept.is_file() else settings
         return settings
 
 
-def _share(text: str, name: str, accepted: str) -> float:
+# How values are read. What they raise begins with the value; the name of its variable is put before it.
+
+
+def _choice(accepted: Sequence[str], text: str) -> str:
+    if text not in accepted:
+        raise InvalidInputError(f"{text!r}: accepted are {', '.join(accepted)}")
+    return text
+
+
+def _share(of: str, text: str) -> float:
     match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)\s*%|(0|1|[01]?\.\d{1,6})", text)
     share = math.nan if match is None else float(match[1]) / 100 if match[1] else float(match[2])
     if not 0 <= share <= 1:
-        raise InvalidInputError(f"{PREFIX}{name}={text!r}: accepted is a share of {accepted}")
+        raise InvalidInputError(f"{text!r}: accepted is a share of {of}")
     return share
+
+
+def _cpu_share(text: str) -> float:
+    share = _share("one core's time, 5% or 0.05, above 0", text)
+    if not share:
+        raise InvalidInputError(f"{text!r}: with no time nothing is learned; mode cached does that")
+    return share
+
+
+def _budget(text: str) -> str:
+    BudgetLimits.parse(text)
+    return text
+
+
+def _pack(text: str, whole: str) -> Path | PackUrl:
+    if "://" not in text:
+        return _path(text, whole)
+    try:
+        return PackUrl.parse(text)
+    except InvalidInputError as err:
+        raise InvalidInputError(f"{without_password(whole)!r}: {err}") from None
+
+
+def _path(text: str, whole: str = "") -> Path:
+    try:
+        if "\0" in text:
+            raise RuntimeError("it holds a NUL character")
+        return _anchored(Path(text).expanduser())
+    except RuntimeError as err:  # ~ of a user who is not known here, say
+        raise InvalidInputError(f"{whole or text!r}: {err}; accepted is a path, ~ being your home folder") from None
+
+
+@cache
+def _anchored(path: Path) -> Path:
+    """A relative path as it was meant when it was first read: a program may change its folder."""
+    return path.absolute()
+
+
+def _surrogate(text: str, *, remote: bool) -> str:
+    model = is_language_model(text)
+    if not model and text not in SURROGATES:
+        raise InvalidInputError(f"{text!r}: accepted are {', '.join(SURROGATES)}, {FORMS}")
+    if model and text.startswith("http") and not is_loopback(text) and not remote:
+        raise InvalidInputError(
+            f"{text!r} is not on this machine, and a language model is sent the source text of kernels: "
+            f"set {PREFIX}REMOTE=1 to allow that"
+        )
+    return text
+
+
+def check_surrogate(text: str, variable: str, *, remote: bool) -> None:
+    """Whether a text names a surrogate that may be asked; `remote` allows a language model on another machine.
+
+    Raises:
+        InvalidInputError: it does not; names the variable, the value and what is accepted.
+    """
+    try:
+        _surrogate(text, remote=remote)
+    except InvalidInputError as err:
+        raise InvalidInputError(f"{variable}={err}") from None
 
 
 def wants_inductor() -> bool:
@@ -260,51 +313,6 @@ def wants_inductor() -> bool:
 def kept_model(folder: Path, version: str) -> Path:
     """Where a store's folder has a fitted model that decided there, if it has it."""
     return folder / "models" / f"{version}.json"
-
-
-def _pack(text: str, whole: str) -> Path | PackUrl:
-    if "://" not in text:
-        return _path(text, "PACKS", whole)
-    try:
-        return PackUrl.parse(text)
-    except InvalidInputError as err:
-        raise InvalidInputError(f"{PREFIX}PACKS={without_password(whole)!r}: {err}") from None
-
-
-def _path(text: str, name: str, whole: str = "") -> Path:
-    try:
-        if "\0" in text:
-            raise RuntimeError("it holds a NUL character")
-        return _anchored(Path(text).expanduser())
-    except RuntimeError as err:  # ~ of a user who is not known here, say
-        raise InvalidInputError(
-            f"{PREFIX}{name}={whole or text!r}: {err}; accepted is a path, ~ being your home folder"
-        ) from None
-
-
-@cache
-def _anchored(path: Path) -> Path:
-    """A relative path as it was meant when it was first read: a program may change its folder."""
-    return path.absolute()
-
-
-def check_surrogate(text: str, variable: str, *, remote: bool) -> None:
-    """Whether a text names a surrogate that may be asked; `remote` allows a language model on another machine.
-
-    Raises:
-        InvalidInputError: it does not; names the variable, the value and what is accepted.
-    """
-    try:
-        model = is_language_model(text)
-    except InvalidInputError as err:
-        raise InvalidInputError(f"{variable}={err}") from None
-    if not model and text not in SURROGATES:
-        raise InvalidInputError(f"{variable}={text!r}: accepted are {', '.join(SURROGATES)}, {FORMS}")
-    if model and text.startswith("http") and not is_loopback(text) and not remote:
-        raise InvalidInputError(
-            f"{variable}={text!r} is not on this machine, and a language model is sent the source text of kernels: "
-            f"set {PREFIX}REMOTE=1 to allow that"
-        )
 
 
 def default_dir() -> Path:

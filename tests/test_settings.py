@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forecast_autotune.errors import InvalidInputError, TuningWarning
+from forecast_autotune.errors import InvalidInputError, SettingError, TuningWarning
 from forecast_autotune.settings import Answer, RemoteStore, Settings, unknown_variables
 
 
@@ -83,7 +83,7 @@ def test_learning_without_any_time_is_an_error_that_names_the_mode_which_does_th
 
 @pytest.mark.parametrize("name", ["MODE", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC", "REMOTE", "ANSWER", "INDUCTOR"])
 def test_a_value_that_does_not_parse_is_named_with_what_is_accepted(name: str) -> None:
-    with pytest.raises(InvalidInputError, match=rf"FORECAST_AUTOTUNE_{name}='maybe': accepted are "):
+    with pytest.raises(SettingError, match=rf"FORECAST_AUTOTUNE_{name}='maybe': accepted are "):
         Settings.from_environment({f"FORECAST_AUTOTUNE_{name}": "maybe"})
 
 
@@ -95,8 +95,9 @@ def test_a_budget_that_does_not_parse_is_named() -> None:
 def test_the_environment_goes_before_the_code() -> None:
     assert Settings.from_environment({}, mode="first").mode == "first"
     assert Settings.from_environment({"FORECAST_AUTOTUNE_MODE": "cached"}, mode="first").mode == "cached"
-    with pytest.raises(InvalidInputError, match="mode='sometimes'"):
+    with pytest.raises(InvalidInputError, match="mode='sometimes'") as told:
         Settings.from_environment({}, mode="sometimes")
+    assert not isinstance(told.value, SettingError), "it is the code's"
 
 
 # Language models --------------------------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = new_parser(
         subparsers,
         "replay",
-        "Tune against recorded spaces, as if their hardware were here, and say how close the decisions come to each space's\n"
-        "best, what they cost, and how good and how honest the forecasts were. Ctrl-C prints what is finished.",
+        "Tune against recorded spaces, as if their hardware were here, and say how close the decisions come to each\n"
+        "space's best, what they cost, and how good and how honest the forecasts were. Ctrl-C prints what is finished.",
     )
     parser.add_argument(
         "traces",

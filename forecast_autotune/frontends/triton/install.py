@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...core.text import shown
 from ...core.user_warnings import warn_user
-from ...errors import InvalidInputError, MissingExtraError, TuningWarning
+from ...errors import InvalidInputError, MissingExtraError, SettingError, TuningWarning
 from ...settings import wants_inductor
 from ..inductor import hook
 
@@ -208,9 +208,9 @@ def _reach(kernel: Any) -> Any:
     why = packages.why_not(module_of(kernel))
     try:
         tuner: Any = NotReached(why, packages) if why else ReachedTuner(kernel)
+    except SettingError:
+        raise  # the user's to mend
     except Exception as err:
-        if isinstance(err, InvalidInputError) and "FORECAST_AUTOTUNE_" in str(err):
-            raise  # a setting that does not parse is the user's to mend
         tuner = NotReached(f"it cannot be tuned here: {type(err).__name__}: {err}", packages)
         name = getattr(getattr(kernel, "base_fn", None), "__qualname__", repr(kernel))
         warn_user(f"kernel {name} is left to Triton's own tuner: {type(err).__name__}: {err}", TuningWarning)

@@ -607,6 +607,20 @@ def test_torchs_word_for_top_k_is_honoured(given: dict[str, Any], left: int) -> 
     assert [c.kwargs["BLOCK"] for c in kernel.prune_configs({})] == [64, 128][:left]
 
 
+def test_a_setting_that_does_not_parse_is_raised_and_the_kernel_is_tuned_once_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fa.install()
+    kernel = stock()
+    with fa.rehearsal("cuda:90", times=400.0):
+        monkeypatch.setenv("FORECAST_AUTOTUNE_ISOLATE", "maybe")
+        with pytest.raises(fa.SettingError, match="FORECAST_AUTOTUNE_ISOLATE='maybe': accepted are auto, 0, 1"):
+            call(kernel)
+        monkeypatch.delenv("FORECAST_AUTOTUNE_ISOLATE")
+        call(kernel)
+        assert fa.tuner_of(kernel) is not None
+
+
 def test_what_torch_decorates_again_while_it_traces_is_ours_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
     from torch.fx.experimental.proxy_tensor import make_fx
