@@ -149,8 +149,8 @@ class ProgramRecorder:
 
     def _record(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, tuned: bool = True) -> Any:
         """Launch, and measure all configs for it; a call that cannot be tuned is launched all the same."""
-        from forecast_autotune.frontends.engine import make_store
         from forecast_autotune.frontends.triton.call import TritonCall
+        from forecast_autotune.remote.fleet_store import open_store
         from forecast_autotune.settings import Settings
 
         candidates = tuner.pruned_configs(args, kwargs)
@@ -160,7 +160,7 @@ class ProgramRecorder:
         job = call.job
         trying = self.store / "trying" / f"{job.workload.digest}.jsonl"
         lethal = lethal_in(trying)
-        store = make_store(Settings.from_environment())
+        store = open_store(Settings.from_environment())
         default = store.outcomes(job).get(job.space.default)
         if job.space.default in lethal or (isinstance(default, Failure) and default.crashed):
             raise NotRecordedError(f"{tuner.name}: its first config ended an earlier process; it is not launched again")

@@ -101,7 +101,7 @@ class TunedKernel:
 
     def outcomes(self, args: tuple[Call]) -> Mapping[Config, Outcome]:
         """The stored outcome of each config for a call's key."""
-        from forecast_autotune.frontends.engine import make_store
+        from forecast_autotune.remote.fleet_store import open_store
         from forecast_autotune.settings import Settings
 
-        return make_store(Settings.from_environment()).outcomes(self.job(args))
+        return open_store(Settings.from_environment()).outcomes(self.job(args))

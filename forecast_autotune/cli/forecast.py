@@ -144,7 +144,8 @@ def _ranked(call: OfflineCall, folder: Path | None, named: str | None) -> list[t
     """Forecasts by the surrogate named, else that of the settings, with what the store knows; no store is created."""
     from dataclasses import replace
 
-    from ..frontends.engine import make_store, make_surrogate, remembering
+    from ..frontends.engine import make_surrogate, remembering
+    from ..remote.fleet_store import open_store
     from ..settings import Settings, check_surrogate
     from ..store.queries import StoreFile
     from ..store.sqlite import SqliteStore
@@ -154,7 +155,7 @@ def _ranked(call: OfflineCall, folder: Path | None, named: str | None) -> list[t
         check_surrogate(named, "--surrogate", remote=settings.remote == "1")
     settings = replace(settings, dir=folder or settings.dir, surrogate=named or settings.surrogate)
     known = StoreFile(settings.dir).exists() or bool(settings.packs)
-    store = make_store(settings) if known else SqliteStore.in_memory()
+    store = open_store(settings) if known else SqliteStore.in_memory()
     surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer, model=settings.model)
     return call.ranked(surrogate if settings.mode == "forecast" else remembering(surrogate, store), store)
 

@@ -68,15 +68,10 @@ def print_table(
     _page().print(table)
 
 
-def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] | None = None) -> str:
-    """Rows under headings as text, each column as wide as its widest cell.
-
-    Args:
-        right: the columns that are set flush right; None for those whose cells are numbers, empty or a dash.
-    """
-    if right is None:
-        by_column = zip(columns, *([plain(cell) for cell in row] for row in rows), strict=True)
-        right = [column for column, *cells in by_column if cells and all(map(_is_number, cells))]
+def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows under headings as text, each column as wide as its widest cell, and flush right where that are numbers."""
+    by_column = zip(columns, *([plain(cell) for cell in row] for row in rows), strict=True)
+    right = [column for column, *cells in by_column if cells and all(map(_is_number, cells))]
     return as_text([Table(columns, rows, right)])
 
 

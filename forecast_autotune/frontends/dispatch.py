@@ -28,6 +28,7 @@ from ..core.user_warnings import warn_user
 from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
 from ..measure.real_calls import RealCalls
 from ..protocols import Compiler, Store, Surrogate
+from ..remote.fleet_store import open_store
 from ..settings import Settings
 from ..store.details import detail_in
 from ..store.explanation.explanation import Explanation
@@ -35,7 +36,7 @@ from ..store.frozen import is_frozen
 from ..store.rows import TuningKey
 from ..store.sqlite import SqliteStore
 from ..tuning.progress import show_progress
-from .engine import Request, decide, learn, make_store, request, takes_time, untraced
+from .engine import Request, decide, learn, request, takes_time, untraced
 from .key_table import Entry, KeyTable, Provisional, Recent
 from .online import InBackground, Learnable, Learning, Thrifty, at_work, learners
 from .pending import holds_unmeasured, is_unmeasured
@@ -432,7 +433,7 @@ class Dispatcher:
     def store(self, hardware: Hardware, settings: Settings) -> SqliteStore:
         """The user's store; one in memory, of this kernel alone, where times mean nothing to a later process."""
         if not self._times_mean_nothing(hardware):
-            return make_store(settings)
+            return open_store(settings)
         if self._memory is None:
             self._memory = SqliteStore.in_memory()
         return self._memory

@@ -35,7 +35,7 @@ from ..language.named import named
 from ..measure.no_measurer import NO_MEASURER
 from ..measure.real_calls import RealCalls
 from ..protocols import Compiler, Listener, Measurer, Policy, Store, Surrogate
-from ..remote.fleet_store import FleetStore, open_store
+from ..remote.fleet_store import FleetStore
 from ..settings import PREFIX, SURROGATES, Answer, Settings
 from ..store.config_files.imported import suggested
 from ..store.frozen import is_frozen
@@ -50,7 +50,7 @@ from ..surrogates.recalibrated import Recalibrated
 from ..surrogates.roofline import Roofline
 from ..tuning.forecasting import Forecaster
 from ..tuning.loop import stored, tune
-from ..tuning.policies import Exhaustive, First, Selective, StoredOnly, SuggestedFirst
+from ..tuning.policies import Exhaustive, Selective, StoredOnly, SuggestedFirst
 from .kept_models import keep_model
 from .online import Thrifty, learners
 from .pending import measuring_is_wanted, note_if_pending
@@ -204,10 +204,8 @@ def _model(name: str) -> LanguageModel:
     return named(name)
 
 
-def make_policy(settings: Settings, budget: Budget) -> Policy:
-    """The policy that a mode and a budget call for."""
-    if settings.mode == "first":
-        return First()
+def make_policy(budget: Budget) -> Policy:
+    """The policy that a budget calls for."""
     if not budget.measures:
         return StoredOnly()
     return Exhaustive() if budget.all else Selective()
@@ -224,11 +222,6 @@ def _with_suggestions(policy: Policy, job: Job, settings: Settings, budget: Budg
     if fleet is not None:
         return SuggestedFirst(policy, lambda: (*fleet.suggested(job), *imported))
     return SuggestedFirst(policy, lambda: imported) if imported else policy
-
-
-def make_store(settings: Settings) -> SqliteStore:
-    """The store of these settings; in mode `forecast` an empty one, so that what is stored changes no answer."""
-    return open_store(settings)
 
 
 def decide(
@@ -275,7 +268,7 @@ def decide(
         job,
         compiler=compiler,
         surrogate=surrogate,
-        policy=_with_suggestions(make_policy(how.settings, budget), job, how.settings, budget, fleet),
+        policy=_with_suggestions(make_policy(budget), job, how.settings, budget, fleet),
         measurer=measurer,
         store=store,
         budget=budget,
@@ -309,7 +302,7 @@ def learn(
     budget = Budget(how.learns, clock=lambda: time.perf_counter() - calls.waited_s)
     surrogate = _informed(how, job, store, limit_s=math.inf)
     fleet = store if isinstance(store, FleetStore) else None
-    thrifty.policy = _with_suggestions(make_policy(how.settings, budget), job, how.settings, budget, fleet)
+    thrifty.policy = _with_suggestions(make_policy(budget), job, how.settings, budget, fleet)
     return tune(
         job,
         compiler=compiler,

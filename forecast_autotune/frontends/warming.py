@@ -25,10 +25,11 @@ from ..core.workload import Program
 from ..errors import AutotuneError
 from ..features.hardware_sheets import device_properties
 from ..measure.probe import detect_hardware
+from ..remote.fleet_store import open_store
 from ..store.rows import TuningKey
 from . import dispatch
 from .dispatch import Dispatcher
-from .engine import launched_first, make_store
+from .engine import launched_first
 
 if TYPE_CHECKING:
     from ..compilers.triton_compile import TritonCompiler
@@ -187,7 +188,7 @@ def _first_configs(job: Job, dispatcher: Dispatcher) -> list[Config]:
     how = dispatcher.request()
     if how.settings.mode == "first":
         return [job.space.default]
-    decision = launched_first(job, how, make_store(how.settings))
+    decision = launched_first(job, how, open_store(how.settings))
     return list(dict.fromkeys([decision.config, *([] if decision.tried else [job.space.default])]))
 
 

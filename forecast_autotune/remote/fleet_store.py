@@ -195,7 +195,7 @@ _OPENING = threading.Lock()
 def open_store(settings: Settings) -> SqliteStore:
     """The store that the settings name, one for each folder in a process, with a remote one and packs behind it.
 
-    Mode `forecast` reads no store, and so none of others.
+    In mode `forecast` an empty one, so that what is stored, here or elsewhere, changes no answer.
     """
     remote, packs = settings.remote_store, settings.packs
     shared = remote is not None or any(isinstance(pack, PackUrl) or pack.is_dir() for pack in packs)

@@ -26,8 +26,9 @@ from forecast_autotune.core.job import log2_speedups
 from forecast_autotune.core.outcome import Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import AutotuneError
-from forecast_autotune.frontends.engine import make_store, remembering
+from forecast_autotune.frontends.engine import remembering
 from forecast_autotune.language.named import named
+from forecast_autotune.remote.fleet_store import open_store
 from forecast_autotune.settings import PREFIX, Settings
 from forecast_autotune.surrogates.language_model import LanguageModelSurrogate
 
@@ -150,7 +151,7 @@ def tune(
     answers: dict[Config, Forecast | Abstention] = {}
     if surrogate != "auto":  # asked again, it says what it said: its answers are kept in the store
         model = LanguageModelSurrogate(named(surrogate), answer=settings.answer.form, seconds=settings.answer.seconds)
-        answer = remembering(model, make_store(settings)).start(ForecastContext(job=job)).predict({}, {})
+        answer = remembering(model, open_store(settings)).start(ForecastContext(job=job)).predict({}, {})
         answers = dict(zip(space, answer, strict=True))
     (decision,) = function.decisions.values()
     return Tuned(answers=answers, outcomes=function.tuned.outcomes(inputs), decision=decision)

@@ -29,10 +29,10 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.evaluation.traces import read_trace, write_trace
-from forecast_autotune.frontends.engine import make_store
 from forecast_autotune.frontends.triton.autotuner import ForecastAutotuner
 from forecast_autotune.frontends.triton.call import TritonCall
 from forecast_autotune.frontends.triton.simulated_driver import rehearsal
+from forecast_autotune.remote.fleet_store import open_store
 from forecast_autotune.settings import Settings
 
 
@@ -105,7 +105,7 @@ def record(path: Path) -> None:
     call(kernel)
     args, grid = arguments(SIZE)
     job = TritonCall(kernel, kernel.configs, args, {"grid": grid, "warmup": False}).job
-    measured = make_store(Settings.from_environment()).outcomes(job)
+    measured = open_store(Settings.from_environment()).outcomes(job)
     outcomes = {Config({n: c[n] for n in KNOBS}): measured[c] for c in job.space if c in measured}
     recording = Recording(
         workload=job.workload,

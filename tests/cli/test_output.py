@@ -17,9 +17,9 @@ def test_columns_are_as_wide_as_their_cells_and_numbers_are_flush_right() -> Non
     ]
 
 
-def test_the_columns_named_are_flush_right_and_no_others() -> None:
-    lines = table_text(COLUMNS, ROWS, right=("tuner",)).splitlines()
-    assert lines[1] == "         stock  9.1   a"
+def test_the_columns_named_are_flush_right_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(COLUMNS, ROWS, right=("tuner",))
+    assert capsys.readouterr().out.splitlines()[1] == "         stock  9.1   a"
 
 
 def test_a_table_without_rows_is_its_headings() -> None:

@@ -39,9 +39,10 @@ from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outco
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
 from forecast_autotune.distributed.job_store import Patience
-from forecast_autotune.frontends.engine import Request, decide, learn, make_store
+from forecast_autotune.frontends.engine import Request, decide, learn
 from forecast_autotune.frontends.online import Thrifty
 from forecast_autotune.measure.real_calls import LearningEndedError, RealCalls
+from forecast_autotune.remote.fleet_store import open_store
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.base import StatelessSurrogate
 
@@ -408,7 +409,7 @@ def _decide(scenario: Scenario, folder: Path, rank: int) -> RankReport:
         settings=settings, budget=scenario.budget, surrogate=Blind(), shard=shared, patience=scenario.patience
     )
     job = job_of(scenario.kind(rank))
-    store = make_store(settings)
+    store = open_store(settings)
     if rank in scenario.warm:
         store.decide(job, _own_decision(job, rank))
     limit = 0.0
@@ -458,7 +459,7 @@ def _learn(scenario: Scenario, folder: Path, rank: int) -> RankReport:
     """As a front end does it in mode online: calls go on, and a thread learns from them."""
     settings = Settings(mode="online", sync="rank0", dir=folder / str(rank))
     how = Request(settings=settings, budget="0", learns=str(BUDGET), surrogate=Blind(), patience=scenario.patience)
-    job, store = job_of(scenario.kind(rank)), make_store(settings)
+    job, store = job_of(scenario.kind(rank)), open_store(settings)
     toy, thrifty = Toy(rank, 0.0, lambda _: None), Thrifty()
     decided: list[Decision] = []
     tried: dict[Config, None] = {}

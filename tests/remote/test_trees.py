@@ -353,8 +353,8 @@ def test_a_tree_written_again_over_an_older_one_is_the_newer(
 
 def test_fsspec_is_not_imported_where_nothing_is_shared() -> None:
     program = (
-        "import sys; from forecast_autotune.frontends.engine import make_store; "
-        "from forecast_autotune.settings import Settings; make_store(Settings.from_environment({})); "
+        "import sys; from forecast_autotune.remote.fleet_store import open_store; "
+        "from forecast_autotune.settings import Settings; open_store(Settings.from_environment({})); "
         "print([name for name in ('s3fs', 'botocore', 'aiohttp') if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"

@@ -24,6 +24,7 @@ from ...core.user_warnings import warn_user
 from ...errors import TuningWarning
 from ...features.forecast_columns import columns_of
 from ...measure.no_measurer import NO_MEASURER
+from ...remote.fleet_store import open_store
 from ...store.sqlite import SqliteStore
 from ...tuning.decision_rule import Findings
 from ...tuning.decision_rule import decide as decide_by_times
@@ -33,7 +34,6 @@ from ..engine import (
     first_forecasts,
     hold_to,
     keep_decision,
-    make_store,
     ranks_decide,
     recall,
 )
@@ -215,7 +215,7 @@ class Narrowing:
             self.counts.passed_on += len(chosen.parameters)
 
     def _chosen(self, candidates: Candidates | RenderedCandidates, how: Request) -> Chosen:
-        store = make_store(how.settings)
+        store = open_store(how.settings)
         budget = Budget(how.budget)
         if not budget.measures or how.settings.mode == "strict":
             job = candidates.unmeasured_job
@@ -230,7 +230,7 @@ class Narrowing:
             return _chosen_of(candidates, [hold_to(job, how, store, known).config])
         job = candidates.job
         # Ranks time the same candidates whatever each has stored: else one could decide on what another has not compiled.
-        informing = make_store(replace(how.settings, mode="forecast")) if ranks_decide(how) else store
+        informing = open_store(replace(how.settings, mode="forecast")) if ranks_decide(how) else store
         forecasts, model = first_forecasts(job, how, informing)
         if (
             not budget.all

@@ -17,9 +17,9 @@ from ...core.workload import Program, Workload
 from ...errors import InvalidInputError
 from ...measure.checks import Check, check_name, validate
 from ...protocols import Surrogate
+from ...remote.fleet_store import open_store
 from ...settings import Settings
 from ..call_tensors import labelled_tensors
-from ..engine import make_store
 from ..keys import device_of, features_of
 from ..nested_tuning import ever_nested, of_thread
 from ..tuned_callable import Call, TunedCallable, work_of_call
@@ -165,7 +165,7 @@ class TunedFunction(TunedCallable):
 
     def outcomes(self, args: tuple[Any, ...]) -> Mapping[Config, Outcome]:
         """The stored outcome of each config for a call's key."""
-        return make_store(Settings.from_environment()).outcomes(self.job(args))
+        return open_store(Settings.from_environment()).outcomes(self.job(args))
 
 
 class Launcher:

@@ -42,10 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_OTHERS = (
-    8  # kernels that Triton makes of one key's calls, beside the first, for which a decision is compiled ahead
-)
-
 _REFUSALS = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
 """Errors of a config for which Triton's own tuner takes another."""
 

@@ -850,7 +850,7 @@ def test_tuning_that_fails_does_not_break_the_launch(monkeypatch: pytest.MonkeyP
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("no reason")
 
-    for module, name in ((dispatch, "decide"), (door, "TritonCall"), (dispatch, "make_store")):
+    for module, name in ((dispatch, "decide"), (door, "TritonCall"), (dispatch, "open_store")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, broken)
             kernel = tuned()
