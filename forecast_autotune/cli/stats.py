@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..core.figures import as_duration
@@ -17,7 +17,7 @@ from .output import print_facts, print_json
 
 if TYPE_CHECKING:
     from ..core.sigma_scale import SigmaScale
-    from ..evaluation.scores import ForecastScores, TrustScores
+    from ..evaluation.scores import ForecastScores, Lessons, TrustScores
     from ..store.stats import StoreStats
 
 HOW = """How the figures come about:
@@ -49,7 +49,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures."""
-    from ..evaluation.scores import member_scores, recalibration, score_pairs, score_trust
+    from ..evaluation.scores import lessons_of, score_pairs, score_trust
 
     store = store_of(arguments)
     if is_missing(store, {} if arguments.json else None):
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     warn_unreadable(store)
     scores = score_pairs(stats.pairs) if stats.pairs else None
     trust = score_trust([f for f, _ in stats.pairs], [m for _, m in stats.pairs]) if stats.pairs else None
-    learned = {kind: Learned(recalibration(pairs), member_scores(pairs)) for kind, pairs in by_kind.items()}
+    learned = {kind: lessons_of(pairs) for kind, pairs in by_kind.items()}
     kinds = {
         kind: score_pairs([pair for pair, own in zip(stats.pairs, stats.kinds, strict=True) if own == kind])
         for kind in sorted(set(stats.kinds), key=KINDS.index)
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         told_below = ("path", "pairs", "kinds", "noise")
         shown = {name: getattr(stats, name) for name in stats.__dataclass_fields__ if name not in told_below}
         honesty = {**asdict(scores), **asdict(trust)} if scores and trust else None
-        corrected = {kind: {**_fields(each.sigma_scale), "voices": each.voices} for kind, each in learned.items()}
+        corrected = {kind: {**_fields(each.sigma_scale), "voices": dict(each.skill)} for kind, each in learned.items()}
         shown |= {"honesty_by_kind": {kind: asdict(each) for kind, each in kinds.items()}, "model": model}
         shown["noise"] = {name: asdict(each) for name, each in stats.noise.items()}
         print_json({"path": str(stats.path), **shown, "honesty": honesty, "recalibration": corrected})
@@ -78,20 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What the newest pairs on one kind of hardware teach: how wide to make forecasts, and how well each voice did."""
-
-    sigma_scale: SigmaScale
-    voices: dict[str, float]
-
-
 def _print(
     stats: StoreStats,
     scores: ForecastScores | None,
     trust: TrustScores | None,
     kinds: Mapping[str, ForecastScores],
-    learned: Mapping[str, Learned],
+    learned: Mapping[str, Lessons],
     model: Mapping[str, Any] | None,
 ) -> None:
     decisions = sum(stats.decisions.values())
@@ -131,9 +123,9 @@ def _print(
         facts += [("", f"{kind}, on {each['kernels']} kernels left out: {_honesty(each)}") for kind, each in told]
     for kind, lessons in learned.items():
         facts.append(("correction", f"{kind}: {_correction_words(lessons.sigma_scale)}"))
-        if lessons.voices:
-            voices = sorted(lessons.voices.items(), key=lambda voice: -voice[1])
-            facts.append(("", "log density of " + ", ".join(f"{name} {score:+.2f}" for name, score in voices)))
+        if lessons.skill:
+            members = sorted(lessons.skill.items(), key=lambda member: -member[1])
+            facts.append(("", "log density of " + ", ".join(f"{name} {score:+.2f}" for name, score in members)))
     print_facts(facts)
 
 

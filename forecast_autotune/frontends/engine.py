@@ -22,14 +22,13 @@ from ..core.decision import FIRST_RETRY_S, Decision, Resolution
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job
 from ..core.model_names import is_language_model
-from ..core.sigma_scale import SigmaScale
 from ..core.user_warnings import warn_user
 from ..distributed.job_channel import JobChannel, job_channel, ranks_of_job
 from ..distributed.job_store import JobStore, Patience
 from ..distributed.key_list import is_asked_for
 from ..distributed.work_sharing import SqliteWorkSharing, device_of_tune
 from ..errors import CacheMissError, InvalidInputError, TuningWarning
-from ..evaluation.scores import member_scores, recalibration
+from ..evaluation.scores import Lessons, lessons_of
 from ..language.model import LanguageModel
 from ..language.named import named
 from ..measure.no_measurer import NO_MEASURER
@@ -56,14 +55,6 @@ from .online import Thrifty, learners
 from .pending import measuring_is_wanted, note_if_pending
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Lessons:
-    """What past forecasts and outcomes teach: how wide to make forecasts, and the mean log density of each surrogate's."""
-
-    sigma_scale: SigmaScale
-    skill: Mapping[str, float]
 
 
 MODEL_SHARE = 0.5  # of a budget in seconds: what a language model may take, so that something is left to measure in
@@ -450,8 +441,7 @@ def _lessons_of(store: SqliteStore, kind: str) -> Lessons:
     of_store = _lessons.setdefault(store, {})
     lessons, asked = of_store.get(kind, (None, 0))
     if lessons is None or asked >= RECALIBRATE_EVERY:
-        pairs = store.calibration_pairs(kind)
-        lessons, asked = Lessons(recalibration(pairs), member_scores(pairs)), 0
+        lessons, asked = lessons_of(store.calibration_pairs(kind)), 0
     of_store[kind] = lessons, asked + 1
     return lessons
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from .bins import ForecastScores, against_median, bin_probabilities, score_forecasts, score_pairs, score_probabilities
 from .confidence import FifthErrors, RiskCoverage, errors_by_fifth, risk_coverage
 from .discovery import Discovery, discovery
-from .live import member_scores, recalibration
+from .live import Lessons, lessons_of, member_scores, recalibration
 from .trust import TrustScores, interval_coverage, rank_correlation, regrets_after_trusting, score_trust
 
 __all__ = [
     "Discovery",
     "FifthErrors",
     "ForecastScores",
+    "Lessons",
     "RiskCoverage",
     "TrustScores",
     "against_median",
@@ -19,6 +20,7 @@ __all__ = [
     "discovery",
     "errors_by_fifth",
     "interval_coverage",
+    "lessons_of",
     "member_scores",
     "rank_correlation",
     "recalibration",

@@ -22,7 +22,8 @@ configs that were not measured:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...core.forecast import Forecast
@@ -40,7 +41,20 @@ LEAST, MOST = 0.5, 4.0  # of a stretch
 LARGEST_ERROR = 6.0  # sigmas; an error beyond counts as that: one forecast of no width must not decide alone
 SMALLEST = 1e-6  # of a density in the log score, per octave: one outcome held impossible must not hide all the others
 FARTHEST = 100.0  # octaves: no forecast of a run time goes there
-HEARD = 0.5  # share of the pairs of whoever was heard most that a voice must have spoken of to be compared
+HEARD = 0.5  # share of the pairs of whoever was heard most that a member must have spoken of to be compared
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """What past forecasts and outcomes teach: how wide to make forecasts, and each member's mean log density."""
+
+    sigma_scale: SigmaScale
+    skill: Mapping[str, float]
+
+
+def lessons_of(pairs: Sequence[tuple[Forecast, float]]) -> Lessons:
+    """What forecasts teach, each with the log2 speed-up then measured; see `recalibration` and `member_scores`."""
+    return Lessons(recalibration(pairs), member_scores(pairs))
 
 
 def recalibration(pairs: Sequence[tuple[Forecast, float]]) -> SigmaScale:
@@ -68,48 +82,48 @@ def recalibration(pairs: Sequence[tuple[Forecast, float]]) -> SigmaScale:
 
 
 def member_scores(pairs: Sequence[tuple[Forecast, float]]) -> dict[str, float]:
-    """How well each voice of blended forecasts did: its mean log density, in nats, at the measured log2 speed-up.
+    """How well each member of a blend did: its mean log density, in nats, at the measured log2 speed-up.
 
-    All are judged on the same pairs, those of which every one of them spoke; a voice that spoke of less than half as many
-    as the one heard most is left out. A density counts as at least 1e-6 per octave, and a voice is heard as it
-    was before recalibration. Empty where no pair has several voices.
+    All are judged on the same pairs, those of which every one of them spoke; a member that spoke of less than half as many
+    as the one heard most is left out. A density counts as at least 1e-6 per octave, and a member is heard as it
+    was before recalibration. Empty where no pair has several members.
     """
     import numpy as np
 
     spoken: list[tuple[dict[str, Forecast], float]] = []
     heard: dict[str, int] = {}
     for forecast, measured in pairs:
-        voices = _voices(forecast) if math.isfinite(measured) and _is_sane(forecast) else {}
-        if len(voices) > 1:
-            spoken.append((voices, measured))
-            for name in voices:
+        members = _members(forecast) if math.isfinite(measured) and _is_sane(forecast) else {}
+        if len(members) > 1:
+            spoken.append((members, measured))
+            for name in members:
                 heard[name] = heard.get(name, 0) + 1
     most = max(heard.values(), default=0)
     names = sorted(name for name, count in heard.items() if count >= HEARD * most)
-    common = [(voices, measured) for voices, measured in spoken if all(name in voices for name in names)]
+    common = [(members, measured) for members, measured in spoken if all(name in members for name in names)]
     if not common:
         return {}
     truth = np.array([measured for _, measured in common])
     scores: dict[str, float] = {}
     for name in names:
-        alone = _raw(Mixtures.of([voices[name] for voices, _ in common]))
+        alone = _raw(Mixtures.of([members[name] for members, _ in common]))
         scores[name] = float(np.maximum(_log_density(alone, truth), math.log(SMALLEST)).mean())
     return scores
 
 
-def _voices(forecast: Forecast) -> dict[str, Forecast]:
-    """What each voice of a forecast says alone; bells without a name belong to nobody."""
+def _members(forecast: Forecast) -> dict[str, Forecast]:
+    """What each member of a blend says alone; bells without a name belong to nobody."""
     from dataclasses import replace
 
-    voices: dict[str, Forecast] = {}
+    members: dict[str, Forecast] = {}
     for name in dict.fromkeys(bell.source for bell in forecast.components if bell.source):
         bells = [bell for bell in forecast.components if bell.source == name and bell.weight > 0]
         total = sum(bell.weight for bell in bells)
         if total > 0:
-            voices[name] = replace(
+            members[name] = replace(
                 forecast, components=tuple(replace(bell, weight=bell.weight / total) for bell in bells)
             )
-    return voices
+    return members
 
 
 def _is_sane(forecast: Forecast) -> bool:
