@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what is covered; NOTHING where nothing is known, or something is not measured."""
     from ..remote.coverage import coverage, known_here
     from ..settings import Settings
+    from ..store.queries import is_meant
 
     settings, store = Settings.from_environment(), store_of(arguments)
     refuse_file(store)  # where there is none, packs may know of keys
@@ -54,8 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
         each
         for each in coverage(known_here(settings, store.path.parent, say))
         if each.at >= since
-        and _is_meant(arguments.kernel, each.workload.program.name)
-        and _is_meant(arguments.hardware, each.hardware.name)
+        and is_meant(arguments.kernel, each.workload.program.name)
+        and is_meant(arguments.hardware, each.hardware.name)
     ]
     open_ones = [each for each in covered if each.state != "measured"]
     if arguments.write is not None:
@@ -72,10 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         say("no key is known here")
     return OK if covered and not open_ones else NOTHING
-
-
-def _is_meant(wanted: str | None, name: str) -> bool:
-    return wanted is None or wanted.lower() in name.lower()
 
 
 def _print(covered: list[Covered]) -> None:

@@ -68,17 +68,14 @@ def _of_searches(folder: Path, kernel: str | None, hardware: str | None) -> list
     """What searches taught, the largest speed-up first; none, with a line on stderr, where their file cannot be read."""
     from ..errors import StoreError
     from ..program_search.skills import skills_in
+    from ..store.queries import is_meant
 
     try:
         skills = skills_in(folder)
     except StoreError as err:
         say(str(err))
         return []
-    fitting = [
-        skill
-        for skill in skills
-        if (kernel or "").lower() in skill.program.lower() and (hardware or "").lower() in skill.hardware.lower()
-    ]
+    fitting = [skill for skill in skills if is_meant(kernel, skill.program) and is_meant(hardware, skill.hardware)]
     return sorted(fitting, key=lambda skill: (-skill.held_out, str(skill)))
 
 

@@ -82,6 +82,18 @@ def apply_heuristics(kernel: object, args: Sequence[Any], kwargs: Mapping[str, A
     return given
 
 
+def heuristic_names(kernel: object) -> set[str]:
+    """The parameters that `@triton.heuristics` set, wherever above the JITFunction they stand."""
+    from triton.runtime.autotuner import Heuristics
+
+    names: set[str] = set()
+    while kernel is not None:
+        if isinstance(kernel, Heuristics):
+            names |= set(kernel.values)
+        kernel = getattr(kernel, "fn", None)
+    return names
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """What Triton's compiler is given for one config, and the key and hash of the cache entry it will fill."""

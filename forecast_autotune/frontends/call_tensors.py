@@ -35,12 +35,21 @@ def _labelled(prefix: str, values: Iterable[tuple[Any, Any]]) -> Iterator[tuple[
             yield from _labelled(label, value.items())
 
 
-def why_unmeasured(values: Sequence[Any]) -> str:
-    """Why a call must not be timed or run twice now; empty if it may."""
+CAPTURING = "a CUDA graph was being captured"
+"""Why a call is not measured while `is_capturing`."""
+
+
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured: timing would wait for the device, which breaks the capture."""
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        return "a CUDA graph was being captured"
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def why_unmeasured(values: Sequence[Any]) -> str:
+    """Why a call must not be timed or run twice now; empty if it may."""
+    if is_capturing():
+        return CAPTURING
     return "its tensors held no data" if hold_no_data(values) else ""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from ..core.digest import Value
+from ..core.text import shortened
 from ..errors import AutotuneError, InvalidInputError
 from .call_tensors import labels_of
 
@@ -149,8 +150,7 @@ def _as_json(value: Any, *, tensors: bool = True) -> object:
 
 
 def _no_form(value: object) -> str:
-    shown = repr(value)
-    return f"{shown if len(shown) <= 80 else shown[:77] + '…'} of type {type(value).__name__}"
+    return f"{shortened(repr(value), 80)} of type {type(value).__name__}"
 
 
 def features_of(args: Sequence[Any]) -> dict[str, Value]:

@@ -14,8 +14,8 @@ from ..core.job import Job, Recording
 from ..core.outcome import Outcome
 from ..settings import PackUrl, RemoteStore, Settings
 from ..store import sqlite
-from ..store.rows import Recall
-from ..store.sqlite import SqliteStore, on_scale_of, place_digests
+from ..store.rows import Recall, TuningKey
+from ..store.sqlite import SqliteStore, on_scale_of
 from .apart import ExchangeApart
 from .exchange import Exchange
 from .location import Location
@@ -130,13 +130,13 @@ class FleetStore(SqliteStore):
 
     def related_recordings(self, job: Job) -> Sequence[Recording]:
         """See `SqliteStore.related_recordings`; other machines' of the same places as its own are left out."""
-        found = {place_digests(recording): recording for recording in super().related_recordings(job)}
+        found = {TuningKey.of(recording).digests: recording for recording in super().related_recordings(job)}
         others = [recording for tree in self._trees(job) for recording in tree.related_recordings(job)]
         if self.mirror is not None:
             others += self.mirror.related_recordings(job)
             others += [] if self.is_trusted else self.mirror.own_recordings(job)
         for recording in others:
-            found.setdefault(place_digests(recording), recording)
+            found.setdefault(TuningKey.of(recording).digests, recording)
         return list(found.values())
 
     def decide(self, job: Job, decision: Decision) -> None:

@@ -143,7 +143,7 @@ class StoreFile:
         """The effects of single knobs, mined from the newest outcomes, the most telling first; filters as in `decisions`."""
 
         def fits(place: TuningKey) -> bool:
-            return _matches(kernel, place.workload.program.name) and _matches(hardware, place.hardware.name)
+            return is_meant(kernel, place.workload.program.name) and is_meant(hardware, place.hardware.name)
 
         with reading(self.path) as connection:
             return skills_of(newest_recordings(connection, fits, MINED_OUTCOMES, self.unreadable.append))
@@ -295,14 +295,15 @@ def _which(
     conditions, values = [] if superseded else ["+superseded_at IS NULL"], []
     if kernel is not None:
         programs = connection.execute("SELECT digest, name FROM program").fetchall()
-        values.append(json.dumps([digest for digest, name in programs if _matches(kernel, str(name))]))
+        values.append(json.dumps([digest for digest, name in programs if is_meant(kernel, str(name))]))
         conditions.append("workload IN (SELECT id FROM workload WHERE program IN (SELECT value FROM json_each(?)))")
     if hardware is not None:
         known = hardware_of(connection, complain)
-        values.append(json.dumps([number for number, one in known.items() if _matches(hardware, one.name)]))
+        values.append(json.dumps([number for number, one in known.items() if is_meant(hardware, one.name)]))
         conditions.append("hardware IN (SELECT value FROM json_each(?))")
     return f"WHERE {' AND '.join(conditions)}" if conditions else "", tuple(values)
 
 
-def _matches(wanted: str | None, name: str) -> bool:
+def is_meant(wanted: str | None, name: str) -> bool:
+    """Whether a name has in it what is wanted, in capitals or not; None wants all."""
     return wanted is None or wanted.lower() in name.lower()

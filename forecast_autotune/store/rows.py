@@ -11,7 +11,7 @@ from ..core.decision import Decision
 from ..core.digest import digest
 from ..core.forecast import Abstention, Forecast
 from ..core.hardware import Hardware, Toolchain
-from ..core.job import Job
+from ..core.job import Job, Recording
 from ..core.outcome import Outcome
 from ..core.workload import Workload
 from ..errors import InvalidInputError
@@ -36,9 +36,9 @@ class TuningKey:
     toolchain: Toolchain
 
     @classmethod
-    def of(cls, job: Job) -> TuningKey:
-        """Where a job's outcomes and decisions belong."""
-        return cls(workload=job.workload, hardware=job.hardware, toolchain=job.toolchain)
+    def of(cls, known: Job | Recording) -> TuningKey:
+        """Where the outcomes and decisions of a job, or of a recording, belong."""
+        return cls(workload=known.workload, hardware=known.hardware, toolchain=known.toolchain)
 
     @property
     def digests(self) -> tuple[str, str, str]:

@@ -151,8 +151,8 @@ class SqliteStore:
             return related_recordings(connection, job, self.connection.complain)
 
         own = self.connection.run(read) or []
-        known = {place_digests(r) for r in own}
-        return [*own, *(r for r in self.run_on_packs(read) or [] if place_digests(r) not in known)]
+        known = {TuningKey.of(r).digests for r in own}
+        return [*own, *(r for r in self.run_on_packs(read) or [] if TuningKey.of(r).digests not in known)]
 
     def record(
         self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
@@ -250,7 +250,7 @@ class SqliteStore:
 
         recordings = [*(self.connection.run(read) or []), *(self.run_on_packs(read) or [])]
         own = TuningKey.of(job).digests[:2]
-        return fitting(skills_of([r for r in recordings if place_digests(r)[:2] != own]), job, most)
+        return fitting(skills_of([r for r in recordings if TuningKey.of(r).digests[:2] != own]), job, most)
 
     def answers(self, digests: Sequence[str]) -> dict[str, Bins]:
         """A language model's earlier answers by digest of the question; questions without one are left out."""
@@ -313,11 +313,6 @@ class SqliteStore:
             return None
         with self.warnings.held(), self.connection.lock:
             return read(self.packs.open())
-
-
-def place_digests(recording: Recording) -> tuple[str, str, str]:
-    """Of a recording's workload, hardware and toolchain."""
-    return recording.workload.digest, recording.hardware.digest, recording.toolchain.digest
 
 
 def on_scale_of(

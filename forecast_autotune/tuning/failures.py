@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 
+from ..core.figures import short
 from ..core.outcome import Failure
 from ..core.text import plain
 from .decision_rule import Findings, none_ran_text
@@ -15,7 +16,6 @@ from .noise import noise_log
 log = logging.getLogger(__name__)
 failures_log = logging.getLogger("forecast_autotune.tuner.failures")  # a public name, whatever this module is called
 
-SHOWN_DIGITS = 10  # of a decision's digest; enough for `forecast-autotune show` to tell it from any other
 MOST_SHOWN = 300  # characters of a failure's message
 
 
@@ -53,7 +53,7 @@ def report_failures(findings: Findings) -> None:
         first,
         failed[first].stage,
         _in_one_line(failed[first].message),
-        f"; 'forecast-autotune show {job.digest[:SHOWN_DIGITS]}' lists all" if stored else "",
+        f"; 'forecast-autotune show {short(job.digest)}' lists all" if stored else "",
     )
 
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from ..core.config import Config
 from ..core.decision import Decision
-from ..core.figures import as_duration
+from ..core.figures import as_duration, short
 from ..core.job import Job, Progress
 from ..core.space import Space
 from ..core.text import plain
-from .failures import SHOWN_DIGITS
 
 LEAST_NAME = 7  # characters that stay of a name which is cut
 
@@ -40,7 +39,7 @@ def tuned_key(job: Job, decision: Decision, *, seconds: float, is_stored: bool) 
     """What is told of a key once it is decided."""
     return TunedKey(
         name=plain(job.workload.program.name),
-        digest=job.digest[:SHOWN_DIGITS],
+        digest=short(job.digest),
         config=plain(varying_knobs(decision.config, job.space)),
         gain=_gain(job, decision),
         speedup=decision.speedup or 1.0,

@@ -239,7 +239,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call without generated launch code: its key or its form is new, or its decision is provisional."""
         require_driver(self.fn)
-        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        given = {**self._by_name(args), **kwargs}
         call = {n: v for n, v in given.items() if n in self.arg_names}
         table = self.dispatcher.table
         version = table.version
@@ -315,12 +315,16 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         """Launch under a config, after its hook; the hook may read `nargs`, as under Triton's own tuner."""
         if config.pre_hook is None:
             return self.fn.run(*args, **kwargs, **config.all_kwargs())
-        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        self.nargs = self._by_name(args)
         try:
             config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
             return self.fn.run(*args, **kwargs, **config.all_kwargs())
         finally:
             self.nargs = None
+
+    def _by_name(self, args: Sequence[Any]) -> dict[str, Any]:
+        """Positional arguments by name; `spec`, which does so too, is made anew each time."""
+        return dict(zip(self.arg_names, args, strict=False))
 
     def forget_shortcuts(self) -> None:
         """Have every next call look its decision up in the table; called under the table's lock."""
@@ -343,7 +347,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             AutotunerError: Triton's own error: none is left.
             Exception: what the pruning raises.
         """
-        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        self.nargs = self._by_name(args)
         try:
             return self.prune_configs(dict(kwargs))
         finally:

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 import triton.language as tl
-from triton.runtime.autotuner import Heuristics
 
 from ...compilers.no_compile import NoCompiler
 from ...compilers.triton_binding import bind_call, defaults_of
 from ...compilers.triton_compile import TritonCompiler
 from ...compilers.triton_pool import WorkerPool
-from ...compilers.triton_source import OPTIONS, gpu_target, jit_function
+from ...compilers.triton_source import OPTIONS, gpu_target, heuristic_names, jit_function
 from ...core.config import Config
 from ...core.digest import Value
 from ...core.hardware import Hardware
@@ -153,7 +152,7 @@ class TritonCall:
         if parameter is None:  # an option of the backend, such as AMD's waves_per_eu, which it sets itself
             return None
         default = parameter.default
-        if name in self._computed():
+        if name in heuristic_names(self.spec.fn):
             return "by a heuristic"
         if default is parameter.empty:
             raise InvalidInputError(
@@ -161,15 +160,6 @@ class TritonCall:
                 "no default for it; set it in every config"
             )
         return default
-
-    def _computed(self) -> set[str]:
-        """Parameters that `@triton.heuristics` below the tuner sets."""
-        names: set[str] = set()
-        kernel = self.spec.fn
-        while kernel is not None:
-            names |= set(getattr(kernel, "values", ()) if isinstance(kernel, Heuristics) else ())
-            kernel = getattr(kernel, "fn", None)
-        return names
 
     def _key(self) -> dict[str, object]:
         key: dict[str, object] = {}

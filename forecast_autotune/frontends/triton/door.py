@@ -26,6 +26,7 @@ from ...errors import TuningWarning
 from ...measure.probe import device_identity
 from ...protocols import Compiler, Store
 from ...settings import Settings
+from ..call_tensors import CAPTURING, is_capturing
 from ..engine import Request
 from ..inductor.recompilation import recompile_measured
 from ..key_table import Entry
@@ -61,7 +62,7 @@ class TritonDoor:
         """See `FrontDoor`."""
         if call[1].get("warmup"):
             return "the call only compiles"
-        return "a CUDA graph was being captured" if is_capturing() else ""
+        return CAPTURING if is_capturing() else ""
 
     def default(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """See `FrontDoor`: the first config that the user's pruning leaves."""
@@ -114,7 +115,7 @@ class KernelTuning:
     @contextmanager
     def measurer(self) -> Iterator[Any]:
         """See `Tuning`."""
-        self._tuner.nargs = dict(zip(self._tuner.arg_names, self._args, strict=False))  # for a benchmark of the user's
+        self._tuner.nargs = self._call.spec.by_name(self._args)  # for a benchmark of the user's
         try:
             with self._call.measurer() as measurer:
                 yield measurer
@@ -300,10 +301,3 @@ def launch_another(
             )
         return result
     raise err
-
-
-def is_capturing() -> bool:
-    """Whether a CUDA graph is being captured: timing would wait for the device, which breaks the capture."""
-    import torch
-
-    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())

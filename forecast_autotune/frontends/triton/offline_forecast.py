@@ -10,7 +10,7 @@ from typing import Any
 from triton import knobs
 from triton.runtime.autotuner import Autotuner, Heuristics
 
-from ...compilers.triton_source import jit_function
+from ...compilers.triton_source import heuristic_names, jit_function
 from ...core.config import Config
 from ...core.context import ForecastContext
 from ...core.forecast import Abstention, Forecast
@@ -129,11 +129,7 @@ def _check_arguments(tuner: ForecastAutotuner, named: Mapping[str, Any]) -> None
     both = [name for name in named if name in set_by_configs]
     if both:
         raise InvalidInputError(f"{', '.join(both)} of kernel {tuner.name} is what its configs set: leave it out")
-    computed: set[str] = set()
-    below = tuner.fn
-    while isinstance(below, Heuristics):
-        computed |= set(below.values)
-        below = below.fn
+    computed = heuristic_names(tuner.fn)
     missing = [
         name
         for name, parameter in parameters.items()

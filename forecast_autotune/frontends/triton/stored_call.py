@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
+from ...compilers.triton_source import heuristic_names
 from ...core.hardware import Hardware
 from ...core.workload import Workload
 from ...errors import AutotuneError
@@ -43,7 +44,7 @@ def _arguments(tuner: ForecastAutotuner, workload: Workload) -> dict[str, Any]:
     """The arguments by name, tensors without data; those that configs set, or that had their default, are left out."""
     dtypes = workload.key.get("dtypes")
     types: Mapping[str, object] = dtypes if isinstance(dtypes, Mapping) else {}
-    set_elsewhere = {name for config in tuner.configs for name in config.kwargs} | _computed(tuner)
+    set_elsewhere = {name for config in tuner.configs for name in config.kwargs} | heuristic_names(tuner.fn)
     parameters = inspect.signature(tuner.base_fn).parameters
     named: dict[str, Any] = {}
     for name in tuner.arg_names:
@@ -54,15 +55,6 @@ def _arguments(tuner: ForecastAutotuner, workload: Workload) -> dict[str, Any]:
         elif name in parameters and parameters[name].default is parameters[name].empty and name not in set_elsewhere:
             raise NotStoredError(f"the store does not say what its argument {name} was")
     return named
-
-
-def _computed(tuner: ForecastAutotuner) -> set[str]:
-    names: set[str] = set()
-    kernel = tuner.fn
-    while kernel is not None:
-        names |= set(getattr(kernel, "values", ()))
-        kernel = getattr(kernel, "fn", None)
-    return names
 
 
 def _tensor(name: str, dtype: str, workload: Workload) -> torch.Tensor:

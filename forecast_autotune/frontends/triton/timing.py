@@ -134,7 +134,7 @@ class _Timing:
         spec, theirs = self.spec, self.call.theirs(config)
         args, kwargs = values
         keywords = {**kwargs, **theirs.all_kwargs()}
-        named = {**dict(zip(spec.arg_names, args, strict=False)), **keywords}
+        named = {**spec.by_name(args), **keywords}
         hooks = [hook for hook, wanted in ((theirs.pre_hook, theirs.pre_hook), (spec.pre_hook, pre)) if wanted]
 
         def before() -> None:
