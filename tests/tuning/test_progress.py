@@ -123,21 +123,47 @@ def keys(count: int, name: str = "matmul") -> list[Job]:
     return [job(name, key={"n": n}) for n in range(count)]
 
 
+def let_the_pause_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have many keys summed up as after `PAUSE_S`: the run that ends here has the wait begin anew, and it takes no time."""
+    monkeypatch.setattr(progress, "PAUSE_S", 0.0)
+    with show_progress("a kernel"):
+        pass
+    ticker = progress._board._ticker
+    assert ticker is not None
+    ticker.join(60)
+
+
 # On a terminal ------------------------------------------------------------------------------------------------------
 
-SLOW = """
-import sys, time
+DRAWN = """
+import os, signal, sys, threading, time
+from forecast_autotune.tuning import progress, screens
 from forecast_autotune.tuning.progress import show_progress
+
+progress.FIRST_S, screens.Terminal.every_s = 0.0, 0.01
+
+def await_line(after_s=0.0):
+    since = time.monotonic() + after_s
+    while progress._board._drawn < since:
+        assert time.monotonic() < since + 60, "no line is drawn"
+        time.sleep(0.01)
+    with progress._board._drawing:  # until it is written
+        pass
+"""  # for programs that wait until a live line has been drawn, again and so many seconds later
+
+SLOW = """
 with show_progress("kernel slow"):
-    time.sleep(5)
+    await_line()
+    await_line(after_s=1.0)
 print("done")
 """
 
 
-def on_a_terminal(program: str, folder: Path, **environment: str) -> tuple[int, str]:
+def on_a_terminal(program: str, folder: Path) -> tuple[int, str]:
     """A program's exit code and what it sends to a terminal of 80 columns."""
     inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    return shown_by([sys.executable, "-c", program], {**inherited, "TERM": "xterm", **environment}, folder, columns=80)
+    command = [sys.executable, "-c", DRAWN + program]
+    return shown_by(command, {**inherited, "TERM": "xterm"}, folder, columns=80)
 
 
 def test_a_terminal_sees_a_line_that_ticks_and_goes(tmp_path: Path) -> None:
@@ -178,17 +204,16 @@ def test_a_run_that_is_broken_off_leaves_nothing(terminal: Stream) -> None:
 
 def test_warnings_and_logs_do_not_tear_the_line(tmp_path: Path) -> None:
     program = """
-import logging, sys, time, warnings
+import logging, warnings
 logging.basicConfig(format="log: %(message)s")
-from forecast_autotune.tuning.progress import show_progress
 with show_progress("kernel slow"):
     for i in range(3):
-        time.sleep(1.2)
+        await_line()
         warnings.warn_explicit(f"warning {i}", UserWarning, "x.py", 1)
         logging.warning("a failure %d", i)
         print("printed", i)
         print("in two ", end="", file=sys.stderr)
-        time.sleep(1.2)
+        await_line()
         print("parts", file=sys.stderr)
 """
     code, sent = on_a_terminal(program, tmp_path)
@@ -431,30 +456,27 @@ def test_many_keys_of_many_kernels_are_counted_together(pipe: Stream) -> None:
 
 
 def test_many_keys_are_summed_up_once_no_other_follows(pipe: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "PAUSE_S", 0.01)
+    monkeypatch.setattr(progress, "PAUSE_S", 600.0)
     tune_keys(*keys(5))
-    ticker = progress._board._ticker
-    if ticker is not None:
-        ticker.join()
+    assert len(pipe.getvalue().splitlines()) == 3, "the others wait for the pause"
+    let_the_pause_pass(monkeypatch)
     assert pipe.getvalue().splitlines()[-1].startswith("5 keys of matmul tuned")
 
 
 def test_nothing_of_the_callers_is_held_once_many_keys_are_summed_up(
     pipe: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "PAUSE_S", 0.05)
+    monkeypatch.setattr(progress, "PAUSE_S", 600.0)
     request: contextvars.ContextVar[Fixed] = contextvars.ContextVar("request")
     held = [Fixed({})]
 
     def serve() -> None:
         request.set(held[0])
         tune_keys(*keys(5))
+        let_the_pause_pass(monkeypatch)
 
     with without_collecting():
         contextvars.copy_context().run(serve)
-        ticker = progress._board._ticker
-        assert ticker is not None
-        ticker.join(10)
         released = weakref.ref(held.pop())
         assert released() is None
 
@@ -606,32 +628,38 @@ def test_two_threads_tune_and_no_thread_of_ours_is_left(terminal: Stream) -> Non
 
 
 FORKS = """
-import os, sys, time
-from forecast_autotune.tuning.progress import show_progress
 with show_progress("kernel slow"):
-    time.sleep(1.2)
+    await_line()
+    held, forked = threading.Event(), threading.Event()
+    def draw():
+        with progress._board._drawing:
+            held.set()
+            forked.wait(60)
+    threading.Thread(target=draw).start()
+    held.wait(60)
     child = os.fork()
     if child == 0:
+        signal.alarm(60)
         print("from the child", file=sys.stderr)
         with show_progress("kernel of the child"):
-            time.sleep(1.2)
+            await_line()
         os._exit(0)
+    forked.set()
     assert os.waitpid(child, 0)[1] == 0
 print("done")
 """
 
 
-def test_a_fork_in_the_middle_hangs_nobody(tmp_path: Path) -> None:
+def test_a_fork_while_a_line_is_drawn_hangs_nobody(tmp_path: Path) -> None:
     code, sent = on_a_terminal(FORKS, tmp_path)
     assert code == 0, sent
+    assert "kernel of the child: preparing" in sent
     assert screen_after(sent)[-1] == "done"
 
 
 INTERRUPTED = """
-import os, signal, threading, time
-from forecast_autotune.tuning.progress import show_progress
 with show_progress("kernel slow"):
-    time.sleep(1.2)
+    await_line()
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(60)
 """
@@ -646,13 +674,11 @@ def test_ctrl_c_ends_the_program_and_takes_the_line_down(tmp_path: Path) -> None
 
 
 LEFT_ALONE = """
-import threading, time
-from forecast_autotune.tuning.progress import show_progress
 def tune():
     with show_progress("kernel slow"):
         time.sleep(60)
 threading.Thread(target=tune, daemon=True).start()
-time.sleep(1.3)
+await_line()
 """
 
 
