@@ -617,8 +617,9 @@ def test_attacks_would_come_off_without_a_box(outside: Path, servers: tuple[int,
 
 
 def test_a_candidate_that_hangs_or_crashes_is_ended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forecast_autotune.program_search.exam.FIRST_TIMEOUT_S", 1.0)
-    assert "ran out of time" in wrong(bench.call("while True:\n    pass"))
+    with monkeypatch.context() as patch:
+        patch.setattr("forecast_autotune.program_search.exam.FIRST_TIMEOUT_S", 1.0)
+        assert "ran out of time" in wrong(bench.call("while True:\n    pass"))
     assert "SIGSEGV" in wrong(bench.call("ctypes.string_at(0)", "import ctypes\n"))
     assert "exited with code 0" in wrong(bench.call("os._exit(0)", "import os\n"))
 

@@ -95,8 +95,19 @@ def test_tritons_own_launches_find_it(
 def test_one_that_spoils_it_costs_nobody_else_anything(
     task: Any, ahead: AheadCompiler, tmp_path: Path, spoilt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_ahead, "TIMEOUT_S", 5.0)
     bad, good = written(task, tmp_path, f"{task.source}\n{spoilt}\n"), written(task, tmp_path, task.source)
+    start = compile_ahead.without_gpu.start
+
+    @contextlib.contextmanager
+    def started(serve: Any, loads: Sequence[Loadable], *given: Any, **how: Any) -> Iterator[Any]:
+        with start(serve, loads, *given, **how) as worker:
+            if list(loads) == [bad]:
+                receive = worker.receive
+                monkeypatch.setattr(worker, "receive", lambda limit_s, watch: receive(limit_s / 100, watch))
+            yield worker
+
+    monkeypatch.setattr(compile_ahead.without_gpu, "start", started)
+    monkeypatch.setattr(compile_ahead, "TIMEOUT_S", 200.0)
     with ahead.compiled([(bad, at_the_sizes(task)), (good, at_the_sizes(task))]) as (of_bad, of_good):
         assert of_good is not None
         assert list(of_good.rglob("*.cubin"))

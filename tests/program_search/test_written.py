@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -66,13 +67,14 @@ def test_an_answer_of_neither_form_is_no_program(answer: str, why: str) -> None:
 
 
 def says(server: FakeServer, answers: Sequence[Any]) -> None:
-    """Have a server give these answers in turns: a text, with what it says of its tokens, or seconds to be silent."""
-    given = iter(range(10**9))
+    """Have a server give these answers in turns: a text, with what it says of its tokens, or seconds to be silent, once."""
+    given = itertools.count()
 
     def reply(fake: FakeServer, handler: Any, body: Any) -> None:
-        answer = answers[next(given) % len(answers)]
+        turn, place = divmod(next(given), len(answers))
+        answer = answers[place]
         if isinstance(answer, float):
-            fake.closed.wait(answer)
+            fake.closed.wait(0.0 if turn else answer)
             answer = "too late"
         text, usage = answer if isinstance(answer, tuple) else (answer, None)
         told = {"choices": [{"message": {"content": text}}]}
@@ -170,7 +172,7 @@ def test_only_servers_of_this_machine_are_asked_without_the_setting() -> None:
 def test_a_search_finds_the_good_answer_among_all_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(written, "ANSWER_S", 2.0)
+    monkeypatch.setattr(written, "ANSWER_S", 10.0)
     key = tmp_path / "key"
     key.write_text("a secret")
     answers = [
@@ -188,7 +190,7 @@ def test_a_search_finds_the_good_answer_among_all_others(
         ),  # injecting
         "\x1b[2J\x1b]0;owned\x07 ```python\nimport os\nos.system('touch /tmp/owned')\n```\n",
         "```python\nimport torch\nx = 1 \x1b[2J\n```\n",
-        30.0,  # slow
+        60.0,  # slow
         GOOD,
     ]
     with fake_server() as server:

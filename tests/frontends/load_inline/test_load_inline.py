@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.cpp_extension
+from hanging import end_soon
 from toy import BINDING, GOOD, KERNEL, MODES, Toy
 
 import forecast_autotune as fa
 from forecast_autotune.compilers.cpp_compile import CppCompiler
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Abstention, Forecast
-from forecast_autotune.measure import isolated
 from forecast_autotune.measure.isolated import Isolated
 from forecast_autotune.surrogates.base import StatelessSurrogate
 
@@ -92,7 +92,7 @@ def test_a_second_process_decides_from_the_store_and_builds_nothing(toy: Toy, co
 def test_bad_variants_are_survived_remembered_and_never_chosen(
     toy: Toy, counting: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolated, "TIMEOUT_FLOOR_S", 0.5)
+    end_soon(lambda config: config["MODE"] == "hangs", monkeypatch)
     modes = ["slow", *(m for m in MODES if m not in GOOD), "plain"]
     out = torch.zeros_like(X)
     module = load(toy, modes)

@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
+from hanging import end_soon  # noqa: E402
 from rehearsed import BEST, BLOCKS, TIMES, call, own_triton_cache, playing, tuned  # noqa: E402
 
 from forecast_autotune.frontends.triton.call import TritonCall  # noqa: E402
@@ -77,7 +78,7 @@ def test_the_environment_has_the_last_word_on_isolation(monkeypatch: pytest.Monk
 
 
 def test_a_crash_and_a_hang_cost_the_child_its_life_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolated, "TIMEOUT_FLOOR_S", 1.0)
+    end_soon(lambda config: config["BLOCK"] == 512, monkeypatch)
     times = recorded(
         B128=Failure(stage="launch", message="an illegal memory access", crashed=True),
         B512=Failure(stage="timeout", message="it never ended", crashed=True),
