@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import shutil
 import signal
@@ -35,6 +36,7 @@ from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.outcome import Evidence, Failure
 from forecast_autotune.measure.probe import detect_cpp_toolchain, detect_hardware
 from forecast_autotune.processes.extension import Extension
+from forecast_autotune.processes.worker import Worker
 
 CPU = Hardware(kind="cpu", name="x")
 
@@ -428,19 +430,32 @@ def test_an_error_nobody_thought_of_reaches_the_caller_and_hangs_nobody(
         list(compiler.compile([Config({"MODE": "plain", "NUMBER": time.time_ns()})]))
 
 
-def test_waiting_for_another_build_is_not_building(toy: Toy) -> None:
+def test_waiting_for_another_build_is_not_building(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits_s: list[float] = []
+    waits = threading.Event()
+    receive = Worker.receive
+
+    def noted(worker: Worker, timeout_s: float, watch: Any = None) -> Any:
+        limits_s.append(timeout_s)
+        if timeout_s == math.inf:
+            waits.set()
+        return receive(worker, timeout_s, watch)
+
+    def release() -> None:
+        waits.wait(60)
+        lock.release()
+
     list(toy.compiler().compile([toy.config("plain")]))
-    began = time.monotonic()
-    list(toy.compiler().compile([Config({"MODE": "plain", "NUMBER": time.time_ns()})]))
-    limit_s = 3.0 * (time.monotonic() - began)  # as builds go on this machine now
-    slot = next(toy.builds.glob("toy/slot-*"))
-    lock = filelock.FileLock(slot / "slot.lock", thread_local=False)
+    lock = filelock.FileLock(next(toy.builds.glob("toy/slot-*")) / "slot.lock", thread_local=False)
     lock.acquire()
-    release = threading.Timer(1.2 * limit_s, lock.release)
-    release.start()
-    ((_, built),) = toy.compiler(timeout_s=limit_s).compile([Config({"MODE": "plain", "NUMBER": time.time_ns()})])
-    release.join()
+    monkeypatch.setattr(Worker, "receive", noted)
+    releasing = threading.Thread(target=release)
+    releasing.start()
+    ((_, built),) = toy.compiler(timeout_s=201.0).compile([Config({"MODE": "plain", "NUMBER": time.time_ns()})])
+    releasing.join()
     assert isinstance(built, Evidence), built
+    assert waits.is_set()
+    assert limits_s[limits_s.index(math.inf) + 1] == 201.0, "once it builds, the time counts"
 
 
 def test_builds_share_the_machine_with_the_other_ranks(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,7 @@ def test_a_search_finds_the_good_answer_among_all_others(
         ),  # injecting
         "\x1b[2J\x1b]0;owned\x07 ```python\nimport os\nos.system('touch /tmp/owned')\n```\n",
         "```python\nimport torch\nx = 1 \x1b[2J\n```\n",
-        60.0,  # slow
+        600.0,  # slow
         GOOD,
     ]
     with fake_server() as server:
