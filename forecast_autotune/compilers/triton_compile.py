@@ -66,6 +66,7 @@ class SourceCompiler:
         self.properties = dict(properties)
         self.timeout_s = timeout_s
         self._pool = pool
+        self._any_built = False  # until then a failure may be the call's, which no config of it mends
 
     @property
     def pool(self) -> WorkerPool:
@@ -155,8 +156,8 @@ class SourceCompiler:
         except NotAheadError as err:
             log.info("%s: it is compiled by its first launch: %s", config, err)
             return Evidence(compile_s=0.0)
-        except Exception as err:  # a config's own fault: Triton's front end, a heuristic or a hook refused it
-            return _failure(err, time.perf_counter() - began)
+        except Exception as err:  # Triton's front end, a heuristic or a hook refused it
+            return self._failure(err, time.perf_counter() - began)
         try:
             return made, self.pool.submit(task, setup, self.timeout_s)
         except WorkersUnavailableError as err:
@@ -168,17 +169,19 @@ class SourceCompiler:
         except WorkersUnavailableError as err:
             return self._without_workers(made, err)
         except Exception as err:  # the pool itself broke, by an answer that cannot be read for one
-            return _failure(err, here_s)
+            return self._failure(err, here_s)
         cost_s = here_s + built.cost_s
         if built.evidence is None:
+            transient = built.transient or not (self._any_built or built.crashed)
             return Failure(
-                stage=built.stage, message=built.error, cost_s=cost_s, crashed=built.crashed, transient=built.transient
+                stage=built.stage, message=built.error, cost_s=cost_s, crashed=built.crashed, transient=transient
             )
         if built.hash != made.hash:  # another Triton in the worker: right, but of no use to the launch
             log.warning("%s was compiled under %s, its launch looks for %s", made.source.name, built.hash, made.hash)
         return self._judge(built.metadata, replace(built.evidence, compile_s=cost_s))
 
     def _judge(self, metadata: Mapping[str, Any], facts: Evidence) -> Result:
+        self._any_built = True
         return out_of_resources(metadata, facts, self.properties, cost_s=facts.compile_s) or facts
 
     def _without_workers(self, made: Source, err: WorkersUnavailableError) -> Result:
@@ -195,9 +198,13 @@ class SourceCompiler:
         try:
             kernel = compile_here(made)
         except Exception as err:
-            return _failure(err, time.perf_counter() - began)
+            return self._failure(err, time.perf_counter() - began)
         metadata = kernel.metadata._asdict()
         return self._judge(limiting(metadata), evidence(metadata, kernel.asm, compile_s=time.perf_counter() - began))
+
+    def _failure(self, err: Exception, seconds: float) -> Failure:
+        transient = is_the_machines(err) or not self._any_built
+        return Failure(stage="compile", message=brief(err), cost_s=seconds, transient=transient)
 
 
 _warned = False
@@ -232,7 +239,3 @@ class TritonCompiler(SourceCompiler):
             return make_source(kernel, args, kwargs, aimed)
 
         super().__init__(source, **others)
-
-
-def _failure(err: Exception, seconds: float) -> Failure:
-    return Failure(stage="compile", message=brief(err), cost_s=seconds, transient=is_the_machines(err))

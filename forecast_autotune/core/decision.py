@@ -58,6 +58,11 @@ class Decision:
         return self.basis == "measured" or self.measured > 0
 
     @property
+    def none_ran(self) -> bool:
+        """Whether configs were tried, and none of them ran."""
+        return self.basis == "default" and 0 < self.measured == self.failed
+
+    @property
     def ours_s(self) -> float:
         """The seconds in which the run neither waited nor timed: its own work."""
         return max(0.0, self.spent_s - self.waiting_s - self.timing_s)

@@ -45,6 +45,7 @@ from .tuning_lock import tuning_lock
 log = logging.getLogger(__name__)
 
 MOST_PAUSE_S = 5.0  # between two look-ups of the decision that another process is making
+PAUSE_AFTER_NONE_RAN = 10.0  # times what it took to find that again no config runs: before that is tried once more
 NOT_DECIDED = Provisional()  # of an entry that serves one call alone
 
 refusing: Callable[[], None] | None = None
@@ -259,6 +260,8 @@ class Dispatcher:
         is_measured = not is_unmeasured(decision)
         if resolution.retry_after_s is not None:
             provisional = _look_later(resolution.retry_after_s, before)
+        elif decision.none_ran and job.space.default not in store.outcomes(job):
+            provisional = _try_again(before, time.perf_counter() - began)
         elif is_measured:
             provisional = None
         entry = Entry(
@@ -470,6 +473,19 @@ def _serves(entry: Entry, unmeasured: str) -> bool:
 
 def _awaits_another_process(entry: Entry | None) -> bool:
     return entry is not None and entry.provisional is not None and math.isfinite(entry.provisional.look_at)
+
+
+def _try_again(before: Entry | None, took_s: float) -> Provisional:
+    """When to tune a key again of which no config ran, for a cause that may pass: at the next call, then more rarely.
+
+    Args:
+        took_s: what it took to find that out.
+    """
+    earlier = None if before is None else before.provisional
+    if earlier is None or math.isinf(earlier.look_at):
+        return Provisional(look_at=time.monotonic())
+    pause_s = max(PAUSE_AFTER_NONE_RAN * took_s, 2 * earlier.pause_s)
+    return Provisional(look_at=time.monotonic() + pause_s, pause_s=pause_s)
 
 
 def _look_later(retry_after_s: float, before: Entry | None) -> Provisional:

@@ -24,8 +24,9 @@ class Provisional:
     """Why an entry is not final for its key."""
 
     why: str = ""  # why its call was not measured; the entry serves unmeasured calls alone
-    look_at: float = float("inf")  # by time.monotonic(): when to look for the decision of another process that tunes
-    pause_s: float = 0.0  # before that look-up
+    # By time.monotonic(): when to look for the decision of another process that tunes, or to try again what did not run.
+    look_at: float = float("inf")
+    pause_s: float = 0.0  # before that
 
 
 @dataclass(slots=True, kw_only=True)

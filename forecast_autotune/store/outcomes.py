@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -148,7 +147,8 @@ def newest_outcomes(
 
     A transient failure counts as an outcome only when it has come in `TRANSIENT_RUNS` runs, and never against a time: so a
     config that memory was short for is tried once more, and not for ever. The default is tried again by every run: without
-    its time nobody can say what beats it.
+    its time nobody can say what beats it. A run for which the default did not compile, by no fault of its own, tells
+    nothing of the others that did not: its call was a mistake, or none of the key's configs will ever compile.
 
     Times are on the scale of the newest run that has timed the default: those of another run are multiplied by how
     many times as long the default took there as in theirs. From run to run a device is warmer, or its clock another.
@@ -201,15 +201,18 @@ class _Newest:
         self._outcomes: dict[Config, Outcome] = {}
         self._runs: dict[Config, object] = {}
         self._default_us: dict[str, dict[object, float]] = {}  # of each default: its time in each run, the newest last
-        self._transient: Counter[Config] = Counter()
+        self._transient: dict[Config, list[tuple[Failure, object]]] = {}  # with the runs they came in
+        self._uncompiled: set[object] = set()  # runs for which the default did not compile
 
     def add(self, config: Config, outcome: Outcome, *, text: str, default_text: str, run: object) -> None:
         """Take in one row; `text` is its config's."""
         self.default_text = default_text
         if isinstance(outcome, Failure) and outcome.transient:
-            self._transient[config] += 1
-            if config in self._outcomes or text == default_text or self._transient[config] < TRANSIENT_RUNS:
-                return
+            if text != default_text:
+                self._transient.setdefault(config, []).append((outcome, run))
+            elif outcome.stage == "compile":
+                self._uncompiled.add(run)
+            return
         self._outcomes[config], self._runs[config] = outcome, run
         if text == default_text and isinstance(outcome, Measurement):
             in_runs = self._default_us.setdefault(text, {})
@@ -221,10 +224,14 @@ class _Newest:
         in_runs = self._default_us.get(self.default_text or "", {})
         newest_us = next(reversed(in_runs.values()), math.nan)
         scaled = dict(self._outcomes)
+        for config, failures in self._transient.items():
+            counted = [f for f, run in failures if f.stage != "compile" or run not in self._uncompiled]
+            if config not in scaled and len(counted) >= TRANSIENT_RUNS:
+                scaled[config] = counted[-1]
         for config, outcome in scaled.items():
-            drift = newest_us / in_runs.get(self._runs[config], newest_us)
-            if isinstance(outcome, Measurement) and drift != 1.0:
-                scaled[config] = outcome.scaled(drift)
+            if isinstance(outcome, Measurement):
+                drift = newest_us / in_runs.get(self._runs[config], newest_us)
+                scaled[config] = outcome if drift == 1.0 else outcome.scaled(drift)
         return scaled
 
 

@@ -13,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -597,6 +597,16 @@ def test_heuristics_are_applied_before_compiling() -> None:
     assert triton_source.jit_function(wrapped) is scale
     assert triton_source.apply_heuristics(wrapped, (half(100), 100), {"num_warps": 2}) == {"num_warps": 2, "BLOCK": 128}
     assert triton_source.jit_function(lambda: None) is None
+
+
+def test_what_fails_before_anything_is_compiled_may_be_the_calls_fault() -> None:
+    def failures(configs: Sequence[Config]) -> list[bool]:
+        compiling = compiler(refused, (half(1024),)).compile(configs, workers=1)
+        return [result.transient for _, result in compiling if isinstance(result, Failure)]
+
+    small, large = ([Config({"BLOCK": b, "num_warps": 4}) for b in blocks] for blocks in ((16, 32), (64,)))
+    assert failures(small) == [True, True]
+    assert failures([*large, *small]) == [False, False]
 
 
 # The front end -----------------------------------------------------------------------------------------------------------

@@ -115,6 +115,17 @@ class StoreContract(ReadOnlyStoreContract):
             store.record(job, run, job.space.default, failure, None)
         assert store.outcomes(job) == {job.space[1]: a_measurement()}
 
+    def test_runs_for_which_the_default_does_not_compile_tell_nothing_of_the_others(self, store: Store) -> None:
+        job = a_job()
+        failure = Failure(stage="compile", message="TypeError: missing a required argument", transient=True)
+        for run in ("one", "two", "three"):
+            store.record(job, run, job.space[1], failure, None)  # built beside the default, and done before it
+            store.record(job, run, job.space.default, failure, None)
+        assert store.outcomes(job) == {}
+        for run in ("four", "five"):
+            store.record(job, run, job.space[1], failure, None)
+        assert store.outcomes(job) == {job.space[1]: failure}
+
     def test_an_empty_store_knows_nothing(self, store: Store) -> None:
         assert store.decision(a_job()) is None
         assert store.outcomes(a_job()) == {}

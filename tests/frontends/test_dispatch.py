@@ -128,6 +128,79 @@ def test_the_latest_decisions_are_kept_for_who_looks() -> None:
     assert list(recent) == [3, 1, 4]
 
 
+# Calls that show nothing of their key -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ValueError("not ready"), torch.OutOfMemoryError("CUDA out of memory")])
+def test_a_key_whose_first_call_raises_is_tuned_by_the_next(error: Exception) -> None:
+    kernel, not_ready = tuned(), [True]
+
+    def grid(_: Any) -> tuple[int, ...]:
+        if not_ready:
+            raise error
+        return (4,)
+
+    with playing():
+        with pytest.raises(type(error)):
+            kernel[grid](torch.zeros(4096), 1000, 2.0)
+        not_ready.clear()
+        kernel[grid](torch.zeros(4096), 1000, 2.0)
+        assert kernel.best_config.kwargs == {"BLOCK": BEST}
+
+
+def test_mistaken_calls_keep_no_later_one_from_being_tuned() -> None:
+    with playing():
+        for wrong in ((1000,), (1000, "two"), (1000,)):
+            kernel = tuned()
+            with pytest.raises(TypeError):
+                kernel[(4,)](torch.zeros(4096), *wrong)
+        call(kernel)
+        assert kernel.best_config.kwargs == {"BLOCK": BEST}
+
+
+def test_a_key_of_which_no_config_runs_is_tried_again_more_and_more_rarely(
+    decided: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, kernel = [0.0], tuned()
+    monkeypatch.setattr(dispatch.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(dispatch.time, "perf_counter", lambda: now_s[0])
+
+    def calls(after_s: float) -> int:
+        """How often a key was decided by a call after so long."""
+        now_s[0] += after_s
+        decided.clear()
+        with pytest.raises(ValueError, match="never ready"):
+            kernel[never_ready](torch.zeros(4096), 1000, 2.0)
+        return len(decided)
+
+    def never_ready(_: Any) -> tuple[int, ...]:
+        now_s[0] += 0.01
+        raise ValueError("never ready")
+
+    with playing():
+        assert [calls(0.0), calls(0.0), calls(0.0)] == [1, 1, 0]
+        (entry,) = (entry for _, entry in kernel.dispatcher.table.items())
+        pauses = [entry.provisional.pause_s]
+        assert pauses[0] > 0
+        for _ in range(2):
+            assert calls(pauses[-1]) == 1
+            (entry,) = (entry for _, entry in kernel.dispatcher.table.items())
+            pauses.append(entry.provisional.pause_s)
+        assert pauses[2] >= 2 * pauses[1] >= 4 * pauses[0]
+
+
+@pytest.mark.parametrize("grid", [(0,), (4, 0), lambda meta: ((meta["n"] - 1000) // meta["BLOCK"],)])
+def test_an_empty_grid_decides_nothing(grid: Any) -> None:
+    kernel = tuned(key=[])
+    with playing():
+        kernel[grid](torch.zeros(4096), 1000, 2.0)
+        assert not kernel.decisions
+        call(tuned(key=[]))
+        call(kernel)
+        assert kernel.best_config.kwargs == {"BLOCK": BEST}
+        assert kernel.decisions
+
+
 # Captured and compile-only calls --------------------------------------------------------------------------------------
 
 

@@ -75,6 +75,7 @@ BINDING = r"""
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
+#include <stdexcept>
 void scale(float* out, const float* x, float a, int64_t n);
 int which();
 
@@ -89,6 +90,10 @@ void scale_into(at::Tensor out, at::Tensor x, double a) {
 void scale_in_place(at::Tensor x, double a) {
   scale(x.data_ptr<float>(), x.data_ptr<float>(), a, x.numel());
 }
+void scale_up_to(at::Tensor x, double a, double limit) {
+  scale(x.data_ptr<float>(), x.data_ptr<float>(), a, x.numel());
+  if (x.data_ptr<float>()[0] > limit) throw std::runtime_error("over the limit");
+}
 at::Tensor same(at::Tensor x) { return x; }
 int64_t mode() { return which(); }
 at::Tensor marked(at::Tensor x) {
@@ -99,7 +104,7 @@ at::Tensor marked(at::Tensor x) {
 }
 """
 
-FUNCTIONS = ("scaled", "scale_into", "scale_in_place", "same", "mode", "marked")
+FUNCTIONS = ("scaled", "scale_into", "scale_in_place", "scale_up_to", "same", "mode", "marked")
 
 
 class Toy:
@@ -121,7 +126,13 @@ class Toy:
             "no_implicit_headers": True,
             "build_directory": str(self.builds),
             "kernel_sources": KERNEL,
-            "signature": {"scaled": "x, a", "scale_into": "out, x, a", "scale_in_place": "x, a", "same": "x"},
+            "signature": {
+                "scaled": "x, a",
+                "scale_into": "out, x, a",
+                "scale_in_place": "x, a",
+                "scale_up_to": "x, a, limit",
+                "same": "x",
+            },
         }
 
     def compiler(self, **options: Any) -> CppCompiler:

@@ -51,6 +51,7 @@ class FunctionTuning:
     def __init__(self, tuned: TunedFunction, call: Call, how: Request) -> None:
         self._tuned, self._call, self._how = tuned, call, how
         self._isolate = how.settings.isolate != "0"
+        self._is_compared = False  # a variant with the default, in this process
         self.default = self.launcher(tuned.space.default)
 
     @functools.cached_property
@@ -118,15 +119,17 @@ class FunctionTuning:
             return None
         try:
             with self._in_process() as in_process:
-                return in_process.verify(config)
+                failure = in_process.verify(config)
         except AutotuneError as err:  # such as memory that is short for copies
             log.debug("%s: %s is not compared with the default: %s", self._tuned.full_name, config, err)
             return None
+        self._is_compared = True
+        return failure
 
     def fallback(self, decision: Decision, *, measured_here: bool) -> tuple[Launcher, Config] | None:  # noqa: ARG002
         """See `Tuning`. A variant was measured in a child process, and may fail to load in this one."""
         default = self._tuned.space.default
-        return None if decision.config == default else (self.default, default)
+        return None if self._is_compared or decision.config == default else (self.default, default)
 
     def learnable(self) -> LearnableCallable | None:
         """See `Tuning`. None where a variant may run in a child process only: it may end this one."""

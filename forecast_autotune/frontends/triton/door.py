@@ -62,7 +62,19 @@ class TritonDoor:
         """See `FrontDoor`."""
         if call[1].get("warmup"):
             return "the call only compiles"
-        return CAPTURING if is_capturing() else ""
+        if is_capturing():
+            return CAPTURING
+        return "the call launches an empty grid" if self._launches_nothing(*call) else ""
+
+    def _launches_nothing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the grid is empty under the first config, so that there is nothing to time."""
+        tuner, grid = self._tuner, kwargs.get("grid", ())
+        try:
+            if callable(grid):
+                grid = grid({**tuner.spec.by_name(args), **kwargs, **tuner.configs[0].all_kwargs()})
+            return any(type(n) is int and n == 0 for n in grid)
+        except Exception:  # it needs what the launch alone tells, or is none: the launch will say
+            return False
 
     def default(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """See `FrontDoor`: the first config that the user's pruning leaves."""

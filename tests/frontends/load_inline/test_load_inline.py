@@ -385,3 +385,14 @@ def test_a_mistake_of_the_caller_is_not_kept_against_the_configs(toy: Toy) -> No
     module = load(toy, GOOD, key=key)
     assert torch.equal(module.scaled(X, 2.0), 2 * X)
     assert only_decision(module.scaled).failed == 0
+
+
+def test_a_recalled_call_that_raises_after_it_wrote_runs_once(toy: Toy) -> None:
+    key = {"scale_up_to": lambda x, *_: x.numel()}
+    load(toy, ["slow", "plain"], key=key).scale_up_to(torch.ones(20_000), -1.0, 1e9)
+    module = load(toy, ["slow", "plain"], key=key)  # as a new process would
+    x = torch.ones(20_000)
+    with pytest.raises(RuntimeError, match="over the limit"):
+        module.scale_up_to(x, -1.0, -2.0)
+    assert only_decision(module.scale_up_to).config == toy.config("plain")
+    assert torch.equal(x, torch.full_like(x, -1.0))
