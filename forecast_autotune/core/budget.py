@@ -20,6 +20,14 @@ ACCEPTED = (
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0}
 
+_IN_WORDS = {
+    "configs": "the limit on configs",
+    "share": "the share of configs",
+    "seconds": "the time of a key",
+    "total_seconds": "the time of the process",
+    "all": "all",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetLimits:
@@ -43,8 +51,12 @@ class BudgetLimits:
         plain = str(text).strip().lower()
         for part in plain.split(","):
             name, value = _read(part.strip())
-            if not name or name in limits:
+            if not name:
                 raise InvalidInputError(f"budget {text!r} does not parse: accepted are {ACCEPTED}")
+            if name in limits:
+                raise InvalidInputError(
+                    f"budget {text!r} names {_IN_WORDS[name]} twice: give it once; accepted are {ACCEPTED}"
+                )
             limits[name] = value
         return cls(text=plain, **limits)  # type: ignore[arg-type]
 
@@ -75,6 +87,10 @@ class BudgetLimits:
 
     def __str__(self) -> str:
         return self.text
+
+
+NOTHING = BudgetLimits(text="0", configs=0)
+"""Nothing may be measured."""
 
 
 def _read(part: str) -> tuple[str, int | float | bool]:

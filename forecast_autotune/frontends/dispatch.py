@@ -17,7 +17,7 @@ from sys import intern
 from typing import Any, Protocol
 
 from ..core.allowance import PROCESS_ALLOWANCE
-from ..core.budget import BudgetLimits
+from ..core.budget import NOTHING
 from ..core.config import Config
 from ..core.decision import FIRST_RETRY_S, Decision
 from ..core.hardware import Hardware
@@ -146,7 +146,7 @@ class Dispatcher:
             "surrogate": surrogate,
             "shard": shard,
         }
-        BudgetLimits.parse(request(**self._options, environment={}).budget)  # does it parse?
+        request(**self._options, environment={})  # do they parse?
         self.table = KeyTable(door.forget_shortcuts)
         self.decisions: dict[Any, Decision] = Recent()
         # Where each of them was kept.
@@ -213,7 +213,7 @@ class Dispatcher:
     def _decide(self, key: Hashable, call: Any, unmeasured: str, before: Entry | None) -> Entry:
         how = self.request()
         if unmeasured:
-            how = replace(how, budget="0", unmeasured=unmeasured)
+            how = replace(how, budget=NOTHING, unmeasured=unmeasured)
         began = time.perf_counter()
         provisional = Provisional(why=unmeasured) if unmeasured else None
         with show_progress(self._door.name) if takes_time(how) else nullcontext() as watched:
@@ -240,7 +240,8 @@ class Dispatcher:
                     untried = not (measured or unmeasured) and decision.config != job.space.default
                     if untried and (failure := tuning.refused(decision.config, measurer)) is not None:
                         decision = self._refuse(job, decision, failure, store)
-                learnable = tuning.learnable() if how.learns and is_unmeasured(decision) and not unmeasured else None
+                may_learn = how.learns is not None and not unmeasured
+                learnable = tuning.learnable() if may_learn and is_unmeasured(decision) else None
                 if learnable is not None and learnable.compares and not decision.tried:
                     decision = _by_default(decision, job.space.default, "nothing else was compared with it yet")
                 launcher = tuning.launcher(decision.config)

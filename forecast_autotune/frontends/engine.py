@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import filelock  # noqa: F401  # whose locks a first call takes: importing it takes 25 ms
 
 from ..compilers.no_compile import NoCompiler
-from ..core.budget import PROCESS_TOTAL, Budget, BudgetLimits
+from ..core.budget import NOTHING, PROCESS_TOTAL, Budget, BudgetLimits
 from ..core.context import ForecastContext
 from ..core.decision import FIRST_RETRY_S, Decision, Resolution
 from ..core.forecast import Abstention, Forecast
@@ -76,18 +76,18 @@ _T = TypeVar("_T")
 class Request:
     """How a decision is to be made: what the code says, overridden by the environment.
 
-    Once the process has spent its total, the budget is 0, and `unmeasured` says so. It still comes to one decision with
-    the ranks that have some left.
+    Once the process has spent its total, the budget is `NOTHING`, and `unmeasured` says so. It still comes to one decision
+    with the ranks that have some left.
     With `shard`, processes on different devices of equal hardware share the measurements of one key.
     """
 
     settings: Settings
-    budget: str
+    budget: BudgetLimits
     surrogate: Surrogate
     shard: bool = False
     patience: Patience = field(default_factory=Patience)
     unmeasured: str = ""  # why the caller may not measure, whatever the settings say
-    learns: str = ""  # how many configs real calls may try, as a budget; empty where they try none
+    learns: BudgetLimits | None = None  # what real calls may spend; None where they try nothing
     total_spent: bool = False
 
 
@@ -115,16 +115,16 @@ def request(
         settings = replace(settings, mode="tune")
         limits = limits.without_total()
         limits = limits if limits.measures else BudgetLimits.parse(default_budget)
-    chosen_budget, unmeasured, total_spent = str(limits), "", False
-    learns = ""
+    chosen_budget, unmeasured, total_spent = limits, "", False
+    learns: BudgetLimits | None = None
     if settings.mode in ("cached", "forecast", "first"):
-        chosen_budget = "0"
+        chosen_budget = NOTHING
     elif settings.mode == "online":
-        chosen_budget = "0"
+        chosen_budget = NOTHING
         if limits.measures and environment is None and may_learn(settings):
-            learns = str(limits.of_configs(USUAL_CONFIGS))
+            learns = limits.of_configs(USUAL_CONFIGS)
     elif limits.measures and limits.total_seconds is not None and PROCESS_TOTAL.seconds >= limits.total_seconds:
-        chosen_budget, total_spent = "0", True
+        chosen_budget, total_spent = NOTHING, True
         unmeasured = f"the total of {limits.total_seconds:g} s for this process is spent"
     if surrogate is None or isinstance(surrogate, str) or settings.surrogate is not None:
         surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer, model=settings.model)
@@ -238,7 +238,7 @@ def decide(
         NoWorkingConfigError: nothing can be run.
     """
     if not is_asked_for(job):
-        how = replace(how, budget="0", unmeasured="the list of keys to tune does not name it")
+        how = replace(how, budget=NOTHING, unmeasured="the list of keys to tune does not name it")
     budget = Budget(how.budget, total=PROCESS_TOTAL)
     if not budget.measures:
         how = _by_held_model(how)
@@ -290,7 +290,7 @@ def learn(
         NoWorkingConfigError: nothing can be run.
     """
     # Seconds in which nobody works do not count: it may be hours until a key is called again.
-    budget = Budget(how.learns, clock=lambda: time.perf_counter() - calls.waited_s)
+    budget = Budget(how.learns or NOTHING, clock=lambda: time.perf_counter() - calls.waited_s)
     surrogate = _informed(how, job, store, limit_s=math.inf)
     fleet = store if isinstance(store, FleetStore) else None
     thrifty.policy = _with_suggestions(make_policy(budget), job, how.settings, budget, fleet)
@@ -420,7 +420,7 @@ def _ask_limit_s(how: Request, budget: Budget) -> float:
 
 def takes_time(how: Request) -> bool:
     """Whether deciding may take long: it measures, or asks a language model."""
-    return how.surrogate.asks_model or BudgetLimits.parse(how.budget).measures
+    return how.surrogate.asks_model or how.budget.measures
 
 
 def _recalibrated(surrogate: Surrogate, store: SqliteStore, kind: str) -> Surrogate:
@@ -479,7 +479,7 @@ def _with_ranks(store: Store, how: Request, *, measures: bool = False) -> Store:
     if channel is None:
         return store
     # The rank that tunes spends its total first: what it decides from then on is for those that have spent nothing too.
-    measures = measures or how.total_spent or BudgetLimits.parse(how.budget).measures
+    measures = measures or how.total_spent or how.budget.measures
     return JobStore(store, channel, measures=measures, patience=how.patience)
 
 

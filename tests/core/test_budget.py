@@ -84,6 +84,21 @@ def test_what_does_not_parse_names_the_value_and_what_is_accepted(text: str) -> 
     assert "total=120s" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "twice"),
+    [
+        ("16,32", "the limit on configs"),
+        ("10%,20%", "the share of configs"),
+        ("1s,2s", "the time of a key"),
+        ("total=1s,total=2s", "the time of the process"),
+        ("all,all", "all"),
+    ],
+)
+def test_a_limit_that_is_named_twice_is_named_in_the_error(text: str, twice: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"budget '{text}' names {twice} twice"):
+        Budget(text)
+
+
 @pytest.mark.parametrize("text", ["0", "0%", "0s", "0,30s", "total=0s", "16,30s,total=0s"])
 def test_nothing_may_be_measured_on_a_budget_of_nothing(text: str) -> None:
     budget = Budget(text)

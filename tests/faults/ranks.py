@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.core.allowance import Allowance
+from forecast_autotune.core.budget import NOTHING, BudgetLimits
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision
@@ -406,7 +407,11 @@ def _decide(scenario: Scenario, folder: Path, rank: int) -> RankReport:
     shared = scenario.devices > 0
     settings = Settings(sync="store" if shared else scenario.sync, dir=folder / ("shared" if shared else str(rank)))
     how = Request(
-        settings=settings, budget=scenario.budget, surrogate=Blind(), shard=shared, patience=scenario.patience
+        settings=settings,
+        budget=BudgetLimits.parse(scenario.budget),
+        surrogate=Blind(),
+        shard=shared,
+        patience=scenario.patience,
     )
     job = job_of(scenario.kind(rank))
     store = open_store(settings)
@@ -458,7 +463,13 @@ def _decide(scenario: Scenario, folder: Path, rank: int) -> RankReport:
 def _learn(scenario: Scenario, folder: Path, rank: int) -> RankReport:
     """As a front end does it in mode online: calls go on, and a thread learns from them."""
     settings = Settings(mode="online", sync="rank0", dir=folder / str(rank))
-    how = Request(settings=settings, budget="0", learns=str(BUDGET), surrogate=Blind(), patience=scenario.patience)
+    how = Request(
+        settings=settings,
+        budget=NOTHING,
+        learns=BudgetLimits.parse(BUDGET),
+        surrogate=Blind(),
+        patience=scenario.patience,
+    )
     job, store = job_of(scenario.kind(rank)), open_store(settings)
     toy, thrifty = Toy(rank, 0.0, lambda _: None), Thrifty()
     decided: list[Decision] = []

@@ -21,7 +21,7 @@ from recorded import job_of, measurement, recording
 from talking import Talking, knob, named_by_settings, sure_of
 from toy_prior import following
 
-from forecast_autotune.core.budget import TotalSpent
+from forecast_autotune.core.budget import BudgetLimits, TotalSpent
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision
@@ -56,7 +56,7 @@ def decide(*arguments: Any, **more: Any) -> Decision:
     return resolution.decision
 
 
-STRICT = Request(settings=Settings(mode="strict"), budget="16", surrogate=History())
+STRICT = Request(settings=Settings(mode="strict"), budget=BudgetLimits.parse("16"), surrogate=History())
 
 
 def test_mode_strict_takes_a_stored_decision_only_if_the_space_holds_it() -> None:
@@ -84,7 +84,9 @@ def test_what_a_config_file_names_is_tried_before_what_is_forecast(tmp_path: Pat
         if folder == "with":
             import_files(tmp_path / folder, VLLM, [file])
         replay = Replay(whole)
-        how = Request(settings=Settings(dir=tmp_path / folder), budget="2", surrogate=_SecondIsBest())
+        how = Request(
+            settings=Settings(dir=tmp_path / folder), budget=BudgetLimits.parse("2"), surrogate=_SecondIsBest()
+        )
         with SqliteStore(tmp_path / folder) as store:
             decision = decide(job, how, compiler=replay, measurer=replay, store=store)
             assert (best in store.outcomes(job)) is tried
@@ -110,7 +112,7 @@ def test_a_broken_shipped_model_is_reported_once_and_tuning_continues(
     monkeypatch.setattr(prior, "SHIPPED", broken)
     prior._shipped.cache_clear()
     recorded = recording()
-    how = Request(settings=Settings(), budget="6", surrogate=engine.make_surrogate("auto"))
+    how = Request(settings=Settings(), budget=BudgetLimits.parse("6"), surrogate=engine.make_surrogate("auto"))
     try:
         with SqliteStore(tmp_path / "store") as store:
             for n in (1, 2, 3):
@@ -203,7 +205,7 @@ def stretches(store: SqliteStore, surrogate: TooSure, mode: str = "tune", budget
     """By how much the forecasts were stretched that a decision was based on."""
     recorded = recording()
     replay = Replay(recorded)
-    how = Request(settings=Settings(mode=mode), budget=budget, surrogate=surrogate)
+    how = Request(settings=Settings(mode=mode), budget=BudgetLimits.parse(budget), surrogate=surrogate)
     seen: set[float] = set()
     wrapped = engine.tune
 
@@ -250,7 +252,7 @@ def test_a_surrogate_that_says_so_is_left_alone(tmp_path: Path) -> None:
 
 def test_the_record_of_other_hardware_says_nothing(tmp_path: Path) -> None:
     with with_a_record(tmp_path) as store:
-        how = Request(settings=Settings(), budget="4", surrogate=TooSure())
+        how = Request(settings=Settings(), budget=BudgetLimits.parse("4"), surrogate=TooSure())
         asked = Question(job=a_job())
         for kind, factor in (("cuda", 4.0), ("cpu", 1.0), ("stub", 1.0)):
             (said, *_) = ask(engine._recalibrated(how.surrogate, store, kind), asked)
@@ -271,7 +273,7 @@ def test_pairs_are_read_once_in_many_decisions_and_never_for_a_recall(
     monkeypatch.setattr(SqliteStore, "calibration_pairs", counted)
     monkeypatch.setattr(engine, "RECALIBRATE_EVERY", 3)
     recorded = recording()
-    how = Request(settings=Settings(), budget="4", surrogate=TooSure())
+    how = Request(settings=Settings(), budget=BudgetLimits.parse("4"), surrogate=TooSure())
     with with_a_record(tmp_path) as store:
         for n in range(4):
             job = job_of(recorded)

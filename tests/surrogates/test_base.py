@@ -11,6 +11,7 @@ from asking import Question, ask
 from contracts.surrogate_contract import SurrogateContract
 from recorded import job_of, question, recording
 
+from forecast_autotune.core.budget import BudgetLimits
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Forecast
@@ -64,7 +65,7 @@ class TestWithContext(TestTwiceAsFast):
 def test_a_surrogate_of_ones_own_is_used_in_tuning_and_named_in_the_store() -> None:
     whole = recording()
     replay, store = Replay(whole), SqliteStore.in_memory()
-    how = Request(settings=Settings(), budget="4", surrogate=TwiceAsFast())
+    how = Request(settings=Settings(), budget=BudgetLimits.parse("4"), surrogate=TwiceAsFast())
     decision = engine.decide(job_of(whole), how, compiler=replay, measurer=replay, store=store).decision
     assert decision.measured == 4
     assert {f.source for f, _ in store.calibration_pairs("cuda")} == {"twice"}

@@ -400,7 +400,7 @@ def _decision(trial: Trial, saved_us: float) -> Decision:
         forecasts=tuple(trial.forecasts[config] for config in job.space),
         tried=set(outcomes),
         compiled=sum(not is_library(config) for config in outcomes),
-        budget=trial.how.budget,
+        budget=str(trial.how.budget),
         spent_s=time.perf_counter() - trial.began,
         run=trial.run,
         now=time.time(),

@@ -10,7 +10,6 @@ import logging
 import threading
 from dataclasses import replace
 
-from ...core.budget import Budget
 from ...core.digest import digest
 from ...core.user_warnings import warn_user
 from ...errors import TuningWarning
@@ -78,7 +77,7 @@ def cache_name() -> str:
         InvalidInputError: a setting does not parse.
     """
     how = product_request()
-    measures = Budget(how.budget).measures
+    measures = how.budget.measures
     parts = [how.settings.mode, str(measures), how.surrogate.name, how.surrogate.model_version, how.settings.toolchain]
     parts.append(operation_request().surrogate.model_version)
     if how.settings.mode not in ("first", "forecast"):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from triton.runtime.autotuner import Autotuner
 
 from ...compilers.triton_source import apply_heuristics, jit_function
+from ...core.budget import NOTHING
 from ...core.config import Config
 from ...core.digest import digest
 from ...core.outcome import Failure, Measurement
@@ -76,7 +77,7 @@ class TracedCall:
             InvalidInputError: a setting does not parse.
         """
         how = self.tuner.dispatcher.request(default_budget="0")
-        how = replace(how, budget="0", unmeasured="torch.compile")
+        how = replace(how, budget=NOTHING, unmeasured="torch.compile")
         try:
             with without_modes():
                 self.args, self.kwargs = self._arguments(meta_tensor)

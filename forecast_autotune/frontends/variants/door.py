@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...compilers.no_compile import NoCompiler
-from ...core.budget import BudgetLimits
 from ...core.config import Config
 from ...core.decision import Decision
 from ...core.hardware import Hardware
@@ -91,14 +90,14 @@ class _VariantsTuning:
             return None
         longest_s = math.inf  # in mode forecast every rank must come to the same answer
         if self._how.settings.mode != "forecast":
-            longest_s = min(LONGEST_S, LONGEST_SHARE * (BudgetLimits.parse(self._how.budget).seconds or math.inf))
+            longest_s = min(LONGEST_S, LONGEST_SHARE * (self._how.budget.seconds or math.inf))
         try:
             job = job_of(self._tuned, self._choices, self._call, launched=self._launched, longest_s=longest_s)
         except NoKeyError as err:
             self._tuned.note_untuned(f"an argument is {err}")
             return None
         known = stored(job, self._tuned.dispatcher.store(job.hardware, self._how.settings))
-        if known is not None and (known.basis == "measured" or not BudgetLimits.parse(self._how.budget).measures):
+        if known is not None and (known.basis == "measured" or not self._how.budget.measures):
             return job  # recalled as it is: nothing is to be forecast
         return with_work(self._tuned, job)
 
