@@ -62,9 +62,8 @@ BUDGETS = ("0", "4", "8", "16")
 SEEDS = 5
 SIZES = 2  # of each kernel
 LIMIT_S = 400.0
-STOCK_SHARE = (
-    0.65  # of the limit: a key that stock has not tuned by then is left out, so that ours has time for the others
-)
+# Of the limit: a key that stock has not tuned by then is left out, so that ours has time for the others
+STOCK_SHARE = 0.65
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,9 +135,8 @@ class LiveTask:
 
     task: SearchTask
     folder: Path
-    best: dict[str, tuple[float, Candidate]] = field(
-        default_factory=dict
-    )  # by search, its fastest, and that one's time
+    # By search, its fastest, and that one's time
+    best: dict[str, tuple[float, Candidate]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         on_gpu = self.task.device != "cpu"

@@ -22,9 +22,8 @@ from forecast_autotune.protocols import Surrogate
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
-FAILED = 0.3 / math.log(
-    2.0
-)  # octaves beyond the slowest at which a failure counts, so that models have a number for it
+# Octaves beyond the slowest at which a failure counts, so that models have a number for it
+FAILED = 0.3 / math.log(2.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

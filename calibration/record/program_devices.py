@@ -21,9 +21,8 @@ from .program_worker import TIME_IS_UP, ProgramTask
 from .worker import Status
 
 COMMAND = (sys.executable, "-m", "calibration.record.program_worker")
-SILENT_S = (
-    240.0  # a key takes a minute at most; an import, or data that a program makes between two keys, may take longer
-)
+# A key takes a minute at most; an import, or data that a program makes between two keys, may take longer
+SILENT_S = 240.0
 LEAST_SHARE_S = 60.0  # of one program, of which imports may take a third
 
 

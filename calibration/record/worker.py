@@ -300,9 +300,8 @@ class Recorder:
         else:
             os.environ.pop("FORECAST_AUTOTUNE_SURROGATE", None)
         for out, blank in zip(self.outs(args), self.blank, strict=True):
-            out.copy_(
-                blank
-            )  # so that what the default writes is seen, though an earlier round has left the answer there
+            # So that what the default writes is seen, though an earlier round has left the answer there
+            out.copy_(blank)
         tuned = front_door(self.kernel, chosen, f"all,{max(1, int(self.left_s))}s")
         with noting_in(self.trying):
             tuned(*args)

@@ -55,10 +55,8 @@ _OTHERS_WORDS = """
     triton type types undeclared undefined unexpected unknown unresolved unspecified unsupported unterminated use
     value variable version warp
 """
-_OF_KERNELS = (
-    "failures",
-    "decision",
-)  # checks of doctor that repeat messages and keys; the bundle has these in other parts
+# Checks of doctor that repeat messages and keys; the bundle has these in other parts
+_OF_KERNELS = ("failures", "decision")
 
 
 def write(target: str, directory: Path | None, examine: Callable[[], Sequence[Finding]]) -> int:

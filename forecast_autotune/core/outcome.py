@@ -70,9 +70,8 @@ class Measurement:
         """
         n = len(self.samples_us)
         if n == 1:
-            return max(
-                0.01, self.disturbance
-            )  # one sample says nothing of its spread; it is most often a benchmark's median already
+            # One sample says nothing of its spread; it is most often a benchmark's median already.
+            return max(0.01, self.disturbance)
         return max(1.2533 * self._deviation_us / self.median_us / math.sqrt(n), self.disturbance)
 
     @property

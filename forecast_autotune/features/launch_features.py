@@ -37,9 +37,8 @@ LEAST_ASYNC_BYTES = 4  # what a copy past the registers takes at least (PTX ISA,
 # compiled to 290 and 740 registers, spills counted, where so many are told: 273 and 515 (sm_90).
 ACCESS_REGISTERS = 3
 BASE_REGISTERS = 40  # addresses, loop counters: what a matmul's threads hold beside its tiles (16 configs, sm_90)
-L2_FACTOR = (
-    3.5  # 64 bytes a cycle from L2 to each unit are so many times the memory's bandwidth (H200: 16.7 of 4.8 TB/s)
-)
+# 64 bytes a cycle from L2 to each unit are so many times the memory's bandwidth (H200: 16.7 of 4.8 TB/s)
+L2_FACTOR = 3.5
 
 
 Grid = Callable[[Mapping[str, Any]], Sequence[int]] | Sequence[int] | None

@@ -39,8 +39,10 @@ _FLOOR = 0.01  # of the tensor's scale: no row is taken to be more exact
 
 
 def validate(check: Check) -> None:
-    """Raises:
-    InvalidInputError: it is no check.
+    """Refuse what is no check.
+
+    Raises:
+        InvalidInputError: it is none; names what is accepted.
     """
     if check is not None and not callable(check) and check not in NAMES:
         raise InvalidInputError(f"check={check!r}: accepted are {', '.join(map(repr, NAMES))}, a callable, None")

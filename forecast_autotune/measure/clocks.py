@@ -27,9 +27,8 @@ BATCH = 16  # launches handed to a device at once
 LEAST_SPIN_S, MOST_SPIN_S = 2e-4, 0.02  # the first launch after a wait takes Python about 0.1 ms
 EARLY_STOP_SAMPLES = 3  # before an early stop, where samples are so short that one may show a stumble of the host
 SHORT_US = 1000.0
-FIRST_TIMES = (
-    2.0  # the first sample may be so many times the others: a warm-up (a recorded space on one GPU, each config)
-)
+# The first sample may be so many times the others: a warm-up (a recorded space on one GPU, each config)
+FIRST_TIMES = 2.0
 GRAPH_LAUNCHES = 20
 WINDOW = 0.05  # configs so much slower than the best are timed no further: none of them is a finalist
 
@@ -44,9 +43,8 @@ QUANTILES = (0.5, 0.2, 0.8)
 DIGITS = 4  # of a sample in microseconds behind the point: no clock tells 0.1 ns, and what lies beyond fills stores
 
 _L2_TIMES = 2  # a flush of just the cache's size leaves part of it: its replacement is not strictly the oldest first
-_HIP_FLUSH_BYTES = (
-    256 << 20
-)  # AMD's last level (MI300X: 256 MiB) is not what the driver calls L2, of 4 MiB (pytorch#192159)
+# AMD's last level (MI300X: 256 MiB) is not what the driver calls L2, of 4 MiB (pytorch#192159)
+_HIP_FLUSH_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

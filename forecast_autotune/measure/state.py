@@ -15,13 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 _MOST = 100_000  # objects looked at
-_OTHERS = (
-    "torch",
-    "triton",
-    "numpy",
-    "forecast_autotune",
-    "builtins",
-)  # packages whose objects hold no state of a variant
+# Packages whose objects hold no state of a variant
+_OTHERS = ("torch", "triton", "numpy", "forecast_autotune", "builtins")
 
 
 def tensors_reached(values: Iterable[Any]) -> dict[str, torch.Tensor]:

@@ -46,9 +46,8 @@ LOAD_TIMEOUT_S = 180.0  # Triton compiles within it
 FIRST_TIMEOUT_S = 60.0
 TIMEOUT_RATIO, TIMEOUT_FLOOR_S = 30.0, 5.0
 SLOW_RATIO, SLOW_BATCHES = 1.2, 3  # what is so many times slower than the best in so many batches is timed no further
-PRECISION_RATIO = (
-    16.0  # of root-mean-square errors to the seed's: half precision in place of single is off by thousands
-)
+# Of root-mean-square errors to the seed's: half precision in place of single is off by thousands
+PRECISION_RATIO = 16.0
 LIGHT_RATIO = 0.8  # of the least time that the device's peaks allow: sheets are not exact
 SHIFT = 1  # elements off the usual alignment
 RESOLVED = 0.1  # of what a batch took that is its launches' at least, however long a message took

@@ -46,9 +46,8 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES = 512 << 20  # of all arguments that are handed over at once
 PINNED_BYTES = 128 << 20  # at least, on a GPU
-CHECKED_IN = (
-    2  # workers, of a candidate's further places: the driver starts one after the other, in 0.2 to 0.4 s (H100)
-)
+# Workers, of a candidate's further places: the driver starts one after the other, in 0.2 to 0.4 s (H100)
+CHECKED_IN = 2
 CHECKS = "forecast_autotune_check"  # names threads
 CHECKED_BESIDE = 8  # candidates that are checked side by side at most; each compiles, and has a worker or two
 

@@ -22,9 +22,8 @@ from .lineage import TIE, Step, StepEffect, WalkedBack
 from .task import SearchTask
 
 MOST_SHOWN = 2_000  # characters of a difference
-TEXT = (
-    "text"  # the knob of a skill that is a change of the text which no rewrite makes, and no proposer can repeat alone
-)
+# The knob of a skill that is a change of the text which no rewrite makes, and no proposer can repeat alone
+TEXT = "text"
 
 INTENTS = {
     "unroll": "unroll a loop {how} times",

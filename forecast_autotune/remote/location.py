@@ -31,9 +31,8 @@ class Listed:
     program: str
     name: str
     size: int  # bytes
-    at: (
-        float | None
-    )  # when the storage got it, by its own clock, in seconds since the epoch; None where it does not tell
+    # When the storage got it, by its own clock, in seconds since the epoch; None where it does not tell
+    at: float | None
 
     @property
     def path(self) -> str:

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 OFFSET = 1.5  # variance of the unknown mean over a space, as a multiple of that around it
 OWN_SIGMA = 0.03  # a config measured again differs by 3 % (FAIR benchmark hub, A4000, median)
 OWN_FAILURE = 0.99  # chance that a config that failed for this job fails again
-REFIT_FROM, REFIT_GROWTH = (
-    20,
-    1.15,
-)  # below so many outcomes lengths are chosen again each time, then at each such growth
+REFIT_FROM = 20  # below so many outcomes lengths are chosen again each time
+REFIT_GROWTH = 1.15  # from there on, each time the outcomes have become so many times as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +80,8 @@ class GPResidual:
 
     def __init__(self, space: Space) -> None:
         self._space = space
-        self._fit: tuple[int, frozenset[int], Shape] | None = (
-            None  # the last: when to fit again, on which configs, lengths
-        )
+        # The last: when to fit again, on which configs, lengths
+        self._fit: tuple[int, frozenset[int], Shape] | None = None
 
     def apply(self, prior: GPPrior, outcomes: Mapping[Config, Outcome]) -> GPPosterior:
         """What to expect of each config given the outcomes; those of configs outside the space count for nothing."""

@@ -40,9 +40,8 @@ log = logging.getLogger(__name__)
 MOST = 256  # configs of one job that are asked about
 KEEP_EVERY = 32  # answers after which they are kept, so that what ends the asking loses few
 REST_S = 60.0  # before a model that was in trouble is tried again
-DOUBT = (
-    0.5  # what a model answers holds by a factor of 1, give or take this: more than trees, which were fitted on times
-)
+# What a model answers holds by a factor of 1, give or take this: more than trees, which were fitted on times
+DOUBT = 0.5
 DEFAULT_SIGMA = 0.03  # of the default against itself: a config measured again differs by 3 %
 MOST_NOTED = 20_000  # answers in a process that has no store for them
 

@@ -32,13 +32,11 @@ TRUST_IN_RULES = 0.5  # of what the rules of thumb say, so much is believed
 FLOAT_BYTES = 4  # of an element, which no role tells
 SOURCE_SIGMA = 0.7  # what is read from a Triton kernel's source explains more than a knob's role, still not much
 TRUST_IN_SOURCE = 0.7
-RESIDENT_THREADS = (
-    768  # of a unit, counting each further pipeline stage once more: enough to hide most of a load's latency
-)
+# Of a unit, counting each further pipeline stage once more: enough to hide most of a load's latency
+RESIDENT_THREADS = 768
 DOT_SIDE = 64  # a shorter side of a product leaves tensor cores idle
-SURE_FAILURE = (
-    0.95  # shared memory counted from the source was the compiler's own figure in all cases checked (4 matmuls)
-)
+# Shared memory counted from the source was the compiler's own figure in all cases checked (4 matmuls)
+SURE_FAILURE = 0.95
 LIKELY_FAILURE = 0.6  # chance of failing beyond a limit of the device, estimated from roles alone
 
 

@@ -29,10 +29,8 @@ FAILED_BELOW = 0.5  # octaves under the slowest that ran: where a config that fa
 SAME_PRODUCT, SAME_VENDOR, OTHER = 1.0, 0.2, 0.02  # weights of recordings by hardware
 FLOORS = ((SAME_PRODUCT, 0.12), (SAME_VENDOR, 0.25), (OTHER, 0.45))  # deviation left however well recordings agree
 DOUBT = 0.1  # a prediction holds by a factor of 1, give or take this; at 0.7, 20 tries ended 3 to 7 % slower
-USUAL_SPREAD, LEAST_SPREAD = (
-    0.6,
-    0.2,
-)  # deviation of log2 speed-ups over a space for which floors hold; share of a floor left
+USUAL_SPREAD = 0.6  # deviation of log2 speed-ups over a space for which floors hold
+LEAST_SPREAD = 0.2  # share of a floor that is left
 BLUR = 0.25  # added to a recording's own uncertainty before it is weighted by it
 RESULT_COUNT = 6  # outcomes after which recordings are weighted by how well they predicted them, at most squared
 LEAST_CHANCE = 1e-9  # of running, that a config counts with which failed in every recording

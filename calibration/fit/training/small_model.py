@@ -26,9 +26,8 @@ WORDS = (
 LABEL_COPIES = 1_000  # of each label in the tokenizer's text: " A" must be one token
 
 
-HEAD = (
-    64  # width of an attention head: vLLM's attention on CPUs takes 32, 64 and more, and few heads are quicker to train
-)
+# Width of an attention head: vLLM's attention on CPUs takes 32, 64 and more, and few heads are quicker to train
+HEAD = 64
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,9 +37,8 @@ class Access:
     indirect: bool  # whether its place was read from memory
     loop: str  # the innermost loop around it, by its repeat; empty if there is none
     width: str  # elements that follow one another where a compiler knows it
-    axes: (
-        tuple[tuple[str, str], ...] | None
-    )  # elements along each, and from one to the next; None where nothing is known
+    # Elements along each, and from one to the next; None where nothing is known
+    axes: tuple[tuple[str, str], ...] | None
     feeds_dot: bool = False
 
 

@@ -17,13 +17,8 @@ from .crossing import crossed
 TRIES = 30  # draws for each candidate that is wanted
 FAR = 0.3  # share of knob mutations that change two knobs
 BEYOND = 0.15  # share that take a knob past the values of its space
-SCALED = (
-    "tile",
-    "unroll",
-    "vector",
-    "stages",
-    "threads",
-)  # roles of knobs that may be doubled and halved past their space
+# Roles of knobs that may be doubled and halved past their space
+SCALED = ("tile", "unroll", "vector", "stages", "threads")
 
 
 class _Drawing:
@@ -136,9 +131,8 @@ class Rewrites(_Drawing):
         by_kind: dict[str, list[tuple[str, str]]] = {}
         for step in steps:
             by_kind.setdefault(step[0].partition("@")[0], []).append(step)
-        label, source = draw.choice(
-            by_kind[draw.choice(sorted(by_kind))]
-        )  # each kind alike, however many places it has
+        # Each kind alike, however many places it has
+        label, source = draw.choice(by_kind[draw.choice(sorted(by_kind))])
         return self._child(parent, label, source=source)
 
 

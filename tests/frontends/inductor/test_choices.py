@@ -407,9 +407,8 @@ def test_other_threads_ask_ours_too(timed: Timed) -> None:
     asked: list[bool] = []
 
     def ask() -> None:
-        named = (
-            f"{inductor_config.save_config_portable()} {compiler_config.cache_key_tag}"  # of torch 2.11, the tag alone
-        )
+        # Of torch 2.11, the tag alone
+        named = f"{inductor_config.save_config_portable()} {compiler_config.cache_key_tag}"
         asked.append(choices.is_ours(V.choices) and "forecast_autotune" in named)
 
     for _ in range(2):
