@@ -1,4 +1,4 @@
-"""The seams. Five protocols act on the nouns of `core`; nothing behind one of them knows what stands behind another."""
+"""The seams. Protocols act on the nouns of `core`; nothing behind one of them knows what stands behind another."""
 
 from __future__ import annotations
 

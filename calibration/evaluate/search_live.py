@@ -198,7 +198,7 @@ class LiveTask:
         entrants = [self.task.seed, *(c for c in own.values() if c.digest != self.task.seed.digest)][: 1 + FINALISTS]
         entrants += [c for c in self.task.hand_written if c.digest not in own]
         sizes, began = {**self.task.sizes, **self.task.held_out}, time.time()
-        self.examiner.close()
+        self.examiner.end_waiting_workers()
         for final in in_turns(self.task, entrants, sizes, self.examiner, self.preparer):
             one = final.candidate
             by_hand = one.proposer in ("seed", "hand-written")

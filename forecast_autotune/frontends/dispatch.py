@@ -38,7 +38,7 @@ from ..store.sqlite import SqliteStore
 from ..tuning.progress import show_progress
 from .engine import Request, decide, learn, request, takes_time, untraced
 from .key_table import Entry, KeyTable, Provisional, Recent
-from .online import InBackground, Learnable, Learning, Thrifty, at_work, learners
+from .online import InBackground, Learnable, Learning, RememberingPolicy, at_work, learners
 from .pending import holds_unmeasured, is_unmeasured
 from .tuning_lock import tuning_lock
 
@@ -288,7 +288,7 @@ class Dispatcher:
     ) -> Learning:
         """What the calls of a key teach, which is launched on `incumbent` meanwhile."""
         at_work.share = how.settings.online_cpu
-        thrifty = Thrifty(lambda: not is_frozen(how.settings.dir))
+        observed = RememberingPolicy(lambda: not is_frozen(how.settings.dir))
         calls = RealCalls(
             incumbent=incumbent,
             default=job.space.default,
@@ -298,7 +298,7 @@ class Dispatcher:
             on_host=learnable.on_host,
             may_compare=learnable.may_compare if learnable.compares else None,
             load=learnable.load,
-            expected=thrifty.expected,
+            expected=observed.expected,
             waiting=at_work.left,
             on_wanted=self._forget_shortcuts,
         )
@@ -306,7 +306,7 @@ class Dispatcher:
         def decide() -> None:
             began = time.perf_counter()
             compiler = InBackground(learnable.compiler, job.space.default, calls)
-            once = partial(learn, job, how, compiler=compiler, calls=calls, thrifty=thrifty, store=store)
+            once = partial(learn, job, how, compiler=compiler, calls=calls, observed=observed, store=store)
             pause_s = FIRST_RETRY_S
             while (resolution := once()).retry_after_s is not None:
                 calls.rest(pause_s)  # another process or rank learns it

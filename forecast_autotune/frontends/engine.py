@@ -51,7 +51,7 @@ from ..tuning.forecasting import Forecaster
 from ..tuning.loop import stored, tune
 from ..tuning.policies import Exhaustive, Selective, StoredOnly, SuggestedFirst
 from .kept_models import keep_model
-from .online import Thrifty, learners
+from .online import RememberingPolicy, learners
 from .pending import measuring_is_wanted, note_if_pending
 
 log = logging.getLogger(__name__)
@@ -278,13 +278,13 @@ def decide(
 
 
 def learn(
-    job: Job, how: Request, *, compiler: Compiler, calls: RealCalls, thrifty: Thrifty, store: Store
+    job: Job, how: Request, *, compiler: Compiler, calls: RealCalls, observed: RememberingPolicy, store: Store
 ) -> Resolution:
     """The decision that real calls come to. It waits for them, so it is called in a thread of its own.
 
     Args:
         calls: give the times.
-        thrifty: is told what the policy looks at.
+        observed: is told what the policy looks at.
     Raises:
         LearningEndedError: nothing more is to be learned.
         NoWorkingConfigError: nothing can be run.
@@ -293,12 +293,12 @@ def learn(
     budget = Budget(how.learns or NOTHING, clock=lambda: time.perf_counter() - calls.waited_s)
     surrogate = _informed(how, job, store, limit_s=math.inf)
     fleet = store if isinstance(store, FleetStore) else None
-    thrifty.policy = _with_suggestions(make_policy(budget), job, how.settings, budget, fleet)
+    observed.policy = _with_suggestions(make_policy(budget), job, how.settings, budget, fleet)
     return tune(
         job,
         compiler=compiler,
         surrogate=surrogate,
-        policy=thrifty,
+        policy=observed,
         measurer=calls,
         store=_with_ranks(store, how, measures=True),
         budget=budget,

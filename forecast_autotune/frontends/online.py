@@ -187,7 +187,7 @@ def compare_on_copies(measuring: AbstractContextManager[Any], config: Config) ->
         return failure
 
 
-class Thrifty:
+class RememberingPolicy:
     """A policy whose last view is remembered, so that what a candidate may cost is known before it is launched.
 
     Args:

@@ -114,7 +114,7 @@ class Examiner:
         self._ends = False  # whether what is being checked is to end
         self._of_begun = threading.Lock()
 
-    def close(self) -> None:
+    def end_waiting_workers(self) -> None:
         """End the workers that wait for candidates; there are new ones where more are tried."""
         self._shared.close()
 

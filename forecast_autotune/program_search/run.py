@@ -219,7 +219,7 @@ def search(
         listener=tell,
     )
     stopped = loop.run()
-    examiner.close()
+    examiner.end_waiting_workers()
     walked, skills = _walked(task, archive, examiner, makes, limits, tell)
     for skill in skills:
         archive.learn(skill)

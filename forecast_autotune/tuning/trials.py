@@ -95,7 +95,7 @@ class Trials:
     def time_once_more(self, config: Config) -> Outcome:
         """Time a built config in full, with nothing being compiled beside it. The outcome is not kept."""
         with self.compiler.paused():
-            return self._measure("timing the default again", config)
+            return self._measure("timing an earlier config again", config)
 
     def time_as_finalist(self, config: Config) -> Outcome:
         """Time a built config in full. The outcome is not kept."""

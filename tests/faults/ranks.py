@@ -41,7 +41,7 @@ from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
 from forecast_autotune.distributed.job_store import Patience
 from forecast_autotune.frontends.engine import Request, decide, learn
-from forecast_autotune.frontends.online import Thrifty
+from forecast_autotune.frontends.online import RememberingPolicy
 from forecast_autotune.measure.real_calls import LearningEndedError, RealCalls
 from forecast_autotune.remote.fleet_store import open_store
 from forecast_autotune.settings import Settings
@@ -471,7 +471,7 @@ def _learn(scenario: Scenario, folder: Path, rank: int) -> RankReport:
         patience=scenario.patience,
     )
     job, store = job_of(scenario.kind(rank)), open_store(settings)
-    toy, thrifty = Toy(rank, 0.0, lambda _: None), Thrifty()
+    toy, observed = Toy(rank, 0.0, lambda _: None), RememberingPolicy()
     decided: list[Decision] = []
     tried: dict[Config, None] = {}
     began = time.monotonic()
@@ -489,7 +489,7 @@ def _learn(scenario: Scenario, folder: Path, rank: int) -> RankReport:
         def learns() -> None:
             with contextlib.suppress(LearningEndedError):
                 while True:
-                    learned = learn(job, how, compiler=toy, calls=calls, thrifty=thrifty, store=store)
+                    learned = learn(job, how, compiler=toy, calls=calls, observed=observed, store=store)
                     if learned.retry_after_s is None:
                         decided.append(learned.decision)
                         return

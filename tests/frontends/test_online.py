@@ -14,7 +14,7 @@ from forecast_autotune.compilers.no_compile import NoCompiler
 from forecast_autotune.core.allowance import Allowance
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Evidence, Failure
-from forecast_autotune.frontends.online import InBackground, Thrifty, at_work
+from forecast_autotune.frontends.online import InBackground, RememberingPolicy, at_work
 from forecast_autotune.measure.real_calls import LearningEndedError, RealCalls
 from forecast_autotune.tuning.policies import Selective
 
@@ -28,10 +28,10 @@ def make_calls() -> RealCalls:
 
 
 class TestThrifty(PolicyContract):
-    def make(self) -> Thrifty:
-        thrifty = Thrifty()
-        thrifty.policy = Selective()
-        return thrifty
+    def make(self) -> RememberingPolicy:
+        observed = RememberingPolicy()
+        observed.policy = Selective()
+        return observed
 
 
 class TestInBackground(CompilerContract):

@@ -240,4 +240,4 @@ def test_who_checks_finds_what_was_compiled(tmp_path: Path, by_rules: bool) -> N
     (result,) = examiner.examine_all([made])
     assert isinstance(result.outcome, Measurement), result
     assert result.everywhere
-    examiner.close()
+    examiner.end_waiting_workers()

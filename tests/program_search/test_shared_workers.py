@@ -66,7 +66,7 @@ class Bench:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     one = Bench(tmp_path)
     yield one
-    one.examiner.close()
+    one.examiner.end_waiting_workers()
 
 
 def is_measured(result: Result) -> bool:
@@ -214,7 +214,7 @@ def test_a_worker_is_closed_once(bench: Bench) -> None:
     bench.tried(RIGHT)
     (shared,) = bench.examiner._shared._idle
     file = shared.begun.file
-    bench.examiner.close()
+    bench.examiner.end_waiting_workers()
     own, other = os.pipe()
     os.dup2(own, file)  # by now it may be anybody's
     shared.close()

@@ -18,7 +18,7 @@ from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.outcome import Evidence, Failure, Measurement
 from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.replay_runner import HistoryStore
-from forecast_autotune.frontends.online import Thrifty
+from forecast_autotune.frontends.online import RememberingPolicy
 from forecast_autotune.measure.real_calls import LearningEndedError, RealCalls, Turn
 from forecast_autotune.protocols import Policy, Surrogate, without_limit
 from forecast_autotune.tuning.loop import tune
@@ -137,8 +137,8 @@ def learn_from_calls(
     """
     life = life or Life()
     chance = random.Random(life.seed)
-    device, allowance, thrifty = Device(), Allowance(), Thrifty()
-    thrifty.policy = policy
+    device, allowance, observed = Device(), Allowance(), RememberingPolicy()
+    observed.policy = policy
     waits, done = threading.Event(), threading.Event()
 
     @contextlib.contextmanager
@@ -155,7 +155,7 @@ def learn_from_calls(
         allowance=allowance,
         share=share,
         new_event=device.event,
-        expected=thrifty.expected,
+        expected=observed.expected,
         seed=life.seed,
         waiting=waiting,
     )
@@ -168,7 +168,7 @@ def learn_from_calls(
                     recorded.job,
                     compiler=Builds(recorded),
                     surrogate=surrogate,
-                    policy=thrifty,
+                    policy=observed,
                     measurer=calls,
                     store=HistoryStore(),
                     budget=Budget(budget),
