@@ -27,7 +27,7 @@ def make_calls() -> RealCalls:
     )
 
 
-class TestThrifty(PolicyContract):
+class TestRememberingPolicy(PolicyContract):
     def make(self) -> RememberingPolicy:
         observed = RememberingPolicy()
         observed.policy = Selective()
