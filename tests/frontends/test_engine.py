@@ -21,7 +21,7 @@ from recorded import job_of, measurement, recording
 from talking import Talking, knob, named_by_settings, sure_of
 from toy_prior import following
 
-from forecast_autotune.core.budget import BudgetLimits, TotalSpent
+from forecast_autotune.core.budget import Budget, BudgetLimits, TotalSpent
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision
@@ -425,10 +425,11 @@ def test_earlier_measurements_are_given_to_the_model(tmp_path: Path, monkeypatch
 
 
 def test_a_model_is_made_once_for_all_kernels_and_charged_to_the_budget() -> None:
-    with named_by_settings(Talking(large_is_fast, loading_s=2.0)) as model:
+    with named_by_settings(Talking(large_is_fast, loading_s=0.5)) as model:
         store = SqliteStore.in_memory()
-        spent = [tuned(store, n, budget="0").spent_s for n in (1, 2)]
-        assert spent[0] > 2.0 > spent[1]
+        assert tuned(store, 1, budget="0").spent_s > 0.5
+        tuned(store, 2, budget="0")
+        assert model.made == 1
         one, other = (engine.make_surrogate(SERVED) for _ in range(2))
         assert isinstance(one, Blend)
         assert isinstance(other, Blend)
@@ -437,11 +438,21 @@ def test_a_model_is_made_once_for_all_kernels_and_charged_to_the_budget() -> Non
 
 
 def test_of_a_budget_in_seconds_a_model_takes_half_at_most(tmp_path: Path) -> None:
-    began = time.monotonic()
-    with named_by_settings(Talking(large_is_fast, delay_s=0.05)) as model, SqliteStore(tmp_path) as store:
-        assert tuned(store, budget="2s").measured > 0
-    assert time.monotonic() - began < 30.0
-    assert 0 < len(model.asked) <= 20
+    with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path) as store:
+        assert tuned(store, budget="60s", answer="logits,100s").measured > 0
+    assert model.allowed_s
+    assert all(seconds <= 30.0 for seconds in model.allowed_s)
+
+
+def test_a_model_has_half_of_the_seconds_that_are_left() -> None:
+    now_s = [100.0]
+    budget = Budget("10s,16", clock=lambda: now_s[0])
+    budget.start(84)
+    how = request("16", default_budget="16", surrogate=History())
+    now_s[0] += 2.0
+    assert engine._ask_limit_s(how, budget) == 4.0
+    assert engine._ask_limit_s(replace(how, unmeasured="a graph is captured"), budget) == 0.0
+    assert engine._ask_limit_s(how, Budget("16")) == math.inf
 
 
 def test_who_helps_another_process_does_not_ask_beside_its_timing(tmp_path: Path) -> None:

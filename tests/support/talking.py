@@ -36,7 +36,7 @@ def faster_tiles(prompt: Prompt) -> LogProbabilities:
 
 @dataclass(eq=False)
 class Talking:
-    """Answers by `rule`, and keeps the prompts in `asked`.
+    """Answers by `rule`, and keeps the prompts in `asked`, and in `allowed_s` how long each request may take.
 
     Attributes:
         delay_s: before each answer, and no longer than it may take.
@@ -61,6 +61,8 @@ class Talking:
     name: str = "a talking model"
     written: Callable[[Prompt], str] | None = None
     asked: list[Prompt] = field(default_factory=list)
+    allowed_s: list[float] = field(default_factory=list)
+    made: int = 0
     opened: int = 0
     under_way: bool = False
 
@@ -90,6 +92,7 @@ class Talking:
 
     def _each(self, prompts: Sequence[Prompt], until: float) -> Iterator[int]:
         self.under_way = True
+        self.allowed_s.append(until - time.monotonic())
         try:
             for i, prompt in enumerate(prompts):
                 if i >= self.slow_after:
@@ -118,12 +121,16 @@ def named_by_settings(model: Talking) -> Iterator[Talking]:
     """While this is held, every language model that a setting names is this one, as if the process had just begun."""
     from forecast_autotune.frontends import engine
 
+    def make(_: str) -> Talking:
+        model.made += 1
+        return model
+
     def forget() -> None:
         engine._model.cache_clear()
         engine._language_model.cache_clear()
 
     forget()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "named", lambda _: model)
+        patch.setattr(engine, "named", make)
         yield model
     forget()
