@@ -1206,15 +1206,22 @@ def test_configs_assigned_during_a_call_are_not_answered_from_the_old_list(
     kernel = tuned(configs=configs((64, 256)))
     remember = kernel._shortcuts.remember
     assigning = threading.Thread(target=lambda: setattr(kernel, "configs", configs((128, 512))))
+    clear, forgetting = kernel.dispatcher.table.clear, threading.Event()
+
+    def noted() -> None:
+        forgetting.set()
+        clear()
 
     def slowly(*args: Any) -> None:
         assigning.start()
+        assert forgetting.wait(60)
         assigning.join(0.3)  # it ends here, and what is remembered outlives it, unless it has to wait
         remember(*args)
 
     with playing():
         with monkeypatch.context() as patch:
             patch.setattr(kernel._shortcuts, "remember", slowly)
+            patch.setattr(kernel.dispatcher.table, "clear", noted)
             call(kernel)
         assigning.join()
         call(kernel)
