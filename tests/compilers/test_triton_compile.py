@@ -177,7 +177,6 @@ def test_what_the_cache_holds_is_answered_without_a_worker() -> None:
     again = only(compiling.compile([config]))
     assert again.registers == first.registers
     assert again.instructions == first.instructions
-    assert again.compile_s < first.compile_s
     assert compiling.pool.started == started
 
 
@@ -505,14 +504,23 @@ def test_without_workers_configs_are_compiled_in_the_caller(
 def test_closing_the_iterator_abandons_what_has_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     pool = triton_pool.WorkerPool(1)
-    results = compiler(scale, (half(500), 500), pool=pool).compile([Config({"BLOCK": 2**i}) for i in range(5, 11)])
+    run, closed = pool._run, threading.Event()
+
+    def run_one(*given: Any) -> Any:
+        assert not pool.started or closed.wait(60)
+        return run(*given)
+
+    monkeypatch.setattr(pool, "_run", run_one)
+    configs = [Config({"BLOCK": 2**i}) for i in range(5, 11)]
+    results = compiler(scale, (half(500), 500), pool=pool).compile(configs, workers=4)  # three wait for the one worker
     next(results)
     results.close()  # type: ignore[attr-defined]
+    closed.set()
     only(
         compiler(scale, (half(500), 500), pool=pool).compile([Config({"BLOCK": 16})])
     )  # after all that was handed over
     pool.close()
-    assert 2 <= len(list(tmp_path.glob("*/scale.cubin"))) <= 4
+    assert len(list(tmp_path.glob("*/scale.cubin"))) == 2
 
 
 def test_nothing_is_compiled_during_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def test_no_worker_outlives_its_trial(toy: Toy, tmp_path: Path, monkeypatch: pyt
     outcome_of(toy, "hangs", tmp_path)
     server = fork_server()._process
     assert server is not None
-    for _ in range(100):
+    for _ in range(1200):
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         if not children:
             break
