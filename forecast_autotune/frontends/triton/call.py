@@ -128,16 +128,17 @@ class TritonCall:
 
         Every config names all five options, so that timings of a config stay with it whatever others are in the list.
         """
-        names = dict.fromkeys(name for c in candidates for name in c.kwargs)
+        every = [c.all_kwargs() for c in candidates]  # a class derived from Triton's may add to `kwargs` there
+        names = dict.fromkeys(name for values in every for name in values if name not in OPTIONS)
         own: dict[Config, Any] = {}
-        for theirs in candidates:
+        for theirs, given in zip(candidates, every, strict=True):
             if conflicts := self.kwargs.keys() & theirs.kwargs.keys():
                 raise InvalidInputError(
                     f"Conflicting meta-parameters: {', '.join(sorted(conflicts))}. Kernel {self.spec.name} was called "
                     "with them, and its configs set them."
                 )
-            kwargs = {name: theirs.kwargs[name] if name in theirs.kwargs else self._missing(name) for name in names}
-            options = {name: getattr(theirs, name, None) for name in OPTIONS}
+            kwargs = {name: given[name] if name in given else self._missing(name) for name in names}
+            options = {name: given.get(name) for name in OPTIONS}
             values = {name: plain_value(value) for name, value in {**kwargs, **options}.items()}
             if theirs.pre_hook is not None and Config(values) in own and own[Config(values)] != theirs:
                 values["ir_override"] = " ".join(

@@ -125,7 +125,7 @@ def _check_arguments(tuner: ForecastAutotuner, named: Mapping[str, Any]) -> None
         raise InvalidInputError(
             f"kernel {tuner.name} has no argument {', '.join(unknown)}: its arguments are {', '.join(parameters)}"
         )
-    set_by_configs = {name for config in tuner.configs for name in config.kwargs}
+    set_by_configs = {name for config in tuner.configs for name in config.all_kwargs()}
     both = [name for name in named if name in set_by_configs]
     if both:
         raise InvalidInputError(f"{', '.join(both)} of kernel {tuner.name} is what its configs set: leave it out")

@@ -44,7 +44,7 @@ def _arguments(tuner: ForecastAutotuner, workload: Workload) -> dict[str, Any]:
     """The arguments by name, tensors without data; those that configs set, or that had their default, are left out."""
     dtypes = workload.key.get("dtypes")
     types: Mapping[str, object] = dtypes if isinstance(dtypes, Mapping) else {}
-    set_elsewhere = {name for config in tuner.configs for name in config.kwargs} | heuristic_names(tuner.fn)
+    set_elsewhere = {name for config in tuner.configs for name in config.all_kwargs()} | heuristic_names(tuner.fn)
     parameters = inspect.signature(tuner.base_fn).parameters
     named: dict[str, Any] = {}
     for name in tuner.arg_names:

@@ -75,6 +75,20 @@ def test_a_config_with_a_hook_is_the_same_anywhere_and_counts_once() -> None:
     assert [far.theirs(c) for c in far.job.space] == [*plain, hooked]
 
 
+def test_configs_differ_in_what_their_class_adds_to_a_launch() -> None:
+    class Warps(triton.Config):  # type: ignore[misc]
+        def __init__(self, block: int, warps: int) -> None:
+            super().__init__({"BLOCK": block}, num_warps=None)
+            self.warps = warps
+
+        def all_kwargs(self) -> dict[str, Any]:
+            return {**super().all_kwargs(), "num_warps": self.warps}
+
+    choices = [Warps(256, warps) for warps in (8, 2, 4)]
+    space = bound(tuned(configs=choices), torch.empty(64), 64, 2.0).job.space
+    assert list(space) == list(bound(tuned(configs=configs((256,), (8, 2, 4))), torch.empty(64), 64, 2.0).job.space)
+
+
 def test_the_check_is_part_of_what_is_tuned() -> None:
     digests = {bound(tuned(check=c), torch.empty(64), 64, 2.0).job.workload.digest for c in (None, "allclose")}
     assert len(digests) == 2
