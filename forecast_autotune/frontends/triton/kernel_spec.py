@@ -13,6 +13,7 @@ from triton.runtime.errors import TritonError
 from ...errors import AutotuneError, InvalidInputError
 from ...measure.checks import Check
 from ..dispatch import Dispatcher
+from .tuner_options import is_default_hook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +61,8 @@ class KernelSpec:
             restore_value=tuple(tuner.restore_value),
             pre_hook=tuner.pre_hook,
             post_hook=tuner.post_hook,
-            user_defined_pre_hook=tuner.user_defined_pre_hook,
-            user_defined_post_hook=tuner.user_defined_post_hook,
+            user_defined_pre_hook=tuner.user_defined_pre_hook or not is_default_hook(tuner.pre_hook),
+            user_defined_post_hook=tuner.user_defined_post_hook or not is_default_hook(tuner.post_hook),
             early_config_prune=tuner.early_config_prune,
             perf_model=tuner.perf_model,
             top_k=tuner.configs_top_k,

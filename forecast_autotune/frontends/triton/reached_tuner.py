@@ -14,7 +14,7 @@ from .decision_cache import DecisionCache, tuning_key
 from .door import TritonDoor
 from .install import ATTRIBUTE, after_first_launch, lock
 from .simulated_driver import times_mean_nothing
-from .tuner_options import install_default_hooks, timing_of
+from .tuner_options import install_default_hooks, is_default_hook, timing_of
 
 
 def _of_kernel(name: str) -> Any:
@@ -25,6 +25,19 @@ def _of_kernel(name: str) -> Any:
 
     def write(self: ReachedTuner, value: Any) -> None:
         setattr(self.kernel, name, value)
+
+    return property(read, write)
+
+
+def _hook_of_kernel(name: str) -> Any:
+    """The kernel's hook where the program set one; else ours, where there is one in the place of Triton's."""
+
+    def read(self: ReachedTuner) -> Any:
+        theirs = getattr(self.kernel, name)
+        return self._default_hooks.get(name, theirs) if is_default_hook(theirs) else theirs
+
+    def write(self: ReachedTuner, hook: Any) -> None:
+        self._default_hooks[name] = hook
 
     return property(read, write)
 
@@ -52,6 +65,7 @@ class ReachedTuner(ForecastAutotuner):
         checked_configs(kernel.fn, kernel.configs, pruned=bool(kernel.early_config_prune or kernel.perf_model))
         self.timing = timing_of(self.name, "eager", bool(kernel.use_cuda_graph))
         self.check, self.space, self.isolate, self.buckets = None, None, False, {}
+        self._default_hooks: dict[str, Any] = {}
         install_default_hooks(self)
         self.configs_followed: Any = kernel.configs
         self.cache_given_out: DecisionCache | None = None
@@ -60,6 +74,7 @@ class ReachedTuner(ForecastAutotuner):
 
     fn, best_config = _of_kernel("fn"), _of_kernel("best_config")
     configs_timings, bench_time = _of_kernel("configs_timings"), _of_kernel("bench_time")
+    pre_hook, post_hook = _hook_of_kernel("pre_hook"), _hook_of_kernel("post_hook")
 
     @property
     def guarded(self) -> Any:

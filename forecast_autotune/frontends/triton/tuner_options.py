@@ -136,6 +136,11 @@ def install_default_hooks(tuner: Any) -> None:
         tuner.post_hook = post_hook
 
 
+def is_default_hook(hook: Any) -> bool:
+    """Whether a tuner's hook is one that Triton made, or `install_default_hooks`, and none of the program's."""
+    return getattr(hook, "__globals__", {}).get("__name__") in (Autotuner.__module__, __name__)
+
+
 def show_overrides_in_configs() -> None:
     """Let a config's text show its `ir_override`, as since Triton 3.9; before, two that differ in it read alike."""
     if "ir_override" in inspect.getsource(TritonConfig.__str__):

@@ -316,6 +316,19 @@ def test_a_benchmark_of_the_programs_own_times_the_configs() -> None:
     assert block(kernel) == 64
 
 
+@pytest.mark.parametrize("options", [{}, {"reset_to_zero": ["x_ptr"], "restore_value": ["x_ptr"]}])
+def test_hooks_that_are_assigned_to_a_kernel_are_called(options: dict[str, Any]) -> None:
+    before, after = set(), set()
+    fa.install()
+    kernel = triton.autotune(configs=configs(), key=["n"], **options)(scale)
+    with fa.rehearsal("H100", TIMES):
+        call(kernel)
+        kernel.pre_hook = lambda named, reset_only=False: before.add(named["BLOCK"])
+        kernel.post_hook = lambda named, exception: after.add(named["BLOCK"])
+        call(kernel, 2000)
+    assert before == after == set(BLOCKS)
+
+
 def test_copies_and_what_was_pickled_before_are_reached_on_their_own() -> None:
     fa.install()
     kernel = stock()

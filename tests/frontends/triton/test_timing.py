@@ -91,6 +91,17 @@ def test_hooks_of_the_users_run_around_each_launch_and_are_not_timed(monkeypatch
     assert all(times[0] < HOUR_NS / 1e6 for times in kernel.configs_timings.values())
 
 
+@pytest.mark.parametrize("options", [{}, {"restore_value": ["x_ptr"]}])
+def test_hooks_that_are_assigned_later_run_around_each_launch_too(options: dict[str, Any]) -> None:
+    before, after = set(), set()
+    kernel, x = kernel_in_place(**options), torch.zeros(64)
+    kernel.pre_hook = lambda named, reset_only=False: before.add(named["BLOCK"])
+    kernel.post_hook = lambda named, exception: after.add(named["BLOCK"])
+    launch(kernel, x)
+    assert before == after == {32, 64}
+    assert x.tolist() == [1.0] * 64
+
+
 @pytest.mark.parametrize("parameter", ["restore_value", "reset_to_zero"])
 def test_restoring_what_is_no_tensor_is_reported_and_the_first_config_runs(parameter: str) -> None:
     kernel, x = kernel_in_place(**{parameter: ["n"]}), torch.zeros(64)
