@@ -142,7 +142,10 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     @property
     def cache(self) -> DecisionCache:
-        """From tuning key to the config decided in this process; entries may be assigned and deleted."""
+        """From tuning key to the config decided in this process; entries may be assigned and deleted.
+
+        Keys are Triton's; once keys are decided for several devices, each has its device at its end.
+        """
         return DecisionCache(self.dispatcher.table)
 
     @cache.setter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from sys import intern
 from typing import Any
 
@@ -11,7 +11,7 @@ from .target import current_device
 
 
 def tuning_key(tuner: Any, call: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A call's key by Triton's rule, values of `key` and then dtypes of arguments; with the device at its end.
+    """A call's key by Triton's rule, values of `key` and then dtypes of arguments; with the device, or None, at its end.
 
     Args:
         tuner: read for `keys` and `buckets`.
@@ -19,40 +19,56 @@ def tuning_key(tuner: Any, call: Mapping[str, Any]) -> tuple[Any, ...]:
     """
     key = [tuner.buckets[n](call[n]) if n in tuner.buckets else call[n] for n in tuner.keys if n in call]
     key += [intern(str(value.dtype)) for value in call.values() if hasattr(value, "dtype")]
-    device = current_device()
-    return tuple(key) if device is None else (*key, device)
+    return (*key, current_device())
 
 
 class DecisionCache(MutableMapping[Any, Any]):
     """A view of the tuner's table: tuning key to decided config. An entry that a program puts in never leaves.
 
-    A key may lack the device, as Triton's do: the current one is meant. A copy, a pickle or a merge of it is a plain
-    dictionary.
+    Its keys are Triton's where all is decided for one device; else the device stands at their end. A key may lack it in
+    any case: the current one is meant, or the only one. A copy, a pickle or a merge of it is a plain dictionary.
     """
 
     def __init__(self, table: KeyTable) -> None:
         self._table = table
 
     def __getitem__(self, key: Any) -> Any:
-        entry = self._table.peek(self._with_device(key))
+        entry = self._table.peek(self._in_table(key))
         if entry is None or entry.provisional is not None:
             raise KeyError(key)
         return entry.launcher
 
     def __setitem__(self, key: Any, config: Any) -> None:
-        self._table.pin(key, Entry(launcher=config, measured=True))
+        with self._table.lock:
+            if isinstance(key, tuple):
+                self._table.pop((*key, current_device()))
+            self._table.pin(key, Entry(launcher=config, measured=True))
 
     def __delitem__(self, key: Any) -> None:
-        if self._table.pop(self._with_device(key)) is None:
+        if self._table.pop(self._in_table(key)) is None:
             raise KeyError(key)
 
-    def _with_device(self, key: Any) -> Any:
-        if isinstance(key, tuple) and self._table.peek(key) is None:
-            return (*key, current_device())
-        return key
+    def _in_table(self, key: Any) -> Any:
+        """A key as the table has it."""
+        if not isinstance(key, tuple) or self._table.peek(key) is not None:
+            return key
+        on_current = (*key, current_device())
+        if self._table.peek(on_current) is None and len(devices := self._devices(self._decided())) == 1:
+            return (*key, *devices)
+        return on_current
+
+    def _decided(self) -> list[tuple[Any, Entry]]:
+        return [(key, entry) for key, entry in self._table.items() if entry.provisional is None]
+
+    def _devices(self, decided: Sequence[tuple[Any, Entry]]) -> set[Any]:
+        """Those that something is decided for, beside what the program put in."""
+        return {key[-1] for key, _ in decided if not self._table.is_pinned(key)}
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([key for key, entry in self._table.items() if entry.provisional is None])
+        decided = self._decided()
+        if len(self._devices(decided)) == 1:
+            return iter(self._by_tritons_key(decided))
+        return iter([key for key, _ in decided])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -63,12 +79,13 @@ class DecisionCache(MutableMapping[Any, Any]):
 
     def by_tritons_key(self) -> dict[Any, Any]:
         """A plain dictionary under the keys that Triton's own tuner makes, which have no device."""
-        table, on_device = self._table, current_device() is not None
-        return {
-            key if table.is_pinned(key) or not on_device or not isinstance(key, tuple) else key[:-1]: entry.launcher
-            for key, entry in table.items()
-            if entry.provisional is None
-        }
+        return self._by_tritons_key(self._decided())
+
+    def _by_tritons_key(self, decided: Sequence[tuple[Any, Entry]]) -> dict[Any, Any]:
+        configs: dict[Any, Any] = {}
+        for key, entry in decided:  # first what the program put in
+            configs.setdefault(key if self._table.is_pinned(key) else key[:-1], entry.launcher)
+        return configs
 
     def copy(self) -> dict[Any, Any]:
         """A plain dictionary of the configs decided so far."""

@@ -249,7 +249,8 @@ class LearnableKernel:
 
 
 def _tell(tuner: ForecastAutotuner, key: tuple[Any, ...], config: Any, *, measured: bool, seconds: float) -> None:
-    """Call Triton's listener and print, as Triton does after tuning."""
+    """Call Triton's listener and print, as Triton does after tuning: by a key without the device."""
+    key = key[:-1]
     kernel = jit_function(tuner.fn)
     if (listener := getattr(knobs.autotuning, "listener", None)) is not None and kernel is not None:
         try:

@@ -198,9 +198,13 @@ def test_each_value_dtype_and_device_is_a_key_of_its_own() -> None:
                 call(kernel, n, dtype)
                 call(kernel, n, dtype)
         assert len(kernel.cache) == 4
-        assert len({key[-1] for key in kernel.cache}) == 1
+        assert set(kernel.cache) == {
+            (n, dtype) for n in (1000, 2000) for dtype in ("torch.float32", "torch.float16")
+        }, "Triton's keys"
+    assert all(kernel.cache[key] is config for key, config in kernel.cache.items()), "whatever device is current"
     with playing():  # another device
         call(kernel, 1000)
+        assert len({device for *_, device in kernel.cache}) == 2
         assert len(kernel.cache) == 5
 
 
@@ -570,7 +574,7 @@ def test_tuning_is_printed_where_triton_is_asked_to(capsys: pytest.CaptureFixtur
         call(kernel)
     out = capsys.readouterr().out
     assert f"Autotuning kernel scale with config {kernel.configs[0]}" in out
-    assert out.count("Triton autotuning for function scale,\nwith key as (1000, 'torch.float32'") == 1
+    assert out.count("Triton autotuning for function scale,\nwith key as (1000, 'torch.float32'),") == 1
     assert f"best config selected: {kernel.best_config};" in out
 
 
@@ -584,6 +588,7 @@ def test_the_listener_hears_of_each_decision_once() -> None:
         call(kernel)
         assert [told["cache_hit"] for told in heard] == [False]
         assert heard[0]["fn"] is scale
+        assert heard[0]["key"] == (1000, "torch.float32")
         assert heard[0]["best_config"] is kernel.best_config
         assert heard[0]["duration"] > 0
         assert len(heard[0]["configs_timings"]) == 4
@@ -652,6 +657,10 @@ def test_what_is_put_into_the_cache_is_run() -> None:
                 (ran,) = [c for (_, c), count in on.launches.items() if count != before.get(("scale", c), 0)]
                 assert ran["BLOCK"] == config.kwargs["BLOCK"]
                 assert kernel.best_config is config
+                assert dict(kernel.cache) == {key: config}
+        del kernel.cache[key]
+        call(kernel)
+        assert kernel.best_config.kwargs == {"BLOCK": BEST}
 
 
 def test_the_cache_is_copied_pickled_and_merged_as_a_dictionary() -> None:
@@ -691,6 +700,7 @@ def test_the_cache_is_read_by_tritons_own_key() -> None:
     kernel = tuned()
     with playing():
         call(kernel)
+        assert list(kernel.cache.items()) == [((1000, "torch.float32"), kernel.best_config)]
         assert kernel.cache[1000, "torch.float32"] is kernel.best_config
         assert (1000, "torch.float32") in kernel.cache
         assert (1001, "torch.float32") not in kernel.cache

@@ -257,6 +257,18 @@ def test_what_triton_tuned_before_is_not_tuned_again() -> None:
     assert block(kernel) == BEST
 
 
+def test_what_is_put_into_the_cache_after_a_decision_is_given_back() -> None:
+    kernel = stock()
+    fa.install()
+    with fa.rehearsal("H100", TIMES):
+        call(kernel)
+        kernel.cache[1000, "torch.float32"] = kernel.configs[2]
+        call(kernel, 2000)
+        fa.uninstall()
+        decided = {(1000, "torch.float32"): kernel.configs[2], (2000, "torch.float32"): kernel.configs[1]}
+        assert kernel.cache == decided
+
+
 def test_assigned_configs_and_an_assigned_cache_hold_from_the_next_call() -> None:
     kernel = stock()
     fa.install()
