@@ -141,6 +141,18 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         self.dispatcher.table.clear()
 
     @property
+    def keys(self) -> Sequence[str]:
+        """The names of arguments whose values tell calls apart."""
+        return self._keys
+
+    @keys.setter
+    def keys(self, names: Sequence[str]) -> None:
+        """Tell calls apart by other arguments from now on; what is decided stays under its keys, as in Triton."""
+        self._keys = names
+        recompile(self)
+        self.dispatcher.table.change()
+
+    @property
     def cache(self) -> DecisionCache:
         """From tuning key to the config decided in this process; entries may be assigned and deleted.
 

@@ -252,6 +252,7 @@ def _run(theirs: Callable[..., Any]) -> Callable[..., Any]:
             or tuner.kernel is not self
             or self.cache is not tuner.cache_given_out
             or self.configs is not tuner.configs_followed
+            or self.keys is not tuner.keys_followed
         ):
             tuner = tuner_of(self)
             if tuner is None or tuner is self or not tuner.follow():

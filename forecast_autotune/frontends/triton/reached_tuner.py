@@ -8,6 +8,7 @@ from typing import Any
 from triton.runtime.autotuner import Autotuner
 
 from ..dispatch import Dispatcher
+from ..inductor.recompilation import recompile
 from .autotuner import DEFAULT_BUDGET, ForecastAutotuner
 from .config_checks import checked_configs
 from .decision_cache import DecisionCache, tuning_key
@@ -68,11 +69,12 @@ class ReachedTuner(ForecastAutotuner):
         self._default_hooks: dict[str, Any] = {}
         install_default_hooks(self)
         self.configs_followed: Any = kernel.configs
+        self.keys_followed: Any = kernel.keys
         self.cache_given_out: DecisionCache | None = None
         self._own_cache: dict[Any, Any] = {}
         self._launched = False
 
-    fn, best_config = _of_kernel("fn"), _of_kernel("best_config")
+    fn, keys, best_config = _of_kernel("fn"), _of_kernel("keys"), _of_kernel("best_config")
     configs_timings, bench_time = _of_kernel("configs_timings"), _of_kernel("bench_time")
     pre_hook, post_hook = _hook_of_kernel("pre_hook"), _hook_of_kernel("post_hook")
 
@@ -106,7 +108,7 @@ class ReachedTuner(ForecastAutotuner):
         return None if str(getattr(own, "__module__", "")).partition(".")[0] == "triton" else own
 
     def follow(self) -> bool:
-        """Take over configs and a cache that were assigned to the kernel since; False where the cache is of another class.
+        """Take over what was assigned to the kernel since: configs, keys, a cache; False where that is of another class.
 
         Such a cache may hold what we do not know of: launches of that kernel are left to Triton.
         """
@@ -114,6 +116,10 @@ class ReachedTuner(ForecastAutotuner):
         if kernel.configs is not self.configs_followed:
             self.configs_followed = kernel.configs
             self.configs = kernel.configs
+        if kernel.keys is not self.keys_followed:
+            self.keys_followed = kernel.keys
+            recompile(self)
+            table.change()
         with lock, table.lock:
             given = kernel.cache
             if vars(kernel).get(ATTRIBUTE) is not self:  # given back meanwhile: this call alone is launched here

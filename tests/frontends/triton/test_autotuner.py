@@ -625,6 +625,17 @@ def test_assigning_configs_decides_again() -> None:
         assert kernel.best_config.kwargs == {"BLOCK": 128}
 
 
+def test_assigned_keys_tell_the_next_calls_apart() -> None:
+    kernel = tuned(key=["factor"], budget=2)
+    with playing():
+        call(kernel)
+        call(kernel)
+        kernel.keys = ["n"]
+        for n in (2000, 3000, 3000):
+            call(kernel, n)
+        assert [key[0] for key in kernel.cache] == [2.0, 2000, 3000]
+
+
 def test_configs_assigned_while_tuning_are_not_answered_from_the_old_list() -> None:
     kernel = tuned(configs=configs((64, 256)), do_bench=lambda launch, quantiles: assign() or [1.0] * 3)
 

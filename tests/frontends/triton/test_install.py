@@ -257,6 +257,18 @@ def test_what_triton_tuned_before_is_not_tuned_again() -> None:
     assert block(kernel) == BEST
 
 
+def test_assigned_keys_tell_the_next_calls_apart() -> None:
+    kernel = triton.autotune(configs(), ["factor"])(scale)
+    fa.install()
+    with fa.rehearsal("H100", TIMES):
+        call(kernel)
+        call(kernel)
+        kernel.keys = ["n"]
+        for n in (2000, 3000, 3000):
+            call(kernel, n)
+        assert [key[0] for key in kernel.cache] == [2.0, 2000, 3000]
+
+
 def test_what_is_put_into_the_cache_after_a_decision_is_given_back() -> None:
     kernel = stock()
     fa.install()
