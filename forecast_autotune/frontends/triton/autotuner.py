@@ -24,7 +24,7 @@ from ..key_table import Entry
 from ..nested_tuning import ever_nested, of_thread
 from ..online import Learning
 from .call import by_knobs
-from .config_checks import checked_configs
+from .config_checks import as_list, checked_configs
 from .decision_cache import DecisionCache, tuning_key
 from .door import TritonDoor, launch_another
 from .kernel_spec import KernelSpec
@@ -122,9 +122,9 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         self.buckets = bucket_functions(kernel, key_buckets, key)
 
     def _set_own_state(self, configs: Sequence[Any]) -> None:
-        """Set what no copy shares."""
+        """Set what no copy shares, and the configs."""
         self._local = threading.local()
-        self._configs = list(configs)
+        self._configs = as_list(configs)
         self._shortcuts = Shortcuts(self)
         self._launches = self._shortcuts.launches
 
@@ -135,8 +135,11 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     @configs.setter
     def configs(self, configs: Sequence[Any]) -> None:
-        """Choose among other configs from now on; all decisions are forgotten."""
-        self._configs = list(configs)
+        """Choose among other configs from now on; all decisions are forgotten.
+
+        A list that is changed in place holds for keys met after that, as in Triton.
+        """
+        self._configs = as_list(configs)
         recompile(self)
         self.dispatcher.table.clear()
 

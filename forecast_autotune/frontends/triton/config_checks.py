@@ -60,7 +60,7 @@ def checked_configs(fn: Any, configs: Iterable[Any] | None, *, pruned: bool) -> 
         or not isinstance(configs, Iterable)
     ):
         raise InvalidInputError(f"configs={_text(configs)} of {name} is no list: write configs=[triton.Config(…), …]")
-    listed = list(configs)
+    listed = as_list(configs)
     if not listed:
         warn_user(
             f"configs of {name} is an empty list: there is nothing to choose from, and it runs under Triton's own "
@@ -72,6 +72,11 @@ def checked_configs(fn: Any, configs: Iterable[Any] | None, *, pruned: bool) -> 
             _check_class(name, config)
         _check_names(name, fn, listed)
     return listed
+
+
+def as_list(configs: Iterable[Any]) -> list[Any]:
+    """The list that was given, which the program may change, as it may Triton's; of what is no list, a list."""
+    return configs if isinstance(configs, list) else list(configs)
 
 
 def _check_class(name: str, config: Any) -> None:

@@ -47,6 +47,7 @@ class Form:
     table: dict[Hashable, Launch]  # its own: the same values under other names are another key
     tensors: frozenset[str]  # arguments that had a dtype when it was made
     mixed: frozenset[str]  # and those that have one in some calls only
+    single: bool  # whether there was one config alone, and so nothing to look up
 
 
 def call_form(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -79,7 +80,8 @@ class Shortcuts:
         tensors = frozenset(n for n, value in call.items() if hasattr(value, "dtype"))
         form = self._forms.get(name)
         changed = form is not None and (tensors ^ form.tensors) - form.mixed
-        if name not in self._forms or (form and changed):
+        single = len(self._tuner._configs) == 1  # now: a program may change the list in place
+        if name not in self._forms or (form and (changed or form.single != single)):
             form = self._forms[name] = make_form(
                 self._tuner,
                 name,
@@ -126,7 +128,7 @@ def launch(__args, __kwargs):
     if __launch is None:
         return __tuner._miss(__args, __kwargs)
     __config, __keywords, __state, __hooked = __launch
-    if __config.__dict__ != __state{more_configs}:
+    if __config.__dict__ != __state{other_configs}:
         return __tuner._miss(__args, __kwargs)
     __tuner.best_config = __config
     if __hooked:
@@ -173,14 +175,14 @@ def make_form(
     text = _TEMPLATE.format(
         unpacked="\n    ".join(lines),
         key=f"({''.join(f'{part}, ' for part in parts)})",
-        more_configs=" or len(__tuner._configs) != 1" if single else "",
+        other_configs=" or [__config] != __tuner._configs" if single else "",
     )
     table: dict[Hashable, Launch] = {}
     scope: dict[str, Any] = {f"__bucket_{name}": bucket for name, bucket in buckets.items()}
     scope.update(__name__=__name__, __tuner=tuner, __get=table.get, __driver=driver)
     # The text above holds nothing but identifiers checked here.
     exec(compile(text, _FILE, "exec"), scope)  # noqa: S102
-    return Form(launch=scope["launch"], key=scope["key"], table=table, tensors=tensors, mixed=mixed)
+    return Form(launch=scope["launch"], key=scope["key"], table=table, tensors=tensors, mixed=mixed, single=single)
 
 
 def _can_be_written(name: str) -> bool:

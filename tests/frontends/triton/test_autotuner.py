@@ -625,6 +625,33 @@ def test_assigning_configs_decides_again() -> None:
         assert kernel.best_config.kwargs == {"BLOCK": 128}
 
 
+def test_a_list_of_configs_that_is_changed_in_place_holds_for_new_keys() -> None:
+    kernel = tuned(configs=(shared := configs()))
+    with playing() as on:
+        call(kernel)
+        shared[:] = configs((64, 128))
+        call(kernel, 2000)
+        assert kernel.best_config is shared[1]
+        kernel.configs[:] = configs((32, 64))
+        call(kernel, 3000)
+        assert kernel.best_config is shared[1]
+        before = on.launches.total()
+        call(kernel, 1000)
+        assert kernel.best_config.kwargs == {"BLOCK": BEST}, "what is decided stays"
+        assert on.launches.total() == before + 1
+
+
+def test_a_list_that_is_changed_in_place_to_one_config_and_back_is_heeded() -> None:
+    kernel = tuned(configs=(shared := configs((64,))))
+    with playing():
+        for blocks, chosen in (((64,), 64), ((128,), 128), ((64, 128), 128), ((32,), 32), ((64, 128, 256), 256)):
+            shared[:] = configs(blocks)
+            for _ in range(3):
+                call(kernel, 1000 + len(blocks))
+                assert kernel.best_config.kwargs == {"BLOCK": chosen}
+            assert all(form.single == (len(blocks) == 1) for form in kernel._shortcuts._forms.values() if form)
+
+
 def test_assigned_keys_tell_the_next_calls_apart() -> None:
     kernel = tuned(key=["factor"], budget=2)
     with playing():

@@ -257,6 +257,18 @@ def test_what_triton_tuned_before_is_not_tuned_again() -> None:
     assert block(kernel) == BEST
 
 
+def test_a_list_of_configs_that_is_changed_in_place_holds_for_new_keys() -> None:
+    kernel = triton.autotune(shared := configs(), ["n"])(scale)
+    fa.install()
+    with fa.rehearsal("H100", TIMES):
+        call(kernel)
+        shared[:] = [config for config in shared if config.kwargs["BLOCK"] != BEST]
+        call(kernel, 2000)
+        assert kernel.best_config in shared
+        call(kernel)
+        assert block(kernel) == BEST, "what is decided stays"
+
+
 def test_assigned_keys_tell_the_next_calls_apart() -> None:
     kernel = triton.autotune(configs(), ["factor"])(scale)
     fa.install()

@@ -25,7 +25,7 @@ class Tuner:
     """What a form reads of a tuner, with a kernel that says how it was launched."""
 
     def __init__(self, configs: int = 2) -> None:
-        self._configs = list(range(configs))
+        self._configs = [BLOCK, PLAIN][:configs]
         self.best_config: Any = None
         self.missed: list[Any] = []
         self.fn = SimpleNamespace(run=lambda *args, **kwargs: (args, kwargs))
@@ -117,8 +117,10 @@ def test_a_tuner_with_one_config_has_nothing_to_look_up_until_it_has_more() -> N
     form = form_of(tuner, X, 5)
     form.table[key(form, X, 5)] = Launch.of(BLOCK)
     assert launch(form, Y, 6) == ((Y, 6), BLOCK.all_kwargs())
-    tuner._configs.append(1)
+    tuner._configs.append(PLAIN)
     assert launch(form, Y, 6) == "missed"
+    tuner._configs[:] = [PLAIN]
+    assert launch(form, Y, 6) == "missed", "it is another one"
 
 
 def test_a_kernel_without_arguments_has_one_key() -> None:
