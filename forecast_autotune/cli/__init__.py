@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..errors import AutotuneError
 
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # names are anybody's, and a locale may know ASCII alone
     try:
@@ -46,6 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("forecast-autotune: interrupted", file=sys.stderr)
         return 130
+
+
+def _open_closed_streams() -> None:
+    """Let what the caller has closed, as `>&-` does, be empty to read from and take what is written to it."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in this order each gets its usual number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8", errors="backslashreplace"))  # noqa: SIM115  # for good
 
 
 @contextlib.contextmanager

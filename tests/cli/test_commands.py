@@ -325,6 +325,17 @@ def test_a_reader_that_leaves_is_no_error(store: Path) -> None:
     assert (told.returncode, told.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("verb", ["list", "stats --json", "show evil", "pending --json", "clear"])
+def test_streams_that_the_caller_closed_change_no_exit_code(store: Path, verb: str) -> None:
+    quiet = f"'{sys.executable}' -m forecast_autotune {verb}"
+    expected = 1 if "pending" in verb else 0  # nothing is pending
+    told = subprocess.run(["sh", "-c", f"{quiet} <&- >&-"], capture_output=True, text=True, check=False)
+    assert "Traceback" not in told.stderr
+    assert told.returncode == expected
+    if verb != "clear":
+        assert subprocess.run(["sh", "-c", f"{quiet} <&- >&- 2>&-"], check=False).returncode == expected
+
+
 @pytest.mark.parametrize("known", [0, 1])
 def test_show_lists_a_language_model_as_one_source(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], known: int
