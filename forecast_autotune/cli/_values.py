@@ -24,7 +24,7 @@ _OPERATORS: Mapping[type, Callable[[int, int], int]] = {
     ast.Mod: operator.mod,
 }
 _FUNCTIONS: Mapping[str, Callable[..., int]] = {"cdiv": lambda a, b: -(-a // b), "min": min, "max": max}
-_MOST_TEXT = 1000  # characters of a grid: deeper nesting than any of it has is nobody's launch
+_MOST_TEXT = 1000  # characters of a grid or a number: longer ones, and deeper nesting, are nobody's launch
 
 
 def read_arguments(texts: list[str]) -> dict[str, Any]:
@@ -52,11 +52,11 @@ def read_value(text: str, name: str) -> Any:
         InvalidInputError: it looks like a tensor or a dtype and is none.
     """
     if match := re.fullmatch(r"(\w+)\s*\[([\d,\s]*)\](?::([\d,\s]+))?", text):
-        return _tensor(match[1], _counts(match[2]), None if match[3] is None else _counts(match[3]), f"{name}={text}")
-    if re.fullmatch(r"[+-]?\d+", text):
-        return int(text)
-    if re.fullmatch(r"[+-]?0[xX][0-9a-fA-F]+", text):
-        return int(text, 16)
+        return _tensor(match[1], match[2], match[3], f"{name}={text}")
+    if match := re.fullmatch(r"[+-]?(?:\d+|(0[xX][0-9a-fA-F]+))", text):
+        if len(text) > _MOST_TEXT:
+            raise InvalidInputError(f"--arg {name}={text[:40]}… has {len(text)} digits: give a number of 64 bits")
+        return int(text, 16 if match[1] else 10)
     if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text):
         return float(text)
     if text.lower() in ("true", "false", "none"):
@@ -131,19 +131,28 @@ def _counts(text: str) -> list[int]:
     return [int(n) for n in re.split(r"[\s,]+", text.strip()) if n]
 
 
-def _tensor(dtype: str, shape: list[int], strides: list[int] | None, text: str) -> Any:
+_LARGEST = "give sizes and strides of 64 bits, for a tensor of fewer than 2**63 bytes"
+
+
+def _tensor(dtype: str, sizes: str, steps: str | None, text: str) -> Any:
     import torch
 
+    if len(text) > _MOST_TEXT:
+        raise InvalidInputError(f"--arg {text[:80]}… has {len(text)} characters: {_LARGEST}")
+    shape, strides = _counts(sizes), None if steps is None else _counts(steps)
     torch_dtype = getattr(torch, _DTYPES.get(dtype, dtype), None)
     if not isinstance(torch_dtype, torch.dtype):
         raise InvalidInputError(
             f"--arg {text}: {dtype} is no dtype of torch; such are float16, bfloat16, float32, int32"
         )
-    if strides is None:
-        return torch.empty(shape, dtype=torch_dtype, device="meta")
-    if len(strides) != len(shape):
+    if strides is not None and len(strides) != len(shape):
         raise InvalidInputError(f"--arg {text}: {len(strides)} strides for {len(shape)} dimensions")
-    return torch.empty_strided(shape, strides, dtype=torch_dtype, device="meta")
+    try:
+        if strides is None:
+            return torch.empty(shape, dtype=torch_dtype, device="meta")
+        return torch.empty_strided(shape, strides, dtype=torch_dtype, device="meta")
+    except (TypeError, RuntimeError, OverflowError) as err:  # torch's own words name the line in C++ too
+        raise InvalidInputError(f"--arg {text}: torch refuses it ({str(err).splitlines()[0]}): {_LARGEST}") from None
 
 
 def _triton_dtype(name: str, text: str) -> Any:

@@ -119,7 +119,7 @@ class StoreFile:
         A kernel whose name is the key goes first; else every kernel with the key in its name counts, as in `decisions`.
         """
         start = key.lower()
-        if not start:
+        if not start or not _is_storable(key):
             return []
         with reading(self.path) as connection:
 
@@ -218,6 +218,8 @@ class StoreFile:
         """Remove everything, or everything of the kernel of exactly this name; answers of language models name none."""
         if kernel is None:
             return self._remove(dict.fromkeys(("decision", "outcome", "pending", "answer"), "TRUE"), {})
+        if not _is_storable(kernel):
+            return self._remove({}, {})
         return self._remove(dict.fromkeys(("decision", "outcome", "pending"), _NAMED), {"name": kernel})
 
     def export(self, path: Path) -> int:
@@ -302,6 +304,11 @@ def _which(
         values.append(json.dumps([number for number, one in known.items() if is_meant(hardware, one.name)]))
         conditions.append("hardware IN (SELECT value FROM json_each(?))")
     return f"WHERE {' AND '.join(conditions)}" if conditions else "", tuple(values)
+
+
+def _is_storable(name: str) -> bool:
+    """Whether SQLite takes a text: what is typed in a terminal may be no UTF-8, and no row has such a name."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def is_meant(wanted: str | None, name: str) -> bool:

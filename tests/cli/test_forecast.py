@@ -225,6 +225,25 @@ def test_what_is_no_value_is_refused(text: str) -> None:
         read_value(text, "x")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "float32[99999999999999999999]",
+        "float32[9999999999,9999999999]",
+        "float32[4]:99999999999999999999",
+        f"float32[{'9' * 5000}]",
+        "9" * 5000,
+        f"0x{'9' * 5000}",
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_tensor_or_number_too_large_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"^--arg x=.*: give .* 64 bits") as refused:
+        read_value(text, "x")
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
 def test_a_grid_is_computed_from_arguments_and_knobs() -> None:
     values = {"M": 1000, "BM": 64, "G": 3}
     assert read_grid("cdiv(M, BM) * G, max(1, M // 512) % 7, min(BM, G, 2) - 1")(values) == (48, 1, 1)

@@ -62,6 +62,15 @@ def test_a_kernel_whose_name_is_the_key_goes_before_longer_names(tmp_path: Path)
     assert len(store.find("oftmax")) == 2
 
 
+def test_a_name_that_is_no_utf8_is_found_nowhere(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    assert store.find("\udcff") == []
+    assert store.decisions(kernel="\udcff") == []
+    held = len(store.decisions())
+    assert store.clear(kernel="\udcff").decisions == 0
+    assert len(store.decisions()) == held > 0
+
+
 def test_a_decision_is_listed_with_the_newest_time_of_its_config(tmp_path: Path) -> None:
     store = filled(tmp_path)
     timed = {stored.place.workload.program.name: outcome for stored, outcome in store.each_timed_decision()}
