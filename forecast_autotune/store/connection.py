@@ -163,6 +163,21 @@ class StoreConnection:
             self._identity = None
             self._gave_way = False
 
+    def rest(self) -> None:
+        """Close the file where no thread is at it and nothing is left to write; the next operation opens it again."""
+        lock = self.lock
+        if self._connection is None or not lock.acquire(blocking=False):
+            return
+        try:
+            if self._connection is None or self.in_memory:
+                return
+            self.write_deferred()
+            if not self.deferred or filesystem.identity_of(self._file) != self._identity:  # or it was removed
+                self._close_file()
+                self._identity = None
+        finally:
+            lock.release()
+
     def _close_file(self) -> None:
         if self._connection is not None:
             with suppress(Exception):  # an error here loses nothing that was reported as kept

@@ -326,7 +326,10 @@ def on_scale_of(
     return {c: o.scaled(factor) if isinstance(o, Measurement) else o for c, o in packed.items()}
 
 
-_OPENED: dict[tuple[object, ...], SqliteStore] = {}
+MOST_OPEN = 4
+"""Stores of `open_store` whose files stay open, three descriptors each: a test suite may set a folder for every test."""
+
+_OPENED: dict[tuple[object, ...], SqliteStore] = {}  # the one asked for last at the end
 _OPENING = threading.Lock()
 
 
@@ -337,18 +340,22 @@ def open_store(settings: Settings) -> SqliteStore:
     meets are noted as pending in the named store all the same, quietly: reading nothing there, it warns of nothing.
     """
     if settings.mode == "forecast":
-        key: tuple[object, ...] = (str(settings.dir), "notes")
-        with _OPENING:
-            if key not in _OPENED:
-                _OPENED[key] = SqliteStore(settings.dir, quiet=True)
-            return SqliteStore(None, notes=_OPENED[key])
+        notes = _opened((str(settings.dir), "notes"), lambda: SqliteStore(settings.dir, quiet=True))
+        return SqliteStore(None, notes=notes)
     alone = settings.sync != "none"
-    key = (str(settings.dir), tuple(str(p) for p in settings.packs), settings.toolchain, alone)
+    packs = [pack for pack in settings.packs if isinstance(pack, Path)]
+    return _opened(
+        (str(settings.dir), tuple(str(p) for p in settings.packs), settings.toolchain, alone),
+        lambda: SqliteStore(settings.dir, packs=packs, toolchain=settings.toolchain, alone=alone),
+    )
+
+
+def _opened(key: tuple[object, ...], make: Callable[[], SqliteStore]) -> SqliteStore:
     with _OPENING:
-        if key not in _OPENED:
-            packs = [pack for pack in settings.packs if isinstance(pack, Path)]
-            _OPENED[key] = SqliteStore(settings.dir, packs=packs, toolchain=settings.toolchain, alone=alone)
-        return _OPENED[key]
+        store = _OPENED[key] = _OPENED.pop(key) if key in _OPENED else make()
+        for other in list(_OPENED.values())[:-MOST_OPEN]:
+            other.connection.rest()
+        return store
 
 
 def _after_fork_in_child() -> None:

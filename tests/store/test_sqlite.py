@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -26,7 +27,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import database, filesystem, process_hooks, recordings, schema, textfile
 from forecast_autotune.store.database import connect
 from forecast_autotune.store.queries import StoreFile
-from forecast_autotune.store.sqlite import SqliteStore, open_store
+from forecast_autotune.store.sqlite import MOST_OPEN, SqliteStore, open_store
 
 
 class TestFile(StoreContract):
@@ -248,6 +249,40 @@ def test_one_store_for_each_folder_in_a_process_and_none_in_mode_forecast(tmp_pa
     with open_store(replace(settings, mode="forecast")) as store:
         assert store.path is None
     open_store(settings).close()
+
+
+def test_the_files_of_the_last_few_stores_stay_open_and_the_others_open_again(tmp_path: Path) -> None:
+    job = a_job()
+    stores = [open_store(Settings(dir=tmp_path / str(number))) for number in range(MOST_OPEN + 3)]
+    for number, store in enumerate(stores):
+        assert open_store(Settings(dir=tmp_path / str(number))) is store
+        store.decide(job, a_decision(job))
+        store.note_pending(a_job(key={"n": 5}), "not allowed")
+    assert [store.connection.is_open for store in stores] == [False] * 3 + [True] * MOST_OPEN
+    assert all(store.decision(job) for store in stores)
+    assert [len(StoreFile(tmp_path / str(number)).pending()) for number in range(len(stores))] == [1] * len(stores)
+    for store in stores:
+        store.close()
+
+
+def test_a_store_does_not_rest_while_it_is_used_or_only_in_memory(busy_thread: SqliteStore, tmp_path: Path) -> None:
+    busy_thread.connection.rest()
+    assert busy_thread.connection.is_open
+    (tmp_path / "file").write_text("")
+    with SqliteStore(tmp_path / "file") as in_memory:
+        with pytest.warns(StoreWarning):
+            in_memory.decide(a_job(), a_decision(a_job()))
+        in_memory.connection.rest()
+        assert in_memory.decision(a_job()) == a_decision(a_job())
+
+
+def test_a_store_whose_folder_is_gone_rests_too(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "gone") as store:
+        store.decide(a_job(), a_decision(a_job()))
+        assert store.decision(a_job())  # which is counted later
+        shutil.rmtree(tmp_path / "gone")
+        store.connection.rest()
+        assert not store.connection.is_open
 
 
 @pytest.mark.parametrize("wrong", [{"toolchain": "some"}, {"journal": "off"}])
