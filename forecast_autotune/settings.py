@@ -139,8 +139,9 @@ class PackUrl:
 # As huggingface_hub reads it: behind the repository's name; any later @ is part of a file's name.
 _HUB_REVISION = "hf://(?:(?:datasets|kernels|models|spaces)/)?[^/@]+/[^/@]+@(refs/(?:convert|pr)/[^/@]+|[^/@]+)"
 
+_UP_TO = rf"(?:[^{os.pathsep}]*[^\s{os.pathsep}])?"  # the next separator, without spaces before it
 _PACKS = re.compile(
-    rf"[a-z][a-z0-9+.-]*://[^{os.pathsep}]*(?::[0-9]+(?=[/#])[^{os.pathsep}]*)?|[^{os.pathsep}]+"  # a URL may name a port
+    rf"[a-z][a-z0-9+.-]*://{_UP_TO}(?::[0-9]+(?=[/#]){_UP_TO})?|[^\s{os.pathsep}]{_UP_TO}"  # a URL may name a port
 )
 
 

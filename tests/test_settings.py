@@ -187,6 +187,12 @@ def test_an_environment_that_is_handed_in_is_not_warned_of() -> None:
     Settings.from_environment({"FORECAST_AUTOTUNE_BUGET": "2s"})
 
 
+def test_spaces_around_packs_are_no_part_of_their_names() -> None:
+    text = os.pathsep.join([" /a b.jsonl", " hf://team/packs@v1 ", " ", "", "/c.jsonl "])
+    packs = Settings.from_environment({"FORECAST_AUTOTUNE_PACKS": text}).packs
+    assert [str(pack) for pack in packs] == ["/a b.jsonl", "hf://team/packs@v1", "/c.jsonl"]
+
+
 def test_a_relative_folder_stays_where_it_was_when_it_was_first_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
