@@ -21,11 +21,14 @@ def freeze(folder: Path) -> bool:
     Raises:
         OSError: the folder cannot be written to.
     """
-    make_folder(folder)
     try:
-        os.close(os.open(folder / _NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    except FileExistsError:
-        return False
+        make_folder(folder)
+        try:
+            os.close(os.open(folder / _NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            return False
+    except FileNotFoundError:  # what /proc says where nothing can be made
+        raise OSError(f"no file can be made in {folder}: name a folder that can be written to") from None
     return True
 
 

@@ -91,6 +91,13 @@ def test_a_file_in_the_place_of_a_store_is_named(
     assert f"a store is a folder: give {folder / 'store'}\n" in refusal(capsys, command, str(file))
 
 
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc")
+@pytest.mark.parametrize("path", ["/proc/self", "/proc/self/new"])
+def test_a_store_where_no_file_can_be_made_is_not_frozen(capsys: pytest.CaptureFixture[str], path: str) -> None:
+    said = refusal(capsys, ["freeze", "--dir", "{}"], path)
+    assert f"no file can be made in {path}: name a folder that can be written to" in said
+
+
 @pytest.mark.parametrize("command", [*READERS, *WRITERS, *KERNELS], ids=str)
 def test_a_file_that_the_system_refuses_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
