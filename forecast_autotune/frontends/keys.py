@@ -47,20 +47,24 @@ def make_key_function(
     is neither a tensor nor a plain value.
 
     Raises:
-        InvalidInputError: names without a signature, or a name that is not in it.
+        InvalidInputError: no names, names without a signature, or a name that is not in it.
     """
     if key is None:
         return _whole_key
     if callable(key):
         return key
     wanted = as_names(key)
+    if not wanted:
+        raise InvalidInputError(
+            f"key={key!r} of {function} names no argument: name some, leave key= out, or give a callable, such as "
+            "key=lambda *args: 0 to tune once for all calls"
+        )
     if names is None:
         raise InvalidInputError(
-            f"key={list(wanted)} of {function} names arguments, but bound C++ functions carry no names: add "
-            'signature="a, b, …", or give key= as a callable'
+            f"key={list(wanted)} of {function} names arguments, but those that it takes carry no names: give key= as a "
+            'callable; arguments of a C++ function are named by signature="a, b, …"'
         )
-    missing = [n for n in wanted if n not in names]
-    if missing or not wanted:
+    if any(n not in names for n in wanted):
         raise InvalidInputError(f"key={list(wanted)} of {function}: its arguments are {', '.join(names)}")
     indices = tuple(names.index(n) for n in wanted)
     return lambda *args: tuple([_part(args[i]) for i in indices])
