@@ -101,15 +101,15 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         listener=lambda event: say(f"[{event.tried.chosen}] {event.text}" if event.tried else event.text),
     )
-    if arguments.page is not None:
-        from ..program_search.page import page_of
-        from ..store.textfile import write_lines
-
-        write_lines(arguments.page, page_of(result).splitlines())
     if arguments.json:
         print_json(result.as_json())
     else:
         _print(result)
+    if arguments.page is not None:  # last: it may be that no file can be written there
+        from ..program_search.page import page_of
+        from ..store.textfile import write_lines
+
+        write_lines(arguments.page, page_of(result).splitlines())
     return OK if result.winner is not None else NOTHING
 
 

@@ -50,6 +50,18 @@ def test_a_box_for_a_gpu_is_tried_with_the_driver_itself() -> None:
 
 
 @NO_BOX
+def test_what_was_found_is_printed_where_its_page_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "missing" / "page.html"
+    command = ["search", "doubling:TASK", "--budget", "2", "--page", str(page), "--json", "--dir", str(tmp_path)]
+    assert main(command) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["measured"] == 2
+    assert f"there is no folder {page.parent}" in err
+
+
+@NO_BOX
 def test_a_search_prints_a_table_and_a_diff_and_goes_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert main(["search", "doubling:TASK", "--budget", "7", "--page", str(page), "--dir", str(tmp_path)]) in (0, 1)
