@@ -150,22 +150,32 @@ def replace_lines(path: Path, lines: Iterable[str]) -> None:
 
 def _write(given: Path, path: Path, lines: Iterable[str]) -> None:
     """Write lines to a path that the given one stands for."""
-    import gzip
-
     with suppress(FileNotFoundError):
         # Of a link that another user left in /tmp, Linux refuses to say what it leads to.
         if not stat.S_ISREG(os.stat(given).st_mode):
             raise InvalidInputError(f"{given} is no plain file: name one that is, or a new one")
+    try:
+        _put(path, lines, packed=given.name.endswith(".gz"))
+    except OSError as err:
+        if err.filename is None and err.errno is not None:  # such as a full disk, of which no path is said
+            raise OSError(err.errno, err.strerror, str(given)) from None
+        raise
+
+
+def _put(path: Path, lines: Iterable[str], *, packed: bool) -> None:
+    """Write lines beside a path, and put them in its place."""
+    import gzip
+
     with ExitStack() as stack:
         raw, name = _unnamed(path)
         if name is not None:
             stack.callback(_remove, name)
         with raw:
-            if given.name.endswith(".gz"):
+            if packed:
                 # No name and no time inside: equal content makes equal files. Level 9 takes 1.2 times as long for 1 % less.
-                with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0) as packed:
+                with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0) as file:
                     for line in lines:
-                        packed.write(line.encode() + b"\n")
+                        file.write(line.encode() + b"\n")
             else:
                 for line in lines:
                     raw.write(line.encode() + b"\n")

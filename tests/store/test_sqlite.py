@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -461,6 +462,16 @@ def test_a_link_that_leads_to_no_plain_file_is_refused(tmp_path: Path, leads_to:
     with pytest.raises((InvalidInputError, OSError), match=r"no plain file|link"):
         textfile.write_lines(tmp_path / "link", ["ours"])
     assert (tmp_path / "link").is_symlink()
+
+
+def test_a_full_disk_is_reported_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(number: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/out.jsonl'"):
+        textfile.write_lines(tmp_path / "out.jsonl", ["ours"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_agreement_everybody_flies_at_once(tmp_path: Path) -> None:
