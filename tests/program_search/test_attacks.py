@@ -34,6 +34,7 @@ from forecast_autotune.processes.fork_server import ForkServer
 from forecast_autotune.processes.machine import usable_memory_bytes
 from forecast_autotune.processes.serving import children_of
 from forecast_autotune.processes.worker import Worker
+from forecast_autotune.program_search import examiner as examiner_module
 from forecast_autotune.program_search.candidate import Candidate
 from forecast_autotune.program_search.compiled_files import carry, compiled_to
 from forecast_autotune.program_search.exam import BATCHES, Bar, Begun, Exam, WrongError
@@ -176,6 +177,7 @@ def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_the_last_ends(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
+    waiting, wait = threading.Event(), examiner_module.wait
 
     @contextlib.contextmanager
     def turn(_: str, *, alone: bool) -> Iterator[None]:
@@ -184,14 +186,19 @@ def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_the_last_ends(
         finally:
             events.append("turn given back")
 
+    def waits(futures: Sequence[Future[Any]]) -> Any:
+        waiting.set()
+        return wait(futures)
+
     def check(*_: object, **__: object) -> Checked:
-        time.sleep(0.5)  # until the caller waits
+        assert waiting.wait(60)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)
         events.append("checked")
         return Checked(everywhere=False)
 
-    monkeypatch.setattr("forecast_autotune.program_search.examiner.turn_on", turn)
+    monkeypatch.setattr(examiner_module, "turn_on", turn)
+    monkeypatch.setattr(examiner_module, "wait", waits)
     monkeypatch.setattr(Examiner, "_check", check)
     monkeypatch.setattr(bench.examiner, "beside", 1)
     made = bench.prepared(RIGHT)
@@ -401,7 +408,7 @@ def test_candidates_are_timed_in_one_turn(bench: Bench, monkeypatch: pytest.Monk
         turns.append(alone)
         yield
 
-    monkeypatch.setattr("forecast_autotune.program_search.examiner.turn_on", turn)
+    monkeypatch.setattr(examiner_module, "turn_on", turn)
     made = [bench.prepared(RIGHT), bench.prepared(f"{RIGHT}    pass\n"), bench.prepared("pass")]
     results = bench.examiner.examine_all(made, best_us={"large": 1e-3})
     assert [type(result.outcome) for result in results] == [Measurement, Measurement, Failure]
