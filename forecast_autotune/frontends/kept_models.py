@@ -12,7 +12,7 @@ from ..core.user_warnings import warn_user
 from ..errors import AutotuneError, TuningWarning
 from ..settings import PREFIX, kept_model
 from ..store.filesystem import make_folder
-from ..store.textfile import replace_lines
+from ..store.textfile import write_lines
 from ..surrogates.prior import SHIPPED, shipped_prior
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def keep_model(folder: Path, decision: Decision) -> None:
             return
         make_folder(kept.parent)
         earlier = [path for path in kept.parent.glob("*.json") if is_model_version(path.stem)]
-        replace_lines(kept, SHIPPED.read_text(encoding="utf-8").splitlines())
+        write_lines(kept, SHIPPED.read_text(encoding="utf-8").splitlines())
     except (AutotuneError, OSError) as err:
         log.info("the model %s is not kept: %s", decision.model, error_text(err))
         return

@@ -129,40 +129,23 @@ def _not_blocking(path: str, flags: int) -> int:
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write lines, in gzip when the name ends in .gz, so that the file is either the old one or all of the new one.
 
-    Where the name is a symbolic link, the file that it leads to is written. The file is for this user alone (mode 0600): it
-    holds source code.
+    A symbolic link is replaced, and what it leads to stays: somebody else may have put it there. The file is for this user alone (mode 0600): it holds source code.
 
     Raises:
         OSError: the folder cannot be written to.
         InvalidInputError: what stands there is no plain file.
     """
-    _write(path, Path(os.path.realpath(path)) if path.is_symlink() else path, lines)
-
-
-def replace_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write lines as `write_lines` does, for files of the store's own folder: a symbolic link is replaced, not followed.
-
-    Raises:
-        OSError, InvalidInputError: as `write_lines`.
-    """
-    _write(path, path, lines)
-
-
-def _write(given: Path, path: Path, lines: Iterable[str]) -> None:
-    """Write lines to a path that the given one stands for."""
-    with suppress(FileNotFoundError):
-        # Of a link that another user left in /tmp, Linux refuses to say what it leads to.
-        if not stat.S_ISREG(os.stat(given).st_mode):
-            raise InvalidInputError(f"{given} is no plain file: name one that is, or a new one")
+    if path.exists() and not path.is_file():
+        raise InvalidInputError(f"{path} is no plain file: name one that is, or a new one")
     try:
-        _put(path, lines, packed=given.name.endswith(".gz"))
+        _put(path, lines)
     except OSError as err:
         if err.filename is None and err.errno is not None:  # such as a full disk, of which no path is said
-            raise OSError(err.errno, err.strerror, str(given)) from None
+            raise OSError(err.errno, err.strerror, str(path)) from None
         raise
 
 
-def _put(path: Path, lines: Iterable[str], *, packed: bool) -> None:
+def _put(path: Path, lines: Iterable[str]) -> None:
     """Write lines beside a path, and put them in its place."""
     import gzip
 
@@ -171,7 +154,7 @@ def _put(path: Path, lines: Iterable[str], *, packed: bool) -> None:
         if name is not None:
             stack.callback(_remove, name)
         with raw:
-            if packed:
+            if path.name.endswith(".gz"):
                 # No name and no time inside: equal content makes equal files. Level 9 takes 1.2 times as long for 1 % less.
                 with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0) as file:
                     for line in lines:

@@ -435,35 +435,6 @@ def test_an_export_avoids_a_foreseeable_name_that_somebody_took(tmp_path: Path) 
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"out.jsonl": "ours\n", taken.name: "another's"}
 
 
-@pytest.mark.parametrize("stands", [True, False])
-def test_an_export_goes_where_a_link_leads(tmp_path: Path, stands: bool) -> None:
-    (tmp_path / "shared").mkdir()
-    target, link = tmp_path / "shared" / "out.jsonl", tmp_path / "out.jsonl"
-    if stands:
-        target.write_text("old\n")
-    link.symlink_to(Path("shared", "out.jsonl"))
-    textfile.write_lines(link, ["ours"])
-    assert link.is_symlink()
-    assert target.read_text() == "ours\n"
-    assert os.listdir(target.parent) == ["out.jsonl"]
-
-
-def test_a_link_in_the_place_of_a_file_of_the_stores_own_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "another").write_text("old\n")
-    (tmp_path / "own").symlink_to("another")
-    textfile.replace_lines(tmp_path / "own", ["ours"])
-    assert not (tmp_path / "own").is_symlink()
-    assert [(tmp_path / name).read_text() for name in ("own", "another")] == ["ours\n", "old\n"]
-
-
-@pytest.mark.parametrize("leads_to", ["/dev/null", "link", "."])
-def test_a_link_that_leads_to_no_plain_file_is_refused(tmp_path: Path, leads_to: str) -> None:
-    (tmp_path / "link").symlink_to(leads_to)
-    with pytest.raises((InvalidInputError, OSError), match=r"no plain file|link"):
-        textfile.write_lines(tmp_path / "link", ["ours"])
-    assert (tmp_path / "link").is_symlink()
-
-
 def test_a_full_disk_is_reported_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fsync(number: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

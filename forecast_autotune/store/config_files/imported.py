@@ -18,7 +18,7 @@ from ...core.user_warnings import warn_user
 from ...errors import InvalidInputError, StoreWarning
 from ..encoding import Json, from_text, to_text
 from ..filesystem import make_folder
-from ..textfile import read_text, replace_lines
+from ..textfile import read_text, write_lines
 from . import FORMATS
 from .base import MOST_FILE_BYTES
 
@@ -69,7 +69,7 @@ def import_files(store: Path, known: ConfigFormat, paths: Sequence[Path]) -> tup
     root = store / FOLDER / known.name
     for name, content in parsed:
         make_folder((root / name).parent)
-        replace_lines(root / name, [to_text(content)])
+        write_lines(root / name, [to_text(content)])
     return len(parsed), others
 
 
