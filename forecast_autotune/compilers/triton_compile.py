@@ -66,7 +66,7 @@ class SourceCompiler:
         self.properties = dict(properties)
         self.timeout_s = timeout_s
         self._pool = pool
-        self._any_built = False  # until then a failure may be the call's, which no config of it mends
+        self._any_built = False  # of this call
 
     @property
     def pool(self) -> WorkerPool:
@@ -93,11 +93,25 @@ class SourceCompiler:
 
         Workers go on with what they have been given while the caller does something else between two results. What is
         abandoned ends with its worker, and nothing of it reaches Triton's cache.
+
+        A failure is held back until something is built: then it is the config's own. Where nothing is, it may be the call's,
+        which no config of it mends, and so it is transient.
         """
         most, waiting = workers or self.workers, iter(configs)
         compiling: dict[Compiling, list[tuple[Config, Source, float]]] = {}
         by_hash: dict[str, Compiling] = {}
         ready: deque[tuple[Config, Result]] = deque()
+        held: list[tuple[Config, Failure]] = []
+
+        def done(config: Config, result: Result) -> None:
+            if isinstance(result, Failure) and not (result.transient or result.crashed or self._any_built):
+                held.append((config, result))
+            else:
+                ready.append((config, result))
+            if self._any_built:
+                ready.extend(held)
+                held.clear()
+
         try:
             while True:
                 while (
@@ -108,8 +122,8 @@ class SourceCompiler:
                     begun = self._begin(config, by_hash)
                     seconds = time.perf_counter() - began
                     if isinstance(begun, (Evidence, Failure)):
-                        ready.append((config, begun))
-                        if seconds > 0.05:  # it was compiled here: hand it over before the next one
+                        done(config, begun)
+                        if ready and seconds > 0.05:  # it was compiled here: hand it over before the next one
                             break
                     else:
                         made, future = begun
@@ -118,10 +132,17 @@ class SourceCompiler:
                 if not ready and compiling:
                     limit_s = patience_s()
                     wait(compiling, None if limit_s == math.inf else limit_s, FIRST_COMPLETED)
-                    for future in [each for each in compiling if each.done()]:
-                        ready += [(c, self._result(made, future, s)) for c, made, s in compiling.pop(future)]
+                    ended = [each for each in compiling if each.done()]
+                    for future in ended:
+                        for c, made, s in compiling.pop(future):
+                            done(c, self._result(made, future, s))
+                    if ended and not ready:
+                        continue  # others may be begun in the place of what is held back
                 if not ready:
-                    return
+                    if not held:
+                        return
+                    ready.extend((c, replace(failure, transient=True)) for c, failure in held)
+                    held.clear()
                 yield ready.popleft()
         finally:
             self.pool.abandon(compiling)
@@ -157,7 +178,7 @@ class SourceCompiler:
             log.info("%s: it is compiled by its first launch: %s", config, err)
             return Evidence(compile_s=0.0)
         except Exception as err:  # Triton's front end, a heuristic or a hook refused it
-            return self._failure(err, time.perf_counter() - began)
+            return _failure(err, time.perf_counter() - began)
         try:
             return made, self.pool.submit(task, setup, self.timeout_s)
         except WorkersUnavailableError as err:
@@ -169,12 +190,11 @@ class SourceCompiler:
         except WorkersUnavailableError as err:
             return self._without_workers(made, err)
         except Exception as err:  # the pool itself broke, by an answer that cannot be read for one
-            return self._failure(err, here_s)
+            return _failure(err, here_s)
         cost_s = here_s + built.cost_s
         if built.evidence is None:
-            transient = built.transient or not (self._any_built or built.crashed)
             return Failure(
-                stage=built.stage, message=built.error, cost_s=cost_s, crashed=built.crashed, transient=transient
+                stage=built.stage, message=built.error, cost_s=cost_s, crashed=built.crashed, transient=built.transient
             )
         if built.hash != made.hash:  # another Triton in the worker: right, but of no use to the launch
             log.warning("%s was compiled under %s, its launch looks for %s", made.source.name, built.hash, made.hash)
@@ -198,13 +218,9 @@ class SourceCompiler:
         try:
             kernel = compile_here(made)
         except Exception as err:
-            return self._failure(err, time.perf_counter() - began)
+            return _failure(err, time.perf_counter() - began)
         metadata = kernel.metadata._asdict()
         return self._judge(limiting(metadata), evidence(metadata, kernel.asm, compile_s=time.perf_counter() - began))
-
-    def _failure(self, err: Exception, seconds: float) -> Failure:
-        transient = is_the_machines(err) or not self._any_built
-        return Failure(stage="compile", message=brief(err), cost_s=seconds, transient=transient)
 
 
 _warned = False
@@ -239,3 +255,7 @@ class TritonCompiler(SourceCompiler):
             return make_source(kernel, args, kwargs, aimed)
 
         super().__init__(source, **others)
+
+
+def _failure(err: Exception, seconds: float) -> Failure:
+    return Failure(stage="compile", message=brief(err), cost_s=seconds, transient=is_the_machines(err))

@@ -24,7 +24,7 @@ class Columns:
     Attributes:
         mean, sigma: of log2 speed-up.
         fail: chance of failing.
-        by_other_hardware: log2 speed-up by recordings on other hardware alone, failures counted in; None without them.
+        by_other_hardware: log2 speed-up by recordings on other hardware alone; None without them.
     """
 
     mean: Array
@@ -71,9 +71,9 @@ class ForecastTable(Sequence[Forecast | Abstention]):
         silent: why a config without a weight has no forecast.
         sigma_scale: the factor by which recalibration has multiplied every sigma.
         grounded: of which configs more than rules of thumb speaks, shape `(configs,)`; None: of all.
-        by_other_hardware: where all recordings were made on other hardware, what they alone expect of each config, in log2
-            speed-up with its chance of failing counted in, shape `(configs,)`. How much each recording counts is for this
-            job's outcomes to say; the outcomes of similar configs count for nothing.
+        by_other_hardware: where all recordings were made on other hardware, the log2 speed-up that they alone expect of each
+            config, shape `(configs,)`. How much each recording counts is for this job's outcomes to say; the outcomes of
+            similar configs count for nothing.
     """
 
     def __init__(

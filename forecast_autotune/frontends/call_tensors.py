@@ -38,6 +38,9 @@ def _labelled(prefix: str, values: Iterable[tuple[Any, Any]]) -> Iterator[tuple[
 CAPTURING = "a CUDA graph was being captured"
 """Why a call is not measured while `is_capturing`."""
 
+EMPTY = "the call launches an empty grid"
+"""Why a call is not measured, and nothing is decided for it either."""
+
 
 def is_capturing() -> bool:
     """Whether a CUDA graph is being captured: timing would wait for the device, which breaks the capture."""

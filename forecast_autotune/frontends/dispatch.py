@@ -36,6 +36,7 @@ from ..store.frozen import is_frozen
 from ..store.rows import TuningKey
 from ..store.sqlite import SqliteStore
 from ..tuning.progress import show_progress
+from .call_tensors import EMPTY
 from .engine import Request, decide, learn, request, takes_time, untraced
 from .key_table import Entry, KeyTable, Provisional, Recent
 from .online import InBackground, Learnable, Learning, RememberingPolicy, at_work, learners
@@ -219,7 +220,7 @@ class Dispatcher:
         with show_progress(self._door.name) if takes_time(how) else nullcontext() as watched:
             tuning = self._door.tuning(call, how)
             undecided = Entry(launcher=tuning.default, measured=False, provisional=provisional)
-            if how.settings.mode == "first":
+            if how.settings.mode == "first" or unmeasured == EMPTY:
                 return undecided
             try:
                 if (job := tuning.job) is None:
@@ -261,7 +262,7 @@ class Dispatcher:
         is_measured = not is_unmeasured(decision)
         if resolution.retry_after_s is not None:
             provisional = _look_later(resolution.retry_after_s, before)
-        elif decision.none_ran and job.space.default not in store.outcomes(job):
+        elif how.budget.measures and decision.none_ran and self._may_run_later(job, store):
             provisional = _try_again(before, time.perf_counter() - began)
         elif is_measured:
             provisional = None
@@ -275,6 +276,11 @@ class Dispatcher:
             entry.provisional = Provisional()
             entry.learning = self._learning(key, entry, decision.config, job, how, store, learnable)
         return entry
+
+    @staticmethod
+    def _may_run_later(job: Job, store: Store) -> bool:
+        """Whether a key of which no config ran may be tuned again: the cause may pass, and no other rank was told."""
+        return job.space.default not in store.outcomes(job) and store.shared_decision(job) is None
 
     def _learning(
         self,

@@ -19,6 +19,7 @@ from ..protocols import Surrogate
 from .candidate import Candidate, Tried
 from .descriptions import CandidateDescriber, Features, over_sizes
 from .task import SearchTask
+from .turns import turn_on
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,10 @@ class CandidateForecaster:
         self._task, self._hardware, self._toolchain, self._surrogate = task, hardware, toolchain, surrogate
         self._describer = describer
         sizes = next(iter(task.sizes.values()))
-        self._work = None if task.work is None else task.work(*task.make_inputs(sizes, 0, task.device))
+        self._work = None
+        if task.work is not None:
+            with turn_on(task.device, alone=False):
+                self._work = task.work(*task.make_inputs(sizes, 0, task.device))
         self._workload = Workload(
             program=Program(name=task.name, language=task.language, source=task.source),
             key={name: value for name, value in sizes.items() if isinstance(value, (int, str))},

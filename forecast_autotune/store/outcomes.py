@@ -147,8 +147,8 @@ def newest_outcomes(
 
     A transient failure counts as an outcome only when it has come in `TRANSIENT_RUNS` runs, and never against a time: so a
     config that memory was short for is tried once more, and not for ever. The default is tried again by every run: without
-    its time nobody can say what beats it. A run for which the default did not compile, by no fault of its own, tells
-    nothing of the others that did not: its call was a mistake, or none of the key's configs will ever compile.
+    its time nobody can say what beats it. Where the default failed so, the run's other transient failures tell nothing of
+    their configs: its call was a mistake, or memory was too short for any.
 
     Times are on the scale of the newest run that has timed the default: those of another run are multiplied by how
     many times as long the default took there as in theirs. From run to run a device is warmer, or its clock another.
@@ -202,7 +202,7 @@ class _Newest:
         self._runs: dict[Config, object] = {}
         self._default_us: dict[str, dict[object, float]] = {}  # of each default: its time in each run, the newest last
         self._transient: dict[Config, list[tuple[Failure, object]]] = {}  # with the runs they came in
-        self._uncompiled: set[object] = set()  # runs for which the default did not compile
+        self._without_default: set[object] = set()  # runs in which the default failed for no fault of its own
 
     def add(self, config: Config, outcome: Outcome, *, text: str, default_text: str, run: object) -> None:
         """Take in one row; `text` is its config's."""
@@ -210,8 +210,8 @@ class _Newest:
         if isinstance(outcome, Failure) and outcome.transient:
             if text != default_text:
                 self._transient.setdefault(config, []).append((outcome, run))
-            elif outcome.stage == "compile":
-                self._uncompiled.add(run)
+            else:
+                self._without_default.add(run)
             return
         self._outcomes[config], self._runs[config] = outcome, run
         if text == default_text and isinstance(outcome, Measurement):
@@ -225,7 +225,7 @@ class _Newest:
         newest_us = next(reversed(in_runs.values()), math.nan)
         scaled = dict(self._outcomes)
         for config, failures in self._transient.items():
-            counted = [f for f, run in failures if f.stage != "compile" or run not in self._uncompiled]
+            counted = [failure for failure, run in failures if run not in self._without_default]
             if config not in scaled and len(counted) >= TRANSIENT_RUNS:
                 scaled[config] = counted[-1]
         for config, outcome in scaled.items():

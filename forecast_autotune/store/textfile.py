@@ -129,7 +129,8 @@ def _not_blocking(path: str, flags: int) -> int:
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write lines, in gzip when the name ends in .gz, so that the file is either the old one or all of the new one.
 
-    A symbolic link is replaced, and what it leads to stays: somebody else may have put it there. The file is for this user alone (mode 0600): it holds source code.
+    A symbolic link is replaced, and what it leads to stays: somebody else may have put it there. The file is for this user
+    alone (mode 0600): it holds source code.
 
     Raises:
         OSError: the folder cannot be written to.

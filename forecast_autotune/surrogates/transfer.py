@@ -33,7 +33,6 @@ USUAL_SPREAD = 0.6  # deviation of log2 speed-ups over a space for which floors 
 LEAST_SPREAD = 0.2  # share of a floor that is left
 BLUR = 0.25  # added to a recording's own uncertainty before it is weighted by it
 RESULT_COUNT = 6  # outcomes after which recordings are weighted by how well they predicted them, at most squared
-LEAST_CHANCE = 1e-9  # of running, that a config counts with which failed in every recording
 KEY_HALVES_PER = 2.0  # octaves between two sizes over which a recording's weight halves (suite, sizes left out)
 
 
@@ -178,19 +177,16 @@ def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Con
 
 
 def by_other_hardware(combined: CombinedPrediction | None, context: ForecastContext) -> Array | None:
-    """What recordings expect of each config, in log2 speed-up with its chance of failing counted in; shape `(configs,)`.
+    """The log2 speed-up that recordings expect of each config; shape `(configs,)`.
 
     None where there are none, or one of them was made on the job's own hardware.
     """
-    import numpy as np
-
     job = context.job
     if combined is None or any(
         _hardware_likeness(job.hardware, r.hardware) == SAME_PRODUCT for r in context.recordings
     ):
         return None
-    expected: Array = combined.mean + np.log2(np.maximum(1.0 - combined.fail, LEAST_CHANCE))
-    return expected
+    return combined.mean
 
 
 def likeness(job: Job, recording: Recording) -> float:

@@ -335,15 +335,17 @@ class _Picking:
         """
         import numpy as np
 
-        expected, sigma = self.forecasts.by_other_hardware, self.forecasts.sigma
-        if expected is None:
+        f = self.forecasts
+        mean, sigma, fail = f.by_other_hardware, f.sigma, f.fail
+        if mean is None:
             if not self.view.initial_forecasts:
                 return None
             initial = columns_of(self.view.initial_forecasts)
-            expected, sigma = initial.mean + np.log2(np.maximum(1.0 - initial.fail, 1e-9)), initial.sigma
-        usable = ~np.isnan(gains) & ~np.isnan(expected)
-        if not usable.any() or self._nearly_equal(expected, sigma):
+            mean, sigma, fail = initial.mean, initial.sigma, initial.fail
+        usable = ~np.isnan(gains) & ~np.isnan(mean)
+        if not usable.any() or self._nearly_equal(mean, sigma):
             return None
+        expected = mean + np.log2(np.maximum(1.0 - fail, 1e-9))
         return int(np.argmax(np.where(usable, expected, -np.inf)))
 
     def _novelty(self, pick: int) -> Array:

@@ -35,6 +35,14 @@ MEASUREMENTS = [
 WAYS = ("run", "grid")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton-cache")))
+        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where it is unset
+        yield
+
+
 @triton.jit
 def tiled(a, b, c, M, N, K, s0, s1, s2, s3, s4, s5, BM: tl.constexpr, BN: tl.constexpr):
     pass

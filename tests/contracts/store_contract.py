@@ -115,9 +115,15 @@ class StoreContract(ReadOnlyStoreContract):
             store.record(job, run, job.space.default, failure, None)
         assert store.outcomes(job) == {job.space[1]: a_measurement()}
 
-    def test_runs_for_which_the_default_does_not_compile_tell_nothing_of_the_others(self, store: Store) -> None:
+    @pytest.mark.parametrize(
+        ("stage", "message"),
+        [("compile", "TypeError: missing a required argument"), ("launch", "CUDA out of memory")],
+    )
+    def test_runs_in_which_the_default_failed_tell_nothing_of_the_others(
+        self, store: Store, stage: str, message: str
+    ) -> None:
         job = a_job()
-        failure = Failure(stage="compile", message="TypeError: missing a required argument", transient=True)
+        failure = Failure(stage=stage, message=message, transient=True)
         for run in ("one", "two", "three"):
             store.record(job, run, job.space[1], failure, None)  # built beside the default, and done before it
             store.record(job, run, job.space.default, failure, None)

@@ -189,11 +189,41 @@ def test_a_key_of_which_no_config_runs_is_tried_again_more_and_more_rarely(
         assert pauses[2] >= 2 * pauses[1] >= 4 * pauses[0]
 
 
+def test_memory_that_was_short_for_two_calls_keeps_no_later_one_from_being_tuned() -> None:
+    kernel, short = tuned(), [True]
+
+    def grid(_: Any) -> tuple[int, ...]:
+        if short:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return (4,)
+
+    with playing():
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                kernel[grid](torch.zeros(4096), 1000, 2.0)
+        short.clear()
+        again = tuned()
+        again[grid](torch.zeros(4096), 1000, 2.0)
+        assert again.best_config.kwargs == {"BLOCK": BEST}
+
+
+def test_where_nothing_may_be_measured_a_key_of_which_no_config_ran_is_final(decided: list[Any]) -> None:
+    with playing():
+        with pytest.raises(TypeError):
+            tuned()[(4,)](torch.zeros(4096), 1000)
+        decided.clear()
+        kernel = tuned(mode="cached")
+        for _ in range(5):
+            call(kernel)
+        assert len(decided) == 1
+
+
 @pytest.mark.parametrize("grid", [(0,), (4, 0), lambda meta: ((meta["n"] - 1000) // meta["BLOCK"],)])
 def test_an_empty_grid_decides_nothing(grid: Any) -> None:
     kernel = tuned(key=[])
     with playing():
         kernel[grid](torch.zeros(4096), 1000, 2.0)
+        tuned(key=[], mode="strict")[grid](torch.zeros(4096), 1000, 2.0)  # there is nothing that it could lack
         assert not kernel.decisions
         call(tuned(key=[]))
         call(kernel)

@@ -120,10 +120,10 @@ class FunctionTuning:
         try:
             with self._in_process() as in_process:
                 failure = in_process.verify(config)
+                self._is_compared = self._tuned.check is not None and in_process.can_compare
         except AutotuneError as err:  # such as memory that is short for copies
             log.debug("%s: %s is not compared with the default: %s", self._tuned.full_name, config, err)
             return None
-        self._is_compared = True
         return failure
 
     def fallback(self, decision: Decision, *, measured_here: bool) -> tuple[Launcher, Config] | None:  # noqa: ARG002

@@ -178,11 +178,11 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         """Why a key runs what it runs: what `forecast-autotune show` prints, to print, for a notebook, or `.as_json()`.
 
         Args:
-            key: one of `decisions`; None for the one decided last.
+            key: one of `decisions` or of `cache`; None for the one decided last.
         Raises:
             InvalidInputError: nothing is decided for it in this process.
         """
-        return self.dispatcher.explain(key)
+        return self.dispatcher.explain(None if key is None else self.cache.key_in_table(key))
 
     @property
     def do_bench(self) -> Any:

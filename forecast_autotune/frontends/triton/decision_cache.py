@@ -33,7 +33,7 @@ class DecisionCache(MutableMapping[Any, Any]):
         self._table = table
 
     def __getitem__(self, key: Any) -> Any:
-        entry = self._table.peek(self._in_table(key))
+        entry = self._table.peek(self.key_in_table(key))
         if entry is None or entry.provisional is not None:
             raise KeyError(key)
         return entry.launcher
@@ -45,11 +45,11 @@ class DecisionCache(MutableMapping[Any, Any]):
             self._table.pin(key, Entry(launcher=config, measured=True))
 
     def __delitem__(self, key: Any) -> None:
-        if self._table.pop(self._in_table(key)) is None:
+        if self._table.pop(self.key_in_table(key)) is None:
             raise KeyError(key)
 
-    def _in_table(self, key: Any) -> Any:
-        """A key as the table has it."""
+    def key_in_table(self, key: Any) -> Any:
+        """A key as the table and `decisions` have it, with the device at its end."""
         if not isinstance(key, tuple) or self._table.peek(key) is not None:
             return key
         on_current = (*key, current_device())

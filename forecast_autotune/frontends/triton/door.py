@@ -26,7 +26,7 @@ from ...errors import TuningWarning
 from ...measure.probe import device_identity
 from ...protocols import Compiler, Store
 from ...settings import Settings
-from ..call_tensors import CAPTURING, is_capturing
+from ..call_tensors import CAPTURING, EMPTY, is_capturing
 from ..engine import Request
 from ..inductor.recompilation import recompile_measured
 from ..key_table import Entry
@@ -64,14 +64,16 @@ class TritonDoor:
             return "the call only compiles"
         if is_capturing():
             return CAPTURING
-        return "the call launches an empty grid" if self._launches_nothing(*call) else ""
+        return EMPTY if self._launches_nothing(*call) else ""
 
     def _launches_nothing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the grid is empty under the first config, so that there is nothing to time."""
         tuner, grid = self._tuner, kwargs.get("grid", ())
         try:
             if callable(grid):
-                grid = grid({**tuner.spec.by_name(args), **kwargs, **tuner.configs[0].all_kwargs()})
+                grid = grid(
+                    {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs, **tuner.configs[0].all_kwargs()}
+                )
             return any(type(n) is int and n == 0 for n in grid)
         except Exception:  # it needs what the launch alone tells, or is none: the launch will say
             return False
