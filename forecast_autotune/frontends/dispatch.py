@@ -262,7 +262,7 @@ class Dispatcher:
         is_measured = not is_unmeasured(decision)
         if resolution.retry_after_s is not None:
             provisional = _look_later(resolution.retry_after_s, before)
-        elif how.budget.measures and decision.none_ran and self._may_run_later(job, store):
+        elif how.budget.measures and decision.none_ran and job.space.default not in store.outcomes(job):
             provisional = _try_again(before, time.perf_counter() - began)
         elif is_measured:
             provisional = None
@@ -276,11 +276,6 @@ class Dispatcher:
             entry.provisional = Provisional()
             entry.learning = self._learning(key, entry, decision.config, job, how, store, learnable)
         return entry
-
-    @staticmethod
-    def _may_run_later(job: Job, store: Store) -> bool:
-        """Whether a key of which no config ran may be tuned again: the cause may pass, and no other rank was told."""
-        return job.space.default not in store.outcomes(job) and store.shared_decision(job) is None
 
     def _learning(
         self,

@@ -121,6 +121,9 @@ class _Run:
         self.parts.store.decide(self.job, decision)
         report_failures(self.state.findings())
         report_noise(self.state)
+        default = self.state.outcomes.get(self.job.space.default)
+        if decision.none_ran and isinstance(default, Failure) and default.transient:
+            return decision  # a later call is tuned again: no other rank is to hold to this
         theirs = self.parts.store.publish_decision(self.job, decision)
         if theirs != decision:
             log.info("%s: other ranks hold to %s already", self.job.workload, theirs.config)

@@ -18,8 +18,9 @@ import triton.language as tl  # noqa: E402
 from collecting import without_collecting  # noqa: E402
 from rehearsed import BEST, call, configs, launched, own_triton_cache, playing, tuned  # noqa: E402
 
+from forecast_autotune.distributed.job_channel import JobChannel  # noqa: E402
 from forecast_autotune.errors import InvalidInputError, TuningWarning  # noqa: E402
-from forecast_autotune.frontends import dispatch  # noqa: E402
+from forecast_autotune.frontends import dispatch, engine  # noqa: E402
 from forecast_autotune.frontends.key_table import Entry, KeyTable, Recent  # noqa: E402
 from forecast_autotune.frontends.pending import tune_pending  # noqa: E402
 from forecast_autotune.frontends.triton import door  # noqa: E402
@@ -205,6 +206,19 @@ def test_memory_that_was_short_for_two_calls_keeps_no_later_one_from_being_tuned
         again = tuned()
         again[grid](torch.zeros(4096), 1000, 2.0)
         assert again.best_config.kwargs == {"BLOCK": BEST}
+
+
+def test_ranks_do_not_hold_to_a_key_of_which_no_config_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = torch.distributed.HashStore()
+    channel = JobChannel(lambda: shared, rank=0, ranks=2)
+    monkeypatch.setattr(engine, "job_channel", lambda **_: channel)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_SYNC", "rank0")
+    kernel = tuned()
+    with playing():
+        with pytest.raises(TypeError):
+            kernel[(4,)](torch.zeros(4096), 1000)
+        call(kernel)
+        assert kernel.best_config.kwargs == {"BLOCK": BEST}
 
 
 def test_where_nothing_may_be_measured_a_key_of_which_no_config_ran_is_final(decided: list[Any]) -> None:
