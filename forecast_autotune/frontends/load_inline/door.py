@@ -120,14 +120,17 @@ class FunctionTuning:
         try:
             with self._in_process() as in_process:
                 failure = in_process.verify(config)
-                self._is_compared = self._tuned.check is not None and in_process.can_compare
         except AutotuneError as err:  # such as memory that is short for copies
             log.debug("%s: %s is not compared with the default: %s", self._tuned.full_name, config, err)
             return None
+        self._is_compared = self._tuned.check is not None  # else nothing has run
         return failure
 
     def fallback(self, decision: Decision, *, measured_here: bool) -> tuple[Launcher, Config] | None:  # noqa: ARG002
-        """See `Tuning`. A variant was measured in a child process, and may fail to load in this one."""
+        """See `Tuning`. A variant was measured in a child process, and may fail to load in this one.
+
+        None once it was compared: what raises then is the call, or the default would raise too.
+        """
         default = self._tuned.space.default
         return None if self._is_compared or decision.config == default else (self.default, default)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from toy import BINDING, GOOD, KERNEL, MODES, Toy
 
 import forecast_autotune as fa
 from forecast_autotune.compilers.cpp_compile import CppCompiler
+from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.measure.isolated import Isolated
@@ -396,3 +398,19 @@ def test_a_recalled_call_that_raises_after_it_wrote_runs_once(toy: Toy) -> None:
         module.scale_up_to(x, -1.0, -2.0)
     assert only_decision(module.scale_up_to).config == toy.config("plain")
     assert torch.equal(x, torch.full_like(x, -1.0))
+
+
+def test_a_recalled_variant_that_nobody_compares_keeps_its_fallback(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    load(toy, ["slow", "plain"], check=None).scaled(X, 2.0)
+    module = load(toy, ["slow", "plain"], check=None)  # as a new process would
+    launcher = module.scaled.launcher
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("it does not run in this process")
+
+    def launched(config: Config, device: str) -> Any:
+        return SimpleNamespace(call=broken) if config == toy.config("plain") else launcher(config, device)
+
+    monkeypatch.setattr(module.scaled, "launcher", launched)
+    with pytest.warns(fa.TuningWarning, match="does not run in this process"):
+        assert torch.equal(module.scaled(X, 2.0), 2 * X)
