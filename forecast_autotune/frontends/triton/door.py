@@ -71,9 +71,7 @@ class TritonDoor:
         tuner, grid = self._tuner, kwargs.get("grid", ())
         try:
             if callable(grid):
-                grid = grid(
-                    {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs, **tuner.configs[0].all_kwargs()}
-                )
+                grid = grid({**tuner._by_name(args), **kwargs, **tuner.configs[0].all_kwargs()})
             return any(type(n) is int and n == 0 for n in grid)
         except Exception:  # it needs what the launch alone tells, or is none: the launch will say
             return False
