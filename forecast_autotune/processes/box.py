@@ -7,6 +7,7 @@ memory bus are kept busy; names, sizes and dates of files.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import shutil
@@ -64,6 +65,7 @@ TRITON_FOLDER = "triton"  # of a box's folder: where Triton keeps what it compil
 _NOBODY = 65534
 _MOST_PROCESSES = 256  # that a box may hold: a compiler's pipeline takes a dozen
 _MOST_IDS = 450  # of a namespace; threads take one each, and the kernel sets 300 aside
+_ALL_IDS = 1 << 22  # that Linux can count
 _WATCH_S = 0.02
 
 
@@ -361,15 +363,23 @@ def _limit_processes_of_user() -> None:
 
 
 def _limit_ids() -> bool:
-    """Let this namespace hold no more process ids than the kernel's least limit; False where limits are the whole
-    system's."""
+    """Let this namespace hold few process ids; False where limits are the whole system's.
+
+    The kernel refuses a limit below eight ids for each CPU that the system may have: 512 where there are 64.
+    """
     if tuple(int(n) for n in os.uname().release.split("-")[0].split(".")[:2]) < (6, 14):
         return False  # there is one limit then, and it is everybody's
-    try:
-        Path("/proc/sys/kernel/pid_max").write_text(str(_MOST_IDS))
-    except OSError:
-        return False
-    return True
+    limit = _MOST_IDS
+    while limit <= _ALL_IDS:
+        try:
+            Path("/proc/sys/kernel/pid_max").write_text(str(limit))
+        except OSError as err:
+            if err.errno != errno.EINVAL:
+                return False
+            limit *= 2
+        else:
+            return True
+    return False
 
 
 def _ahead_of_all() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,32 @@ for words in (["gcc"], ["cat", {str(tmp_path / "private")!r}]):
     environment = {"PATH": f"{compiler.parent}:/usr/bin:/bin"}
     ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
     assert ran.stdout.split("\n") == ["what it reads", "", ""], ran.stderr
+
+
+LIMITED = """
+import os
+from forecast_autotune.processes import box
+
+box._MOST_IDS = 20  # less than any kernel lets a namespace be held to, as 450 is where there are 64 CPUs
+if not box._own_namespace():
+    print("none")
+elif child := os.fork():
+    os.waitpid(child, 0)
+else:
+    print(box._limit_ids(), open("/proc/sys/kernel/pid_max").read(), flush=True)
+    os._exit(0)
+"""
+
+
+def test_where_the_kernel_refuses_a_limit_of_ids_the_least_that_it_takes_will_do() -> None:
+    ran = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    said = ran.stdout.split()
+    if said == ["none"] or tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) < (6, 14):
+        pytest.skip("no namespace with a limit of its own here")
+    limited, most = said
+    assert limited == "True"
+    assert int(most) > 300  # what the kernel keeps for itself
 
 
 @pytest.mark.parametrize(
