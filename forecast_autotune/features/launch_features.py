@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, TypeAlias
 
 from ..core.hardware import (
@@ -123,7 +124,10 @@ def launch_features(
         hardware: the device, for waves, occupancy and times.
     """
     model = kernel_model(kernel)
-    return [_features_of(model, call, knobs, grid, hardware) for knobs in configs]
+    if isinstance(call, Call):
+        counted = _Counted(model, call)
+        return [_features_of(lambda _: counted, knobs, grid, hardware) for knobs in configs]
+    return [_features_of(lambda knobs: _Counted(model, call(knobs)), knobs, grid, hardware) for knobs in configs]
 
 
 _SUMMED = (
@@ -191,16 +195,53 @@ def knob_roles(kernel: Any, knobs: Mapping[str, Any]) -> dict[str, str]:
 _ROLE_OF_OPTION = {"num_warps": "threads", "num_stages": "stages", "maxnreg": "flag", "waves_per_eu": "flag"}
 
 
+class _Counted:
+    """What the programs of a call do, counted once for all configs that differ in nothing which that depends on."""
+
+    def __init__(self, model: KernelModel, call: Call) -> None:
+        self.model, self.call = model, call
+        self._read = _names_in(model.code) if model.code is not None else frozenset()
+        self._counts: dict[Hashable, tuple[Counts, Counts]] = {}
+        self._memory: dict[Hashable, tuple[_Memory, _Memory]] = {}
+
+    def counts(self, knobs: Mapping[str, Any], extents: tuple[float, ...] | None) -> tuple[Counts, Counts]:
+        """What is done, and the least of it; see `kernel_counts.count`."""
+        key = self._key(knobs, extents)
+        if key not in self._counts:
+            self._counts[key] = count(self.model, {**self.call.numbers, **knobs}, extents, self.call.sizes)
+        return self._counts[key]
+
+    def memory(
+        self, knobs: Mapping[str, Any], extents: tuple[float, ...] | None, threads: float
+    ) -> tuple[_Memory, _Memory]:
+        """What is moved, and the least of it."""
+        key = self._key(knobs, extents), threads
+        if key not in self._memory:
+            numbers, programs = {**self.call.numbers, **knobs}, math.prod(extents or (math.inf,)) or math.inf
+            counts, least = self.counts(knobs, extents)
+            memory = _memory(counts, self.call, numbers, programs, threads)
+            at_least = memory if least is counts else _memory(least, self.call, numbers, programs, threads)
+            self._memory[key] = memory, at_least
+        return self._memory[key]
+
+    def _key(self, knobs: Mapping[str, Any], extents: tuple[float, ...] | None) -> Hashable:
+        return extents, tuple((name, value) for name, value in knobs.items() if name in self._read)
+
+
+def _names_in(code: CodeType) -> frozenset[str]:
+    inner = (_names_in(each) for each in code.co_consts if isinstance(each, CodeType))
+    return frozenset(code.co_names).union(*inner)
+
+
 def _features_of(
-    model: KernelModel,
-    call: Call | Callable[[Mapping[str, Any]], Call],
+    counted: Callable[[Mapping[str, Any]], _Counted],
     knobs: Mapping[str, Any],
     grid: Grid,
     hardware: Hardware | None,
 ) -> dict[str, float]:
     features: dict[str, float] = {}
     try:
-        _fill(features, model, call if isinstance(call, Call) else call(knobs), knobs, grid, hardware)
+        _fill(features, counted(knobs), knobs, grid, hardware)
     except Exception as err:  # what was filled in before stays
         log.debug("features of %s end early: %r", dict(knobs), err)
     return {name: value for name, value in features.items() if math.isfinite(value)}
@@ -208,13 +249,13 @@ def _features_of(
 
 def _fill(
     features: dict[str, float],
-    model: KernelModel,
-    call: Call,
+    counted: _Counted,
     knobs: Mapping[str, Any],
     grid: Grid,
     hardware: Hardware | None,
 ) -> None:
     """Fill in all that can be said of a config, in the order in which one thing follows from another."""
+    model, call = counted.model, counted.call
     numbers: dict[str, Any] = {**call.numbers, **knobs}
     stages = float(knobs.get("num_stages") or 3)
     warps = float(knobs.get("num_warps") or 4)
@@ -225,8 +266,8 @@ def _fill(
     programs = math.prod(extents) if extents is not None else None
     if programs is not None:
         features["programs"] = programs
-    counts, least = count(model, numbers, extents, call.sizes)
-    memory = _memory(counts, call, numbers, programs or math.inf, threads)
+    counts, least = counted.counts(knobs, extents)
+    memory, at_least = counted.memory(knobs, extents, threads)
     features["loaded_bytes"], features["stored_bytes"] = memory.loaded, memory.stored
     if memory.atomic:
         features["atomic_bytes"] = memory.atomic * (programs or 1.0)
@@ -252,7 +293,6 @@ def _fill(
     features["flops"], features["elementwise"] = counts.flops * programs, counts.operations * programs
     features["traffic_bytes"] = memory.sectors * programs
     features["least_flops"] = (least.flops or least.operations) * programs
-    at_least = memory if least is counts else _memory(least, call, numbers, programs, threads)
     features["least_bytes"] = at_least.read_surely + at_least.written_surely
     stored = memory.stored_elements.items()
     over = [elements * programs / call.sizes[base] for base, elements in stored if call.sizes.get(base)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ import torch
 
 from ...core.outcome import SWITCH_MARGIN
 from ...measure.clocks import EventClock, Flush, Launch, spin
+from .stragglers import without_left
 
 TIMED_S = 0.025  # of each candidate: as long as Inductor would at most
 LEAST_US = 0.1  # that a call adds, whatever the noise of two times says
 
 
 def by_our_clock(benchmark_choices: Callable[..., dict[Any, float]], is_wanted: Callable[[], bool]) -> Any:
-    """Inductor's `benchmark_choices`, which has our clock time what it runs.
+    """Inductor's `benchmark_choices`, which has our clock time what it runs; what was left behind it does not run.
 
     Args:
         benchmark_choices: takes candidates, their arguments, and whether all ranks time them together; returns milliseconds
@@ -39,7 +41,8 @@ def by_our_clock(benchmark_choices: Callable[..., dict[Any, float]], is_wanted: 
         device = choices[0].layout.device if choices else None
         ours = device is not None and device.type == "cuda" and is_wanted()
         with _clock_on(device) if ours else contextlib.nullcontext():
-            return benchmark_choices(choices, *others, **named)
+            timings = benchmark_choices(without_left(choices), *others, **named)
+        return {choice: timings.get(choice, math.inf) for choice in choices}
 
     return benchmarked
 

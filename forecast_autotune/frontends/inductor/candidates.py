@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import compress
 from typing import Any
 
 import torch
@@ -159,21 +160,24 @@ class Candidates:
     Args:
         lowered: the product.
         listed: Inductor's own candidates; the first is the default that others are compared with.
-        more: further ones; those of a template that is not in Inductor's own list are left out.
+        more: further ones; those of a template that is not in Inductor's own list, and those that do not fit, are left
+            out.
     """
 
     may_go_on_whole = False
 
     def __init__(self, lowered: Lowered, listed: Sequence[Any], more: Sequence[Any]) -> None:
         own = {candidate.template.uid for candidate in listed}
+        hardware, product = detect_hardware(str(lowered.device)), lowered.product
         every = [*listed, *(candidate for candidate in more if candidate.template.uid in own)]
         knobs = [_knobs(candidate) for candidate in every]
+        fitting = [place < len(listed) or fits(product, each, hardware) for place, each in enumerate(knobs)]
+        every, knobs = list(compress(every, fitting)), list(compress(knobs, fitting))
         names = tuple(dict.fromkeys(name for each in knobs for name in each))
         self.parameters: dict[Config, tuple[str, Any]] = {}
         for candidate, each in zip(every, knobs, strict=True):
             config = Config({name: each.get(name) for name in names})
             self.parameters.setdefault(config, (candidate.template.uid, candidate.params))
-        hardware = detect_hardware(str(lowered.device))
         self.undescribed_job = Job(
             workload=Workload(program=program_of(lowered.op), key=lowered.key, timing="inductor"),
             space=Space(list(self.parameters)),
@@ -181,7 +185,7 @@ class Candidates:
             toolchain=toolchain_of(lowered.device.type),
         )
         self.epilogue_us = _epilogue_us(lowered, hardware)
-        self._product = lowered.product
+        self._product = product
         self.library_is_foreseen = lowered.op in FORESEEN and library_is_foreseen(self._product)
 
     @cached_property
@@ -355,6 +359,22 @@ def described(
         next(of_tiles) if has else library if str(knobs.get("template", "")).startswith(LIBRARIES) else {}
         for knobs, has in zip(configs, with_tiles, strict=True)
     )
+
+
+def fits(product: Product, knobs: Mapping[str, Any], hardware: Hardware) -> bool:
+    """Whether a template's tiles fit in what memory a block may share; true where that is not known.
+
+    With elements of two bytes each stage holds a tile of both operands: 256 x 128 x 64 in five stages asks for 245,760 bytes
+    (H100, Triton 3.6).
+    """
+    m, n, k, stages = (knobs.get(name) for name in (*TILES, "num_stages"))
+    if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int) and isinstance(stages, int)):
+        return True
+    is_pipelined = -(-product.k // k) >= stages
+    is_known = hardware.warp_size > 1 and hardware.shared_bytes > 0 and product.itemsize == 2
+    if not is_known or not is_pipelined:
+        return True
+    return stages * (m + n) * k * product.itemsize <= hardware.shared_bytes
 
 
 def tensor_share(hardware: Hardware) -> float:

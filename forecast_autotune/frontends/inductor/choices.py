@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 HOOK = "_finalize_template_configs"
 PARAMETERS = ("self", "template_choices", "kernel_inputs", "templates", "op_name", "kwarg_overrides")
+PIPELINED = "pipeline_max_autotune_gemm"  # a setting of Inductor's: it times in another process while others compile
 EXHAUSTIVE = {"max_autotune_gemm_search_space": "EXHAUSTIVE"}
 
 narrowing = Narrowing()
@@ -180,6 +181,7 @@ def _own_first(ask: Callable[..., list[Any]], *args: Any, **kwargs: Any) -> list
 
 def _listen() -> None:
     from torch._inductor import select_algorithm
+    from torch._inductor.async_compile import AsyncCompile
 
     def keep(timings: Any, name: str, input_nodes: Any, choices: Any, profiled: Any, precompile_s: Any) -> None:  # noqa: ARG001
         if not stood_aside():
@@ -206,7 +208,13 @@ def _listen() -> None:
             except Exception as err:
                 stand_aside(err)
 
-    patch_benchmarking(lambda: is_wanted() and not stood_aside())
+    def may_leave(choice: Any) -> bool:
+        if inductor_config.autotune_in_subproc or getattr(inductor_config, PIPELINED, False):
+            return False
+        ours = is_wanted() and not stood_aside()
+        return ours and AsyncCompile.use_process_pool() and narrowing.may_leave(choice)  # a thread would be waited for
+
+    patch_benchmarking(lambda: is_wanted() and not stood_aside(), may_leave)
     patch_fusion(lambda: is_wanted() and not stood_aside())
     patch_finalizing(alone)
     select_algorithm.add_preprocessing_fn(drop)

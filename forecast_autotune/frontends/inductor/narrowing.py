@@ -40,6 +40,7 @@ from ..engine import (
 from .candidates import LAUNCH_US, Candidates, Lowered, as_listed, is_extern, is_library, is_number
 from .rendered import ATTENTION, RenderedCandidates, operation_of, sizes_of
 from .request import DEFAULT_BUDGET, operation_request, product_request
+from .stragglers import is_left
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,11 @@ OTHER_RANKS = (
 
 @dataclass(slots=True)
 class Trial:
-    """Candidates of one product that Inductor was left to time, until it has."""
+    """Candidates of one product that Inductor was left to time, until it has.
+
+    Attributes:
+        left: how many were left behind, for they compiled far longer than the others.
+    """
 
     candidates: Candidates | RenderedCandidates
     how: Request
@@ -67,6 +72,7 @@ class Trial:
     began: float
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     kept: dict[Config, Outcome] = field(default_factory=dict)
+    left: int = 0
 
 
 @dataclass(slots=True)
@@ -272,7 +278,10 @@ class Narrowing:
             with self._lock:
                 trial, chosen.trial = chosen.trial, None
             if trial is not None:  # else it is the same product in another layer: it was timed, and is kept
+                trial.left = sum(map(is_left, choices.values()))
                 for config, choice in choices.items():
+                    if is_left(choice):
+                        continue
                     outcome = _outcome(timings[choice], (precompile_s or {}).get(choice, 0.0))
                     trial.kept[config] = outcome
                     trial.store.record(trial.candidates.job, trial.run, config, outcome, trial.forecasts.get(config))
@@ -284,6 +293,16 @@ class Narrowing:
                 if chosen.decided not in choices:
                     warn_user(f"{trial.candidates.job.workload}: {OTHER_RANKS} {chosen.decided}", TuningWarning)
             _leave_decided(timings, choices, chosen)
+
+    @staticmethod
+    def may_leave(choice: Any) -> bool:
+        """Whether a candidate that compiles far longer than others may be left behind: what is timed is ours to choose.
+
+        Not where all are to be timed, nor where ranks decide on what each of them has timed.
+        """
+        chosen, _ = getattr(choice, "annotations", {}).get(MARK, (None, None))
+        trial = chosen.trial if chosen is not None else None
+        return trial is not None and not Budget(trial.how.budget).all and not ranks_decide(trial.how)
 
     def is_librarys(self, buffer: Any) -> bool:
         """Whether the library is decided for a product, of which Inductor has the choices; they are timed now if need be."""
@@ -391,6 +410,8 @@ def _decision(trial: Trial, saved_us: float) -> Decision:
     }
     job = trial.candidates.job
     timed = f"Inductor timed {len(outcomes)} of {len(job.space)} candidates"
+    if trial.left:
+        timed += f"; {trial.left} left behind, whose compilers took far longer than the others'"
     if saved_us:
         timed += f"; of the library's, {saved_us:.1f} us are for an epilogue that a template takes in"
     findings = Findings(

@@ -8,6 +8,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import as_completed
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from .cache_key import CACHE_KEY, with_decisions
 from .candidate_times import by_our_clock, fused_by_our_clock
 from .capture import decide_before
+from .stragglers import completed_or_left
 
 log = logging.getLogger(__name__)
 
@@ -89,14 +91,20 @@ def patch_graph_cache() -> None:
             )
 
 
-def patch_benchmarking(is_wanted: Callable[[], bool]) -> None:
-    """Have our clock time Inductor's candidates, once what times them is loaded."""
+def patch_benchmarking(is_wanted: Callable[[], bool], may_leave: Callable[[Any], bool]) -> None:
+    """Have our clock time Inductor's candidates, once what times them is loaded, and no straggler waited for.
+
+    Args:
+        may_leave: takes a candidate; whether it may be left behind where it compiles far longer than others.
+    """
     if (module := _first_look(TIMING)) is None:
         return
     cache: Any = getattr(module, "AlgorithmSelectorCache", None)
     name, parameters = "benchmark_choices", ("choices", "autotune_args")
     if _takes(cache, name, *parameters, "is_collective") or _takes(cache, name, *parameters):
         cache.benchmark_choices = staticmethod(by_our_clock(cache.benchmark_choices, is_wanted))
+        if getattr(module, "as_completed", None) is as_completed:
+            vars(module)["as_completed"] = completed_or_left(as_completed, may_leave)
     else:
         log.warning(OWN_CLOCK, torch.__version__, "candidates")
 

@@ -26,6 +26,7 @@ from torch.compiler import config as compiler_config
 import forecast_autotune as fa
 from forecast_autotune.cli import doctor
 from forecast_autotune.core.forecast import Forecast
+from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.errors import TuningWarning
 from forecast_autotune.frontends.inductor import candidates, choices, hook, narrowing
@@ -537,3 +538,24 @@ def test_we_enter_while_inductor_is_half_imported(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout == "NarrowedInductorChoices '' forecast_autotune\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fitting", "knobs", "k", "itemsize"),
+    [
+        (True, {"BLOCK_M": 256, "BLOCK_N": 128, "BLOCK_K": 64, "num_stages": 4}, 1536, 2),
+        (False, {"BLOCK_M": 256, "BLOCK_N": 128, "BLOCK_K": 64, "num_stages": 5}, 1536, 2),
+        pytest.param(True, {"BLOCK_M": 256, "BLOCK_N": 128, "BLOCK_K": 64, "num_stages": 5}, 64, 2, id="not pipelined"),
+        pytest.param(True, {"BLOCK_M": 256, "BLOCK_N": 128, "BLOCK_K": 64, "num_stages": 5}, 1536, 4, id="float32"),
+        pytest.param(True, {"num_stages": 5}, 1536, 2, id="no tiles"),
+    ],
+)
+def test_tiles_that_an_h100_has_no_room_for_are_not_listed(
+    fitting: bool, knobs: dict[str, Any], k: int, itemsize: int
+) -> None:
+    product = candidates.Product(
+        batch=1, m=8192, n=6144, k=k, a_by_rows=True, b_by_rows=False, itemsize=itemsize, out_itemsize=itemsize
+    )
+    h100 = Hardware(kind="cuda", name="NVIDIA H100", capability="9.0", warp_size=32, shared_bytes=232_448)
+    assert candidates.fits(product, knobs, h100) is fitting
+    assert candidates.fits(product, knobs, replace(h100, warp_size=1))  # a CPU's is a cache

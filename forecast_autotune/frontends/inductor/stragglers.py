@@ -1,0 +1,72 @@
+"""Candidates of Inductor's that compile far longer than others of the same product: they are left behind.
+
+Inductor waits for every candidate before it times the first. Where a loop is unrolled whole, one tile takes 7 to 9 s to
+compile and the next 1.2 (H100, torch 2.11: 8192 x 6144 x 1536 in bf16, 256 x 128 x 64).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
+
+TIMES = 1.5  # what the slowest of the others took: so long it is waited after one has ended, where others may queue
+ENOUGH = 2  # others to compare with
+LEAST_S = 1.0
+CACHED_S = 0.2  # what took less was found compiled, and tells nothing
+LEFT = "forecast_autotune left"  # in a choice's annotations
+
+
+def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Callable[[Any], bool]) -> Any:
+    """`as_completed` as Inductor waits with it, which ends early where only stragglers are left.
+
+    Those are marked, so that `is_left` knows them; their compilers go on, and what they make lies in Inductor's cache.
+
+    Args:
+        as_completed: takes futures, each a key to its choice, and seconds; a choice's future returns a pair, of which the
+            second is the microseconds that compiling took.
+        may_leave: takes a choice; whether it may be left behind.
+    """
+
+    def completed(futures: Mapping[Future[Any], Any], timeout: float | None = None) -> Iterator[Future[Any]]:
+        if not all(map(may_leave, futures.values())):
+            yield from as_completed(futures, timeout=timeout)
+            return
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        pending, took_s = set(futures), list[float]()
+        while pending:
+            patience_s = max(LEAST_S, TIMES * max(took_s)) if len(took_s) >= ENOUGH else math.inf
+            wait_s = min(patience_s, until - time.monotonic())
+            done, pending = wait(pending, None if wait_s == math.inf else wait_s, FIRST_COMPLETED)
+            if not done and wait_s < patience_s:
+                raise TimeoutError(f"{len(pending)} of {len(futures)} candidates are not compiled")
+            if not done:
+                for future in pending:
+                    futures[future].annotations[LEFT] = True
+                return
+            took_s += [s for future in done if (s := _seconds(future)) >= CACHED_S]
+            yield from done
+
+    return completed
+
+
+def is_left(choice: Any) -> bool:
+    """Whether a choice was left behind."""
+    return bool(getattr(choice, "annotations", {}).get(LEFT))
+
+
+def without_left(choices: Sequence[Any]) -> list[Any]:
+    """The choices of which none waits for a compiler: some share what one compiles."""
+    left = {choice.kernel_hash_key() for choice in choices if is_left(choice)}
+    return [choice for choice in choices if choice.kernel_hash_key() not in left] if left else list(choices)
+
+
+def _seconds(future: Future[Any]) -> float:
+    if future.exception() is not None:
+        return 0.0
+    try:
+        return float(future.result()[1]) / 1e6
+    except (TypeError, IndexError, ValueError):
+        return 0.0

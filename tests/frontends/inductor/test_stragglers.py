@@ -1,0 +1,140 @@
+"""Candidates that compile far longer than others, which Inductor then does not wait for."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, as_completed
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rehearsed_inductor import Timed, decisions, product, store
+from torch._inductor import select_algorithm
+
+from forecast_autotune.frontends.inductor import choices, stragglers
+from forecast_autotune.frontends.inductor.candidate_times import by_our_clock
+from forecast_autotune.frontends.inductor.stragglers import LEFT, completed_or_left, is_left
+
+pytestmark = [  # torch's own
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings(r"ignore::UserWarning:torch\..*"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+UNDER_WAY = None
+
+
+class Choice:
+    """A candidate of Inductor's; one behind whose name stands a ' is compiled as another is."""
+
+    layout = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+
+    def __init__(self, name: str) -> None:
+        self.name, self.annotations = name, dict[str, Any]()
+
+    def kernel_hash_key(self) -> str:
+        return self.name.rstrip("'")
+
+
+def futures_of(**seconds: float | Exception | None) -> dict[Future[Any], Any]:
+    """A future for each candidate: compiled in so many seconds, failed, or under way for ever."""
+    futures: dict[Future[Any], Any] = {}
+    for name, took in seconds.items():
+        future: Future[Any] = Future()
+        if isinstance(took, Exception):
+            future.set_exception(took)
+        elif took is not UNDER_WAY:
+            future.set_result((None, took * 1e6))
+        futures[future] = Choice(name)
+    return futures
+
+
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stragglers, "LEAST_S", 0.01)
+    monkeypatch.setattr(stragglers, "TIMES", 0.01)
+
+
+def waited(futures: dict[Future[Any], Any], *, may_leave: bool = True, timeout: float = 0.2) -> set[str]:
+    wait = completed_or_left(as_completed, lambda _: may_leave)
+    return {futures[future].name for future in wait(futures, timeout=timeout)}
+
+
+def test_what_compiles_far_longer_than_two_others_is_left_behind() -> None:
+    futures = futures_of(quick=1.0, other=1.2, library=0.0, broken=RuntimeError(), slow=UNDER_WAY)
+    assert waited(futures) == {"quick", "other", "library", "broken"}
+    assert [each.name for each in futures.values() if is_left(each)] == ["slow"]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param({"other": 1.0}, id="one other"),
+        pytest.param({"other": 0.01, "third": 0.02}, id="others that were compiled before"),
+        pytest.param({"other": RuntimeError(), "third": RuntimeError()}, id="others that failed"),
+    ],
+)
+def test_without_others_to_compare_with_all_are_waited_for(others: Any) -> None:
+    futures = futures_of(**others, slow=UNDER_WAY)
+    with pytest.raises(TimeoutError, match=f"1 of {len(futures)}"):
+        waited(futures)
+    assert not any(map(is_left, futures.values()))
+
+
+def test_what_must_not_be_left_is_waited_for_as_ever() -> None:
+    futures = futures_of(quick=1.0, other=1.2, slow=UNDER_WAY)
+    with pytest.raises(TimeoutError, match="unfinished"):
+        waited(futures, may_leave=False)
+    assert not any(map(is_left, futures.values()))
+
+
+def test_one_that_ends_while_another_is_waited_for_counts() -> None:
+    futures = futures_of(quick=1.0, other=1.2, late=UNDER_WAY, slow=UNDER_WAY)
+    wait = completed_or_left(as_completed, lambda _: True)(futures, timeout=60)
+    assert {futures[next(wait)].name, futures[next(wait)].name} == {"quick", "other"}
+    late = next(future for future, each in futures.items() if each.name == "late")
+    late.set_result((None, 1e6))
+    assert [futures[future].name for future in wait] == ["late"]
+
+
+def test_what_was_left_behind_is_not_timed_nor_what_shares_its_compiler() -> None:
+    choices = [Choice("quick"), Choice("slow"), Choice("slow'")]
+    choices[1].annotations[LEFT] = True
+    found = by_our_clock(lambda listed: dict.fromkeys(listed, 0.1), lambda: False)(choices)
+    assert [found[each] for each in choices] == [0.1, float("inf"), float("inf")]
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_candidate_that_was_left_behind_is_told_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def left(candidates: list[Any], *_: Any, **__: Any) -> dict[Any, float]:
+        candidates[2].annotations[LEFT] = True
+        return {each: float("inf") if is_left(each) else 0.1 for each in candidates}
+
+    monkeypatch.setattr(select_algorithm.AlgorithmSelectorCache, "benchmark_in_current_process", staticmethod(left))
+    product()
+    (stored,) = decisions()
+    touched = store().detail(stored).touched
+    assert len(touched) == 4
+    assert all(each.outcome is not None for each in touched)
+    assert "1 left behind, whose compilers took far longer" in stored.decision.reason
+
+
+def test_inductor_waits_by_our_patience_while_a_product_is_undecided(
+    timed: Timed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def benchmark(candidates: list[Any], *_: Any, **__: Any) -> dict[Any, float]:
+        asked.extend(map(choices.narrowing.may_leave, candidates))
+        return dict.fromkeys(candidates, 0.1)
+
+    monkeypatch.setattr(
+        select_algorithm.AlgorithmSelectorCache, "benchmark_in_current_process", staticmethod(benchmark)
+    )
+    product()
+    assert select_algorithm.as_completed is not as_completed
+    assert asked == [True] * 5
+    monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "all")
+    product(m=512)
+    assert not any(asked[5:])
+    assert len(asked) > 5
+    assert timed.lists == []
