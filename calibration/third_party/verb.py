@@ -154,8 +154,9 @@ def run_operations(operations: Sequence[str], ways: Sequence[str], how: Run, kep
         for way in ways:
             found[way] = kept.answer(how.asked(operation, way), partial(run_step, operation, way, how))
             failed = failed or "problem" in found[way]
-            rows.append((operation, way, *_figures_of(found[way], found.get("stock", {}))))
-            print(" ".join(rows[-1]), file=sys.stderr, flush=True)
+            figures = _figures_of(found[way], found.get("stock", {}))
+            print(" ".join((operation, way, *figures)), file=sys.stderr, flush=True)
+        rows += [(operation, way, *_figures_of(each, found.get("stock", {}))) for way, each in found.items()]
         everything.append({"operation": operation, **found})
     if as_json:
         print_json(everything)

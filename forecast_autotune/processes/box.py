@@ -370,16 +370,18 @@ def _limit_ids() -> bool:
     if tuple(int(n) for n in os.uname().release.split("-")[0].split(".")[:2]) < (6, 14):
         return False  # there is one limit then, and it is everybody's
     limit = _MOST_IDS
-    while limit <= _ALL_IDS:
-        try:
-            Path("/proc/sys/kernel/pid_max").write_text(str(limit))
-        except OSError as err:
-            if err.errno != errno.EINVAL:
-                return False
-            limit *= 2
-        else:
-            return True
-    return False
+    while (refused := _refusal_of_ids(limit)) == errno.EINVAL and limit < _ALL_IDS:
+        limit *= 2
+    return not refused
+
+
+def _refusal_of_ids(limit: int) -> int:
+    """The number of the error that a limit of this namespace's process ids meets; 0 where it holds."""
+    try:
+        Path("/proc/sys/kernel/pid_max").write_text(str(limit))
+    except OSError as err:
+        return err.errno or errno.EPERM
+    return 0
 
 
 def _ahead_of_all() -> bool:

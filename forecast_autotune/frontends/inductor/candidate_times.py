@@ -82,6 +82,53 @@ def fused_by_our_clock(
     return benchmarked
 
 
+def generated_by_our_clock(bench: Callable[..., float], is_wanted: Callable[[], bool]) -> Any:
+    """Inductor's method that times a config of a kernel it has generated, by our clock, and the kernel alone.
+
+    Inductor has what a kernel changes copied before each launch, or brought back from the host after it, and counts that:
+    1.9 ms for a GELU in place of 74 us, 973 us for a kernel of 56 (H100, torch 2.11). Here each config has one copy, and
+    what lies on the host is brought back once. Kernels that users wrote are timed as ever, for what they change may decide
+    what they do.
+
+    Args:
+        bench: takes a launcher and its arguments; returns milliseconds.
+        is_wanted: whether it is to be done; asked each time.
+    """
+
+    @functools.wraps(bench)
+    def benchmarked(kernel: Any, launcher: Any, *args: Any, **named: Any) -> float:
+        is_generated = not kernel.custom_kernel and not kernel.reset_to_zero_arg_names
+        if kernel.device_props.type != "cuda" or not is_generated or not is_wanted():
+            return bench(kernel, launcher, *args, **named)
+        of_kernel = {name: value for name, value in named.items() if name != "with_profiler"}
+        clone, to_host, restore = (
+            kernel.maybe_clone_args,
+            kernel.copy_args_to_cpu_if_needed,
+            kernel.restore_args_from_cpu,
+        )
+        on_host: dict[str, Any] = {}
+
+        def kept_on_host(*given: Any, **also: Any) -> dict[str, Any]:
+            on_host.update(to_host(*given, **also))
+            return on_host
+
+        @functools.cache
+        def cloned() -> Any:
+            return clone(on_host, *args, **of_kernel)
+
+        kernel.copy_args_to_cpu_if_needed = kept_on_host
+        kernel.maybe_clone_args = lambda *_, **__: cloned()
+        kernel.restore_args_from_cpu = lambda _: None
+        try:
+            with _clock_on(torch.device("cuda", kernel.device_props.index or 0)):
+                return bench(kernel, launcher, *args, **named)
+        finally:
+            del kernel.copy_args_to_cpu_if_needed, kernel.maybe_clone_args, kernel.restore_args_from_cpu
+            restore(on_host)
+
+    return benchmarked
+
+
 def clock_of(device: Any) -> EventClock:
     """What the events add is not taken off: Inductor goes on to compare these times with some of its own clock."""
     return EventClock(torch.cuda, flush=Flush(device), spin=spin, timed_s=TIMED_S, on=lambda: torch.cuda.device(device))

@@ -20,7 +20,7 @@ from ...errors import CacheMissError
 from .hook import is_wanted
 from .narrowing import Narrowing
 from .request import stand_aside, stood_aside, uuid
-from .torch_patches import patch_benchmarking, patch_finalizing, patch_fusion
+from .torch_patches import patch_benchmarking, patch_finalizing, patch_fusion, patch_generated
 
 log = logging.getLogger(__name__)
 
@@ -216,6 +216,7 @@ def _listen() -> None:
 
     patch_benchmarking(lambda: is_wanted() and not stood_aside(), may_leave)
     patch_fusion(lambda: is_wanted() and not stood_aside())
+    patch_generated(lambda: is_wanted() and not stood_aside())
     patch_finalizing(alone)
     select_algorithm.add_preprocessing_fn(drop)
     select_algorithm.add_feedback_saver(keep)

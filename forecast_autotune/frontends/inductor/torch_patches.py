@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .cache_key import CACHE_KEY, with_decisions
-from .candidate_times import by_our_clock, fused_by_our_clock
+from .candidate_times import by_our_clock, fused_by_our_clock, generated_by_our_clock
 from .capture import decide_before
 from .stragglers import completed_or_left
 
@@ -24,6 +24,7 @@ CAPTURE = "torch._higher_order_ops.triton_kernel_wrap"
 RULES = "torch._dynamo.trace_rules"
 TIMING = "torch._inductor.select_algorithm"
 FUSION = "torch._inductor.codegen.triton"  # imported with it
+GENERATED = "torch._inductor.runtime.triton_heuristics"  # likewise
 SCHEDULER = "torch._inductor.scheduler"  # and so is this
 
 OWN_CLOCK = "torch %s times %s in a way unknown here: by its own clock, the host's time among it"
@@ -119,6 +120,20 @@ def patch_fusion(is_wanted: Callable[[], bool]) -> None:
         scheduling.benchmark_codegened_module = timed
     else:
         log.warning(OWN_CLOCK, torch.__version__, "what it fuses")
+
+
+def patch_generated(is_wanted: Callable[[], bool]) -> None:
+    """Have our clock time the configs of kernels that Inductor generates, once what times those is loaded."""
+    if (module := _first_look(GENERATED)) is None:
+        return
+    kernel: Any = getattr(module, "CachingAutotuner", None)
+    methods = ("maybe_clone_args", "restore_args_from_cpu", "copy_args_to_cpu_if_needed")
+    if _takes(kernel, "bench", "self", "launcher", "args", "with_profiler", "kwargs") and all(
+        hasattr(kernel, name) for name in methods
+    ):
+        kernel.bench = generated_by_our_clock(kernel.bench, is_wanted)
+    else:
+        log.warning(OWN_CLOCK, torch.__version__, "configs of what it generates")
 
 
 def patch_finalizing(before: Callable[[Any], None]) -> None:

@@ -16,12 +16,19 @@ from torch._inductor import select_algorithm
 from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.runtime.benchmarking import benchmarker
 from torch._inductor.runtime.hints import HeuristicType
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._inductor.virtualized import V
 
 import forecast_autotune as fa
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.frontends.inductor import candidate_times, torch_patches
-from forecast_autotune.frontends.inductor.candidate_times import by_our_clock, fused_by_our_clock
+from forecast_autotune.frontends.inductor.candidate_times import (
+    by_our_clock,
+    fused_by_our_clock,
+    generated_by_our_clock,
+)
+
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # torch's own
 
 
 class Clock:
@@ -181,3 +188,84 @@ def test_a_torch_that_fuses_in_another_way_is_left_alone(monkeypatch: Any, caplo
     assert TritonScheduling.benchmark_codegened_module is other
     assert Scheduler.finalize_multi_template_buffers is other
     assert len([record for record in caplog.records if "in a way unknown here" in record.message]) == 2
+
+
+class Launcher:
+    """Adds one to its only argument."""
+
+    n_spills, config = 0, None
+
+    def __init__(self) -> None:
+        self.given: list[torch.Tensor] = []
+
+    def __call__(self, x: torch.Tensor, *, stream: int) -> None:
+        self.given.append(x)
+        x += 1
+
+
+class Kernel(CachingAutotuner):  # type: ignore[misc]
+    """Inductor's own class, without what needs a GPU."""
+
+    on_host: torch.Tensor | None = None
+
+    def copy_args_to_cpu_if_needed(self, x: torch.Tensor) -> dict[str, Any]:
+        return {} if self.on_host is None else {"x": (x, self.on_host)}
+
+    def get_device_interface(self) -> Any:
+        return SimpleNamespace(get_raw_stream=lambda _: 0, current_device=lambda: 0)
+
+
+def generated(*, custom: bool = False, on_host: torch.Tensor | None = None) -> Any:
+    """A kernel of Inductor's that changes its only argument, as on a GPU."""
+    kernel = object.__new__(Kernel)
+    kernel.custom_kernel, kernel.inductor_meta, kernel.optimize_mem = custom, {}, False
+    kernel.device_props = SimpleNamespace(type="cuda", index=0)
+    kernel.fn = SimpleNamespace(arg_names=["x"])
+    kernel.mutated_arg_names, kernel.reset_to_zero_arg_names = ["x"], []
+    kernel.on_host = on_host
+    return kernel
+
+
+def test_a_config_of_a_generated_kernel_has_one_copy_of_what_it_changes(clock: Clock) -> None:
+    x, launcher, kernel = torch.zeros(4), Launcher(), generated()
+    assert generated_by_our_clock(CachingAutotuner.bench, lambda: True)(kernel, launcher, x) == 0.005
+    assert len(clock.timed) == 1
+    assert len(launcher.given) == 2
+    assert launcher.given[0] is launcher.given[1] is not x
+    assert x.tolist() == [0, 0, 0, 0]
+    assert "maybe_clone_args" not in vars(kernel)
+
+
+def test_what_lies_on_the_host_is_brought_back_once_all_is_timed(clock: Clock) -> None:
+    x, launcher = torch.zeros(4), Launcher()
+    kernel = generated(on_host=torch.full((4,), 7.0))
+    generated_by_our_clock(CachingAutotuner.bench, lambda: True)(kernel, launcher, x)
+    assert len(clock.timed) == 1
+    assert launcher.given[0] is launcher.given[1] is x
+    assert x.tolist() == [7, 7, 7, 7]
+
+
+def test_a_users_kernel_is_timed_as_ever_and_so_is_all_where_nothing_is_wanted(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(benchmarker), "benchmark_gpu", lambda _, call, **__: (call(), call()) and 1.0)
+    for kernel, wanted in ((generated(custom=True), True), (generated(), False)):
+        launcher = Launcher()
+        bench = generated_by_our_clock(CachingAutotuner.bench, lambda wanted=wanted: wanted)
+        assert bench(kernel, launcher, torch.zeros(4)) == 1.0
+        assert launcher.given[0] is not launcher.given[1]
+    assert clock.timed == []
+
+
+def test_a_config_that_does_not_run_leaves_the_argument_as_it_was(clock: Clock) -> None:
+    def fails(x: torch.Tensor, *, stream: int) -> None:
+        x += 1
+        raise RuntimeError("out of resource")
+
+    fails.n_spills, fails.config = 0, SimpleNamespace(num_warps=4, num_stages=1, kwargs={})  # type: ignore[attr-defined]
+    x, kernel = torch.zeros(4), generated(on_host=torch.full((4,), 7.0))
+    with pytest.raises(RuntimeError, match="out of resource"):
+        generated_by_our_clock(CachingAutotuner.bench, lambda: True)(kernel, fails, x)
+    assert x.tolist() == [7, 7, 7, 7]
+    assert "restore_args_from_cpu" not in vars(kernel)
+    assert clock.timed == []
