@@ -13,8 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 TIMES = 1.5  # what the slowest of the others took: so long it is waited after one has ended, where others may queue
-ENOUGH = 2  # others to compare with
-LEAST_S = 1.0
+LEAST_S = 1.5
 CACHED_S = 0.2  # what took less was found compiled, and tells nothing
 LEFT = "forecast_autotune left"  # in a choice's annotations
 
@@ -37,7 +36,7 @@ def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Cal
         until = math.inf if timeout is None else time.monotonic() + timeout
         pending, took_s = set(futures), list[float]()
         while pending:
-            patience_s = max(LEAST_S, TIMES * max(took_s)) if len(took_s) >= ENOUGH else math.inf
+            patience_s = max(LEAST_S, TIMES * max(took_s)) if took_s else math.inf
             wait_s = min(patience_s, until - time.monotonic())
             done, pending = wait(pending, None if wait_s == math.inf else wait_s, FIRST_COMPLETED)
             if not done and wait_s < patience_s:
