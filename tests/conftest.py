@@ -75,6 +75,16 @@ def say_group(item: pytest.Item) -> None:
         item._id = type(item.id).parse(item.nodeid + end)
 
 
+@pytest.fixture(scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a cache of Triton's that this module's tests alone fill."""
+    from rehearsed import own_triton_cache
+
+    folder = tmp_path_factory.mktemp("triton-cache")
+    with own_triton_cache(folder):
+        yield folder
+
+
 @pytest.fixture(autouse=True)
 def environment_restored() -> Iterator[None]:
     """Child processes inherit nothing from an earlier test; what changes keys or settings may not be left at all."""

@@ -1,9 +1,9 @@
 """A search's choices on recorded spaces: what filters by forecasts find for as many measurements, beside simple rivals.
 
 A space stands for the pool of programs that a proposer would come to; its configs are its candidates. Evolution proposes
-children
-of the fastest so far, each a change of one or two knobs to another config of the pool, and four are measured at a time. The
-filter says which four of the proposed. Kernels are left out of the fitted model.
+children of the fastest so far, each a change of one or two knobs to another config of the pool, and four are measured at a
+time. The filter says which four of the proposed; `pool-ranking` proposes all that are left, and `ranked-once` takes them in
+the order of the forecasts before anything was measured. Kernels are left out of the fitted model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 from forecast_autotune.cli.output import print_json, print_table, say
@@ -40,7 +40,7 @@ MARKS = (8, 16, 32, 64)  # measurements at which the best so far is told
 
 ARMS = (
     *("evolution", "random-filter", "ours-2x", "ours-4x", "ours-8x", "ours-16x"),
-    *("pool-ranking", "random-sampling", "oracle"),
+    *("pool-ranking", "ranked-once", "random-sampling", "oracle"),
 )
 BASELINE = "evolution"
 RIVALS = (BASELINE, "random-sampling")  # what others are told against
@@ -162,6 +162,14 @@ class _Searching:
         told = [answers[index(c)] for c in configs]
         return [a.expected_gain(over) if isinstance(a, Forecast) else -1.0 for a in told]
 
+    @cached_property
+    def ranks(self) -> dict[Config, int]:
+        """The place of each config in a ranking by what is forecast before anything is measured."""
+        answers = self._session.predict({}, {})
+        gains = [a.expected_gain(0.0) if isinstance(a, Forecast) else -1.0 for a in answers]
+        places = sorted(range(len(gains)), key=lambda place: -gains[place])
+        return {self.space.space[place]: rank for rank, place in enumerate(places)}
+
 
 @lru_cache(maxsize=4)
 def _surrogate(left_out: str) -> Surrogate:
@@ -196,6 +204,10 @@ def _ranked(searching: _Searching, proposed: Sequence[Config], draw: random.Rand
     return sorted(proposed, key=lambda c: -gains[c])
 
 
+def _ranked_once(searching: _Searching, proposed: Sequence[Config], draw: random.Random) -> Sequence[Config]:  # noqa: ARG001
+    return sorted(proposed, key=searching.ranks.__getitem__)
+
+
 def _oracle(searching: _Searching, proposed: Sequence[Config], draw: random.Random) -> Sequence[Config]:  # noqa: ARG001
     times = dict(zip(searching.space.space, searching.space.times_us, strict=True))
     return sorted(proposed, key=lambda c: times[c])
@@ -209,6 +221,7 @@ _ARMS: dict[str, tuple[float, Choice]] = {
     "ours-8x": (8, _ours),
     "ours-16x": (16, _ours),
     "pool-ranking": (0, _ranked),
+    "ranked-once": (0, _ranked_once),
     "random-sampling": (0, _drawn),
     "oracle": (4, _oracle),
 }

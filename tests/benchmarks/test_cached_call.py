@@ -35,12 +35,7 @@ MEASUREMENTS = [
 WAYS = ("run", "grid")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton-cache")))
-        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where it is unset
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @triton.jit

@@ -112,13 +112,8 @@ def only(results: Iterator[tuple[Config, Evidence | Failure]]) -> Any:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache of this module's own; and an answer to 3.9's question what the default will be."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("triton-cache")
-        patch.setenv("TRITON_CACHE_DIR", str(folder))
-        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-        yield folder
+def pool_closed(own_cache: Path) -> Iterator[None]:
+    yield
     triton_pool.shared_pool().close()
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 from kernel_suite import suite_kernels  # noqa: E402
-from rehearsed import own_triton_cache  # noqa: E402
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
@@ -56,10 +55,7 @@ def at_least_64(x_ptr, BLOCK: tl.constexpr):
     tl.store(x_ptr + tl.arange(0, BLOCK), 0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 class TestLaunchesCompiler(CompilerContract):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 from collecting import without_collecting  # noqa: E402
-from rehearsed import BEST, call, configs, launched, own_triton_cache, playing, tuned  # noqa: E402
+from rehearsed import BEST, call, configs, launched, playing, tuned  # noqa: E402
 
 from forecast_autotune.distributed.job_channel import JobChannel  # noqa: E402
 from forecast_autotune.errors import InvalidInputError, TuningWarning  # noqa: E402
@@ -25,11 +24,7 @@ from forecast_autotune.frontends.key_table import Entry, KeyTable, Recent  # noq
 from forecast_autotune.frontends.pending import tune_pending  # noqa: E402
 from forecast_autotune.frontends.triton import door  # noqa: E402
 
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def alive_after_calls(kernel: Any, keys: int = 4, calls: int = 2) -> int:

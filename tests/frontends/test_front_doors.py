@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,7 +13,7 @@ triton = pytest.importorskip("triton")
 
 from contracts.front_door_contract import FrontDoorContract  # noqa: E402
 from plain_function import TunedFunction  # noqa: E402
-from rehearsed import configs, own_triton_cache, playing, tuned  # noqa: E402
+from rehearsed import configs, playing, tuned  # noqa: E402
 from toy import Toy  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
@@ -26,10 +25,7 @@ SLOW_S = 20e-3  # far above the scheduler's slices on a busy machine
 BLOCKS = {64: "default", 256: "best", 1024: "raises"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 class TestTriton(FrontDoorContract):

@@ -16,13 +16,13 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 from collecting import without_collecting  # noqa: E402
-from rehearsed import own_triton_cache  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
 from forecast_autotune.frontends import dispatch  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("own_cache"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
@@ -30,12 +30,6 @@ N = 1 << 22  # 16 MiB a tensor: what is kept of one is seen
 BLOCKS = (64, 128, 256, 512, 1024, 2048)
 KEYS = 6
 CAPTURED = 20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
 
 
 @pytest.fixture

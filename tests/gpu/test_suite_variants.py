@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kernel_suite import SuiteKernel, suite_kernels  # noqa: E402
-from rehearsed import own_triton_cache  # noqa: E402
 
 from forecast_autotune.compilers.triton_launches import LaunchesCompiler, launches  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
@@ -20,18 +19,13 @@ from forecast_autotune.frontends.triton.target import compiled_for  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("own_cache"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
 SEED = 5
 
 every_kernel = pytest.mark.parametrize("kernel", tuple(suite_kernels()), ids=lambda kernel: kernel.name)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -12,20 +11,14 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from kernel_suite import Case, add_inplace  # noqa: E402
-from rehearsed import own_triton_cache  # noqa: E402
 
 from calibration.evaluate.side_by_side import cold_times_us, kernel_times_us  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("own_cache"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
 
 
 def test_events_and_the_gpus_clock_agree_on_times_and_on_the_slower_config() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 from kernel_suite import TritonKernel, add_inplace, triton_kernels  # noqa: E402
-from rehearsed import own_triton_cache  # noqa: E402
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
@@ -24,6 +22,7 @@ from forecast_autotune.store.queries import StoreFile  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("own_cache"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
@@ -38,12 +37,6 @@ every_kernel = pytest.mark.parametrize("kernel", tuple(triton_kernels()), ids=la
 def scale(y_ptr, x_ptr, n, factor, BLOCK: tl.constexpr, STRAY: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y_ptr + at + STRAY, tl.load(x_ptr + at, mask=at < n) * factor, mask=at < n)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
 
 
 def tuned(*further: Any, **extras: Any) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -23,7 +23,6 @@ pytest.importorskip("triton")
 
 from kernel_suite import SuiteKernel, suite_kernels  # noqa: E402
 from kernel_suite.__main__ import described  # noqa: E402
-from rehearsed import own_triton_cache  # noqa: E402
 
 from calibration.record.evidence import KNOB, by_triton, fake_arguments, launches_of, spaces  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
@@ -38,10 +37,7 @@ NO_FLOAT8 = "type fp8e4nv not supported in this architecture"
 Asked = tuple[SuiteKernel, Config]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def first_accepted(suite: SuiteKernel, configs: Sequence[Config], count: int) -> list[Asked]:

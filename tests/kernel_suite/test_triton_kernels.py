@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from kernel_suite import (  # noqa: E402
 from kernel_suite.__main__ import listed  # noqa: E402
 from kernel_suite.small import KINDS  # noqa: E402
 from plain_calls import plain_call  # noqa: E402
-from rehearsed import own_triton_cache  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
@@ -97,10 +96,7 @@ def interpreted_once(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.xdist_group("interpreter")(pytest.mark.timeout(1800)(test))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def interpreted(configs: int | str, kernels: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from kernel_suite import add_inplace  # noqa: E402
-from rehearsed import own_triton_cache  # noqa: E402
 
 from calibration.evaluate.side_by_side import cold_times_us, device, durations_us, in_turns, rehearsing  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
@@ -23,10 +21,7 @@ from forecast_autotune.frontends.triton.simulated_driver import rehearsal  # noq
 CUDA, CPU = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def event(name: str, start: float, length: float, where: Any = CUDA) -> Any:

@@ -21,7 +21,6 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kernel_suite import cross_entropy
-from rehearsed import own_triton_cache
 
 from calibration.record import evidence
 from calibration.record.evidence import main, read_evidence
@@ -37,10 +36,7 @@ NAME = "cross_entropy.sm_90.jsonl"
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="builds variants with nvcc")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

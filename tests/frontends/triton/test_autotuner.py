@@ -39,10 +39,7 @@ REPOSITORY = Path(__file__).parents[3]
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

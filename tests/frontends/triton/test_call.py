@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,15 +16,11 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
-from rehearsed import configs, own_triton_cache, playing, scale, tuned  # noqa: E402
+from rehearsed import configs, playing, scale, tuned  # noqa: E402
 
 from forecast_autotune.frontends.triton.call import TritonCall  # noqa: E402
 
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def bound(tuner: Any, *args: Any, **kwargs: Any) -> TritonCall:

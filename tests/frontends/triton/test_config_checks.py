@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from rehearsed import call, own_triton_cache, playing, scale, tuned  # noqa: E402
+from rehearsed import call, playing, scale, tuned  # noqa: E402
 from triton import knobs  # noqa: E402
 from triton.runtime.jit import JITFunction, KernelInterface  # noqa: E402
 
@@ -61,10 +60,7 @@ def test_what_triton_accepts_is_not_refused(config: Any) -> None:
     assert tuned(configs=[config]).configs == [config]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_what_the_users_own_pruning_replaces_is_not_looked_at() -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,14 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 from hanging import end_soon  # noqa: E402
-from rehearsed import BEST, BLOCKS, TIMES, call, own_triton_cache, playing, tuned  # noqa: E402
+from rehearsed import BEST, BLOCKS, TIMES, call, playing, tuned  # noqa: E402
 
 from forecast_autotune.frontends.triton.call import TritonCall  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def recorded(**failures: Failure) -> dict[Config, Any]:

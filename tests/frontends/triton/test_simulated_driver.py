@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +41,7 @@ def hungry(a_ptr, b_ptr, c_ptr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.const
     tl.store(c_ptr + m[:, None] * 4096 + n[None, :], total.to(tl.float16))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton-cache")))
-        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def config(block: int, warps: int = 4) -> Config:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,18 +13,14 @@ from forecast_autotune.errors import NoGpuError
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from rehearsed import call, configs, own_triton_cache, playing, scale, tuned  # noqa: E402
+from rehearsed import call, configs, playing, scale, tuned  # noqa: E402
 from triton.backends import backends  # noqa: E402
 from triton.runtime.driver import driver  # noqa: E402
 from triton.runtime.jit import KernelInterface  # noqa: E402
 
 from forecast_autotune.frontends.triton.target import require_driver  # noqa: E402
 
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with own_triton_cache(tmp_path_factory.mktemp("triton-cache")):
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture
