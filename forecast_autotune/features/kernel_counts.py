@@ -40,6 +40,7 @@ class CountedAccess:
         reach: different elements that all programs together can reach by it; infinite where that is unknown.
         width: elements that follow one another where a compiler knows it.
         axes: elements along each axis of the block, and from one to the next; None where that is unknown.
+        unrolled: trips of its loop that are made one.
     """
 
     access: Access
@@ -48,6 +49,7 @@ class CountedAccess:
     reach: float
     width: float
     axes: Sequence[tuple[float, float]] | None
+    unrolled: float
 
     def sector_factor(self, element_bytes: float) -> float:
         """Bytes of the memory sectors that hold the block against the block's own; 1 where that is unknown.
@@ -150,7 +152,9 @@ def _counted(model: KernelModel, numbers: Mapping[str, Any], grid: Sequence[floa
         each, times = values.get(access.elements), values.get(access.times)
         if each is not None and times is not None:
             reach, width = values.get(access.reach, math.inf), samples[0].get(access.width, 1.0)
-            counts.accesses.append(CountedAccess(access, each, times, reach, width, _axes(access, samples[0])))
+            unrolled = values.get(model.unrolled.get(access.loop, ""), 1.0)
+            axes = _axes(access, samples[0])
+            counts.accesses.append(CountedAccess(access, each, times, reach, width, axes, unrolled))
     for dot in model.dots:
         m, n, k, times = values.get(dot.m), values.get(dot.n), values.get(dot.k), values.get(dot.times)
         if m is None or n is None or k is None or times is None:

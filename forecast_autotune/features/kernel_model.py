@@ -41,10 +41,11 @@ class KernelModel:
     dots: tuple[Dot, ...] = field(repr=False)
     arithmetic: Counter[tuple[str, str]] = field(repr=False)  # operations by elements and times
     serial: frozenset[str] = field(repr=False)  # loops in which a product waits for one of the trip before
+    unrolled: Mapping[str, str] = field(repr=False)  # loop to how many of its trips are made one
     held: tuple[tuple[str, str], ...] = field(repr=False)  # bytes that lie in registers at one time, and how often
 
 
-_EMPTY = KernelModel({}, {}, None, (), False, (), (), (), Counter(), frozenset(), ())
+_EMPTY = KernelModel({}, {}, None, (), False, (), (), (), Counter(), frozenset(), {}, ())
 
 
 def kernel_model(kernel: Any) -> KernelModel:
@@ -89,6 +90,7 @@ def _describe(kernel: Any) -> KernelModel:
         dots=tuple(notes.dots),
         arithmetic=notes.arithmetic,
         serial=frozenset(notes.serial),
+        unrolled=notes.unrolled,
         held=held,
     )
 
@@ -109,7 +111,7 @@ def _held(notes: Notes) -> tuple[tuple[str, str], ...]:
 
 def _needed(notes: Notes, names: Iterable[str]) -> list[tuple[str, str]]:
     """The lines that the model's numbers are computed from, in their order."""
-    wanted = {*names, *(name for place in notes.arithmetic for name in place)}
+    wanted = {*names, *notes.unrolled.values(), *(name for place in notes.arithmetic for name in place)}
     for access in notes.accesses:
         wanted.update((access.elements, access.times, access.reach, access.width))
         wanted.update(name for axis in access.axes or () for name in axis)

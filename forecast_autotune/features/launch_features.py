@@ -394,7 +394,7 @@ def _add_loops(memory: _Memory, made: Sequence[_Made]) -> None:
     narrow: defaultdict[str, float] = defaultdict(float)
     narrow_accesses: defaultdict[str, float] = defaultdict(float)
     for counted, _, size, access_bytes in made:
-        access, loaded = counted.access, counted.each * size
+        access, loaded = counted.access, counted.each * size * counted.unrolled
         if access.kind != "load" or not access.loop:
             continue
         per_trip[access.loop] += loaded

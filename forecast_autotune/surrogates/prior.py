@@ -35,6 +35,9 @@ LEAST_DESCRIBED = 0.5  # share of a space's configs whose launches must be descr
 MOSTLY_DESCRIBED = 0.7  # beyond this share, a config is not described because its variant refuses it
 REFUSED_FAILS = 0.97  # such configs fail: all 400 of them did on the suite's Triton kernels
 DESCRIBED_FAILS = 0.005  # and of 16,500 that were described, 4
+# Of configs whose description asks for more shared memory than a block may have, 45 of 94 did on all recordings; of programs
+# that unroll a loop with a product in it, all.
+OVERFULL_FAILS = 0.5
 
 FULL_WARPS = 3  # octaves above a warp, 256 threads: enough in flight to hide most latency
 LARGE_BLOCK = 9  # 512 threads: beyond, few blocks fit a unit side by side
@@ -196,6 +199,8 @@ class Prior:
         fail = np.where(
             known, DESCRIBED_FAILS, np.where(asked, refused, share * DESCRIBED_FAILS + (1.0 - share) * refused)
         )
+        overfull = np.array([d.get("shared_share", 0.0) > 1.0 for d in described])
+        fail[overfull] = np.maximum(fail[overfull], OVERFULL_FAILS)
         sigma = np.empty(len(described))
         sigma[known] = self.width.sigma(mean[known], disagreement[known])
         sigma[~known] = sigma[known].max()

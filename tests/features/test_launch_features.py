@@ -100,6 +100,20 @@ def causal(q_ptr, k_ptr, o_ptr, length, BM: tl.constexpr, BN: tl.constexpr, D: t
 
 
 @triton.jit
+def unrolled(
+    a_ptr, b_ptr, c_ptr, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, UNROLLED: tl.constexpr
+):  # fmt: skip
+    rows, columns = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for k in tl.range(0, K, BK, loop_unroll_factor=UNROLLED):
+        inner = k + tl.arange(0, BK)
+        a = tl.load(a_ptr + rows[:, None] * K + inner[None, :])
+        b = tl.load(b_ptr + inner[:, None] * N + columns[None, :])
+        total = tl.dot(a, b, total)
+    tl.store(c_ptr + rows[:, None] * N + columns[None, :], total.to(tl.float16))
+
+
+@triton.jit
 def by_descriptor(a_desc, b_desc, c_desc, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     m, n = tl.program_id(0) * BM, tl.program_id(1) * BN
     total = tl.zeros((BM, BN), dtype=tl.float32)
@@ -304,4 +318,28 @@ def test_the_forecast_of_shared_memory_agrees_with_what_is_compiled(
         for config, built in compiling.compile(configs):
             (found,) = launch_features(matmul, matmul_call(), [config.knobs], grid=matmul_grid, hardware=sheet)
             assert found["shared_bytes"] == built.shared_bytes
+    shared_pool().close()
+
+
+def test_trips_that_are_made_one_need_so_much_more_shared_memory(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from plain_calls import plain_call
+
+    from forecast_autotune.compilers.triton_compile import TritonCompiler
+    from forecast_autotune.compilers.triton_pool import shared_pool
+    from forecast_autotune.core.config import Config
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    args = (half(1024, 512), half(512, 2048), half(1024, 2048), 2048, 512)
+    call = describe_call(dict(zip(("a_ptr", "b_ptr", "c_ptr", "N", "K"), args, strict=True)))
+    knobs = {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 3}
+    configs = [Config({**knobs, "UNROLLED": factor}) for factor in (1, 2, 4)]
+    sheet = sheet_for("cuda:90")
+    compiling = TritonCompiler(unrolled, plain_call(*args), target="cuda:90", properties=device_properties(sheet))
+    built = dict(compiling.compile(configs))
+    found = launch_features(unrolled, call, [config.knobs for config in configs], grid=(8, 32), hardware=sheet)
+    assert [f["shared_bytes"] for f in found] == [built[config].shared_bytes for config in configs]
+    assert found[2]["shared_bytes"] == 4 * found[0]["shared_bytes"]
     shared_pool().close()

@@ -236,6 +236,19 @@ def test_a_grid_in_another_order_computes_the_same(tmp_path: Path) -> None:
     assert told.returncode == 0, told.stderr
 
 
+@pytest.mark.parametrize(
+    ("bounds", "unrolled"),
+    [("n", True), ("0, n", True), ("0, n, 32", True), ("first, last, 32", False), ("1, n", False)],
+)
+def test_loops_that_begin_elsewhere_than_at_zero_are_not_unrolled(bounds: str, unrolled: bool) -> None:
+    source = (
+        f"@triton.jit\ndef kernel(x, n, first, last):\n    for i in tl.range({bounds}):\n        tl.store(x + i, i)\n"
+    )
+    steps = [step for step, _ in triton_rewrites(source)]
+    assert any(step.startswith("loop_unroll_factor@") for step in steps) is unrolled
+    assert any(step.startswith("num_stages@") for step in steps)
+
+
 def test_only_what_the_entry_reaches_is_rewritten() -> None:
     source = (SUITE / "rms_norm" / "__init__.py").read_text()
     places = {step.partition("@")[2].partition(".")[0] for step, _ in triton_rewrites(source, "in_registers")}

@@ -64,6 +64,7 @@ class Notes:
     arithmetic: Counter[tuple[str, str]] = field(default_factory=Counter)  # operations by elements and times
     held: dict[tuple[Symbol, ...], str] = field(default_factory=dict)  # tiles that are needed at once, and how often
     serial: set[str] = field(default_factory=set)  # loops in which a product waits for one of the trip before
+    unrolled: dict[str, str] = field(default_factory=dict)  # loop to how many trips are made one
     covers: dict[str, str] = field(default_factory=dict)  # knob to the argument it divides
     roles: dict[str, str] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)  # of lines, by their expressions

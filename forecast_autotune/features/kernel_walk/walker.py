@@ -160,7 +160,13 @@ class Walker:
 
     def _for(self, node: ast.For) -> None:
         bounds = self._range(node.iter) if isinstance(node.iter, ast.Call) else None
-        self._loop(node.body, bounds, [node.target])
+        self._loop(node.body, bounds, [node.target], self._unrolled(node.iter))
+
+    def _unrolled(self, over: ast.expr) -> str | None:
+        """How many trips of a loop `tl.range` makes one."""
+        given = {k.arg: k.value for k in over.keywords} if isinstance(over, ast.Call) else {}
+        factor = self.see(given["loop_unroll_factor"]).value if "loop_unroll_factor" in given else None
+        return self.notes.number(f"max(1, {factor})") if factor else None
 
     def _range(self, call: ast.Call) -> list[Symbol] | None:
         """Start, stop and step of `range`, `tl.range` or `tl.static_range`; notes what its knobs are for."""
@@ -197,10 +203,18 @@ class Walker:
     def _with(self, node: ast.With) -> None:
         self.body(node.body)
 
-    def _loop(self, statements: Sequence[ast.stmt], bounds: list[Symbol] | None, targets: Sequence[ast.expr]) -> None:
+    def _loop(
+        self,
+        statements: Sequence[ast.stmt],
+        bounds: list[Symbol] | None,
+        targets: Sequence[ast.expr],
+        unrolled: str | None = None,
+    ) -> None:
         """Walk a loop's body once, in the middle of its way; of what changes from trip to trip no number is known."""
         texts = [b.value or "unknown" for b in bounds or ()]
         repeat = self.notes.repeat("for", f"trips({', '.join(texts)})" if bounds else "unknown")
+        if unrolled:
+            self.notes.unrolled[repeat] = unrolled
         changes = frozenset([repeat]).union(*(b.varies for b in bounds or ()))
         for name in _assigned(statements):
             if symbol := self.names.get(name):

@@ -30,9 +30,11 @@ STORES = (
     ("cache_modifier", ".wb"),
 )
 EITHER = {"eviction_policy": "cache_modifier", "cache_modifier": "eviction_policy"}  # PTX has no access with both
+# Of loops that begin elsewhere than at 0, Triton 3.6 unrolls most wrongly: they read illegal addresses, or add up too much.
+UNROLL = "loop_unroll_factor"
 LOOPS = (
     *(("num_stages", str(n)) for n in (1, 2, 3, 4)),
-    *(("loop_unroll_factor", str(n)) for n in (2, 4)),
+    *((UNROLL, str(n)) for n in (2, 4)),
     ("flatten", "True"),
     ("disallow_acc_multi_buffer", "True"),
 )
@@ -134,7 +136,7 @@ def _of_call(cst: Any, node: Any, kernel: bool) -> Iterator[tuple[tuple[str, str
     elif name in ("range", "tl.range"):
         loop = node.with_changes(func=cst.parse_expression("tl.range"))
         for option, value in LOOPS:
-            if _given(node, option) != value:
+            if _given(node, option) != value and (option != UNROLL or _begins_at_zero(cst, node)):
                 yield (option, value), _with(cst, loop, option, value)
     elif name in ("tl.exp", "tl.math.exp") and len(node.args) == 1:
         inner = cst.BinaryOperation(
@@ -205,6 +207,12 @@ def _given(node: Any, option: str) -> str:
         if arg.keyword is not None and arg.keyword.value == option:
             return cst.Module([]).code_for_node(arg.value)
     return ""
+
+
+def _begins_at_zero(cst: Any, node: Any) -> bool:
+    """Whether the first number of a range is written as 0, or not at all."""
+    bounds = [arg.value for arg in node.args if arg.keyword is None]
+    return len(bounds) == 1 or (len(bounds) > 1 and isinstance(bounds[0], cst.Integer) and bounds[0].value == "0")
 
 
 def _bracketed(cst: Any, node: Any) -> Any:
