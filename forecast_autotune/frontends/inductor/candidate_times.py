@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ...measure.clocks import EventClock, Flush, Launch, spin
 from .stragglers import without_left
 
 TIMED_S = 0.025  # of each candidate: as long as Inductor would at most
+_CLOCK_LOCK = threading.RLock()  # whoever holds it has Inductor's benchmarker timing by our clock
 LEAST_US = 0.1  # that a call adds, whatever the noise of two times says
 
 
@@ -138,11 +140,20 @@ def clock_of(device: Any) -> EventClock:
 def _clock_on(device: Any, *, added: bool = False) -> Iterator[None]:
     """Have whatever Inductor times on a device meanwhile be timed by our clock; it holds the device's memory so long.
 
+    They nest: what a kernel is fused to has its config chosen while it is timed. Other threads wait.
+
     Args:
         added: whether what is told of a call is what it adds to an equal one before it.
     """
     from torch._inductor.runtime.benchmarking import benchmarker
 
+    with _CLOCK_LOCK, _clock_in(benchmarker, device, added=added):
+        yield
+
+
+@contextlib.contextmanager
+def _clock_in(benchmarker: Any, device: Any, *, added: bool) -> Iterator[None]:
+    outer = vars(benchmarker).get("benchmark_gpu")
     clock, theirs = clock_of(device), benchmarker.benchmark_gpu
 
     def timed_us(call: Callable[[], Any]) -> float:
@@ -161,4 +172,7 @@ def _clock_on(device: Any, *, added: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        vars(benchmarker).pop("benchmark_gpu", None)
+        if outer is None:
+            vars(benchmarker).pop("benchmark_gpu", None)
+        else:
+            benchmarker.benchmark_gpu = outer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -269,3 +270,32 @@ def test_a_config_that_does_not_run_leaves_the_argument_as_it_was(clock: Clock) 
     assert x.tolist() == [7, 7, 7, 7]
     assert "restore_args_from_cpu" not in vars(kernel)
     assert clock.timed == []
+
+
+def test_a_kernel_whose_config_is_chosen_while_another_is_timed_leaves_that_our_clock(clock: Clock) -> None:
+    def fused(_: Any, __: Any) -> float:
+        generated_by_our_clock(CachingAutotuner.bench, lambda: True)(generated(), Launcher(), torch.zeros(4))
+        return benchmarker.benchmark_gpu(lambda: None)
+
+    with candidate_times._clock_on(torch.device("cuda", 0)):
+        assert fused(None, None) == 0.005
+    assert len(clock.timed) == 2
+    assert "benchmark_gpu" not in vars(benchmarker)
+
+
+def test_two_threads_never_leave_our_clock_behind(clock: Clock) -> None:
+    entered, left = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with candidate_times._clock_on(torch.device("cuda", 0)):
+            entered.set()
+            left.wait(10)
+
+    thread = threading.Thread(target=other)
+    with candidate_times._clock_on(torch.device("cuda", 0)):
+        thread.start()
+        assert not entered.wait(0.1)
+    assert entered.wait(10)
+    left.set()
+    thread.join()
+    assert "benchmark_gpu" not in vars(benchmarker)
