@@ -103,30 +103,26 @@ def generated_by_our_clock(bench: Callable[..., float], is_wanted: Callable[[], 
         if kernel.device_props.type != "cuda" or not is_generated or not is_wanted():
             return bench(kernel, launcher, *args, **named)
         of_kernel = {name: value for name, value in named.items() if name != "with_profiler"}
-        clone, to_host, restore = (
-            kernel.maybe_clone_args,
-            kernel.copy_args_to_cpu_if_needed,
-            kernel.restore_args_from_cpu,
-        )
         on_host: dict[str, Any] = {}
 
         def kept_on_host(*given: Any, **also: Any) -> dict[str, Any]:
-            on_host.update(to_host(*given, **also))
+            on_host.update(kernel.copy_args_to_cpu_if_needed(*given, **also))
             return on_host
 
         @functools.cache
         def cloned() -> Any:
-            return clone(on_host, *args, **of_kernel)
+            return kernel.maybe_clone_args(on_host, *args, **of_kernel)
 
-        kernel.copy_args_to_cpu_if_needed = kept_on_host
-        kernel.maybe_clone_args = lambda *_, **__: cloned()
-        kernel.restore_args_from_cpu = lambda _: None
+        stands_in = type(kernel).__new__(type(kernel))  # for other threads may time the same kernel
+        vars(stands_in).update(vars(kernel))
+        stands_in.copy_args_to_cpu_if_needed = kept_on_host
+        stands_in.maybe_clone_args = lambda *_, **__: cloned()
+        stands_in.restore_args_from_cpu = lambda _: None
         try:
             with _clock_on(torch.device("cuda", kernel.device_props.index or 0)):
-                return bench(kernel, launcher, *args, **named)
+                return bench(stands_in, launcher, *args, **named)
         finally:
-            del kernel.copy_args_to_cpu_if_needed, kernel.maybe_clone_args, kernel.restore_args_from_cpu
-            restore(on_host)
+            kernel.restore_args_from_cpu(on_host)
 
     return benchmarked
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -234,6 +235,29 @@ def test_a_config_of_a_generated_kernel_has_one_copy_of_what_it_changes(clock: C
     assert len(launcher.given) == 2
     assert launcher.given[0] is launcher.given[1] is not x
     assert x.tolist() == [0, 0, 0, 0]
+    assert "maybe_clone_args" not in vars(kernel)
+
+
+def test_threads_may_time_the_same_generated_kernel(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidate_times, "_clock_on", lambda *_: nullcontext())
+    kernel, both, failed = generated(), threading.Barrier(2, timeout=10), list[Exception]()
+
+    def bench(*_: Any) -> float:
+        both.wait()
+        return 1.0
+
+    def timed() -> None:
+        try:
+            generated_by_our_clock(bench, lambda: True)(kernel, Launcher(), torch.zeros(4))
+        except Exception as err:
+            failed.append(err)
+
+    threads = [threading.Thread(target=timed) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
     assert "maybe_clone_args" not in vars(kernel)
 
 
