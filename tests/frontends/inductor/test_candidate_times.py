@@ -270,14 +270,19 @@ def test_what_lies_on_the_host_is_brought_back_once_all_is_timed(clock: Clock) -
     assert x.tolist() == [7, 7, 7, 7]
 
 
-def test_a_users_kernel_is_timed_as_ever_and_so_is_all_where_nothing_is_wanted(
+def test_kernels_of_users_or_that_change_whole_numbers_are_timed_as_ever(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(benchmarker), "benchmark_gpu", lambda _, call, **__: (call(), call()) and 1.0)
-    for kernel, wanted in ((generated(custom=True), True), (generated(), False)):
+    floats, places = torch.zeros(4), torch.zeros(4, dtype=torch.int64)
+    for kernel, wanted, x in (
+        (generated(custom=True), True, floats),
+        (generated(), False, floats),
+        (generated(), True, places),
+    ):
         launcher = Launcher()
         bench = generated_by_our_clock(CachingAutotuner.bench, lambda wanted=wanted: wanted)
-        assert bench(kernel, launcher, torch.zeros(4)) == 1.0
+        assert bench(kernel, launcher, x) == 1.0
         assert launcher.given[0] is not launcher.given[1]
     assert clock.timed == []
 
