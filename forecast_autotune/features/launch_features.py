@@ -225,7 +225,13 @@ class _Counted:
         return self._memory[key]
 
     def _key(self, knobs: Mapping[str, Any], extents: tuple[float, ...] | None) -> Hashable:
-        return extents, tuple((name, value) for name, value in knobs.items() if name in self._read)
+        read = {name: value for name, value in knobs.items() if name in self._read}
+        return extents, tuple((name, type(value), _hashable(value)) for name, value in read.items())
+
+
+def _hashable(value: Any) -> Hashable:
+    """What tells a knob's value from others of its type; of values within others the type counts too."""
+    return value if isinstance(value, (bool, int, float, str)) else repr(value)
 
 
 def _names_in(code: CodeType) -> frozenset[str]:

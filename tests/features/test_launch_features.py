@@ -343,3 +343,19 @@ def test_trips_that_are_made_one_need_so_much_more_shared_memory(
     assert [f["shared_bytes"] for f in found] == [built[config].shared_bytes for config in configs]
     assert found[2]["shared_bytes"] == 4 * found[0]["shared_bytes"]
     shared_pool().close()
+
+
+@triton.jit
+def copy_rows(x, y, n, row, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * row + tl.arange(0, BLOCK)
+    tl.store(y + offsets, tl.load(x + offsets), mask=offsets < n)
+
+
+@pytest.mark.parametrize("rows", [(1, True), (True, 1), (16, 16.0), (16.0, 16), ((1, 2), (True, 2)), ([1], [2])])
+def test_knobs_that_are_equal_but_of_other_types_have_features_of_their_own(rows: tuple[Any, Any]) -> None:
+    x = torch.empty(4096, dtype=torch.float16)
+    call = describe_call({"x": x, "y": x, "n": 4096})
+    configs = [{"BLOCK": 1024, "row": row} for row in rows]
+    together = launch_features(copy_rows, call, configs, grid=(4,))
+    assert together == [launch_features(copy_rows, call, [config], grid=(4,))[0] for config in configs]
+    assert all("loaded_bytes" in each for each in together)
