@@ -471,10 +471,15 @@ def _waste(model: KernelModel, numbers: Mapping[str, Any]) -> float:
 
 
 def _shared_bytes(model: KernelModel, memory: _Memory, stages: float, hardware: Hardware | None) -> float:
-    """Shared memory of a block: what dots read lies there once for each stage; before sm_90 the last waits in registers."""
-    deep = hardware is None or (hardware.kind != "hip" and not hardware.capability.startswith(("7.", "8.")))
-    pipelined = memory.pipelined * max(1.0, stages if deep else stages - 1)
+    """Shared memory of a block: what dots read lies there once for each buffer."""
+    pipelined = memory.pipelined * buffers(stages, hardware)
     return max(pipelined + memory.narrow, memory.largest_store if model.dots else 0.0)
+
+
+def buffers(stages: float, hardware: Hardware | None) -> float:
+    """Stages of a loop whose operands lie in shared memory at once; before sm_90 the last waits in registers."""
+    deep = hardware is None or (hardware.kind != "hip" and not hardware.capability.startswith(("7.", "8.")))
+    return max(1.0, stages if deep else stages - 1)
 
 
 def _occupancy(features: dict[str, float], hardware: Hardware, shared: float) -> None:

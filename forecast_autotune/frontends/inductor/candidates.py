@@ -20,7 +20,7 @@ from ...core.hardware import Hardware, Toolchain
 from ...core.job import Job
 from ...core.space import Space
 from ...core.workload import Program, Workload
-from ...features.launch_features import describe_call, launch_features, work_of
+from ...features.launch_features import buffers, describe_call, launch_features, work_of
 from ...measure.probe import detect_hardware
 from .request import PREFIX
 
@@ -365,7 +365,7 @@ def fits(product: Product, knobs: Mapping[str, Any], hardware: Hardware) -> bool
     """Whether a template's tiles fit in what memory a block may share; true where that is not known.
 
     With elements of two bytes each stage holds a tile of both operands: 256 x 128 x 64 in five stages asks for 245,760 bytes
-    (H100, Triton 3.6).
+    (H100, Triton 3.6). Before sm_90 the last stage holds none.
     """
     m, n, k, stages = (knobs.get(name) for name in (*TILES, "num_stages"))
     if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int) and isinstance(stages, int)):
@@ -374,7 +374,7 @@ def fits(product: Product, knobs: Mapping[str, Any], hardware: Hardware) -> bool
     is_known = hardware.warp_size > 1 and hardware.shared_bytes > 0 and product.itemsize == 2
     if not is_known or not is_pipelined:
         return True
-    return stages * (m + n) * k * product.itemsize <= hardware.shared_bytes
+    return buffers(stages, hardware) * (m + n) * k * product.itemsize <= hardware.shared_bytes
 
 
 def tensor_share(hardware: Hardware) -> float:

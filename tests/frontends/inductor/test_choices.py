@@ -559,3 +559,12 @@ def test_tiles_that_an_h100_has_no_room_for_are_not_listed(
     h100 = Hardware(kind="cuda", name="NVIDIA H100", capability="9.0", warp_size=32, shared_bytes=232_448)
     assert candidates.fits(product, knobs, h100) is fitting
     assert candidates.fits(product, knobs, replace(h100, warp_size=1))  # a CPU's is a cache
+
+
+def test_before_hopper_the_last_stage_of_a_tile_needs_no_room() -> None:
+    product = candidates.Product(
+        batch=1, m=8192, n=6144, k=1536, a_by_rows=True, b_by_rows=False, itemsize=2, out_itemsize=2
+    )
+    a100 = Hardware(kind="cuda", name="NVIDIA A100", capability="8.0", warp_size=32, shared_bytes=166_912)
+    tiles = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}
+    assert [candidates.fits(product, {**tiles, "num_stages": stages}, a100) for stages in (4, 5)] == [True, False]
