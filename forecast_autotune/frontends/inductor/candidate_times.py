@@ -22,7 +22,7 @@ import torch
 
 from ...core.outcome import SWITCH_MARGIN
 from ...measure.clocks import EventClock, Flush, Launch, spin
-from .stragglers import without_left
+from .stragglers import is_left
 
 TIMED_S = 0.025  # of each candidate: as long as Inductor would at most
 _CLOCK_LOCK = threading.RLock()  # whoever holds it has Inductor's benchmarker timing by our clock
@@ -43,7 +43,7 @@ def by_our_clock(benchmark_choices: Callable[..., dict[Any, float]], is_wanted: 
         device = choices[0].layout.device if choices else None
         ours = device is not None and device.type == "cuda" and is_wanted()
         with _clock_on(device) if ours else contextlib.nullcontext():
-            timings = benchmark_choices(without_left(choices), *others, **named)
+            timings = benchmark_choices([choice for choice in choices if not is_left(choice)], *others, **named)
         return {choice: timings.get(choice, math.inf) for choice in choices}
 
     return benchmarked

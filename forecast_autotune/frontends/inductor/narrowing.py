@@ -40,7 +40,7 @@ from ..engine import (
 from .candidates import LAUNCH_US, Candidates, Lowered, as_listed, is_extern, is_library, is_number
 from .rendered import ATTENTION, RenderedCandidates, operation_of, sizes_of
 from .request import DEFAULT_BUDGET, operation_request, product_request
-from .stragglers import is_left
+from .stragglers import LEFT, is_left
 
 log = logging.getLogger(__name__)
 
@@ -83,12 +83,14 @@ class Chosen:
         parameters: by config, in their order; once they are timed, the decided one alone.
         of: how many candidates there were.
         charged: the trial that decided for a template, against a library that was charged for an epilogue.
+        left: what was left behind for it compiled far longer than the others, by what Inductor calls it.
     """
 
     parameters: Mapping[Config, tuple[str, Any]]
     of: int
     trial: Trial | None = None
     charged: Trial | None = None
+    left: set[str] = field(default_factory=set)
 
     @property
     def decided(self) -> Config:
@@ -174,7 +176,7 @@ class Narrowing:
         for config, parameters in chosen.parameters.items():
             candidate = as_listed(parameters, listed)
             if chosen.trial is not None:
-                candidate.annotations[MARK] = chosen, config
+                candidate.annotations.update({MARK: (chosen, config), LEFT: chosen.left})
             passed_on.append(candidate)
         return passed_on
 
@@ -204,7 +206,7 @@ class Narrowing:
         passed_on = {config: listed[candidates.places[config]] for config in chosen.parameters}
         if chosen.trial is not None:
             for config, candidate in passed_on.items():
-                candidate.annotations[MARK] = chosen, config
+                candidate.annotations.update({MARK: (chosen, config), LEFT: chosen.left})
         return list(passed_on.values())
 
     def _remember(self, known: tuple[object, ...], chosen: Chosen) -> Chosen:

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 TIMES = 1.5  # what the slowest of the others took: so long it is waited after one has ended, where others may queue
 LEAST_S = 1.5
 CACHED_S = 0.2  # what took less was found compiled, and tells nothing
-LEFT = "forecast_autotune left"  # in a choice's annotations
+LEFT = "forecast_autotune left"  # in a choice's annotations: what was left behind of its product and of equal ones
 
 
 def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Callable[[Any], bool]) -> Any:
     """`as_completed` as Inductor waits with it, which ends early where only stragglers are left.
 
-    Those are marked, so that `is_left` knows them; their compilers go on, and what they make lies in Inductor's cache.
+    `is_left` then knows those, also in an equal product, which Inductor waits for no more; their compilers go on, and what
+    they make lies in Inductor's cache.
 
     Args:
         as_completed: takes futures, each a key to its choice, and seconds; a choice's future returns a pair, of which the
             second is the microseconds that compiling took.
-        may_leave: takes a choice; whether it may be left behind.
+        may_leave: takes a choice; whether it may be left behind. It then has a set as its annotation `LEFT`.
     """
 
     def completed(futures: Mapping[Future[Any], Any], timeout: float | None = None) -> Iterator[Future[Any]]:
@@ -43,7 +44,7 @@ def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Cal
                 raise TimeoutError(f"{len(pending)} of {len(futures)} candidates are not compiled")
             if not done:
                 for future in pending:
-                    futures[future].annotations[LEFT] = True
+                    futures[future].annotations[LEFT].add(futures[future].kernel_hash_key())
                 return
             took_s += [s for future in done if (s := _seconds(future)) >= CACHED_S]
             yield from done
@@ -52,14 +53,9 @@ def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Cal
 
 
 def is_left(choice: Any) -> bool:
-    """Whether a choice was left behind."""
-    return bool(getattr(choice, "annotations", {}).get(LEFT))
-
-
-def without_left(choices: Sequence[Any]) -> list[Any]:
-    """The choices of which none waits for a compiler: some share what one compiles."""
-    left = {choice.kernel_hash_key() for choice in choices if is_left(choice)}
-    return [choice for choice in choices if choice.kernel_hash_key() not in left] if left else list(choices)
+    """Whether a choice was left behind, or one that it shares a compiler with."""
+    left = getattr(choice, "annotations", {}).get(LEFT)
+    return bool(left) and choice.kernel_hash_key() in left
 
 
 def _seconds(future: Future[Any]) -> float:

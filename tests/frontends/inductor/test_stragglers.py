@@ -29,7 +29,7 @@ class Choice:
     layout = SimpleNamespace(device=SimpleNamespace(type="cpu"))
 
     def __init__(self, name: str) -> None:
-        self.name, self.annotations = name, dict[str, Any]()
+        self.name, self.annotations = name, {LEFT: set[str]()}
 
     def kernel_hash_key(self) -> str:
         return self.name.rstrip("'")
@@ -98,16 +98,21 @@ def test_one_that_ends_while_another_is_waited_for_counts() -> None:
 
 
 def test_what_was_left_behind_is_not_timed_nor_what_shares_its_compiler() -> None:
-    choices = [Choice("quick"), Choice("slow"), Choice("slow'")]
-    choices[1].annotations[LEFT] = True
-    found = by_our_clock(lambda listed: dict.fromkeys(listed, 0.1), lambda: False)(choices)
-    assert [found[each] for each in choices] == [0.1, float("inf"), float("inf")]
+    futures = futures_of(quick=1.0, slow=UNDER_WAY)
+    waited(futures)
+    left = next(each.annotations[LEFT] for each in futures.values() if is_left(each))
+    of_an_equal_product = [Choice("quick"), Choice("slow"), Choice("slow'")]
+    for choice in of_an_equal_product:
+        choice.annotations[LEFT] = left
+    found = by_our_clock(lambda listed: dict.fromkeys(listed, 0.1), lambda: False)(of_an_equal_product)
+    assert [found[each] for each in of_an_equal_product] == [0.1, float("inf"), float("inf")]
+    assert list(map(is_left, of_an_equal_product)) == [False, True, True]
 
 
 @pytest.mark.usefixtures("timed")
 def test_a_candidate_that_was_left_behind_is_told_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def left(candidates: list[Any], *_: Any, **__: Any) -> dict[Any, float]:
-        candidates[2].annotations[LEFT] = True
+        candidates[2].annotations[LEFT].add(candidates[2].kernel_hash_key())
         return {each: float("inf") if is_left(each) else 0.1 for each in candidates}
 
     monkeypatch.setattr(select_algorithm.AlgorithmSelectorCache, "benchmark_in_current_process", staticmethod(left))
