@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 HOOK = "_finalize_template_configs"
 PARAMETERS = ("self", "template_choices", "kernel_inputs", "templates", "op_name", "kwarg_overrides")
 PIPELINED = "pipeline_max_autotune_gemm"  # a setting of Inductor's: it times in another process while others compile
+POOLED = (
+    "forecast_autotune pooled"  # in a choice's annotations: another process compiles it, for a thread is waited for
+)
 EXHAUSTIVE = {"max_autotune_gemm_search_space": "EXHAUSTIVE"}
 
 narrowing = Narrowing()
@@ -194,7 +197,12 @@ def _listen() -> None:
         if stood_aside() or getattr(inductor_config, "deterministic", False):
             return listed
         try:
-            return narrowing.narrowed_rendered(narrowing.without_dropped(listed))
+            passed_on = narrowing.narrowed_rendered(narrowing.without_dropped(listed))
+            for choice in filter(
+                narrowing.may_leave, passed_on
+            ):  # these go to a compiler next: the pool's, or a thread
+                choice.annotations[POOLED] = AsyncCompile.use_process_pool()
+            return passed_on
         except CacheMissError:
             raise
         except Exception as err:
@@ -212,7 +220,7 @@ def _listen() -> None:
         if inductor_config.autotune_in_subproc or getattr(inductor_config, PIPELINED, False):
             return False
         ours = is_wanted() and not stood_aside()
-        return ours and AsyncCompile.use_process_pool() and narrowing.may_leave(choice)  # a thread would be waited for
+        return ours and narrowing.may_leave(choice) and choice.annotations.get(POOLED, False)
 
     patch_benchmarking(lambda: is_wanted() and not stood_aside(), may_leave)
     patch_fusion(lambda: is_wanted() and not stood_aside())

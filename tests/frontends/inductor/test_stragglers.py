@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from rehearsed_inductor import Timed, decisions, product, store
 from torch._inductor import select_algorithm
+from torch._inductor.async_compile import AsyncCompile
 
 from forecast_autotune.frontends.inductor import choices, stragglers
 from forecast_autotune.frontends.inductor.candidate_times import by_our_clock
+from forecast_autotune.frontends.inductor.narrowing import Narrowing
 from forecast_autotune.frontends.inductor.stragglers import LEFT, completed_or_left, is_left
 
 pytestmark = [  # torch's own
@@ -122,6 +124,25 @@ def test_a_candidate_that_was_left_behind_is_told_and_no_failure(monkeypatch: py
     assert len(touched) == 4
     assert all(each.outcome is not None for each in touched)
     assert "1 left behind, whose compilers took far longer" in stored.decision.reason
+
+
+def test_what_threads_compile_is_waited_for_though_the_pool_is_ready_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_leave: list[Any] = []
+    preprocess: list[Any] = []
+    of_threads, of_the_pool = Choice("early"), Choice("late")
+    for name in ("patch_fusion", "patch_generated", "patch_finalizing"):
+        monkeypatch.setattr(choices, name, lambda _: None)
+    monkeypatch.setattr(choices, "patch_benchmarking", lambda _, asked: may_leave.append(asked))
+    monkeypatch.setattr(choices, "is_wanted", lambda: True)
+    monkeypatch.setattr(choices, "narrowing", Narrowing())
+    monkeypatch.setattr(choices.narrowing, "may_leave", lambda _: True, raising=False)
+    monkeypatch.setattr(select_algorithm, "add_preprocessing_fn", preprocess.append)
+    monkeypatch.setattr(select_algorithm, "add_feedback_saver", lambda _: None)
+    choices._listen()
+    for choice, is_ready in ((of_threads, False), (of_the_pool, True)):
+        monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda is_ready=is_ready: is_ready)
+        assert preprocess[0]([choice]) == [choice]
+    assert list(map(may_leave[0], (of_threads, of_the_pool))) == [False, True]
 
 
 def test_inductor_waits_by_our_patience_while_a_product_is_undecided(
