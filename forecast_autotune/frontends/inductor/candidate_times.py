@@ -22,7 +22,7 @@ import torch
 
 from ...core.outcome import SWITCH_MARGIN
 from ...measure.clocks import EventClock, Flush, Launch, spin
-from .stragglers import is_left
+from .stragglers import is_left, wait_after_all
 
 TIMED_S = 0.025  # of each candidate: as long as Inductor would at most
 _CLOCK_LOCK = threading.RLock()  # whoever holds it has Inductor's benchmarker timing by our clock
@@ -31,6 +31,8 @@ LEAST_US = 0.1  # that a call adds, whatever the noise of two times says
 
 def by_our_clock(benchmark_choices: Callable[..., dict[Any, float]], is_wanted: Callable[[], bool]) -> Any:
     """Inductor's `benchmark_choices`, which has our clock time what it runs; what was left behind it does not run.
+
+    Where nothing else runs, that is waited for and timed after all, for Inductor raises where it has no time at all.
 
     Args:
         benchmark_choices: takes candidates, their arguments, and whether all ranks time them together; returns milliseconds
@@ -44,6 +46,9 @@ def by_our_clock(benchmark_choices: Callable[..., dict[Any, float]], is_wanted: 
         ours = device is not None and device.type == "cuda" and is_wanted()
         with _clock_on(device) if ours else contextlib.nullcontext():
             timings = benchmark_choices([choice for choice in choices if not is_left(choice)], *others, **named)
+            if (left := list(filter(is_left, choices))) and not any(map(math.isfinite, timings.values())):
+                wait_after_all(left)
+                timings |= benchmark_choices(left, *others, **named)
         return {choice: timings.get(choice, math.inf) for choice in choices}
 
     return benchmarked

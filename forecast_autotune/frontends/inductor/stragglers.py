@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -56,6 +56,12 @@ def is_left(choice: Any) -> bool:
     """Whether a choice was left behind, or one that it shares a compiler with."""
     left = getattr(choice, "annotations", {}).get(LEFT)
     return bool(left) and choice.kernel_hash_key() in left
+
+
+def wait_after_all(choices: Sequence[Any]) -> None:
+    """Have choices that were left behind count as others do: whoever runs them waits for their compilers."""
+    for choice in choices:
+        choice.annotations[LEFT].clear()
 
 
 def _seconds(future: Future[Any]) -> float:

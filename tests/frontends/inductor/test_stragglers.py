@@ -64,7 +64,7 @@ def waited(futures: dict[Future[Any], Any], *, may_leave: bool = True, timeout: 
 @pytest.mark.parametrize("others", [{"quick": 1.0}, {"quick": 1.0, "other": 1.2}], ids=["one", "two"])
 def test_what_compiles_far_longer_than_others_is_left_behind(others: Any) -> None:
     futures = futures_of(**others, library=0.0, broken=RuntimeError(), slow=UNDER_WAY)
-    assert waited(futures) == {*others, "library", "broken"}
+    assert waited(futures, timeout=60) == {*others, "library", "broken"}
     assert [each.name for each in futures.values() if is_left(each)] == ["slow"]
 
 
@@ -101,7 +101,7 @@ def test_one_that_ends_while_another_is_waited_for_counts() -> None:
 
 def test_what_was_left_behind_is_not_timed_nor_what_shares_its_compiler() -> None:
     futures = futures_of(quick=1.0, slow=UNDER_WAY)
-    waited(futures)
+    waited(futures, timeout=60)
     left = next(each.annotations[LEFT] for each in futures.values() if is_left(each))
     of_an_equal_product = [Choice("quick"), Choice("slow"), Choice("slow'")]
     for choice in of_an_equal_product:
@@ -109,6 +109,16 @@ def test_what_was_left_behind_is_not_timed_nor_what_shares_its_compiler() -> Non
     found = by_our_clock(lambda listed: dict.fromkeys(listed, 0.1), lambda: False)(of_an_equal_product)
     assert [found[each] for each in of_an_equal_product] == [0.1, float("inf"), float("inf")]
     assert list(map(is_left, of_an_equal_product)) == [False, True, True]
+
+
+def test_what_was_left_behind_is_timed_after_all_where_nothing_else_runs() -> None:
+    futures = futures_of(quick=1.0, slow=UNDER_WAY)
+    waited(futures, timeout=60)
+    found = by_our_clock(
+        lambda listed: {each: 0.1 if each.name == "slow" else float("inf") for each in listed}, lambda: False
+    )(list(futures.values()))
+    assert {each.name: ms for each, ms in found.items()} == {"quick": float("inf"), "slow": 0.1}
+    assert not any(map(is_left, found))
 
 
 @pytest.mark.usefixtures("timed")
