@@ -123,7 +123,8 @@ def generated_by_our_clock(bench: Callable[..., float], is_wanted: Callable[[], 
         def cloned() -> Any:
             return kernel.maybe_clone_args(on_host, *args, **of_kernel)
 
-        stands_in = type(kernel).__new__(type(kernel))  # for other threads may time the same kernel
+        its_class: Any = type(kernel)
+        stands_in = its_class.__new__(its_class)  # for other threads may time the same kernel
         vars(stands_in).update(vars(kernel))
         stands_in.copy_args_to_cpu_if_needed = kept_on_host
         stands_in.maybe_clone_args = lambda *_, **__: cloned()
