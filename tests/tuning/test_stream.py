@@ -175,6 +175,17 @@ def test_few_builds_leave_nothing_behind() -> None:
     assert decision.measured == 3
 
 
+def test_builds_that_came_from_a_cache_leave_nothing_behind() -> None:
+    _, decision = run(compiled_in([0.1, 0.1, 0.1, 9, 0.1, 0.1]), workers=2)
+    assert decision.measured == 6
+
+
+def test_a_straggler_is_waited_for_at_least_three_seconds() -> None:
+    for longest_s, measured in ((2.5, 6), (9, 5)):
+        _, decision = run(compiled_in([0.3, 0.3, 0.3, longest_s, 0.3, 0.3]), workers=2)
+        assert decision.measured == measured, longest_s
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_budget_in_seconds_ends_while_something_is_compiled(workers: int) -> None:
     device, decision = run(compiled_in([1, HOUR_S, HOUR_S, HOUR_S]), workers, budget="4s")
