@@ -27,9 +27,7 @@ log = logging.getLogger(__name__)
 HOOK = "_finalize_template_configs"
 PARAMETERS = ("self", "template_choices", "kernel_inputs", "templates", "op_name", "kwarg_overrides")
 PIPELINED = "pipeline_max_autotune_gemm"  # a setting of Inductor's: it times in another process while others compile
-POOLED = (
-    "forecast_autotune pooled"  # in a choice's annotations: another process compiles it, for a thread is waited for
-)
+POOLED = "forecast_autotune pooled"  # in a choice's annotations: whether another process compiles it, or a thread
 EXHAUSTIVE = {"max_autotune_gemm_search_space": "EXHAUSTIVE"}
 
 narrowing = Narrowing()
@@ -198,10 +196,9 @@ def _listen() -> None:
             return listed
         try:
             passed_on = narrowing.narrowed_rendered(narrowing.without_dropped(listed))
-            for choice in filter(
-                narrowing.may_leave, passed_on
-            ):  # these go to a compiler next: the pool's, or a thread
-                choice.annotations[POOLED] = AsyncCompile.use_process_pool()
+            pooled = AsyncCompile.use_process_pool()  # as it is when they go to compilers, which is next
+            for choice in filter(narrowing.may_leave, passed_on):
+                choice.annotations[POOLED] = pooled
             return passed_on
         except CacheMissError:
             raise
@@ -220,7 +217,9 @@ def _listen() -> None:
         if inductor_config.autotune_in_subproc or getattr(inductor_config, PIPELINED, False):
             return False
         ours = is_wanted() and not stood_aside()
-        return ours and narrowing.may_leave(choice) and choice.annotations.get(POOLED, False)
+        return (
+            ours and narrowing.may_leave(choice) and choice.annotations.get(POOLED, False)
+        )  # Inductor waits for threads
 
     patch_benchmarking(lambda: is_wanted() and not stood_aside(), may_leave)
     patch_fusion(lambda: is_wanted() and not stood_aside())
