@@ -55,7 +55,7 @@ def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Cal
 def is_left(choice: Any) -> bool:
     """Whether a choice was left behind, or one that it shares a compiler with."""
     left = getattr(choice, "annotations", {}).get(LEFT)
-    return bool(left) and choice.kernel_hash_key() in left
+    return left is not None and choice.kernel_hash_key() in left
 
 
 def wait_after_all(choices: Sequence[Any]) -> None:
