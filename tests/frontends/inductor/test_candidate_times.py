@@ -287,18 +287,31 @@ def test_kernels_of_users_or_that_change_whole_numbers_are_timed_as_ever(
     assert clock.timed == []
 
 
-def test_a_config_that_does_not_run_leaves_the_argument_as_it_was(clock: Clock) -> None:
+def inductors_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's clock, without a GPU: it runs a call twice, and tells one millisecond."""
+    monkeypatch.setattr(type(benchmarker), "benchmark_gpu", lambda _, call, **__: (call(), call()) and 1.0)
+
+
+def test_what_a_config_raises_is_inductors_to_catch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(x: torch.Tensor, *, stream: int) -> None:
-        x += 1
         raise RuntimeError("out of resource")
 
+    inductors_own(monkeypatch)
     fails.n_spills, fails.config = 0, SimpleNamespace(num_warps=4, num_stages=1, kwargs={})  # type: ignore[attr-defined]
     x, kernel = torch.zeros(4), generated(on_host=torch.full((4,), 7.0))
     with pytest.raises(RuntimeError, match="out of resource"):
         generated_by_our_clock(CachingAutotuner.bench, lambda: True)(kernel, fails, x)
     assert x.tolist() == [7, 7, 7, 7]
-    assert "restore_args_from_cpu" not in vars(kernel)
     assert clock.timed == []
+
+
+def test_where_our_clock_has_no_memory_inductors_tells(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    inductors_own(monkeypatch)
+    monkeypatch.setattr(clock, "measure", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("100 MiB")))
+    x, launcher, kernel = torch.zeros(4), Launcher(), generated()
+    assert generated_by_our_clock(CachingAutotuner.bench, lambda: True)(kernel, launcher, x) == 1.0
+    assert x.tolist() == [0, 0, 0, 0]
+    assert "benchmark_gpu" not in vars(benchmarker)
 
 
 def test_a_kernel_whose_config_is_chosen_while_another_is_timed_leaves_that_our_clock(clock: Clock) -> None:
