@@ -14,13 +14,20 @@ LEAST_S = 3.0  # so long any build is waited for, for its core may be busy
 CACHED_S = 0.2  # what took less may have come from a cache, and tells nothing
 
 
-def patience_s(took_s: Sequence[float], waited_s: float) -> float:
+def patience_s(
+    took_s: Sequence[float],
+    waited_s: float,
+    *,
+    times: float = TIMES,
+    enough: int = ENOUGH,
+    least_s: float = LEAST_S,
+) -> float:
     """How much longer to wait for builds that have all taken `waited_s` seconds or more; infinite without enough others.
 
     Args:
         took_s: what the run's other builds took.
     """
     built_s = [seconds for seconds in took_s if seconds >= CACHED_S]
-    if len(built_s) < ENOUGH:
+    if len(built_s) < enough:
         return math.inf
-    return max(0.0, max(LEAST_S, TIMES * max(built_s)) - waited_s)
+    return max(0.0, max(least_s, times * max(built_s)) - waited_s)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import compress
 from typing import Any
 
 import torch
@@ -169,14 +168,13 @@ class Candidates:
     def __init__(self, lowered: Lowered, listed: Sequence[Any], more: Sequence[Any]) -> None:
         own = {candidate.template.uid for candidate in listed}
         hardware, product = detect_hardware(str(lowered.device)), lowered.product
-        every = [*listed, *(candidate for candidate in more if candidate.template.uid in own)]
-        knobs = [_knobs(candidate) for candidate in every]
-        fitting = [place < len(listed) or fits(product, each, hardware) for place, each in enumerate(knobs)]
-        every, knobs = list(compress(every, fitting)), list(compress(knobs, fitting))
-        names = tuple(dict.fromkeys(name for each in knobs for name in each))
+        every = [(candidate, _knobs(candidate)) for candidate in listed]
+        further = ((candidate, _knobs(candidate)) for candidate in more if candidate.template.uid in own)
+        every += [(candidate, knobs) for candidate, knobs in further if fits(product, knobs, hardware)]
+        names = tuple(dict.fromkeys(name for _, knobs in every for name in knobs))
         self.parameters: dict[Config, tuple[str, Any]] = {}
-        for candidate, each in zip(every, knobs, strict=True):
-            config = Config({name: each.get(name) for name in names})
+        for candidate, knobs in every:
+            config = Config({name: knobs.get(name) for name in names})
             self.parameters.setdefault(config, (candidate.template.uid, candidate.params))
         self.undescribed_job = Job(
             workload=Workload(program=program_of(lowered.op), key=lowered.key, timing="inductor"),

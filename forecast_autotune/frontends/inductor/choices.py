@@ -216,10 +216,8 @@ def _listen() -> None:
     def may_leave(choice: Any) -> bool:
         if inductor_config.autotune_in_subproc or getattr(inductor_config, PIPELINED, False):
             return False
-        ours = is_wanted() and not stood_aside()
-        return (
-            ours and narrowing.may_leave(choice) and choice.annotations.get(POOLED, False)
-        )  # Inductor waits for threads
+        pooled = getattr(choice, "annotations", {}).get(POOLED, False)  # Inductor waits for threads anyway
+        return pooled and is_wanted() and not stood_aside() and narrowing.may_leave(choice)
 
     patch_benchmarking(lambda: is_wanted() and not stood_aside(), may_leave)
     patch_fusion(lambda: is_wanted() and not stood_aside())

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-TIMES = 1.5  # what the slowest of the others took: so long it is waited after one has ended, where others may queue
-LEAST_S = 1.5
-CACHED_S = 0.2  # what took less was found compiled, and tells nothing
+from ...tuning.stragglers import patience_s
+
+# What the slowest of the others took: so long it is waited after one has ended, for others may queue. There are few of one
+# product, so one is enough to compare with.
+TIMES, ENOUGH, LEAST_S = 1.5, 1, 1.5
 LEFT = "forecast_autotune left"  # in a choice's annotations: what was left behind of its product and of equal ones
 
 
@@ -37,16 +39,16 @@ def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Cal
         until = math.inf if timeout is None else time.monotonic() + timeout
         pending, took_s = set(futures), list[float]()
         while pending:
-            patience_s = max(LEAST_S, TIMES * max(took_s)) if took_s else math.inf
-            wait_s = min(patience_s, until - time.monotonic())
+            patience = patience_s(took_s, 0.0, times=TIMES, enough=ENOUGH, least_s=LEAST_S)
+            wait_s = min(patience, until - time.monotonic())
             done, pending = wait(pending, None if wait_s == math.inf else wait_s, FIRST_COMPLETED)
-            if not done and wait_s < patience_s:
+            if not done and wait_s < patience:
                 raise TimeoutError(f"{len(pending)} of {len(futures)} candidates are not compiled")
             if not done:
                 for future in pending:
                     futures[future].annotations[LEFT].add(futures[future].kernel_hash_key())
                 return
-            took_s += [s for future in done if (s := _seconds(future)) >= CACHED_S]
+            took_s += map(_seconds, done)
             yield from done
 
     return completed
