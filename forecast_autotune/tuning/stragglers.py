@@ -26,6 +26,9 @@ def patience_s(
 
     Args:
         took_s: what the run's other builds took.
+        times: the longest of these.
+        enough: of these, for others to be compared with.
+        least_s: seconds that any build is waited for.
     """
     built_s = [seconds for seconds in took_s if seconds >= CACHED_S]
     if len(built_s) < enough:
