@@ -35,9 +35,7 @@ LEAST_DESCRIBED = 0.5  # share of a space's configs whose launches must be descr
 MOSTLY_DESCRIBED = 0.7  # beyond this share, a config is not described because its variant refuses it
 REFUSED_FAILS = 0.97  # such configs fail: all 400 of them did on the suite's Triton kernels
 DESCRIBED_FAILS = 0.005  # and of 16,500 that were described, 4
-# Of configs whose description asks for more shared memory than a block may have, 45 of 94 did on all recordings; of programs
-# that unroll a loop with a product in it, all.
-OVERFULL_FAILS = 0.5
+OVERFULL_FAILS = 0.5  # and of those whose description asks for more shared memory than there is, 45 of 94
 
 FULL_WARPS = 3  # octaves above a warp, 256 threads: enough in flight to hide most latency
 LARGE_BLOCK = 9  # 512 threads: beyond, few blocks fit a unit side by side
