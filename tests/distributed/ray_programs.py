@@ -1,7 +1,8 @@
 """What tests of `tune` have tuned: a suite of functions that sleep, in which the second config is always the best.
 
 With `SLEEPY_DIES` a file's name, the last config ends its process at `KEY_THAT_KILLS`, as often as `SLEEPY_DEATHS` says;
-each time is noted in that file.
+each time is noted in that file. With `SLEEPY_KILLED` set, a process stops at its third config until there is such a file:
+what is to be killed in the middle of a key is then in the middle of it, however late it began.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import forecast_autotune as fa
 CONFIGS, BEST = 6, 1
 KEYS = range(1, 7)
 KEY_THAT_KILLS = 2
+WAIT_S = 120.0
+
+_run: set[int] = set()  # the configs that this process has run
 
 
 def sleepy(x: torch.Tensor, *, config: int) -> torch.Tensor:
@@ -31,6 +35,11 @@ def sleepy(x: torch.Tensor, *, config: int) -> torch.Tensor:
             with deaths.open("a") as noted:
                 noted.write("x")
             os.kill(os.getpid(), signal.SIGKILL)
+    _run.add(config)
+    if config != BEST and len(_run) >= 3 and (killed := os.environ.get("SLEEPY_KILLED")):
+        until = time.monotonic() + WAIT_S
+        while not Path(killed).exists() and time.monotonic() < until:
+            time.sleep(0.01)
     time.sleep(0.002 if config == BEST else 0.02 + 0.002 * config)
     return x + 1
 

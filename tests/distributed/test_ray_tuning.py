@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from distributed import ray_one_key
-from distributed.ray_programs import BEST, KEYS
+from distributed.ray_programs import BEST, KEYS, WAIT_S
 from ray_nodes import RayNodes, ray_nodes
 
 from forecast_autotune.core.config import Config
@@ -24,7 +24,7 @@ from forecast_autotune.distributed.key_list import ListedKey, write_keys
 from forecast_autotune.store.jsonl import Run, decode_entry
 from forecast_autotune.store.queries import StoreFile
 
-pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group("ray"), pytest.mark.timeout(1200)]
 
 PROGRAM = Path(__file__).with_name("ray_programs.py")
 LIMIT_S = 280.0
@@ -62,9 +62,16 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(folders: Sequence[Path], deaths: Path) -> Iterator[RayNodes]:
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that is there once a node has been killed."""
+    return tmp_path_factory.mktemp("nodes") / "killed"
+
+
+@pytest.fixture(scope="module")
+def cluster(folders: Sequence[Path], deaths: Path, killed: Path) -> Iterator[RayNodes]:
     pytest.importorskip("ray")
-    with ray_nodes(folders, {"SLEEPY_DIES": str(deaths), "SLEEPY_DEATHS": "1"}) as nodes:
+    told = {"SLEEPY_DIES": str(deaths), "SLEEPY_DEATHS": "1", "SLEEPY_KILLED": str(killed)}
+    with ray_nodes(folders, told) as nodes:
         yield nodes
 
 
@@ -79,9 +86,11 @@ class Tuned:
 
 
 @pytest.fixture(scope="module")
-def tuned(cluster: RayNodes, folders: Sequence[Path], tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+def tuned(
+    cluster: RayNodes, folders: Sequence[Path], killed: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Tuned:
     gathered = tmp_path_factory.mktemp("gathered") / "all"
-    killing = threading.Thread(target=kill_once_it_measures, args=(cluster, 2, folders[2]))
+    killing = threading.Thread(target=kill_once_it_measures, args=(cluster, 2, folders[2], killed))
     killing.start()
     answer = tune(gathered, "--ray", cluster.address, str(PROGRAM))
     killing.join()
@@ -100,13 +109,14 @@ def test_a_suite_is_tuned_though_a_node_and_a_process_are_killed(tuned: Tuned, d
     assert sum(measured_again(gathered).values()) <= 4, "each death costs the config that was being measured"
 
 
-def kill_once_it_measures(cluster: RayNodes, number: int, folder: Path) -> None:
-    """Kill a node, with what runs on it, in the middle of its first key."""
+def kill_once_it_measures(cluster: RayNodes, number: int, folder: Path, killed: Path) -> None:
+    """Kill a node, with what runs on it, in the middle of its first key; all wait for that (`ray_programs`)."""
     store = StoreFile(folder)
-    until = time.monotonic() + LIMIT_S
+    until = time.monotonic() + WAIT_S
     while time.monotonic() < until and not (store.exists() and store.stats().measurements):
         time.sleep(0.02)
     cluster.kill(number)
+    killed.touch()
 
 
 def measured_again(folder: Path) -> Counter[str]:
@@ -161,8 +171,9 @@ def test_devices_that_are_alike_share_one_large_key_though_one_is_killed(
         [sys.executable, suite], env={**os.environ, "FORECAST_AUTOTUNE_DIR": str(alone)}, check=True, timeout=LIMIT_S
     )
     monkeypatch.setenv("ONE_KEY_RAN", str(tmp_path / "ran"))
+    monkeypatch.setenv("ONE_KEY_KILLED", str(tmp_path / "killed"))
     with ray_nodes([tmp_path / "node"] * 3) as nodes:
-        killing = threading.Thread(target=kill_once_all_measure, args=(nodes, 2, tmp_path / "ran"))
+        killing = threading.Thread(target=kill_once_all_measure, args=(nodes, 2, tmp_path))
         killing.start()
         first = tune(gathered, "--ray", nodes.address, str(suite))
         killing.join()
@@ -182,9 +193,10 @@ def by_process(ran: Path) -> Counter[str]:
     return Counter(path.name.split()[1] for path in ran.iterdir())
 
 
-def kill_once_all_measure(cluster: RayNodes, number: int, ran: Path) -> None:
-    """Kill a node in the middle of a key that all three share."""
-    until = time.monotonic() + LIMIT_S
-    while time.monotonic() < until and sum(count >= 2 for count in by_process(ran).values()) < 3:
+def kill_once_all_measure(cluster: RayNodes, number: int, folder: Path) -> None:
+    """Kill a node in the middle of a key that all three share; they wait for that (`ray_one_key`)."""
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until and sum(count >= 2 for count in by_process(folder / "ran").values()) < 3:
         time.sleep(0.02)
     cluster.kill(number)
+    (folder / "killed").touch()
