@@ -21,7 +21,7 @@ import forecast_autotune as fa
 CONFIGS, BEST = 6, 1
 KEYS = range(1, 7)
 KEY_THAT_KILLS = 2
-WAIT_S = 120.0
+WAIT_S = 600.0  # a process of Ray takes minutes to begin on a busy machine
 
 _run: set[int] = set()  # the configs that this process has run
 
