@@ -86,9 +86,7 @@ class Tuned:
 
 
 @pytest.fixture(scope="module")
-def tuned(
-    cluster: RayNodes, folders: Sequence[Path], killed: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Tuned:
+def tuned(cluster: RayNodes, folders: Sequence[Path], killed: Path, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     gathered = tmp_path_factory.mktemp("gathered") / "all"
     killing = threading.Thread(target=kill_once_it_measures, args=(cluster, 2, folders[2], killed))
     killing.start()

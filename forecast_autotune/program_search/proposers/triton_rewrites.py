@@ -1,7 +1,7 @@
 """Rewrites of a Triton module, each at one place of one kernel: loads, loops, the order of programs, registers.
 
-Made on libcst's tree, so that the rest of the text stays as it was. One may change what the kernel computes: a candidate is
-examined before it counts. None asks for other arithmetic than the kernel's own.
+Made on libcst's tree, so that the rest of the text stays as it was; those of whole grids stand in `triton_grids`. One may
+change what the kernel computes: a candidate is examined before it counts. None asks for other arithmetic than the kernel's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MissingExtraError
+from .triton_grids import grid_rewrites
 
 if TYPE_CHECKING:
     import libcst as cst
@@ -68,6 +69,7 @@ def rewrites(source: str, entry: str = "") -> Iterator[Rewrite]:
     text, reached = source.encode(), _reached(source, entry)
     calls = _calls(module)
     yield from _swizzled(text, [call for call in calls if reached is None or call.function in reached])
+    yield from grid_rewrites(source, reached)
     for call in calls:
         if reached is None or call.function in reached:
             for (what, how), made in _of_call(cst, call.node, call.in_kernel):
