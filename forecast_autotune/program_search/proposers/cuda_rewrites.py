@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..nvcc_flags import FLAGS, with_flag
 from .c_text import Counted, Loop, Rewrite, before, blanked, closing, counted, loop_rewrites, loops_of, may_be_copied
+from .cuda_text import ELEMENT, Function, commas, functions_of, pointers_of, replaced
 
 UNROLLS = ("1", "2", "4", "8", "16")
 MIN_BLOCKS = ("1", "2", "3", "4", "6", "8")  # of one kernel on a multiprocessor
@@ -28,12 +29,8 @@ VECTORS = {"float": (4, 2), "int": (4, 2), "unsigned": (4, 2), "double": (2,)}
 """How many of a type are loaded and stored at once: `float4`, `float2`."""
 
 _PRAGMA = re.compile(r"^[ \t]*#pragma unroll\b([^\n]*)\n", re.MULTILINE)
-_FUNCTION = re.compile(r"\b__(global|device)__\b")
-_WORD = re.compile(r"(operator\s*\(\s*\)|\w+)\s*\Z")
-_PASSED_OVER = re.compile(r"__\w+__|alignas|decltype|operator")  # what has brackets of its own ahead of the arguments
 _BOUNDS = re.compile(r"\b(__launch_bounds__|__maxnreg__)\s*\(")
 _INLINE = re.compile(r"\b__(?:forceinline|noinline)__\s*")
-_POINTER = re.compile(r"\s*(const\s+)?([\w:]+)\s*(const\s*)?\*\s*(?:const\s+)?(__restrict__\s+)?(\w+)\s*")
 _LOCAL_POINTER = re.compile(
     r"(?<=[;{}(])\s*(?P<const>const\s+)?[\w:]+\s*\*\s*(?:const\s+)?(?P<name>\w+)\s*=\s*(?P<first>[^;]*)"
 )
@@ -42,25 +39,13 @@ _STRUCT = re.compile(r"\bstruct\s+(?:alignas\s*\([^)]*\)\s*)?(\w+)\s*\{")
 _LINES = re.compile(r"\b\w+\s*\[[^\]]*\]\s*\[([^\]]*)\](?!\s*\[)")  # an array of two dimensions
 _CAST = re.compile(r"(?<![\w)\]])\*\s*reinterpret_cast\s*<\s*(const\s+)?[\w:]+\s*\*\s*>\s*\(")
 _CALL = re.compile(r"(?:[=(,?:]|\breturn)\s*(\*)\s*(\w+)\s*\(")
-_ELEMENT = re.compile(r"(?<![\w.>\]])(\w+)\s*\[")
 _STARTS = re.compile(r"[;{})]\s*\Z")  # what stands before a statement
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Function:
-    """A function of the device: places in the text of what follows `__global__` or `__device__`, arguments and body."""
-
-    name: str
-    is_kernel: bool
-    start: int
-    arguments: tuple[int, int]
-    body: tuple[int, int]
 
 
 def rewrites(source: str) -> Iterator[Rewrite]:
     """Every rewrite of a text by one step."""
     code = blanked(source)
-    functions = list(_functions(code))
+    functions = list(functions_of(code))
     loops = list(loops_of(code))
     yield from _unrolled(source, code)
     for i, loop in enumerate(loops):
@@ -77,33 +62,6 @@ def rewrites(source: str) -> Iterator[Rewrite]:
         for how, flag in {**values, "off": ""}.items():
             if (text := with_flag(source, about, flag)) != source:
                 yield f"{about}@nvcc={how}", text
-
-
-def _functions(code: str) -> Iterator[_Function]:
-    """The functions of the device that have a body, each by its name."""
-    for match in _FUNCTION.finditer(code):
-        at = match.end()
-        while stop := re.compile(r"[({;=\[]").search(code, at):
-            if stop[0] != "(":
-                break
-            word = _WORD.search(code, match.end(), stop.start())
-            end = closing(code, stop.start())
-            if word is None or end < 0:
-                break
-            if _PASSED_OVER.fullmatch(word[1]):
-                at = end + 1
-                continue
-            body = re.compile(r"\s*(?:const\b\s*|noexcept\b\s*)*\{").match(code, end + 1)
-            last = -1 if body is None else closing(code, body.end() - 1)
-            if body is not None and last >= 0:
-                yield _Function(
-                    name=word[1] if word[1].isidentifier() else "call",
-                    is_kernel=match[1] == "global",
-                    start=match.end(),
-                    arguments=(stop.start() + 1, end),
-                    body=(body.end() - 1, last + 1),
-                )
-            break
 
 
 # Loops ---------------------------------------------------------------------------------------------------------------
@@ -126,7 +84,7 @@ def _line(source: str, match: re.Match[str], line: str) -> str:
 
 
 def _of_loop(
-    source: str, code: str, loop: Loop, i: int, loops: Sequence[Loop], function: _Function
+    source: str, code: str, loop: Loop, i: int, loops: Sequence[Loop], function: Function
 ) -> Iterator[Rewrite]:
     if not re.search(r"#pragma[^\n]*\n\s*\Z", code[: loop.start]):
         for count in UNROLLS:
@@ -137,14 +95,14 @@ def _of_loop(
         yield from _vectored(source, code, loop, i, function)
 
 
-def _vectored(source: str, code: str, loop: Loop, i: int, function: _Function) -> Iterator[Rewrite]:
+def _vectored(source: str, code: str, loop: Loop, i: int, function: Function) -> Iterator[Rewrite]:
     """A loop over elements as one over vectors of them, where all that it reaches through pointers is its own element.
 
     Vectors are moved where every pointer allows it, else elements are, as before. Threads share the vectors as they
     shared the elements.
     """
     count, body = counted(source[slice(*loop.header)]), source[slice(*loop.body)]
-    pointers = {m[5]: m for m in _pointers(code, function) if re.search(rf"\b{m[5]}\b", body)}
+    pointers = {m[5]: m for m in pointers_of(code, function) if re.search(rf"\b{m[5]}\b", body)}
     if count is None or not pointers or not may_be_copied(code, loop) or re.search(r"\b__sync|\basm\b", body):
         return
     if any(re.search(rf"\b{name}\b(?!{_own(count.name)})", code[slice(*loop.body)]) for name in pointers):
@@ -194,7 +152,7 @@ def _own(name: str) -> str:
 # Functions -----------------------------------------------------------------------------------------------------------
 
 
-def _of_function(source: str, code: str, function: _Function) -> Iterator[Rewrite]:
+def _of_function(source: str, code: str, function: Function) -> Iterator[Rewrite]:
     """Whether it is inlined, which pointers nobody else writes through, which caches its loads and stores want."""
     head, name = code[function.start : function.arguments[0]], function.name
     if not function.is_kernel:
@@ -205,53 +163,27 @@ def _of_function(source: str, code: str, function: _Function) -> Iterator[Rewrit
                 yield f"inline@{name}={how}", source[: function.start] + text + source[function.arguments[0] :]
         if _INLINE.search(head):
             yield f"inline@{name}=off", source[: function.start] + cleaned + source[function.arguments[0] :]
-    free = [m for m in _pointers(code, function) if not m[4]]
+    free = [m for m in pointers_of(code, function) if not m[4]]
     if free:
-        yield f"restrict@{name}=arguments", _replaced(source, [(m.start(5), m.start(5), "__restrict__ ") for m in free])
+        yield f"restrict@{name}=arguments", replaced(source, [(m.start(5), m.start(5), "__restrict__ ") for m in free])
     inside = slice(*function.body)
     free_locals = [m for m in _LOCAL_POINTER.finditer(code, *function.body) if "__restrict__" not in m[0]]
     if free_locals:
         told = [(m.start("name"), m.start("name"), "__restrict__ ") for m in free_locals]
-        yield f"restrict@{name}=locals", _replaced(source, told)
+        yield f"restrict@{name}=locals", replaced(source, told)
     if "blockIdx.x" in code[inside]:
         text = source[inside].replace("blockIdx.x", "(gridDim.x - 1 - blockIdx.x)")
         yield f"backward@{name}=on", source[: function.body[0]] + text + source[function.body[1] :]
     loads, stores = _loads(code, function), _stores(code, function)
     for hint in LOAD_HINTS if loads else ():
         changes = [(start, end, f"hinted_{hint}({_address(source, start, end, mark)})") for start, end, mark in loads]
-        yield f"load_hint@{name}={hint}", _with_helper(_replaced(source, changes), _LOAD.replace("HINT", hint))
+        yield f"load_hint@{name}={hint}", _with_helper(replaced(source, changes), _LOAD.replace("HINT", hint))
     for hint in STORE_HINTS if stores else ():
         changes = [
             (start, end, f"hinted_{hint}({_address(source, start, at, mark)}, {source[at:end].lstrip(' =')})")
             for start, at, end, mark in stores
         ]
-        yield f"store_hint@{name}={hint}", _with_helper(_replaced(source, changes), _STORE.replace("HINT", hint))
-
-
-def _pointers(code: str, function: _Function) -> list[re.Match[str]]:
-    """The arguments of a function that are pointers, as matches of `_POINTER`."""
-    found, at = [], function.arguments[0]
-    for end in [*_commas(code, *function.arguments), function.arguments[1]]:
-        if match := _POINTER.fullmatch(code, at, end):
-            found.append(match)
-        at = end + 1
-    return found
-
-
-def _commas(code: str, start: int, end: int) -> Iterator[int]:
-    """Where commas part what stands between two places, those within brackets left out."""
-    depth = 0
-    for i in range(start, end):
-        depth += (code[i] in "([{<") - (code[i] in ")]}>" and code[i - 1] != "-")
-        if code[i] == "," and depth == 0:
-            yield i
-
-
-def _replaced(source: str, changes: Sequence[tuple[int, int, str]]) -> str:
-    """The text with parts of it, from a place to before another, in other words."""
-    for start, end, text in sorted(changes, reverse=True):
-        source = source[:start] + text + source[end:]
-    return source
+        yield f"store_hint@{name}={hint}", _with_helper(replaced(source, changes), _STORE.replace("HINT", hint))
 
 
 _SIZES = (("16", "int4"), ("8", "int2"), ("4", "int"), ("2", "short"))
@@ -294,7 +226,7 @@ def _address(source: str, start: int, end: int, mark: str) -> str:
     return text.lstrip("* ") if mark == "*" else f"&{text}"
 
 
-def _loads(code: str, function: _Function) -> list[tuple[int, int, str]]:
+def _loads(code: str, function: Function) -> list[tuple[int, int, str]]:
     """Where a function reads global memory that it only reads, and whether by a star or an index."""
     start, end = function.body
     const, shared = _reachable(code, function)
@@ -308,7 +240,7 @@ def _loads(code: str, function: _Function) -> list[tuple[int, int, str]]:
         last = closing(code, match.end() - 1)
         if match[2] != "reinterpret_cast" and last > 0 and not re.match(r"\s*=(?!=)", code[last + 1 : end]):
             found.append((match.start(1), last + 1, "*"))
-    for match in _ELEMENT.finditer(code, start, end):
+    for match in ELEMENT.finditer(code, start, end):
         last = closing(code, match.end() - 1)
         if match[1] in const and last > 0:
             found.append((match.start(1), last + 1, "[]"))
@@ -316,14 +248,14 @@ def _loads(code: str, function: _Function) -> list[tuple[int, int, str]]:
     return [one for i, one in enumerate(found) if all(one[0] >= other[1] for other in found[:i])]
 
 
-def _reachable(code: str, function: _Function) -> tuple[set[str], set[str]]:
+def _reachable(code: str, function: Function) -> tuple[set[str], set[str]]:
     """Names of pointers to what a function only reads, and of those that lead to shared memory."""
     shared = {
         name
         for match in _SHARED.finditer(code, *function.body)
         for name in re.findall(r"\b([A-Za-z_]\w*)\s*(?:\[|,|\Z)", match[2])
     }
-    const = {m[5] for m in _pointers(code, function) if m[1] or m[3]}
+    const = {m[5] for m in pointers_of(code, function) if m[1] or m[3]}
     for match in _LOCAL_POINTER.finditer(code, *function.body):
         if any(re.search(rf"\b{name}\b", match["first"]) for name in shared):
             shared.add(match["name"])
@@ -332,13 +264,13 @@ def _reachable(code: str, function: _Function) -> tuple[set[str], set[str]]:
     return const - shared, shared
 
 
-def _stores(code: str, function: _Function) -> list[tuple[int, int, int, str]]:
+def _stores(code: str, function: Function) -> list[tuple[int, int, int, str]]:
     """Where a function writes an element of global memory: from where, to where its value stands, to the semicolon."""
     start, end = function.body
-    written = {m[5] for m in _pointers(code, function) if not (m[1] or m[3])}
+    written = {m[5] for m in pointers_of(code, function) if not (m[1] or m[3])}
     found = []
     for match, mark in [(m, "*") for m in _CAST.finditer(code, start, end)] + [
-        (m, "[]") for m in _ELEMENT.finditer(code, start, end)
+        (m, "[]") for m in ELEMENT.finditer(code, start, end)
     ]:
         last = closing(code, match.end() - 1)
         root = re.compile(r"\s*&?\s*(\w*)").match(code, match.end())
@@ -355,7 +287,7 @@ def _stores(code: str, function: _Function) -> list[tuple[int, int, int, str]]:
 # Kernels -------------------------------------------------------------------------------------------------------------
 
 
-def _bounded(source: str, code: str, kernel: _Function) -> Iterator[Rewrite]:
+def _bounded(source: str, code: str, kernel: Function) -> Iterator[Rewrite]:
     """How many threads, blocks and registers a kernel is compiled for."""
     name = kernel.name
     match = _BOUNDS.search(code, kernel.start, kernel.arguments[0])
@@ -372,7 +304,7 @@ def _bounded(source: str, code: str, kernel: _Function) -> Iterator[Rewrite]:
     else:
         yield f"max_threads@{name}=off", with_bounds("")
     if match is not None and match[1] == "__launch_bounds__":
-        comma = next(_commas(code, match.end(), last), last)
+        comma = next(commas(code, match.end(), last), last)
         given = code[comma + 1 : last].strip()
         for blocks in MIN_BLOCKS:
             if blocks != given:
@@ -402,7 +334,7 @@ def _launches(code: str, name: str) -> Iterator[_Launch]:
         given = code.find("(", configured)
         last = closing(code, given) if configured > 0 and given > 0 else -1
         if last > 0 and code[last + 1 :].lstrip().startswith(";"):
-            comma = next(_commas(code, match.end(), configured), configured)
+            comma = next(commas(code, match.end(), configured), configured)
             yield _Launch(
                 start=match.start(),
                 named=match[1].strip(),
@@ -412,7 +344,7 @@ def _launches(code: str, name: str) -> Iterator[_Launch]:
             )
 
 
-def _laid_out(source: str, code: str, kernel: _Function, functions: Sequence[_Function]) -> Iterator[Rewrite]:
+def _laid_out(source: str, code: str, kernel: Function, functions: Sequence[Function]) -> Iterator[Rewrite]:
     """How blocks of a kernel are laid over the grid, how many stay, and how the first cache is shared out."""
     name, body = kernel.name, source[slice(*kernel.body)]
     launches = list(_launches(code, name))
@@ -421,7 +353,7 @@ def _laid_out(source: str, code: str, kernel: _Function, functions: Sequence[_Fu
         changes = [
             (one.start, one.start, f"{{ cudaFuncSetAttribute({one.named}, {about}, {percent}); ") for one in launches
         ] + [(one.end, one.end, " }") for one in launches]
-        yield f"carveout@{name}={percent}", _replaced(source, changes)
+        yield f"carveout@{name}={percent}", replaced(source, changes)
     called = "".join(code[slice(*f.body)] for f in functions if not f.is_kernel)
     if re.search("blockIdx|gridDim", called) or re.search(r"gridDim|blockIdx\.z", body) or "blockIdx.x" not in body:
         return  # where a block stands is asked for elsewhere too
@@ -434,7 +366,7 @@ def _laid_out(source: str, code: str, kernel: _Function, functions: Sequence[_Fu
                 f"walked_rows = min({rows}u, gridDim.y - walked_first), walked_in = walked % {group}, "
                 "walked_x = walked_in / walked_rows, walked_y = walked_first + walked_in % walked_rows;"
             )
-            yield f"swizzle@{name}={rows}", _replaced(source, [(*kernel.body, f"{{ {order} {walked} }}")])
+            yield f"swizzle@{name}={rows}", replaced(source, [(*kernel.body, f"{{ {order} {walked} }}")])
         return
     for blocks in PER_UNIT if launches else ():
         every = "const auto one_block = [&](unsigned walked_x) " + body.replace("blockIdx.x", "walked_x") + "; "
@@ -453,7 +385,7 @@ def _laid_out(source: str, code: str, kernel: _Function, functions: Sequence[_Fu
             grid = source[slice(*one.grid)].strip()
             comma = ", " if source[slice(*one.arguments)].strip() else ""
             changes += [(*one.grid, f"{most}({grid})"), (one.arguments[1], one.arguments[1], f"{comma}{grid}")]
-        yield f"persistent@{name}={blocks}", _replaced(source, changes)
+        yield f"persistent@{name}={blocks}", replaced(source, changes)
 
 
 # Shared memory -------------------------------------------------------------------------------------------------------
