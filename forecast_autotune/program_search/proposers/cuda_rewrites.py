@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from ..nvcc_flags import FLAGS, with_flag
 from .c_text import Counted, Loop, Rewrite, before, blanked, closing, counted, loop_rewrites, loops_of, may_be_copied
-from .cuda_text import ELEMENT, Function, commas, functions_of, pointers_of, replaced
+from .cuda_staging import staged
+from .cuda_text import Function, commas, functions_of, pointers_of, replaced
 
 UNROLLS = ("1", "2", "4", "8", "16")
 MIN_BLOCKS = ("1", "2", "3", "4", "6", "8")  # of one kernel on a multiprocessor
@@ -39,6 +40,7 @@ _STRUCT = re.compile(r"\bstruct\s+(?:alignas\s*\([^)]*\)\s*)?(\w+)\s*\{")
 _LINES = re.compile(r"\b\w+\s*\[[^\]]*\]\s*\[([^\]]*)\](?!\s*\[)")  # an array of two dimensions
 _CAST = re.compile(r"(?<![\w)\]])\*\s*reinterpret_cast\s*<\s*(const\s+)?[\w:]+\s*\*\s*>\s*\(")
 _CALL = re.compile(r"(?:[=(,?:]|\breturn)\s*(\*)\s*(\w+)\s*\(")
+_ELEMENT = re.compile(r"(?<![\w.>\]])(\w+)\s*\[")
 _STARTS = re.compile(r"[;{})]\s*\Z")  # what stands before a statement
 
 
@@ -57,6 +59,7 @@ def rewrites(source: str) -> Iterator[Rewrite]:
         if function.is_kernel:
             yield from _bounded(source, code, function)
             yield from _laid_out(source, code, function, functions)
+            yield from staged(source, code, function, functions)
     yield from _padded(source, code)
     for about, values in FLAGS.items():
         for how, flag in {**values, "off": ""}.items():
@@ -240,7 +243,7 @@ def _loads(code: str, function: Function) -> list[tuple[int, int, str]]:
         last = closing(code, match.end() - 1)
         if match[2] != "reinterpret_cast" and last > 0 and not re.match(r"\s*=(?!=)", code[last + 1 : end]):
             found.append((match.start(1), last + 1, "*"))
-    for match in ELEMENT.finditer(code, start, end):
+    for match in _ELEMENT.finditer(code, start, end):
         last = closing(code, match.end() - 1)
         if match[1] in const and last > 0:
             found.append((match.start(1), last + 1, "[]"))
@@ -270,7 +273,7 @@ def _stores(code: str, function: Function) -> list[tuple[int, int, int, str]]:
     written = {m[5] for m in pointers_of(code, function) if not (m[1] or m[3])}
     found = []
     for match, mark in [(m, "*") for m in _CAST.finditer(code, start, end)] + [
-        (m, "[]") for m in ELEMENT.finditer(code, start, end)
+        (m, "[]") for m in _ELEMENT.finditer(code, start, end)
     ]:
         last = closing(code, match.end() - 1)
         root = re.compile(r"\s*&?\s*(\w*)").match(code, match.end())

@@ -1,4 +1,4 @@
-"""Texts in CUDA: where the functions of the device are, their arguments and what is read by an index.
+"""Texts in CUDA: where the functions of the device are, and what is handed to them.
 
 They follow the text alone; see `cuda_rewrites`.
 """
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from .c_text import closing
 
-ELEMENT = re.compile(r"(?<![\w.>\]])(\w+)\s*\[")
 _FUNCTION = re.compile(r"\b__(global|device)__\b")
 _WORD = re.compile(r"(operator\s*\(\s*\)|\w+)\s*\Z")
 _PASSED_OVER = re.compile(r"__\w+__|alignas|decltype|operator")  # what has brackets of its own ahead of the arguments
