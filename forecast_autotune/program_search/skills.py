@@ -39,6 +39,7 @@ INTENTS = {
     "loop_unroll_factor": "unroll a loop {how} times",
     "flatten": "flatten nested loops, or what a function calls, into one",
     "exp2": "compute exp by exp2",
+    "stage": "read what all threads of a block read through a tile of {how} elements in shared memory",
     "swizzle": "walk {how} rows of a grid of programs together",
     "backward": "run programs in the opposite order",
     "maxnreg": "limit a thread to {how} registers",

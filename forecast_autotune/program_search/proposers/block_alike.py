@@ -25,11 +25,13 @@ _COUNTED_UP = re.compile(
 )
 _CONSTRUCTED = re.compile(r"(?<=[\w>*&])\s+[*&]*\s*(\w+)\s*([({])")
 _TAKEN = re.compile(r"(?<=[=(,{;?:])\s*&\s*(\w+)")  # its address
-_REFERENCE = re.compile(r"&\s*\(?\s*\Z")
+_REFERENCE = re.compile(r"(?:[\w>]\s*|,\s*)[&*]+\s*\(?\s*(?:(?:const|__restrict__)\s+)*\Z")  # or a pointer
 _PLACE = re.compile(r"\s*\w+(?:\s*\[.*\])?\s*", re.DOTALL)
 _SHARED = re.compile(r"\b__shared__\b[^;]*;")
 _LAMBDA = re.compile(r"(?<![\w)\]])\s*\[[^\[\];]*\]\s*(?:\([^;{}]*\)\s*(?:mutable\b\s*)?)?\{")
 _OTHER = re.compile(r"\b(?:asm|__asm__|goto)\b")
+_STATEMENT = re.compile(r"\b(?:if|else|for|while|do|switch|return|break|continue)\b")
+_WRITES = re.compile(r"(?<![=!<>])=(?!=)|\+\+|--")
 _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:[^\n\\]|\\\n|\\.)*)", re.MULTILINE)
 _TYPE = re.compile(
     r"\b(?:using\s+(\w+)\s*=|(?:struct|class)\s+(?:alignas\s*\([^)]*\)\s*)?(\w+)|typedef\b[^;]*?(\w+)\s*;)"
@@ -71,15 +73,17 @@ class BlockAlike:
     """A kernel's text, read for what all threads of a block have alike.
 
     Raises:
-        ValueError: how its statements nest is not clear, or it has functions within.
+        ValueError: how its statements nest is not clear, or it has functions, assembly or jumps within.
     """
 
     def __init__(self, code: str, kernel: Function, functions: Sequence[Function]) -> None:
         self._code, self._span, self._functions = code, kernel.body, functions
         if _LAMBDA.search(code, kernel.body[0] + 1, kernel.body[1]) or _OTHER.search(code, *kernel.body):
-            raise ValueError(f"{kernel.name} has functions or assembly within, or jumps")
+            raise ValueError(f"{kernel.name} has functions, assembly or jumps within")
         self._types = {name for match in _TYPE.finditer(code) for name in match.groups() if name}
         self._macros = {match[1]: match[2] for match in _MACRO.finditer(code)}
+        if any(_STATEMENT.search(text) for _, _, text in self._mentioned()):
+            raise ValueError(f"{kernel.name} has statements by macros")
         self._known = {function.name for function in functions} | self._types | self._macros.keys()
         self._different = set(_DIFFERENT)
         self._follow_text()
@@ -168,9 +172,9 @@ class BlockAlike:
             given = code[name_at : match.start()].partition("[")[2] + " " + code[match.end() : stop]
             for name in names:
                 yield Write(name=name, at=name_at, given=given, value=(match.end(), stop))
-            if names and _REFERENCE.search(
-                code, max(start, name_at - 20), name_at
-            ):  # what is written to it, is to what it names
+            statement = code[max(code.rfind(mark, 0, name_at) for mark in ";{}(") + 1 : name_at]
+            if names and _REFERENCE.search(statement) and not statement.lstrip().startswith("const "):
+                # What is written to it, is to what it names
                 for name in set(_WORD.findall(code[match.end() : stop])):
                     yield Write(name=name, at=name_at, given=names[0])
         for match in _COUNTED_UP.finditer(code, start, end):
@@ -183,18 +187,29 @@ class BlockAlike:
             yield Write(name=match[1], at=match.start(1), given="threadIdx")
         for match in _METHOD.finditer(code, start, end):
             yield Write(name=match[1], at=match.start(1), given="threadIdx")
+        for _, at, text in self._mentioned():
+            for name in _WORD.findall(text) if _WRITES.search(text) else ():
+                yield Write(name=name, at=at, given="threadIdx")
         yield from self._passed()
+
+    def _mentioned(self) -> Iterator[tuple[str, int, str]]:
+        """Macros that the kernel mentions, and those in them: name, place in the kernel, text."""
+        wanted = [(match[0], match.start()) for match in _WORD.finditer(self._code, *self._span)]
+        seen = set()
+        while wanted:
+            name, at = wanted.pop()
+            if name in self._macros and (name, at) not in seen:
+                seen.add((name, at))
+                yield name, at, self._macros[name]
+                wanted += [(word, at) for word in _WORD.findall(self._macros[name])]
 
     def _passed(self) -> Iterator[Write]:
         """Names that are handed to a function which may write to them."""
         code = self._code
         for match in _CALL.finditer(code, *self._span):
-            if (
-                match[1].startswith("__")
-                or match[1] in self._types
-                or _PURE.fullmatch(match[1])
-                or _KEYWORD.fullmatch(match[1])
-            ):
+            by_value = match[1].startswith("__") or match[1] in self._types or _PURE.fullmatch(match[1])
+            macro = self._macros.get(match[1], "=")
+            if by_value or _KEYWORD.fullmatch(match[1]) or not _WRITES.search(macro):
                 continue
             last = closing(code, match.end() - 1)
             wanted = [
@@ -219,7 +234,7 @@ def _parted(code: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _end_of_value(code: str, at: int) -> int:
-    """Where the expression after an assignment ends."""
+    """Where the expression that begins at a place ends."""
     depth = 0
     for i in range(at, len(code)):
         depth += (code[i] in "([{") - (code[i] in ")]}")
@@ -235,6 +250,8 @@ def _assigned(code: str, at: int) -> tuple[int, list[str]]:
         if at and code[at - 1] in ")]":
             opened = _opening(code, at - 1)
             if code[at - 1] == ")":
+                return opened, _WORD.findall(code[opened:at])
+            if re.search(r"\bauto\s*[&*]*\s*\Z", code[max(0, opened - 20) : opened]):
                 return opened, _WORD.findall(code[opened:at])
             at = opened
             continue
@@ -258,9 +275,15 @@ def _opening(code: str, at: int) -> int:
     return 0
 
 
+def _closed(code: str, at: int) -> int:
+    if (end := closing(code, at)) < 0:
+        raise ValueError("a bracket that is not closed")
+    return end
+
+
 def _controls(code: str, start: int, end: int) -> Iterator[Control]:
     for match in _CONTROL.finditer(code, start, end):
-        header = (match.end(), closing(code, match.end() - 1))
+        header = (match.end(), _closed(code, match.end() - 1))
         last = _end_of_statement(code, header[1] + 1)
         if match[1] == "if" and (other := re.compile(r"\s*else\b").match(code, last)):
             last = _end_of_statement(code, other.end())
@@ -270,16 +293,16 @@ def _controls(code: str, start: int, end: int) -> Iterator[Control]:
         again = re.compile(r"\s*while\s*\(").match(code, last)
         if again is None:
             raise ValueError("a loop without an end")
-        header = (again.end(), closing(code, again.end() - 1))
+        header = (again.end(), _closed(code, again.end() - 1))
         yield Control(kind="do", start=match.start(), header=header, body=(match.end(), last))
 
 
 def _end_of_statement(code: str, at: int) -> int:
     at = re.compile(r"(?:\s|#[^\n]*)*").match(code, at).end()  # type: ignore[union-attr]  # matches anywhere
     if code.startswith("{", at):
-        return closing(code, at) + 1
+        return _closed(code, at) + 1
     if match := _CONTROL.match(code, at):
-        last = _end_of_statement(code, closing(code, match.end() - 1) + 1)
+        last = _end_of_statement(code, _closed(code, match.end() - 1) + 1)
         other = re.compile(r"\s*else\b").match(code, last) if match[1] == "if" else None
         return last if other is None else _end_of_statement(code, other.end())
     depth = 0
@@ -295,6 +318,6 @@ def _end_of_statement(code: str, at: int) -> int:
 def count_of(code: str, control: Control) -> Counted | None:
     """What a loop counts, where its header says so plainly."""
     count = counted(code[slice(*control.header)]) if control.kind == "for" else None
-    if count is None or any(re.search(r"[?=&|^]", part) for part in (count.first, count.end, count.stride)):
+    if count is None or "=" in count.first or any(re.search("[?=&|^]", part) for part in (count.end, count.stride)):
         return None
-    return count if not any([*commas(text, 0, len(text))] for text in (count.first, count.end)) else None
+    return None if any([*commas(part, 0, len(part))] for part in (count.first, count.end)) else count

@@ -74,8 +74,8 @@ def staged(source: str, code: str, kernel: Function, functions: Sequence[Functio
         return
     inside = code[slice(*kernel.body)]
     for name, (kind, depth) in _arrays(code, kernel, alike).items():
-        if re.search(rf"\b{name}_tile\b", inside):
-            continue
+        if re.search(rf"\b{name}_(?:tile|first|last|at|rounds|of_\w+)\b", inside):
+            continue  # staged already, or names that are taken
         reads = [
             read
             for match in re.compile(rf"(?<![\w.>&\]]){name}\s*\[").finditer(code, *kernel.body)
@@ -247,7 +247,9 @@ class _Tile:
             fits = " && ".join([*(f"{size} > 0" for size in sizes), product])
             whole = self.source[outer.loop.start : outer.loop.body[1]]
             lines = [f"if ({fits}) {{", *lines, "} else {", *pragma, whole, "}"]
-        lines = ["{", f"__shared__ {self.kind} {name}_tile[{self.size}];", *lines, "}"]
+        # Elements that one thread reads one after the other come four at once only where it is known that they may
+        aligned = "alignas(16) " if self.kind in ("float", "int", "unsigned", "double") else ""
+        lines = ["{", f"{aligned}__shared__ {self.kind} {name}_tile[{self.size}];", *lines, "}"]
         before, _, margin = self.source[:start].rpartition("\n")
         return f"{before}\n{margin}{_indented(lines, re.sub('[^ ].*', '', margin))}{self.source[outer.loop.body[1] :]}"
 
@@ -313,9 +315,8 @@ class _Tile:
 
 def _bracketed(text: str) -> str:
     """An expression that may stand beside any operator."""
-    return (
-        text if re.fullmatch(r"[\w.]+", text) or (text[0] == "(" and closing(text, 0) == len(text) - 1) else f"({text})"
-    )
+    is_whole = re.fullmatch(r"[\w.]+", text) or (text.startswith("(") and closing(text, 0) == len(text) - 1)
+    return text if is_whole else f"({text})"
 
 
 def _indented(lines: Sequence[str], margin: str) -> str:
