@@ -212,6 +212,7 @@ def test_a_tile_holds_what_several_rounds_read() -> None:
         "for (int k = 0; k < n; ++k) { sum += w[k]; if (me < n) sum *= 2; }",
         "for (int b = 0; b < 3; ++b) { if (b == n) break; for (int k = 0; k < n; ++k) sum += w[k]; }",
         "for (int k = 0; k < n; ++k) sum += w[k]; if (me >= n) return;",
+        "int from = 0; do { for (int k = 0; k < n; ++k) sum += w[k + from]; ++from; } while (from < 3);",
     ],
 )
 def test_what_all_threads_read_alike_is_staged(body: str) -> None:

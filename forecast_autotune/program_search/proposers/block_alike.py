@@ -87,7 +87,7 @@ class BlockAlike:
         self._known = {function.name for function in functions} | self._types | self._macros.keys()
         self._different = set(_DIFFERENT)
         self._follow_text()
-        self.controls = list(_controls(code, *kernel.body))
+        self.controls = sorted(_controls(code, *kernel.body), key=lambda control: control.start)
         self.writes = list(self._writes())
         for match in _SHARED.finditer(code, *kernel.body):
             declared = re.sub(r"\[[^\]]*\]|__shared__|(?:alignas|__align__)\s*\([^)]*\)", " ", match[0])
