@@ -168,7 +168,7 @@ def test_without_a_barrier_it_does_not(barrier: str, own: list[torch.Tensor], tm
 
 
 @needs_gxx
-@pytest.mark.parametrize(("features", "size"), [(4, 64), (1, 1024)])
+@pytest.mark.parametrize(("features", "size"), [(4, 64), (2, 256), (1, 1024)])
 def test_convolution_with_staged_weights_computes_the_same(
     features: int, size: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
