@@ -3,7 +3,8 @@
 Nothing that the worker says is believed but that it is done. While inputs are drawn the worker is stopped, so that
 nothing can be computed ahead; when it says that it is done it is stopped again, so that nothing can be computed
 after. Every launch has inputs that were never seen before, outputs of its own that hold NaN before, and guard zones
-around them.
+around them. Where inputs require gradients, a launch is the forward and the backward pass: it is given the gradients of
+its outputs, which are drawn like inputs, and those of its inputs are looked at like outputs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,10 @@ class _FasterThanLightError(WrongError):
     """A candidate was done before it can have been."""
 
 
+class _UnfitError(WrongError):
+    """A call returned what cannot be compared, or has no gradients."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """Whether a call is right at these sizes: on ordinary inputs, at shifted addresses, or on zeros and ones."""
@@ -96,9 +101,9 @@ def elsewhere(task: SearchTask) -> list[Question]:
 class Bar:
     """What the seed has shown, which candidates are held against; filled in while the seed is examined.
 
-    By size: its error (see `_error`), whether it is exact on zeros and ones, runs at shifted addresses, and the
+    By size: its error (see `_error`), that of each gradient apart, whether it is exact on zeros and ones, runs at shifted addresses, and the
     time of a launch beyond the device's own. And the outputs whose elements are off by more than the tolerances where
-    terms nearly cancel, by their place.
+    terms nearly cancel, by their place; gradients come after them.
     """
 
     rounds: set[int] = field(default_factory=set)
@@ -130,15 +135,33 @@ class Begun:
             remove(self.folder)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expected:
+    """What the reference makes of one call; without the last three where no input requires a gradient.
+
+    `tracked` are the places of the outputs that autograd follows, `output_gradients` were drawn for these, and `gradients`
+    come of them, by the place of the argument.
+    """
+
+    outputs: Sequence[torch.Tensor]
+    tracked: Sequence[int] = ()
+    output_gradients: Sequence[torch.Tensor] = ()
+    gradients: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Drawn:
-    """One set of arguments in the shared memory, with what the outputs should hold."""
+    """One set of arguments in the shared memory, with what the outputs should hold.
 
-    values: Sequence[Any]
-    inputs: list[tuple[torch.Tensor, torch.Tensor]]  # in shared memory, and as drawn
-    outputs: list[torch.Tensor]
-    expected: list[torch.Tensor]
-    described: list[Message]
+    Where the outputs are brought a second time, after the backward pass, they come after the first ones.
+    """
+
+    expected: _Expected
+    inputs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # in shared memory, and as drawn
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    output_gradients: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # as inputs
+    gradients: list[torch.Tensor] = field(default_factory=list)
+    described: list[Message] = field(default_factory=list)
 
 
 class Exam:
@@ -171,9 +194,12 @@ class Exam:
 
         Raises:
             WorkerRaisedError: the candidate raised.
+            WrongError: what it returned cannot be compared.
         """
         self.worker.send(message)
         answer = self.worker.receive(timeout_s)
+        if "unfit" in answer:
+            raise _UnfitError(str(answer["unfit"]))
         if "raised" in answer:
             raise WorkerRaisedError(str(answer["raised"]))
         return answer
@@ -207,11 +233,19 @@ class Exam:
     # Inputs and outputs ---------------------------------------------------------------------------------------------
 
     def draw(
-        self, sizes: Sequence[tuple[str, Sizes]], *, shift: int = 0, alter: Callable[[Any], Any] | None = None
+        self,
+        sizes: Sequence[tuple[str, Sizes]],
+        *,
+        shift: int = 0,
+        alter: Callable[[Any], Any] | None = None,
+        twice: bool = False,
     ) -> list[_Drawn]:
         """Draw inputs for each of these calls into the shared memory, and leave the worker stopped.
 
         On the CPU it has laid out the arguments by then, and none of its code runs between the inputs and the clock.
+
+        Args:
+            twice: whether outputs that are returned are brought a second time, after the backward pass.
         """
         self.worker.pause()
         drawn, offset = list[_Drawn](), GUARD_BYTES
@@ -219,31 +253,80 @@ class Exam:
             values = self.task.make_inputs(one, self.random.getrandbits(31), self.task.device)
             if alter is not None:
                 values = tuple(alter(v) for v in values)
-            kept, offset = self._lay_out(values, offset, shift)
+            kept, offset = self._lay_out(values, self._expected(values, alter), offset, shift, twice=twice)
             drawn.append(kept)
         if self.task.device == "cpu":
             self._stage(drawn)
             self.worker.pause()
-        for kept in drawn:
-            expected = self.task.reference(*kept.values)
-            kept.expected = list(expected) if isinstance(expected, (tuple, list)) else [expected]
-            if len(kept.expected) != len(kept.outputs):
-                raise InvalidInputError(
-                    f"the reference of {self.task.name} returns {len(kept.expected)} outputs, and a call has "
-                    f"{len(kept.outputs)}"
-                )
         for kept in drawn:  # last: a signal to stop takes a moment to arrive
-            for laid, value in kept.inputs:
+            for laid, value in (*kept.inputs, *kept.output_gradients):
                 laid.copy_(value)
-            for output, described in zip(kept.outputs, filter(_is_output, kept.described), strict=True):
-                self._empty(output, described)
+            for described in kept.described:
+                if described.get("output"):
+                    self._empty(described)
         return drawn
 
-    def _lay_out(self, values: Sequence[Any], offset: int, shift: int) -> tuple[_Drawn, int]:
+    def _expected(self, values: Sequence[Any], alter: Callable[[Any], Any] | None) -> _Expected:
+        """What the reference makes of a call, and of output gradients that are drawn for it where inputs require gradients."""
         import torch
 
+        wanted = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
+        if wanted and self.task.outputs:
+            raise InvalidInputError(
+                f"argument {wanted[0]} of {self.task.name} requires a gradient, and {self.task.outputs} of its arguments "
+                "are outputs to write to, which autograd does not follow: let it return its outputs and give outputs=0, or "
+                "make the backward pass a task of its own, whose outputs are the gradients"
+            )
+        with torch.set_grad_enabled(bool(wanted) or torch.is_grad_enabled()):
+            outputs = as_outputs(self.task.reference(*values))
+        if not wanted:
+            if len(outputs) != self.task.outputs:
+                raise InvalidInputError(
+                    f"the reference of {self.task.name} returns {len(outputs)} outputs, and a call has {self.task.outputs}"
+                )
+            return _Expected(outputs=outputs)
+        tracked = [i for i, output in enumerate(outputs) if output.requires_grad]
+        if not tracked:
+            raise InvalidInputError(
+                f"argument {wanted[0]} of {self.task.name} requires a gradient, and nothing that its reference returns has "
+                "a grad_fn: compute it by operations that autograd follows"
+            )
+        output_gradients = [self._output_gradient(outputs[i], alter) for i in tracked]
+        gradients = torch.autograd.grad(
+            [outputs[i] for i in tracked],
+            [values[i] for i in wanted],
+            output_gradients,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return _Expected(
+            outputs=[output.detach() for output in outputs],
+            tracked=tracked,
+            output_gradients=output_gradients,
+            gradients=dict(zip(wanted, gradients, strict=True)),
+        )
+
+    def _output_gradient(self, output: torch.Tensor, alter: Callable[[Any], Any] | None) -> torch.Tensor:
+        import torch
+
+        generator = torch.Generator(output.device).manual_seed(self.random.getrandbits(63))
+        drawn = torch.randn(output.shape, generator=generator, dtype=output.dtype, device=output.device)
+        return drawn if alter is None else alter(drawn)
+
+    def _lay_out(
+        self, values: Sequence[Any], expected: _Expected, offset: int, shift: int, *, twice: bool
+    ) -> tuple[_Drawn, int]:
+        import torch
+
+        kept = _Drawn(expected=expected)
+
+        def lay(part: str, value: torch.Tensor, **told: bool) -> torch.Tensor:
+            nonlocal offset
+            laid, described, offset = self._lay(value, offset, shift)
+            kept.described.append({**described, "part": part, **told})
+            return laid
+
         first_output = len(values) - self.task.outputs
-        kept = _Drawn(values=values, inputs=[], outputs=[], expected=[], described=[])
         for i, value in enumerate(values):
             if not isinstance(value, torch.Tensor):
                 if not isinstance(value, (bool, int, float, str, type(None))):
@@ -251,78 +334,116 @@ class Exam:
                         f"argument {i} of {self.task.name} is a {type(value).__name__}: a search hands over "
                         f"tensors and plain values"
                     )
-                kept.described.append({"value": value})
-                continue
-            if value.requires_grad:
-                raise InvalidInputError(
-                    f"argument {i} of {self.task.name} requires a gradient, and a search compares outputs: make the "
-                    "backward pass a task of its own, whose outputs are the gradients"
-                )
-            elements = (
-                0
-                if not value.numel()
-                else 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-            )
-            offset = -(-offset // ALIGNMENT) * ALIGNMENT + shift * value.element_size()
-            end = offset + elements * value.element_size()
-            if end + GUARD_BYTES > self.size:
-                raise InvalidInputError(
-                    f"the arguments of {self.task.name} take more than {self.size >> 20} MiB: give smaller sizes"
-                )
-            guards = torch.frombuffer(
-                self.memory,
-                dtype=torch.uint8,
-                count=end + GUARD_BYTES - (offset - GUARD_BYTES),
-                offset=offset - GUARD_BYTES,
-            )
-            guards[:GUARD_BYTES] = GUARD
-            guards[-GUARD_BYTES:] = GUARD
-            flat = (
-                torch.frombuffer(self.memory, dtype=value.dtype, count=elements, offset=offset)
-                if elements
-                else torch.empty(0, dtype=value.dtype)
-            )
-            laid = flat.as_strided(value.shape, value.stride())
-            if i >= first_output:
-                kept.outputs.append(laid)
+                kept.described.append({"part": "argument", "value": value})
+            elif i >= first_output:
+                kept.outputs.append(lay("argument", value, output=True))
             else:
-                kept.inputs.append((laid, value))
-            kept.described.append({
-                "offset": offset, "elements": elements, "dtype": str(value.dtype).removeprefix("torch."),
-                "shape": list(value.shape), "stride": list(value.stride()), "shift": shift, "output": i >= first_output,
-            })  # fmt: skip
-            offset = end + GUARD_BYTES
+                laid = lay("argument", value, requires_grad=value.requires_grad)
+                kept.inputs.append((laid, value.detach()))
+        if not expected.gradients:
+            return kept, offset
+        for part in ("returned", "returned again") if twice else ("returned",):
+            for i, value in enumerate(expected.outputs):
+                kept.outputs.append(lay(part, value, output=True, tracked=i in expected.tracked))
+        for value in expected.output_gradients:
+            kept.output_gradients.append((lay("output gradient", value), value))
+        for value in expected.gradients.values():
+            kept.gradients.append(lay("gradient", value, output=True))
         return kept, offset
 
-    def _empty(self, output: torch.Tensor, described: Message) -> None:
+    def _lay(self, value: torch.Tensor, offset: int, shift: int) -> tuple[torch.Tensor, Message, int]:
+        """Memory for such a tensor, what the worker is told of it, and where the next may begin."""
+        import torch
+
+        elements = (
+            0 if not value.numel() else 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+        )
+        offset = -(-offset // ALIGNMENT) * ALIGNMENT + shift * value.element_size()
+        end = offset + elements * value.element_size()
+        if end + GUARD_BYTES > self.size:
+            raise InvalidInputError(
+                f"the arguments of {self.task.name} take more than {self.size >> 20} MiB: give smaller sizes"
+            )
+        guards = torch.frombuffer(
+            self.memory,
+            dtype=torch.uint8,
+            count=end + GUARD_BYTES - (offset - GUARD_BYTES),
+            offset=offset - GUARD_BYTES,
+        )
+        guards[:GUARD_BYTES] = GUARD
+        guards[-GUARD_BYTES:] = GUARD
+        flat = (
+            torch.frombuffer(self.memory, dtype=value.dtype, count=elements, offset=offset)
+            if elements
+            else torch.empty(0, dtype=value.dtype)
+        )
+        described = {
+            "offset": offset, "elements": elements, "dtype": str(value.dtype).removeprefix("torch."),
+            "shape": list(value.shape), "stride": list(value.stride()), "shift": shift,
+        }  # fmt: skip
+        return flat.as_strided(value.shape, value.stride()), described, end + GUARD_BYTES
+
+    def _empty(self, described: Message) -> None:
         """Let an output hold what is nobody's, so that whatever is left unwritten shows: by one thread, for torch's wait
         for each other where other processes have the cores."""
         import torch
 
-        number = torch.full((1,), nothing(output.dtype), dtype=output.dtype).view(torch.uint8).numpy()
+        dtype = getattr(torch, described["dtype"])
+        number = torch.full((1,), nothing(dtype), dtype=dtype).view(torch.uint8).numpy()
         kind = np.dtype(f"u{number.nbytes}")
         np.frombuffer(self.memory, kind, described["elements"], described["offset"])[:] = number.view(kind)
 
-    def judge(self, drawn: Sequence[_Drawn], name: str, *, exact: bool = False) -> float:
-        """Look at what each call wrote; the error of the worst; see `_error`.
+    def judge(self, drawn: Sequence[_Drawn], name: str, *, exact: bool = False) -> dict[str, float]:
+        """Look at what each call wrote; the error of the worst, see `_error`: of the outputs, and of each gradient.
 
         Raises:
-            WrongError: an output differs, an input was written to, or something beside them.
+            WrongError: an output or a gradient differs, an input was written to, or something beside them.
         """
-        import torch
-
-        worst = 0.0
+        errors: dict[str, float] = {}
         for one in drawn:
             for place, (laid, value) in enumerate(one.inputs):
-                if not torch.equal(_bits(laid.to(value.device)), _bits(value)):
+                if not _is_kept(laid, value):
                     raise WrongError(f"at {name}: it wrote to an input, argument {place}")
+            if not all(_is_kept(laid, value) for laid, value in one.output_gradients):
+                raise WrongError(f"at {name}: it wrote to the gradient of an output, which it was given")
             for described in one.described:
                 if "offset" in described and self.task.device == "cpu":
                     self._guarded(described, name)
-            for place, (output, expected) in enumerate(zip(one.outputs, one.expected, strict=True)):
-                tolerances = (0.0, 0.0) if exact else self.task.tolerances[min(place, len(self.task.tolerances) - 1)]
-                worst = max(worst, self._error(output.to(expected.device), expected, tolerances, f"at {name}", place))
-        return worst
+            count = len(one.expected.outputs)
+            for i, output in enumerate(one.outputs):
+                place = i % count
+                expected = one.expected.outputs[place]
+                where = name if i < count else f"{name}, after the backward pass"
+                tolerances = (0.0, 0.0) if exact else self._tolerances(place)
+                error = self._error(output.to(expected.device), expected, tolerances, f"at {where}", place)
+                errors[name] = max(error, errors.get(name, 0.0))
+            share = self._gradients_share(one.expected)
+            of_arguments = zip(one.gradients, one.expected.gradients.items(), strict=True)
+            for place, (gradient, (argument, expected)) in enumerate(of_arguments, count):
+                where = f"{name}, the gradient of argument {argument}"
+                if expected.count_nonzero() and not gradient.count_nonzero():
+                    raise WrongError(f"at {where}: it is missing, or zero throughout, and the reference's is not")
+                tolerances = (0.0, 0.0) if exact else (share, share * _usual(expected))
+                error = self._error(gradient.to(expected.device), expected, tolerances, f"at {where}", place)
+                errors[where] = max(error, errors.get(where, 0.0))
+        return errors
+
+    def _tolerances(self, place: int) -> tuple[float, float]:
+        """Of an output, relative and absolute."""
+        return self.task.tolerances[min(place, len(self.task.tolerances) - 1)]
+
+    def _gradients_share(self, expected: _Expected) -> float:
+        """How far an element of a gradient may be off, as a share of itself and of what is usual in the gradient.
+
+        It is that of the outputs that it comes of, the widest of them. Their absolute tolerances say nothing of a
+        gradient, which may be far smaller or larger; so they count as shares of what is usual in an output, if that is
+        more than one.
+        """
+        shares = []
+        for place in expected.tracked:
+            relative, absolute = self._tolerances(place)
+            shares += [relative, absolute / max(1.0, _usual(expected.outputs[place]))]
+        return max(shares, default=0.0)
 
     def _error(
         self, output: torch.Tensor, expected: torch.Tensor, tolerances: tuple[float, float], where: str, place: int
@@ -364,18 +485,27 @@ class Exam:
                 where = f"{one.name}, of zeros and ones"
                 self._like_the_seed(self.bar.exact, where, one.name, one.sizes, alter=_zeros_and_ones, exact=True)
             else:
-                drawn = self.draw([(one.name, one.sizes)])
-                self.launch(drawn, self.timeout_s)
-                self._precise(one.name, self.judge(drawn, one.name))
+                drawn = self.draw([(one.name, one.sizes)], twice=True)
+                try:
+                    self.launch(drawn, self.timeout_s)
+                except _UnfitError as err:
+                    if not self.is_seed:
+                        raise
+                    raise InvalidInputError(
+                        f"inputs of {self.task.name} require gradients, and {err}: let it return its outputs, computed by "
+                        "operations that autograd follows, such as a torch.autograd.Function"
+                    ) from None
+                self._precise(self.judge(drawn, one.name))
 
-    def _precise(self, name: str, error: float) -> None:
-        if self.is_seed:
-            self.bar.errors[name] = max(error, self.bar.errors.get(name, 0.0))
-        elif error > max(1.0, PRECISION_RATIO * self.bar.errors.get(name, 0.0)):
-            raise WrongError(
-                f"at {name}: its error is {error:.2g} units in the last place on average, the seed's "
-                f"{self.bar.errors.get(name, 0.0):.2g}: it computes in lower precision"
-            )
+    def _precise(self, errors: Mapping[str, float]) -> None:
+        for where, error in errors.items():
+            if self.is_seed:
+                self.bar.errors[where] = max(error, self.bar.errors.get(where, 0.0))
+            elif error > max(1.0, PRECISION_RATIO * self.bar.errors.get(where, 0.0)):
+                raise WrongError(
+                    f"at {where}: its error is {error:.2g} units in the last place on average, the seed's "
+                    f"{self.bar.errors.get(where, 0.0):.2g}: it computes in lower precision"
+                )
 
     def _like_the_seed(
         self, passed: dict[str, bool], where: str, name: str, sizes: Sizes, *, exact: bool = False, **how: Any
@@ -384,8 +514,8 @@ class Exam:
         if not self.is_seed and not passed.get(name, False):
             return
         try:
-            drawn = self.draw([(name, sizes)], **how)
-            if exact and not all(_is_whole(expected) for one in drawn for expected in one.expected):
+            drawn = self.draw([(name, sizes)], twice=True, **how)
+            if exact and not all(_is_whole(one.expected) for one in drawn):
                 passed[name] = False  # a logarithm or a quotient is rounded, by each program in its way
                 return
             self.launch(drawn, self.timeout_s)
@@ -403,7 +533,7 @@ class Exam:
         for _ in range(2):  # what is compiled or loaded at a first launch is no time of it
             first = self.draw([(name, sizes)])
             took_s, answer = self.launch(first, self.timeout_s)
-            self._precise(name, self.judge(first, name))
+            self._precise(self.judge(first, name))
         bytes_each = self._bytes(first)
         if self.is_seed:
             self.bar.time_s[name] = took_s
@@ -419,7 +549,7 @@ class Exam:
             idle_s = self._idle_s() if self.task.device == "cpu" else 0.0
             drawn = self.draw([(name, sizes)] * count)
             took_s, answer = self.launch(drawn, self.timeout_s)
-            self._precise(name, self.judge(drawn, name))
+            self._precise(self.judge(drawn, name))
             if self.task.device == "cpu":
                 launch_us = 1e6 * max(took_s - idle_s, RESOLVED * took_s) / count
             else:
@@ -476,7 +606,9 @@ class Exam:
         return min(self.bar.idle_s, *times)
 
     def _bytes(self, drawn: Sequence[_Drawn]) -> int:
-        tensors = [t for one in drawn for t in (*one.outputs, *(laid for laid, _ in one.inputs))]
+        tensors: list[torch.Tensor] = []
+        for one in drawn:
+            tensors += [*one.outputs, *one.gradients, *(laid for laid, _ in (*one.inputs, *one.output_gradients))]
         taken: int = sum(t.numel() * t.element_size() + 2 * GUARD_BYTES + ALIGNMENT for t in tensors)
         return taken + 1
 
@@ -504,8 +636,9 @@ class Exam:
         return self.bar.floors_us[name]
 
 
-def _is_output(described: Message) -> bool:
-    return bool(described.get("output"))
+def as_outputs(returned: Any) -> list[Any]:
+    """What a call returned, one by one."""
+    return list(returned) if isinstance(returned, (tuple, list)) else [returned]
 
 
 def _beyond_us(claimed_us: float, took_s: float, count: int) -> float:
@@ -521,6 +654,21 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
     return tensor.contiguous().view(torch.uint8) if tensor.numel() else tensor
+
+
+def _is_kept(laid: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a tensor in shared memory holds what was drawn."""
+    import torch
+
+    return torch.equal(_bits(laid.to(value.device)), _bits(value))
+
+
+def _usual(tensor: torch.Tensor) -> float:
+    """The root mean square of the elements that are finite."""
+    import torch
+
+    values = tensor.double()
+    return float(torch.where(values.isfinite(), values, 0.0).square().mean().sqrt()) if values.numel() else 0.0
 
 
 def _error(
@@ -543,7 +691,7 @@ def _error(
     if not output.numel():
         return 0.0
     mine, its = output.double(), expected.double()
-    usual = float(torch.where(its.isfinite(), its, 0.0).square().mean().sqrt())
+    usual = _usual(expected)
     unit = torch.finfo(output.dtype).eps * usual
     error = (mine - its).abs()
     rtol, atol = tolerances
@@ -560,11 +708,14 @@ def _error(
     return float(finite_error.square().mean().sqrt()) / unit if usual else 0.0
 
 
-def _is_whole(tensor: Any) -> bool:
+def _is_whole(expected: _Expected) -> bool:
     """Whether all values are whole numbers, as sums of products of zeros and ones are."""
     import torch
 
-    return bool(torch.equal(tensor, tensor.round())) if tensor.is_floating_point() else not tensor.is_complex()
+    return all(
+        torch.equal(tensor, tensor.round()) if tensor.is_floating_point() else not tensor.is_complex()
+        for tensor in (*expected.outputs, *expected.gradients.values())
+    )
 
 
 def _zeros_and_ones(value: Any) -> Any:
@@ -572,8 +723,7 @@ def _zeros_and_ones(value: Any) -> Any:
 
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or bool(value.isnan().any()):
         return value
-    return (
-        torch.randint(0, 2, value.shape, device=value.device).to(value.dtype).as_strided(value.shape, value.stride())
-        if value.is_contiguous()
-        else value
-    )
+    if not value.is_contiguous():
+        return value
+    drawn = torch.randint(0, 2, value.shape, device=value.device).to(value.dtype)
+    return drawn.as_strided(value.shape, value.stride()).requires_grad_(value.requires_grad)

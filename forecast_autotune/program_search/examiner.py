@@ -34,7 +34,7 @@ from ..processes.endings import (
 from ..processes.machine import usable_cores, usable_memory_bytes
 from .compile_ahead import compiler_of
 from .compiled_files import carry, compiled_to
-from .exam import LOAD_TIMEOUT_S, Bar, Begun, Exam, Question, WrongError, at_the_sizes, elsewhere
+from .exam import LOAD_TIMEOUT_S, Bar, Begun, Exam, Question, WrongError, as_outputs, at_the_sizes, elsewhere
 from .run_folders import RunFolder
 from .runners import Loadable
 from .shared_workers import SharedWorker, SharedWorkers
@@ -483,7 +483,11 @@ def _handed_over_bytes(task: SearchTask) -> int:
     largest = 0
     for sizes in (*task.sizes.values(), *task.held_out.values()):
         values = task.make_inputs(sizes, 0, task.device)
-        largest = max(largest, sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor)))
+        tensors = [v for v in values if isinstance(v, torch.Tensor)]
+        if any(t.requires_grad for t in tensors):
+            with torch.no_grad():  # outputs, the same after the backward pass, and their gradients
+                tensors += [*(t for t in tensors if t.requires_grad), *3 * as_outputs(task.reference(*values))]
+        largest = max(largest, sum(t.numel() * t.element_size() for t in tensors))
     return min(most, max(PINNED_BYTES, 2 * largest + (1 << 20)))
 
 

@@ -77,6 +77,8 @@ def serve_candidate(channel: Channel, request: Message) -> None:
                 answer = {"collected": True}
             else:
                 return
+        except UnfitError as err:
+            answer = {"unfit": str(err)}
         except Exception as err:
             with contextlib.suppress(Exception):
                 print(f"{type(err).__name__}: {err}", flush=True)
@@ -116,12 +118,24 @@ def _let_go(device: Any) -> None:
         torch.cuda.empty_cache()
 
 
+class UnfitError(Exception):
+    """A call returned something else than the reference does; the message says what."""
+
+
 class _Set:
-    """The arguments of one call: over the shared file itself on the CPU, copies of it on another device."""
+    """The arguments of one call: over the shared file itself on the CPU, copies of it on another device.
+
+    Of a call that is differentiated also where what it returns goes, the gradients of that, and where those of its inputs
+    go.
+    """
 
     def __init__(self, memory: mmap.mmap, values: Sequence[Message], device: Any) -> None:
         self._pairs: list[tuple[Any, Any]] = []
-        self.arguments = tuple(self._build(memory, value, device) for value in values)
+        self._parts: dict[str, list[Any]] = {}
+        for value in values:
+            self._parts.setdefault(value["part"], []).append(self._build(memory, value, device))
+        self._tracked = [value["tracked"] for value in values if value["part"] == "returned"]
+        self.arguments = tuple(self._parts.get("argument", ()))
 
     def _build(self, memory: mmap.mmap, value: Message, device: Any) -> Any:
         import torch
@@ -137,14 +151,58 @@ class _Set:
         )
         if device.type != "cpu":
             copy = torch.empty(count + value["shift"], dtype=dtype, device=device)[value["shift"] :]
-            copy.fill_(nothing(dtype)) if value["output"] else copy.copy_(flat)
+            copy.fill_(nothing(dtype)) if value.get("output") else copy.copy_(flat)
             self._pairs.append((flat, copy))
             flat = copy
-        return flat.as_strided(value["shape"], value["stride"])
+        return flat.as_strided(value["shape"], value["stride"]).requires_grad_(value.get("requires_grad", False))
+
+    def launch(self, call: Callable[..., Any]) -> None:
+        """Call it. Where inputs require gradients, bring what it returns and their gradients to where the caller looks.
+
+        Raises:
+            UnfitError: it returned something else than the reference does, or nothing that could be differentiated.
+        """
+        returned = call(*self.arguments)
+        if self._tracked:
+            self._differentiate(list(returned) if isinstance(returned, (tuple, list)) else [returned])
+
+    def _differentiate(self, outputs: list[Any]) -> None:
+        import torch
+
+        buffers = self._parts["returned"]
+        tracked = [*self._tracked, *[False] * len(outputs)]
+        seen = [_described(output, needs_grad=needs) for output, needs in zip(outputs, tracked, strict=False)]
+        if seen != (expected := [_described(buffer) for buffer in buffers]):
+            raise UnfitError(
+                f"it returns {', '.join(seen) or 'nothing'}, where the reference returns {', '.join(expected)}"
+            )
+        for buffer, output in zip(buffers, outputs, strict=True):
+            buffer.copy_(output.detach())
+        gradients = torch.autograd.grad(
+            [output for output, needs in zip(outputs, self._tracked, strict=True) if needs],
+            [a for a in self.arguments if isinstance(a, torch.Tensor) and a.requires_grad],
+            self._parts["output gradient"],
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        for buffer, gradient in zip(self._parts["gradient"], gradients, strict=True):
+            buffer.copy_(gradient)
+        for buffer, output in zip(self._parts.get("returned again", ()), outputs, strict=False):
+            buffer.copy_(output.detach())
 
     def collect(self) -> None:
         for shared, own in self._pairs:
             shared.copy_(own)
+
+
+def _described(output: Any, *, needs_grad: bool = False) -> str:
+    """What a call returned, in words. A subclass of a tensor is none: it may compute at another time."""
+    import torch
+
+    if type(output) is not torch.Tensor:
+        return "None" if output is None else type(output).__name__
+    lacks = " without a grad_fn" if needs_grad and not output.requires_grad else ""
+    return f"{str(output.dtype).removeprefix('torch.')} {list(output.shape)}{lacks}"
 
 
 def nothing(dtype: Any) -> float:
@@ -177,7 +235,7 @@ def pin(memory: mmap.mmap, device: str) -> Callable[[], None]:
 def _run(call: Callable[..., Any], sets: Sequence[_Set], device: Any) -> Message:
     if device.type == "cpu":
         for one in sets:
-            call(*one.arguments)
+            one.launch(call)
         return {"ran": len(sets)}
     import torch
 
@@ -187,7 +245,7 @@ def _run(call: Callable[..., Any], sets: Sequence[_Set], device: Any) -> Message
     events = [torch.cuda.Event(enable_timing=True) for _ in range(len(sets) + 1)]
     events[0].record()
     for one, event in zip(sets, events[1:], strict=True):
-        call(*one.arguments)
+        one.launch(call)
         event.record()
     torch.cuda.synchronize(device)  # all streams: what was moved to another one ends within the caller's clock
     return {

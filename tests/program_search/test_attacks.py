@@ -667,7 +667,7 @@ class FakeGpu:
         self.exam.task, self.exam.bar, self.exam.timeout_s = task(device="cuda"), Bar(), 1.0
         self.exam.size, self.exam.hardware = 1 << 20, detect_hardware("cpu")
         monkeypatch.setattr(Exam, "draw", lambda _, sizes, **__: sizes)
-        monkeypatch.setattr(Exam, "judge", lambda *_: 0.0)
+        monkeypatch.setattr(Exam, "judge", lambda *_: {})
         monkeypatch.setattr(Exam, "_bytes", lambda *_: 1000)
         monkeypatch.setattr(Exam, "launch", self.launch)
 
