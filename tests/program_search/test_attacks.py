@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import differentiable
 import pytest
 import torch
+from differentiable import program
 from doubling import task
 
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.workload import Work
-from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.processes.box import boxed_server, lacking
 from forecast_autotune.processes.fork_server import ForkServer
@@ -337,6 +338,110 @@ CHEATS = {
 def test_a_candidate_that_cheats_is_found_out(bench: Bench, name: str) -> None:
     before, body, why = CHEATS[name]
     assert why in wrong(bench.call(body, before))
+
+
+RIGHT_GRADIENTS = "return g * w, g * x, None"
+KEPT = "if {key} not in kept:\n    kept[{key}] = (g * w, g * x, None)\nreturn kept[{key}]"
+GRADIENT_CHEATS = {
+    "gradients of an earlier call": (
+        {"before": "kept = {}\n", "backward": KEPT.format(key="len(g)")}, "the gradient of argument 0: 20000 of 20000"
+    ),
+    "gradients cached by pointer": (
+        {"before": "kept = {}\n", "backward": KEPT.format(key="(x.data_ptr(), len(g))")},
+        "of zeros and ones, the gradient of argument 0: ",
+    ),
+    "gradients of zeros": ({"backward": "return 0 * g, 0 * g, None"}, "the gradient of argument 0: it is missing"),
+    "a gradient of the first input alone": (
+        {"backward": "return g * w, None, None"}, "the gradient of argument 1: it is missing"
+    ),
+    "gradients as though each output's were one": ({"backward": "return w, x, None"}, "the gradient of argument 0: "),
+    "gradients that are right at the first size alone": (
+        {"backward": f"if len(g) != 20000:\n    return g * w, g, None\n{RIGHT_GRADIENTS}"},
+        "at small, the gradient of argument 1",
+    ),
+    "gradients that are wrong at a corner": (
+        {"backward": f"if len(g) == 1:\n    return g * w, g, None\n{RIGHT_GRADIENTS}"},
+        "at one, the gradient of argument 1",
+    ),
+    "gradients that are wrong at shifted addresses": (
+        {"backward": f"if g.data_ptr() % 64:\n    return g * w, g, None\n{RIGHT_GRADIENTS}"},
+        "at large, at shifted addresses, the gradient of argument 1",
+    ),
+    "gradients computed in one of all calls": (
+        {
+            "before": "calls = [0]\n",
+            "backward": f"calls[0] += 1\nif calls[0] > 8 and calls[0] % 4:\n    return g, g, None\n{RIGHT_GRADIENTS}",
+        },
+        "the gradient of argument 0: ",
+    ),
+    "gradients computed in a thread that ends later": (
+        {
+            "before": "import threading, time\n",
+            "backward": "found = torch.zeros_like(g)\n"
+            "threading.Thread(target=lambda: (time.sleep(0.05), torch.mul(g, w, out=found)), daemon=True).start()\n"
+            "return found, g * x, None",
+        },
+        "the gradient of argument 0: it is missing",
+    ),
+    "gradients of lower precision": (
+        {"backward": "return (g.half() * w.half()).float(), g * x, None"}, "the gradient of argument 0: its error"
+    ),
+    "gradients that are no numbers": ({"backward": "return g * w, g * float('nan'), None"}, "no number"),
+    "a gradient of another shape": ({"backward": "return g[1:], g * x, None"}, "invalid gradient at index 0"),
+    "the gradient of an output as memory": (
+        {"backward": "found = g * x\nreturn g.mul_(w), found, None"}, "wrote to the gradient of an output"
+    ),
+    "an output as memory": (
+        {
+            "forward": "ctx.out = x * w\nreturn ctx.out",
+            "backward": "found = g * x\nreturn torch.mul(g, w, out=ctx.out.detach()), found, None",
+        },
+        "after the backward pass",
+    ),
+    "an output that the backward pass computes": (
+        {
+            "forward": "ctx.out = torch.zeros_like(x)\nreturn ctx.out",
+            "backward": f"ctx.out.detach().copy_(x * w)\n{RIGHT_GRADIENTS}",
+        },
+        "at large: ",
+    ),
+    "a lazy tensor": (
+        {
+            "before": "class Lazy(torch.Tensor):\n    @classmethod\n"
+            "    def __torch_function__(cls, function, types, args=(), kwargs=None):\n"
+            "        if function is torch.autograd.grad:\n            (out,), (x, w), (g,) = args\n"
+            "            return g * w, g * x\n"
+            "        return super().__torch_function__(function, types, args, kwargs or {})\n",
+            "call": "return Product.apply(x, w, PARTS).as_subclass(Lazy)",
+            "backward": "return g, g, None",
+        },
+        "returns Lazy, where the reference returns float32",
+    ),
+    "a hook that makes another gradient": (
+        {"call": "x.register_hook(lambda g: 2 * g)\nreturn Product.apply(x, w, PARTS)"}, "the gradient of argument 0: "
+    ),
+    "a gradient left where others look for it": (
+        {
+            "call": "out = Product.apply(x, w, PARTS)\nx.grad = torch.ones_like(x) * w.detach()\nreturn out",
+            "backward": "return None, g * x, None",
+        },
+        "the gradient of argument 0: it is missing",
+    ),
+    "outputs that autograd does not follow": (
+        {"call": "return x.detach() * w.detach()"}, "returns float32 [20000] without a grad_fn"
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gradients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    return Bench(tmp_path_factory.mktemp("gradients"), differentiable.task())
+
+
+@pytest.mark.parametrize("name", GRADIENT_CHEATS)
+def test_a_candidate_whose_gradients_are_wrong_is_found_out(gradients: Bench, name: str) -> None:
+    passes, why = GRADIENT_CHEATS[name]
+    assert why in wrong(gradients.try_(program(**passes)))
 
 
 def test_candidates_that_are_checked_side_by_side_are_timed_in_new_processes(bench: Bench) -> None:
@@ -716,15 +821,3 @@ def test_false_events_end_a_timing_within_what_an_answer_may_take(monkeypatch: p
     with pytest.raises(WrongError, match="do not tell the truth"):
         gpu.times(lambda i: (1.0, 700_000.0 if i > 2 else 200.0))  # each batch takes 4 s
     assert gpu.launches <= 5
-
-
-def test_a_call_that_needs_gradients_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    def make_inputs(sizes: Any, seed: int, device: str) -> tuple[Any, ...]:
-        return torch.ones(sizes["n"], requires_grad=True), torch.empty(sizes["n"])
-
-    of = task(make_inputs=make_inputs)
-    examiner = Examiner(of, detect_hardware("cpu"), tmp_path)
-    made = PythonPreparer(of, tmp_path).prepare(of.seed)
-    assert not isinstance(made, Failure)
-    with pytest.raises(InvalidInputError, match=r"argument 0 of double requires a gradient.*backward pass a task"):
-        examiner.examine(made, is_seed=True)

@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import differentiable
 import pytest
 from contracts.proposer_contract import ProposerContract, seen, tried
 from doubling import SOURCE, task
 from fake_server import FakeServer, fake_server
 
 import forecast_autotune as fa
-from forecast_autotune.core.outcome import Failure
+from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.processes.box import lacking
 from forecast_autotune.program_search.budget import SearchBudget
@@ -208,3 +209,20 @@ def test_a_search_finds_the_good_answer_among_all_others(
     if result.winner is not None:
         assert result.winner.digest == good.digest
         assert "+    torch.mul(x, 2, out=out)" in result.diff()
+
+
+@pytest.mark.skipif(bool(lacking()), reason=f"no box here: {lacking()}")
+def test_a_search_keeps_no_program_whose_backward_pass_is_wrong() -> None:
+    at_once = differentiable.program(forward="return x * w")
+    wrong = at_once.replace("g * x, None", "g, None")
+    assert wrong != at_once
+    with fake_server() as server:
+        says(server, [f"```python\n{wrong}\n```\n", f"```python\n{at_once}\n```\n"])
+        result = fa.search(differentiable.task(), budget=4, proposers=(server.url,), forecasts=False)
+    tried = {t.candidate.source.strip(): t.outcome for t in result.tried}
+    assert isinstance(tried[at_once.strip()], Measurement)
+    outcome = tried[wrong.strip()]
+    assert isinstance(outcome, Failure)
+    assert "the gradient of argument 1: " in outcome.message
+    (good,) = [f.candidate for f in result.finals.finals if not f.failure]
+    assert good.source.strip() == at_once.strip()
