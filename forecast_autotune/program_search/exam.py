@@ -271,12 +271,6 @@ class Exam:
         import torch
 
         wanted = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
-        if wanted and self.task.outputs:
-            raise InvalidInputError(
-                f"argument {wanted[0]} of {self.task.name} requires a gradient, and {self.task.outputs} of its arguments "
-                "are outputs to write to, which autograd does not follow: let it return its outputs and give outputs=0, or "
-                "make the backward pass a task of its own, whose outputs are the gradients"
-            )
         with torch.set_grad_enabled(bool(wanted) or torch.is_grad_enabled()):
             outputs = as_outputs(self.task.reference(*values))
         if not wanted:
@@ -326,7 +320,7 @@ class Exam:
             kept.described.append({**described, "part": part, **told})
             return laid
 
-        first_output = len(values) - self.task.outputs
+        first_output = len(values) - (0 if expected.gradients else self.task.outputs)
         for i, value in enumerate(values):
             if not isinstance(value, torch.Tensor):
                 if not isinstance(value, (bool, int, float, str, type(None))):
@@ -493,7 +487,8 @@ class Exam:
                         raise
                     raise InvalidInputError(
                         f"inputs of {self.task.name} require gradients, and {err}: let it return its outputs, computed by "
-                        "operations that autograd follows, such as a torch.autograd.Function"
+                        "operations that autograd follows, such as a torch.autograd.Function; or make the backward pass a "
+                        "task of its own, whose outputs are the gradients"
                     ) from None
                 self._precise(self.judge(drawn, one.name))
 

@@ -46,11 +46,11 @@ class SearchTask:
         held_out: by name, what the winner alone is timed at.
         corners: by name, small sizes, on which every candidate must be right.
         make_inputs: from sizes, a seed and a device to the arguments of a call, the last ones the outputs. Where some
-            require gradients, these are compared too, and a call is timed with its backward pass.
-        reference: takes the same arguments, and returns what each output should hold; autograd follows it where inputs
-            require gradients.
-        outputs: how many of the last arguments are outputs. Where inputs require gradients it must be 0, and a call
-            returns what the reference does.
+            require gradients, all are inputs: a call returns its outputs, gradients are compared too, and it is timed with
+            its backward pass.
+        reference: takes the same arguments, and returns what each output should hold; by operations that autograd follows
+            where inputs require gradients.
+        outputs: how many of the last arguments are outputs, where none requires a gradient.
         work: takes the same arguments, and says what a call has to do at least.
         tolerances: of each output, how far it may be from the reference: relative, and absolute.
         recipe: of C++ and CUDA, how the extension is built.

@@ -370,9 +370,10 @@ GRADIENT_CHEATS = {
     "gradients computed in one of all calls": (
         {
             "before": "calls = [0]\n",
-            "backward": f"calls[0] += 1\nif calls[0] > 8 and calls[0] % 4:\n    return g, g, None\n{RIGHT_GRADIENTS}",
+            "backward": "calls[0] += 1\nif len(g) == 20000 and calls[0] > 8 and calls[0] % 4:\n    return g, g, None\n"
+            f"{RIGHT_GRADIENTS}",
         },
-        "the gradient of argument 0: ",
+        "at large, the gradient of argument 0: ",
     ),
     "gradients computed in a thread that ends later": (
         {

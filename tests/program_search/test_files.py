@@ -85,3 +85,55 @@ def test_a_file_is_searched(file: Path, capsys: pytest.CaptureFixture[str], tmp_
     out, err = capsys.readouterr()
     assert out.startswith("program")
     assert re.search(r"scaled: [2-4] measured, [2-8] built, 0 failed", err), err
+
+
+DIFFERENTIABLE = '''
+import torch
+cpp_sources = """
+#include <torch/extension.h>
+void scale(const float*, float*, int64_t);
+torch::Tensor made(const torch::Tensor& x) {
+    auto out = torch::empty_like(x);
+    scale(x.data_ptr<float>(), out.data_ptr<float>(), x.numel());
+    return out;
+}
+struct Scaled : torch::autograd::Function<Scaled> {
+    static torch::Tensor forward(torch::autograd::AutogradContext*, torch::Tensor x) { return made(x); }
+    static torch::autograd::tensor_list backward(torch::autograd::AutogradContext*, torch::autograd::tensor_list g) {
+        return {made(g[0])};
+    }
+};
+torch::Tensor scaled(torch::Tensor x) { return Scaled::apply(x); }
+"""
+space = {"FACTOR": [2]}
+sizes = {"large": {"n": 100_000}}
+corners = {"none": {"n": 0}}
+def inputs(sizes, seed, device):
+    return (torch.rand(sizes["n"], generator=torch.Generator().manual_seed(seed)).requires_grad_(),)
+def reference(x):
+    return 2 * x
+'''
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(lacking(may_start=True)), reason=f"no box here: {lacking(may_start=True)}")
+def test_a_file_is_searched_with_its_backward_pass(
+    file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    beside, searched = file.with_suffix(".py"), ["search", str(file), "--budget", "2", "--dir", str(tmp_path / "store")]
+    beside.write_text(DIFFERENTIABLE)
+    assert main(searched) in (0, 1)
+    assert re.search(r"scaled: 2 measured, [2-8] built, 0 failed", capsys.readouterr().err)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(lacking(may_start=True)), reason=f"no box here: {lacking(may_start=True)}")
+def test_a_file_that_writes_to_an_argument_is_not_differentiated(
+    file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    beside = file.with_suffix(".py")
+    beside.write_text(beside.read_text().replace("manual_seed(seed))", "manual_seed(seed)).requires_grad_()"))
+    assert main(["search", str(file), "--budget", "2", "--dir", str(tmp_path / "store")]) == 2
+    assert "scaled require gradients, and it returns None, where the reference" in capsys.readouterr().err

@@ -68,7 +68,7 @@ def task(**others: Any) -> SearchTask:
         "name": "product", "language": "triton", "source": SOURCE,
         "spaces": {"plain": Space.grid({"PARTS": [8, 1, 2, 4, 16, 32, 64]}, roles={"PARTS": "tile"})},
         "sizes": {"large": {"n": 20_000}, "small": {"n": 3_000}}, "held_out": {"odd": {"n": 3_333}},
-        "corners": {"one": {"n": 1}}, "make_inputs": make_inputs, "reference": reference, "outputs": 0,
+        "corners": {"one": {"n": 1}}, "make_inputs": make_inputs, "reference": reference,
         "tolerances": ((1e-2, 1e-3),), "module": "differentiable", "entries": {"plain": "product"},
     }  # fmt: skip
     return SearchTask(**{**given, **others})
