@@ -101,9 +101,9 @@ def elsewhere(task: SearchTask) -> list[Question]:
 class Bar:
     """What the seed has shown, which candidates are held against; filled in while the seed is examined.
 
-    By size: its error (see `_error`), that of each gradient apart, whether it is exact on zeros and ones, runs at shifted addresses, and the
-    time of a launch beyond the device's own. And the outputs whose elements are off by more than the tolerances where
-    terms nearly cancel, by their place; gradients come after them.
+    By size: its error (see `_error`), that of each gradient apart, whether it is exact on zeros and ones, runs at shifted
+    addresses, and the time of a launch beyond the device's own. And the outputs whose elements are off by more than the
+    tolerances where terms nearly cancel, by their place; gradients come after them.
     """
 
     rounds: set[int] = field(default_factory=set)
@@ -267,7 +267,7 @@ class Exam:
         return drawn
 
     def _expected(self, values: Sequence[Any], alter: Callable[[Any], Any] | None) -> _Expected:
-        """What the reference makes of a call, and of output gradients that are drawn for it where inputs require gradients."""
+        """What the reference makes of a call and, where inputs require gradients, of output gradients drawn here."""
         import torch
 
         wanted = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
@@ -294,10 +294,10 @@ class Exam:
             materialize_grads=True,
         )
         return _Expected(
-            outputs=[output.detach() for output in outputs],
+            outputs=[output.detach().contiguous() for output in outputs],  # what is expanded cannot be copied to
             tracked=tracked,
             output_gradients=output_gradients,
-            gradients=dict(zip(wanted, gradients, strict=True)),
+            gradients={i: gradient.contiguous() for i, gradient in zip(wanted, gradients, strict=True)},
         )
 
     def _output_gradient(self, output: torch.Tensor, alter: Callable[[Any], Any] | None) -> torch.Tensor:
@@ -655,7 +655,7 @@ def _is_kept(laid: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether a tensor in shared memory holds what was drawn."""
     import torch
 
-    return torch.equal(_bits(laid.to(value.device)), _bits(value))
+    return bool(torch.equal(_bits(laid.to(value.device)), _bits(value)))
 
 
 def _usual(tensor: torch.Tensor) -> float:

@@ -176,7 +176,8 @@ def search(
         minutes, tokens: further limits, of this run.
         forecasts: False tries candidates at random: the baseline.
         sizes: what candidates are timed at, names of the target's; of a function, sizes by name.
-        inputs, reference, held_out: of a function; see `SearchTask`.
+        inputs, reference, held_out: of a function; see `SearchTask`. Where inputs require gradients, these are compared too,
+            and a launch is timed with its backward pass.
         seed: of all draws.
         listener: told of each event.
     Raises:

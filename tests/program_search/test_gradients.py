@@ -106,6 +106,14 @@ def test_outputs_that_autograd_does_not_follow_are_compared_too(tmp_path: Path) 
     assert "elements are wrong" in failed(tries(program(call=call.replace(">", "<"))))
 
 
+def test_of_a_sum_and_of_what_is_expanded_gradients_are_compared(tmp_path: Path) -> None:
+    call, off = "return x.sum(), w[:1].expand(len(w))", "return x.sum() + x[0] - x[0].detach(), w[:1].expand(len(w))"
+    searched = differentiable.task(source=program(call=call), reference=lambda x, w: (x.sum(), w[:1].expand(len(w))))
+    tries = Tries(tmp_path, searched)
+    assert isinstance(tries.seed().outcome, Measurement)
+    assert "the gradient of argument 0: 1 of 20000 elements are wrong" in failed(tries(program(call=off)))
+
+
 def test_half_precision_and_an_input_without_a_gradient(tmp_path: Path) -> None:
     def make_inputs(sizes: Mapping[str, Any], seed: int, device: str) -> tuple[Any, ...]:
         x, w = differentiable.make_inputs(sizes, seed, device)
