@@ -648,7 +648,7 @@ def _beyond_us(claimed_us: float, took_s: float, count: int) -> float:
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
-    return tensor.contiguous().view(torch.uint8) if tensor.numel() else tensor
+    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor
 
 
 def _is_kept(laid: torch.Tensor, value: torch.Tensor) -> bool:
