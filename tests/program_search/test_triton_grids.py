@@ -54,7 +54,7 @@ def multiply(a, b, c, BM=16, BN=16, BK=16):
 
 
 torch.manual_seed(0)
-for M, N, K in ((33, 50, 70), (16, 16, 16), (5, 90, 129), (64, 1, 8)):
+for M, N, K in ((33, 18, 70), (5, 40, 129)):
     a, b, c = torch.randn(M, K), torch.randn(K, N), torch.full((M, N), torch.nan)
     multiply(a, b, c)
     torch.testing.assert_close(c, a @ b + b.sum(0), rtol=1e-4, atol=1e-4)
@@ -76,10 +76,15 @@ assert torch.equal(y, x + 1)
 """
 )
 OF_SUITE = {
-    "swiglu": ("swiglu/__init__.py", ["persistent@product", "persistent@two_sums", "split@one_wide_sum.k", "split@two_sums.k"]),
-    "matmul": ("matmul/variants.py", ["persistent@multiply", "persistent@multiply_part", "split@multiply.k"]),
-    "softmax": ("softmax/variants.py", ["persistent@normalise", "persistent@parts_of_rows", "persistent@rows_in_blocks"]),
-}  # fmt: skip
+    "swiglu": (
+        "swiglu/__init__.py",
+        ["persistent@product.program_id", "persistent@two_sums.program_id", "split@one_wide_sum.k"],
+    ),
+    "matmul": (
+        "matmul/variants.py",
+        ["persistent@multiply.program_id", "persistent@multiply_part.program_id", "split@multiply.k"],
+    ),
+}
 RUN = """
 import importlib.util, sys
 import torch
@@ -154,12 +159,13 @@ def run(*command: str, folder: Path, interpreted: bool) -> None:
 
 @pytest.mark.parametrize(
     ("source", "kinds"),
-    [(PRODUCT, {"persistent@product", "split@product.k"}), (CUBE, {"persistent@cube"})],
+    [(PRODUCT, {"persistent@product.program_id", "split@product.k"}), (CUBE, {"persistent@cube.program_id"})],
     ids=["product", "cube"],
 )
 def test_another_grid_computes_the_same(source: str, kinds: set[str], tmp_path: Path) -> None:
     made = made_of(source, units=1)
     assert {step.partition("=")[0] for step in made} == kinds
+    made = {step: text for step, text in made.items() if step.endswith(("=1", "=4"))}
     for i, text in enumerate(made.values()):
         (tmp_path / f"text{i}.py").write_text(text)
     (tmp_path / "all.py").write_text("".join(f"import text{i}\n" for i in range(len(made))))
@@ -170,10 +176,13 @@ def test_a_rewritten_grid_is_rewritten_on(tmp_path: Path) -> None:
     """Both launches of what was split may become persistent; what was rewritten in one way is not in that way again."""
     split = made_of(PRODUCT)["split@product.k=4"]
     further = made_of(split, units=1)
-    assert {step.partition("=")[0] for step in further} == {"persistent@product", "persistent@fa_product_part"}
-    twice = made_of(further["persistent@product=1"], units=1)
-    assert {step.partition("=")[0] for step in twice} == {"persistent@fa_product_part"}
-    (tmp_path / "twice.py").write_text(twice["persistent@fa_product_part=1"])
+    assert {step.partition("=")[0] for step in further} == {
+        "persistent@product.program_id",
+        "persistent@fa_product_part.program_id",
+    }
+    twice = made_of(further["persistent@product.program_id=1"], units=1)
+    assert {step.partition("=")[0] for step in twice} == {"persistent@fa_product_part.program_id"}
+    (tmp_path / "twice.py").write_text(twice["persistent@fa_product_part.program_id=1"])
     run(str(tmp_path / "twice.py"), folder=tmp_path, interpreted=True)
 
 
@@ -252,7 +261,6 @@ def test_loops_that_do_more_than_add_up_are_not_split(was: str, now: str) -> Non
     ("was", "now"),
     [
         ("at = tl.program_id(0)", "if n == 0:\n        return\n    at = tl.program_id(0)"),
-        ("at = tl.program_id(0)", "at = tl.num_programs(0) - 1 - tl.program_id(0)"),
         ("at = tl.program_id(0)", "axis = 0\n    at = tl.program_id(axis)"),
         ("at = tl.program_id(0)", "at = tl.program_id(1)"),
         ("at = tl.program_id(0)", "at = place()"),

@@ -22,7 +22,8 @@ UNITS = 128  # multiprocessors where there is no GPU to ask
 
 Rewrite = tuple[str, str]
 
-_PLACE = re.compile(r"\Atl\.program_id\((?:axis\s*=\s*)?([012])\)\Z")
+_PLACE = re.compile(r"\Atl\.(program_id|num_programs)\((?:axis\s*=\s*)?([012])\)\Z")
+_ASKED = {"program_id": "fa_place", "num_programs": "fa_count"}
 _HARMLESS = ("tl.assume", "tl.static_assert", "tl.device_assert", "tl.multiple_of", "tl.max_contiguous")
 _UNITS = f'''def fa_units(tensor):
     """Multiprocessors of the GPU that holds a tensor; {UNITS} where there is none."""
@@ -63,14 +64,14 @@ def _persistent(module: ModuleText, kernel: ast.FunctionDef) -> Iterator[Rewrite
     if count == MOST_AXES:
         place[1:] = ["fa_place // fa_count0 % fa_count1", "fa_place // (fa_count0 * fa_count1)"]
     start, end = module.lines(kernel.body[0], kernel.body[-1])
-    body = module.between(start, end, [(*module.span(call), f"fa_place{axis}") for call, axis in places])
+    body = module.between(start, end, [(*module.span(call), name) for call, name in places])
     at = f"fa_{kernel.name}_at"
-    parameters = [*(f"fa_place{axis}" for axis in range(count)), *map(module.of, kernel.args.args)]
+    parameters = [*(f"fa_place{axis}" for axis in range(count)), *counts, *map(module.of, kernel.args.args)]
     once = f"@triton.jit\ndef {at}({', '.join(parameters)}):  # fmt: skip\n{body}\n\n"
     loop = (
         f"    for fa_place in tl.range(tl.program_id(0), {' * '.join(counts)}, tl.num_programs(0)):\n"
         "        fa_place = tl.cast(fa_place, tl.int32)\n"  # Triton's interpreter counts in Python's numbers
-        f"        {at}({', '.join([*place, *(arg.arg for arg in kernel.args.args)])})\n"
+        f"        {at}({', '.join([*place, *counts, *(arg.arg for arg in kernel.args.args)])})\n"
     )
     for per_unit in PER_UNIT:
         changes = [
@@ -86,7 +87,7 @@ def _persistent(module: ModuleText, kernel: ast.FunctionDef) -> Iterator[Rewrite
             ]
         if "fa_units" not in module.functions:
             changes.append(module.before(next(iter(module.functions.values())), _UNITS))
-        yield f"persistent@{kernel.name}={per_unit}", module.changed(changes)
+        yield f"persistent@{kernel.name}.program_id={per_unit}", module.changed(changes)
 
 
 def _axes(module: ModuleText, kernel: ast.FunctionDef, launches: Sequence[Launch]) -> int:
@@ -95,26 +96,25 @@ def _axes(module: ModuleText, kernel: ast.FunctionDef, launches: Sequence[Launch
     return axes.pop() if len(axes) == 1 and module.has_torch and is_plain(kernel) else 0
 
 
-def _places(module: ModuleText, kernel: ast.FunctionDef) -> list[tuple[ast.Call, int]]:
-    """Where a kernel asks for its place, and on which axis."""
+def _places(module: ModuleText, kernel: ast.FunctionDef) -> list[tuple[ast.Call, str]]:
+    """Where a kernel asks for its place or for how many there are, and what stands there once it is told."""
     calls = [node for node in ast.walk(kernel) if isinstance(node, ast.Call)]
-    return [(call, int(match[1])) for call in calls if (match := _PLACE.match(module.of(call)))]
+    return [(call, _ASKED[match[1]] + match[2]) for call in calls if (match := _PLACE.match(module.of(call)))]
 
 
 def _may_be_repeated(
-    module: ModuleText, kernel: ast.FunctionDef, places: Sequence[tuple[ast.Call, int]], axes: int
+    module: ModuleText, kernel: ast.FunctionDef, places: Sequence[tuple[ast.Call, str]], axes: int
 ) -> bool:
     """Whether a kernel's body is the same for any place that it is given, and is no loop over places already."""
     inside = list(ast.walk(kernel))
-    asked = sum(isinstance(node, ast.Attribute) and node.attr == "program_id" for node in inside)
+    asked = sum(isinstance(node, ast.Attribute) and node.attr in _ASKED for node in inside)
     begins = [node.iter.args[0] for node in inside if isinstance(node, ast.For) and isinstance(node.iter, ast.Call)]
     return (
         0 < len(places) == asked
-        and all(axis < axes for _, axis in places)
+        and all(int(name[-1]) < axes for _, name in places)
         and not any(call in begins for call, _ in places)
         and not any(isinstance(node, ast.Return) for node in inside)
-        and "num_programs" not in words(kernel)
-        and not any({"program_id", "num_programs"} & words(called) for called in _called(module, kernel))
+        and not any(_ASKED.keys() & words(called) for called in _called(module, kernel))
     )
 
 
@@ -319,7 +319,7 @@ def _carried(
     added: dict[str, list[ast.stmt]] = {}
     for node in ast.walk(loop):
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            if not isinstance(node.op, ast.Add):
+            if not isinstance(node.op, ast.Add) or node.target.id in words(node.value):
                 return None
             added.setdefault(node.target.id, []).append(node)
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -355,7 +355,9 @@ def _stored(statements: Sequence[ast.AST]) -> set[str]:
 
 
 def _adds_to(module: ModuleText, name: str, value: ast.expr) -> bool:
-    """Whether a value is a sum and something more: `sum + x`, `tl.dot(a, b, sum)`."""
+    """Whether a value is a sum and something that is none of it: `sum + x`, `tl.dot(a, b, sum)`."""
+    if sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(value)) != 1:
+        return False
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
         return name in (module.of(value.left), module.of(value.right))
     if isinstance(value, ast.Call) and module.of(value.func) == "tl.dot":
