@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_suite import SuiteKernel
+from kernel_suite import Case, Kernel, SuiteKernel
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.workload import Program
+from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.store import encoding
 from forecast_autotune.store.encoding import from_text, to_text
 from forecast_autotune.store.textfile import read_text, write_lines
@@ -99,25 +100,41 @@ def describe_trace(path: Path) -> Described:
     return Described(trace=path.name, configs=len(configs), described=sum(map(bool, descriptions_of)))
 
 
-def _kernel_of(recorded: Mapping[str, object], program: Program) -> SuiteKernel | SingleKernel:
+def _kernel_of(recorded: Mapping[str, object], program: Program) -> SuiteKernel | SingleKernel | Kernel:
     """The kernel that a trace is of, as it is today.
 
     Raises:
-        NotThereError: it is no Triton kernel of the suite, or has changed since.
+        NotThereError: it is no GPU kernel of the suite, or has changed since.
     """
     kernel = recordable("cuda", str(recorded.get("corpus", "suite"))).get(str(recorded.get("kernel")))
-    if not isinstance(kernel, SuiteKernel | SingleKernel):
-        raise NotThereError("it is of no Triton kernel of the suite")
+    if kernel is None:
+        raise NotThereError("it is of no GPU kernel of the suite")
     if recorded.get("case") not in {case.name for case in kernel.cases}:
         raise NotThereError("its case is no longer the suite's")
     now = front_door(kernel, beginning(groups(kernel), 2), "0").tuned.program  # type: ignore[attr-defined]
-    if not has_code_of(program, now):
+    is_same = _code_lines(program) == _code_lines(now) if isinstance(kernel, Kernel) else has_code_of(program, now)
+    if not is_same:
         raise NotThereError("its kernels are no longer the suite's")
     return kernel
 
 
+def _case_of(kernel: SuiteKernel | SingleKernel | Kernel, name: str) -> Case:
+    for case in kernel.cases:
+        if case.name == name:
+            return case
+    raise InvalidInputError(
+        f"{kernel.name} has no case {name!r}: it has {', '.join(case.name for case in kernel.cases)}"
+    )
+
+
+def _code_lines(program: Program) -> list[str]:
+    """Lines of a program in C++; what it says of its headers has not always been said alike."""
+    lines = (line.rstrip() for line in program.source.splitlines())
+    return [line for line in lines if line and not line.startswith("// headers: ")]
+
+
 def descriptions(
-    kernel: SuiteKernel | SingleKernel, case: str, configs: Sequence[Config], hardware: Hardware
+    kernel: SuiteKernel | SingleKernel | Kernel, case: str, configs: Sequence[Config], hardware: Hardware
 ) -> Iterator[Mapping[str, float]]:
     """Static features of each config at a case; none of one that its variant refuses, or that is no longer in the space.
 
@@ -125,14 +142,19 @@ def descriptions(
         InvalidInputError: the kernel has no such case.
     """
     from forecast_autotune.compilers.triton_launches import launches, static_features
+    from forecast_autotune.frontends.load_inline.described import DescribedSources
     from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
     with rehearsal(hardware=hardware):  # some kernels ask their device how large it is
-        args = fake_inputs(kernel, kernel.case(case), SEED)
+        args = fake_inputs(kernel, _case_of(kernel, case), SEED)
         if isinstance(kernel, SingleKernel):
             job = kernel.tuner(list(kernel.space), budget="0").job(args, hardware=hardware)
             told = dict(zip(job.space, job.static_features, strict=True))
             yield from (told.get(config, {}) for config in configs)
+            return
+        if isinstance(kernel, Kernel):
+            sources = DescribedSources(kernel.tuned(budget="0").recipe)  # type: ignore[attr-defined]
+            yield from (sources.features(kernel.name, args, config, hardware) or {} for config in configs)
             return
         for config in configs:
             variant = kernel.variants[variant_place(kernel, config)]

@@ -172,8 +172,8 @@ def fake_arguments(name: str) -> tuple[Any, ...]:
     return fake_inputs(subject, subject.cases[0], 0)
 
 
-def fake_inputs(subject: SuiteKernel | SingleKernel, case: Case, seed: int) -> tuple[Any, ...]:
-    """The arguments of a Triton kernel's call, without their data.
+def fake_inputs(subject: SuiteKernel | SingleKernel | Kernel, case: Case, seed: int) -> tuple[Any, ...]:
+    """The arguments of a kernel's call, without their data.
 
     They take no memory, unless sizes among them depend on drawn numbers: then they are made for real first.
     """

@@ -305,7 +305,7 @@ def _fill(
     if over:
         features["overshoot"] = max(over)
     if hardware is not None and hardware.units > 0:
-        _occupancy(features, hardware, shared)
+        occupancy(features, hardware, shared)
         ahead = memory.per_trip * (stages if memory.pipelined else 1.0)
         features["in_flight_bytes"] = max(ahead, memory.outside) * features["blocks_per_unit"]
         _times(features, hardware, counts, least, memory, at_least)
@@ -482,7 +482,7 @@ def buffers(stages: float, hardware: Hardware | None) -> float:
     return max(1.0, stages if deep else stages - 1)
 
 
-def _occupancy(features: dict[str, float], hardware: Hardware, shared: float) -> None:
+def occupancy(features: dict[str, float], hardware: Hardware, shared: float) -> None:
     """How many blocks a unit holds at once, and so in how many waves the launch runs."""
     if hardware.shared_bytes:
         features["shared_share"] = shared / hardware.shared_bytes

@@ -29,11 +29,11 @@ TRACES = Path(calibration.__file__).parent / "traces"
 CLOCK = 1.05  # what a clock may be off
 
 
-def recordings(folder: Path) -> Iterator[tuple[str, Recording]]:
-    """The recordings of Triton kernels in a folder, by kernel and case."""
+def recordings(folder: Path, language: str = "triton") -> Iterator[tuple[str, Recording]]:
+    """The recordings of kernels of a language in a folder, by kernel and case."""
     for path in sorted(folder.glob("*.jsonl.gz")):
         recording = read_trace(path)
-        if recording.workload.program.language == "triton":
+        if recording.workload.program.language == language:
             yield ".".join(path.name.split(".")[:2]), recording
 
 
@@ -60,6 +60,16 @@ def test_no_recorded_config_was_faster_than_its_bound(folder: str) -> None:
             assert bound_us <= CLOCK * measured_us, name
             compared += 1
     assert compared > 4000
+
+
+def test_no_recorded_config_in_cuda_was_faster_than_its_bound() -> None:
+    compared = 0
+    for name, recording in recordings(TRACES, "cuda"):
+        assert all(recording.static_features.get(config) for config in recording.outcomes), name
+        for bound_us, measured_us in bounds(recording):
+            assert bound_us <= CLOCK * measured_us, name
+            compared += 1
+    assert compared > 2500
 
 
 # Of these, what a variant moves or computes is something else than what has to be: the reason.

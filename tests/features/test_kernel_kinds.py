@@ -16,7 +16,8 @@ EXPECTED = {
     "gdn_chunk_fwd_h": "attention-like",
     "layer_norm": "one tile each",
     "fp8_quant": "one tile each",
-    "cuda_gemm": "not described",
+    "cuda_gemm": "looping",  # its products are sums of elements
+    "cuda_transpose": "one tile each",
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from kernel_suite import SuiteKernel, small_kernels, suite_kernels, triton_kernels  # noqa: E402
+from kernel_suite import SuiteKernel, cuda_kernels, small_kernels, suite_kernels, triton_kernels  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import calibration  # noqa: E402
@@ -105,6 +105,19 @@ def test_variants_are_described_as_in_the_recorded_traces(suite: SuiteKernel) ->
         )
         found = list(job.static_features)
     assert found == [pytest.approx(recording.static_features[config], rel=1e-5) for config in configs]
+
+
+@pytest.mark.parametrize("kernel", tuple(cuda_kernels()), ids=lambda kernel: kernel.name)
+def test_cuda_sources_are_described_as_in_the_recorded_traces(kernel: Any) -> None:
+    pytest.importorskip("tree_sitter_cuda")
+    for path in sorted(TRACES.glob(f"{kernel.name}.*.jsonl.gz"))[:2]:
+        recording = read_trace(path)
+        configs = list(recording.static_features)[::16]
+        case = next(each for each in kernel.cases if each.name == path.name.split(".")[1])
+        with FakeTensorMode():
+            args = kernel.make_inputs(case, SEED, "cpu")
+        found = kernel.tuned(budget="0").tuned.static_features(args, configs, recording.hardware)
+        assert list(found) == [pytest.approx(recording.static_features[config], rel=1e-5) for config in configs]
 
 
 @pytest.mark.parametrize(

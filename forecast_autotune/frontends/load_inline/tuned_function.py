@@ -10,6 +10,7 @@ from typing import Any
 from ...compilers.cpp_compile import CppCompiler
 from ...compilers.cpp_recipe import Recipe
 from ...core.config import Config
+from ...core.hardware import Hardware
 from ...core.job import Job
 from ...core.outcome import Outcome
 from ...core.space import Space
@@ -23,9 +24,14 @@ from ..call_tensors import labelled_tensors
 from ..keys import device_of, features_of
 from ..nested_tuning import ever_nested, of_thread
 from ..tuned_callable import Call, TunedCallable, work_of_call
+from ..variants.launches import LazyStaticFeatures
+from .described import DescribedSources
 from .door import FunctionDoor
 
 DEFAULT_BUDGET = "16"
+LONGEST_S = (
+    10.0  # to describe the configs of a call, in 4 ms each: enough for 2,000, where a first build takes half a minute
+)
 
 living: weakref.WeakSet[TunedFunction] = weakref.WeakSet()
 """All functions of this process, for what compiles ahead."""
@@ -79,6 +85,7 @@ class TunedFunction(TunedCallable):
         self.__doc__ = (self.recipe.functions or {}).get(name)
         self.work, self.check = work, check
         self._launchers: dict[tuple[str, Config], Launcher] = {}
+        self._sources = DescribedSources(recipe)
         self.program = Program(
             name=full_name, language="cuda" if self.recipe.is_cuda else "c++", source=self.recipe.text
         )
@@ -161,6 +168,19 @@ class TunedFunction(TunedCallable):
             hardware=compiler.hardware,
             toolchain=compiler.toolchain,
             work=work_of_call(self.work, args, self.name),
+            static_features=self.static_features(args, self.space, compiler.hardware),
+        )
+
+    def static_features(
+        self, args: Sequence[Any], configs: Sequence[Config], hardware: Hardware
+    ) -> Sequence[Mapping[str, float]]:
+        """See `Job.static_features`; empty for plain C++. Tensors may hold no data."""
+        if not self.recipe.is_cuda:
+            return ()
+        return LazyStaticFeatures(
+            configs,
+            lambda config: self._sources.features(self.name, args, config, hardware),
+            longest_s=LONGEST_S,
         )
 
     def outcomes(self, args: tuple[Any, ...]) -> Mapping[Config, Outcome]:

@@ -134,13 +134,14 @@ def form_of(values: Any) -> Hashable:
 class LazyStaticFeatures(Sequence[Mapping[str, float]]):
     """The static features of each config of a space, computed at the first access: a recalled decision needs none.
 
-    Of a large space only a random part gets features: at most `MOST_CONFIGS`, in about `longest_s` seconds.
+    Of a large space only a random part gets features: at most `MOST_CONFIGS`, in about `longest_s` seconds. A config whose
+    features `describe` cannot tell (None, where an empty answer says that it is refused) counts as none of that part.
     """
 
     def __init__(
         self,
         configs: Sequence[Config],
-        describe: Callable[[Config], Mapping[str, float]],
+        describe: Callable[[Config], Mapping[str, float] | None],
         *,
         longest_s: float = LONGEST_S,
     ) -> None:
@@ -168,7 +169,8 @@ class LazyStaticFeatures(Sequence[Mapping[str, float]]):
         asked = [False] * count
         done, until = 0, math.inf
         for index in drawn[:MOST_CONFIGS]:
-            features[index], asked[index] = self._describe(self._configs[index]), True
+            described = self._describe(self._configs[index])
+            features[index], asked[index] = described or {}, described is not None
             done += 1
             if done == 1:  # the first one imports modules, in up to 2.5 s (two busy cores)
                 until = time.monotonic() + self._longest_s

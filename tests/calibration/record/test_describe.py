@@ -17,8 +17,10 @@ from calibration.record.describe import Described, describe_trace
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.traces import read_trace
+from forecast_autotune.store.encoding import to_text
 
 TRACES = Path(calibration.__file__).parent / "traces"
+CUDA = "cuda_transpose.square.NVIDIA_H200.jsonl.gz"
 TRACE = "rms_norm.few_rows.NVIDIA_H200.jsonl.gz"
 
 
@@ -79,21 +81,40 @@ def test_features_that_differ_are_computed_again(bare: Path) -> None:
 def test_traces_of_other_kernels_or_older_source_are_left_as_they_are(
     bare: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cuda = "cuda_transpose.square.NVIDIA_H200.jsonl.gz"
-    cuda = cuda if (TRACES / cuda).exists() else next(p.name for p in sorted(TRACES.glob("cuda_*")))
-    shutil.copy(TRACES / cuda, bare.with_name(cuda))
-    header, *lines = lines_of(bare)
-    older = json.loads(header)
-    older["program"]["source"] = older["program"]["source"].replace("tl.load(", "tl.load(0 + ")
-    text = "".join(f"{line}\n" for line in (json.dumps(older), *lines))
-    bare.write_bytes(gzip.compress(text.encode()))
-    files = {path: path.read_bytes() for path in (bare, bare.with_name(cuda))}
+    cuda = bare.with_name(CUDA)
+    shutil.copy(TRACES / CUDA, cuda)
+    for path, was, now in ((bare, "tl.load(", "tl.load(0 + "), (cuda, "__syncthreads();", "__syncwarp();")):
+        header, *lines = lines_of(path)
+        older = json.loads(header)
+        older["program"]["source"] = older["program"]["source"].replace(was, now)
+        text = "".join(f"{line}\n" for line in (json.dumps(older), *lines))
+        path.write_bytes(gzip.compress(text.encode()))
+    other = bare.with_name("other.jsonl.gz")
+    other.write_bytes(bare.read_bytes())
+    header, *lines = lines_of(other)
+    unknown = json.loads(header)
+    unknown["recorded"]["kernel"] = "no_such"
+    text = "".join(f"{line}\n" for line in (json.dumps(unknown), *lines))
+    other.write_bytes(gzip.compress(text.encode()))
+    files = {path: path.read_bytes() for path in (bare, cuda, other)}
     assert devices.main(["--describe", "--to", str(bare.parent), "--work", str(bare.parent / "work")]) == 0
     assert {path: path.read_bytes() for path in files} == files
     said = capsys.readouterr()
-    assert said.out == "0 of 0 configs described in 0 traces, 2 left as they are\n"
+    assert said.out == "0 of 0 configs described in 0 traces, 3 left as they are\n"
     assert "its kernels are no longer the suite's" in said.err
-    assert "no Triton kernel of the suite" in said.err
+    assert "no GPU kernel of the suite" in said.err
+
+
+def test_a_trace_in_cuda_is_described_anew_as_it_is(bare: Path) -> None:
+    pytest.importorskip("tree_sitter_cuda")
+    path = bare.with_name(CUDA)
+    shutil.copy(TRACES / CUDA, path)
+    header, *lines = right = lines_of(path)
+    plain = [json.loads(line) for line in lines]
+    assert all(value.pop("described") for value in plain)
+    path.write_bytes(gzip.compress("".join(f"{line}\n" for line in (header, *map(to_text, plain))).encode()))
+    assert describe_trace(path).described == len(lines)
+    assert lines_of(path) == right
 
 
 def test_what_is_no_trace_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""Launch features of CUDA texts: what each config of `load_inline` does, before anything is compiled.
+
+The text is read once, its launches are worked out for each config in a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..core.hardware import Hardware
+from .launch_features import combine_launches
+
+log = logging.getLogger(__name__)
+
+
+def argument(name: str, value: Any) -> Any:
+    """An argument of a call as `CudaText` takes it; of what is neither tensor nor number, nothing is known."""
+    from .cuda_walk.library import tensor_of
+    from .cuda_walk.values import UNKNOWN
+
+    if isinstance(value, (bool, int, float)):
+        return int(value) if isinstance(value, bool) else value
+    try:
+        dtype = str(value.dtype).removeprefix("torch.")
+        return tensor_of(name, tuple(map(int, value.shape)), tuple(map(int, value.stride())), dtype)
+    except Exception:  # no tensor, or one of a kind that does not say
+        log.debug("argument %s, a %s, is not described", name, type(value).__name__)
+        return UNKNOWN
+
+
+class CudaText:
+    """Texts of one extension, each with the folders of its headers, read as often as knobs change what is left of them.
+
+    Args:
+        texts: C++ and CUDA, as they are compiled together.
+        folders: where headers in quotes lie.
+    """
+
+    def __init__(self, texts: Sequence[str], folders: Sequence[str]) -> None:
+        self._texts, self._folders = tuple(texts), tuple(folders)
+        self._read: list[
+            tuple[dict[str, Any], Any]
+        ] = []  # knobs that conditions asked for, and what was read or failed
+
+    def features(
+        self, function: str, arguments: Sequence[Any], knobs: Mapping[str, Any], hardware: Hardware | None
+    ) -> dict[str, float] | None:
+        """The features of a call under a config, in the names of `launch_features`. Never raises.
+
+        Empty where the text refuses the config and launches nothing; None where it uses what the walk does not know.
+
+        Args:
+            function: as Python calls it.
+            arguments: as `argument` makes them.
+            knobs: macros by name.
+        """
+        import numpy as np
+
+        from .cuda_walk.columns import columns_of
+        from .cuda_walk.values import RefusedError
+        from .cuda_walk.world import World
+
+        try:
+            with np.errstate(all="ignore"):
+                launches = World(self._declared(knobs), knobs).run(function, arguments)
+                return combine_launches([columns_of(launch, hardware) for launch in launches])
+        except RefusedError as err:
+            log.debug("%s launches nothing under %s: %r", function, dict(knobs), err)
+            return {}
+        except Exception as err:  # the text is the user's own, and may say anything
+            log.debug("launches of %s under %s are not described: %r", function, dict(knobs), err)
+            return None
+
+    def _declared(self, knobs: Mapping[str, Any]) -> Any:
+        from .cuda_walk.preprocessor import Preprocessor
+        from .cuda_walk.text import Declared, read_text
+        from .cuda_walk.values import AbstainError
+
+        for asked, found in self._read:
+            if all(knobs.get(name) == value for name, value in asked.items()):
+                if isinstance(found, AbstainError):
+                    raise found
+                return found
+        declared, asked = Declared(), {}
+        result: Any = declared
+        try:
+            for text in self._texts:
+                preprocessor = Preprocessor(knobs, self._folders, _evaluate)
+                try:
+                    read_text(preprocessor.run(text), declared)
+                finally:
+                    asked.update({name: knobs[name] for name in preprocessor.conditions})
+        except AbstainError as err:
+            result = err
+        except Exception as err:  # brackets within brackets without end, or a parser that is not installed
+            result = AbstainError(repr(err))
+        self._read.append((asked, result))
+        if isinstance(result, AbstainError):
+            raise result
+        return declared
+
+
+def _evaluate(expression: str) -> int:
+    from .cuda_walk.machine import Machine
+    from .cuda_walk.text import Declared, read_expression
+    from .cuda_walk.world import World
+
+    return int(read_expression(expression)(Machine(World(Declared(), {}))))

@@ -1,0 +1,44 @@
+"""Static features of the variants of a CUDA extension: what its sources say of each config, before anything is built."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...compilers.cpp_recipe import SOURCE_KNOB, Recipe
+from ...core.config import Config
+from ...core.hardware import Hardware
+from ...features.cuda_features import CudaText, argument
+
+log = logging.getLogger(__name__)
+
+
+class DescribedSources:
+    """The sources of a recipe as texts to describe; each alternative is read once."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._texts: dict[object, CudaText] = {}
+
+    def features(
+        self, function: str, args: Sequence[Any], config: Config, hardware: Hardware
+    ) -> Mapping[str, float] | None:
+        """See `CudaText.features`.
+
+        Args:
+            args: of the call; tensors may hold no data.
+        """
+        recipe = self._recipe
+        sources = (recipe.cpp_sources, recipe.cuda_sources)
+        chosen = config.knobs.get(SOURCE_KNOB) if any(isinstance(s, Mapping) for s in sources) else None
+        if chosen not in self._texts:
+            texts = [text for s in sources for text in ([s[str(chosen)]] if isinstance(s, Mapping) else s)]
+            self._texts[chosen] = CudaText(texts, recipe.include_folders)
+        knobs = {
+            name: value
+            for name, value in config.knobs.items()
+            if recipe.roles.get(name) != "flag" and not (name == SOURCE_KNOB and chosen is not None)
+        }
+        arguments = [argument(str(number), value) for number, value in enumerate(args)]
+        return self._texts[chosen].features(function, arguments, knobs, hardware)

@@ -1,0 +1,409 @@
+"""CUDA texts described without compiling: counts by hand, what C++ they may be written in, and texts that say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tree_sitter_cuda")
+torch = pytest.importorskip("torch")
+
+from kernel_suite import cuda_kernels  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+from forecast_autotune.core.config import Config  # noqa: E402
+from forecast_autotune.features.cuda_features import CudaText, argument  # noqa: E402
+from forecast_autotune.features.hardware_sheets import sheet_for  # noqa: E402
+from forecast_autotune.frontends.load_inline.described import DescribedSources  # noqa: E402
+from forecast_autotune.frontends.variants.launches import LazyStaticFeatures  # noqa: E402
+
+H200 = sheet_for("H200")
+N = 2**20
+
+SCALE = """
+__global__ void scale(const float* x, float* out, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = 2.0f * x[i];
+}
+void run(torch::Tensor x, torch::Tensor out) {
+    const int n = x.numel();
+    scale<<<(n + THREADS - 1) / THREADS, THREADS>>>(x.data_ptr<float>(), out.data_ptr<float>(), n);
+}
+"""
+
+
+def described(text: str, *tensors: Any, knobs: Mapping[str, Any] | None = None, folders: tuple[str, ...] = ()) -> Any:
+    """The features of `run(x, out)`, both of 2^20 floats unless tensors are given."""
+    given = tensors or (torch.empty(N, device="meta"), torch.empty(N, device="meta"))
+    arguments = [argument(str(number), value) for number, value in enumerate(given)]
+    return CudaText([text], folders).features("run", arguments, knobs or {"THREADS": 256}, H200)
+
+
+def body(statements: str, *, block: str = "THREADS", grid: str = "n / THREADS") -> str:
+    """A text whose kernel does these things."""
+    return f"""
+__global__ void work(const float* x, float* out, int n) {{
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    {statements}
+}}
+void run(torch::Tensor x, torch::Tensor out) {{
+    const int n = x.numel();
+    work<<<{grid}, {block}>>>(x.data_ptr<float>(), out.data_ptr<float>(), n);
+}}
+"""
+
+
+# By hand --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_elementwise_kernel_is_counted_as_by_hand() -> None:
+    found = described(SCALE)
+    assert (found["programs"], found["threads"], found["launches"]) == (4096, 256, 1)
+    assert found["loaded_bytes"] == found["stored_bytes"] == 1024
+    assert found["traffic_bytes"] == found["unique_bytes"] == found["least_bytes"] == 8 * N
+    assert found["elementwise"] == N
+    assert (found["access_bytes"], found["per_thread"], found["tile_elements"]) == (4, 1, 256)
+    assert found["shared_bytes"] == 0
+    assert found["us_bound"] == pytest.approx(4 * N / (H200.bandwidth_gb_per_s * 1e3))
+
+
+def test_threads_past_the_end_do_nothing() -> None:
+    x = torch.empty(1000, device="meta")
+    found = described(SCALE, x, x)
+    assert found["programs"] == 4
+    assert found["elementwise"] == pytest.approx(1000)
+
+
+def test_a_stride_between_threads_costs_a_sector_each() -> None:
+    found = described(body("out[i] = x[i * 8 % n];"))
+    assert found["loaded_bytes"] == 256 * 32
+
+
+def test_vectors_are_moved_at_once() -> None:
+    found = described(body("reinterpret_cast<float4*>(out)[i] = ((const float4*)x)[i];", grid="n / 4 / THREADS"))
+    assert found["access_bytes"] == 16
+    assert found["traffic_bytes"] == found["unique_bytes"] == 8 * N
+
+
+def test_a_loop_over_the_grid_is_run_once_and_counted_by_its_trips() -> None:
+    loop = "for (int j = i; j < n; j += gridDim.x * blockDim.x) out[j] = x[j] + 1.0f;"
+    found = described(body(loop, grid="132"))
+    assert found["programs"] == 132
+    assert found["elementwise"] == pytest.approx(N, rel=0.02)
+    assert found["trips"] == pytest.approx(N / 132 / 256, rel=0.02)
+
+
+def test_a_while_loop_and_a_pointer_that_moves_are_counted_alike() -> None:
+    loop = "const float* p = x + i; float sum = 0.0f; while (p < x + n) { sum += *p; p += 1024; } out[i] = sum;"
+    found = described(body(loop, grid="4"))
+    assert found["elementwise"] == pytest.approx(N)
+    assert found["traffic_bytes"] == pytest.approx(4 * N + 4096)
+
+
+def test_a_tree_is_added_up_by_half_the_threads_and_so_on() -> None:
+    tree = """
+    __shared__ float tree[THREADS];
+    tree[threadIdx.x] = x[i];
+    for (unsigned half = THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) tree[threadIdx.x] += tree[threadIdx.x + half];
+    }
+    if (threadIdx.x == 0) atomicAdd(out, tree[0]);
+    """
+    found = described(body(tree), torch.empty(N, device="meta"), torch.empty(1, device="meta"))
+    assert found["shared_bytes"] == 1024
+    assert found["atomic_bytes"] == pytest.approx(4 * 4096)
+    assert 150 < found["elementwise"] / 4096 < 400  # 255 additions a block, from a sample of its threads
+
+
+def test_banks_of_shared_memory_that_many_threads_want_cost_time() -> None:
+    def transposed(padding: int) -> float:
+        statements = f"""
+    __shared__ float tile[32][32 + {padding}];
+    const int a = threadIdx.x % 32, b = threadIdx.x / 32;
+    for (int k = 0; k < 100; ++k) {{
+        tile[b][a] = (float)k; __syncthreads(); out[i] = tile[a][b]; __syncthreads();
+    }}
+    """
+        return float(described(body(statements), knobs={"THREADS": 1024})["us_memory"])
+
+    assert transposed(0) > 5 * transposed(1)
+
+
+def test_shared_memory_of_the_launch_counts_too() -> None:
+    statements = "extern __shared__ float all[]; all[threadIdx.x] = x[i]; __syncthreads(); out[i] = all[0];"
+    found = described(body(statements, block="THREADS, THREADS * sizeof(float)"))
+    assert found["shared_bytes"] == 1024
+
+
+def test_what_data_decides_is_no_part_of_the_bound() -> None:
+    found = described(body("if (x[0] > 0.0f) out[i] = x[i]; else out[i] = 0.0f;"))
+    assert found["us_bound"] < 0.01
+    assert found["unique_bytes"] == pytest.approx(8 * N, rel=0.6)
+
+
+# The suite ------------------------------------------------------------------------------------------------------------
+
+SUITE = {kernel.name: kernel for kernel in cuda_kernels()}
+
+
+def of_suite(name: str, case: str, **knobs: Any) -> Mapping[str, float]:
+    kernel = SUITE[name]
+    with FakeTensorMode():
+        args = kernel.make_inputs(next(each for each in kernel.cases if each.name == case), 0, "cpu")
+    config = Config({**kernel.space.default.knobs, **knobs})
+    found = DescribedSources(kernel.tuned(budget="0").recipe).features(name, args, config, H200)  # type: ignore[attr-defined]
+    assert found is not None
+    return found
+
+
+def test_a_product_in_registers_is_counted_as_by_hand() -> None:
+    found = of_suite("cuda_gemm", "square")  # 4096 cubed in tiles of 128 x 128 x 8, 8 x 8 sums a thread
+    assert (found["programs"], found["threads"]) == (1024, 256)
+    assert found["elementwise"] == 2 * 4096**3
+    assert found["loaded_bytes"] == 2 * 128 * 4096 * 4
+    assert found["stored_bytes"] == 128 * 128 * 4
+    assert found["unique_bytes"] == 3 * 4096**2 * 4
+    assert found["shared_bytes"] == 8 * (129 + 128) * 4
+    assert (found["trips"], found["per_thread"]) == (512, 64)
+
+
+def test_stages_of_a_pipeline_and_their_shared_memory_are_counted() -> None:
+    found = of_suite("cuda_gemm", "square", source="pipeline", STAGES=3)
+    assert found["num_stages"] == 3
+    assert found["shared_bytes"] == 3 * 8 * (129 + 128) * 4
+    assert found["elementwise"] == 2 * 4096**3
+
+
+def test_a_sum_in_two_passes_is_two_launches() -> None:
+    found = of_suite("cuda_reduction", "gradient")  # 2^22 numbers, 16384 a block
+    assert (found["launches"], found["programs"], found["least_programs"], found["threads"]) == (2, 256, 1, 256)
+    assert found["traffic_bytes"] == pytest.approx(4 * 2**22 + 256 * 2 * 4, rel=0.001)
+    assert found["access_bytes"] == pytest.approx(16, rel=0.01)
+    assert found["trips"] == 4
+
+
+def test_a_softmax_reads_a_row_once_past_l1_where_it_fits() -> None:
+    found = of_suite("cuda_softmax", "square", source="block_per_row", THREADS=256, VECTOR=4, UNROLL=4)
+    assert (found["programs"], found["threads"]) == (4096, 256)
+    assert found["loaded_bytes"] == found["stored_bytes"] == 4096 * 4
+    assert found["unique_bytes"] == 2 * 4096 * 4096 * 4
+
+
+def test_a_transpose_through_a_tile_is_counted_as_by_hand() -> None:
+    found = of_suite("cuda_transpose", "square")  # 8192 squared, tiles of 32 x 32, 256 threads
+    assert (found["programs"], found["threads"]) == (256 * 256, 256)
+    assert found["shared_bytes"] == 32 * 33 * 4
+    assert found["loaded_bytes"] == found["stored_bytes"] == 4096
+    assert found["traffic_bytes"] == 2 * 8192**2 * 4
+
+
+def test_a_convolution_is_counted_as_by_hand() -> None:
+    # 32 images of 56 x 56 pixels that are written, 64 features: blocks of 32 x 16 pixels and 4 features
+    found = of_suite("cuda_conv2d", "middle_layer")
+    assert (found["programs"], found["threads"]) == (32 * 2 * 4 * 16, 256)
+    tile = 18 * 34 + 9 * 4  # pixels and weights of a channel
+    assert found["shared_bytes"] == 4 * tile * 4
+    # 16 blocks of four, of a channel 18 x 34 pixels; the last ones have less
+    assert 0.7 * 64 * tile * 4 < found["loaded_bytes"] < 1.6 * 64 * tile * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [(kernel.name, case.name) for kernel in SUITE.values() for case in kernel.cases]
+)
+def test_what_kernels_move_and_compute_agrees_with_their_work(name: str, case: str) -> None:
+    kernel = SUITE[name]
+    with FakeTensorMode():
+        args = kernel.make_inputs(next(each for each in kernel.cases if each.name == case), 0, "cpu")
+        work = kernel.work(*args)
+    for source in kernel.variants:
+        config = next(config for config in kernel.variants[source])
+        described = DescribedSources(kernel.tuned(budget="0").recipe)  # type: ignore[attr-defined]
+        found = described.features(name, args, config, H200) or {}
+        assert 0.7 * work.bytes <= found["unique_bytes"] <= 1.3 * work.bytes, source
+        assert found["elementwise"] >= 0.9 * work.flops, source
+
+
+def test_a_source_that_refuses_a_filter_says_nothing() -> None:
+    kernel = SUITE["cuda_conv2d"]
+    args = [torch.empty(shape, device="meta") for shape in ((1, 1, 256, 256), (1, 1, 128, 128), (1, 1, 129, 129))]
+    described = DescribedSources(kernel.tuned(budget="0").recipe)  # type: ignore[attr-defined]
+    assert described.features("cuda_conv2d", args, kernel.space.default, H200) == {}
+
+
+# C++ ------------------------------------------------------------------------------------------------------------------
+
+WAYS = {
+    "a template and dim3": """
+template <typename T, int N>
+__global__ void scale(const T* __restrict__ x, T* __restrict__ out) {
+    const int i = (blockIdx.y * gridDim.x + blockIdx.x) * N + threadIdx.x;
+    out[i] = x[i] * T(2);
+}
+torch::Tensor run(torch::Tensor x, torch::Tensor y) {
+    auto out = torch::empty_like(x);
+    dim3 grid(64, x.size(0) / 64 / THREADS);
+    AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "run", [&] {
+        scale<scalar_t, THREADS><<<grid, dim3(THREADS)>>>(x.data_ptr<scalar_t>(), out.data_ptr<scalar_t>());
+    });
+    return out;
+}
+""",
+    "a lambda and a struct with methods": """
+struct Row {
+    const float* data; int n;
+    __device__ bool has(int i) const { return i < n; }
+    __device__ float operator()(int i) const { return has(i) ? data[i] : 0.0f; }
+};
+template <class F> __device__ void each(int i, const F& f) { f(i); }
+__global__ void scale(Row x, float* out) {
+    const auto twice = [&](int i) { out[i] = 2.0f * x(i); };
+    each(blockIdx.x * THREADS + threadIdx.x, twice);
+}
+void run(const at::Tensor& x, at::Tensor out) {
+    const Row row = {x.const_data_ptr<float>(), static_cast<int>(x.numel())};
+    scale<<<row.n / THREADS, THREADS, 0, at::cuda::getCurrentCUDAStream()>>>(row, out.mutable_data_ptr<float>());
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+""",
+    "macros": """
+#define CEIL(a, b) (((a) + (b) - 1) / (b))
+#define REAL float
+#ifndef THREADS
+#define THREADS 32
+#endif
+#if defined(THREADS) && THREADS >= 128
+#define BLOCKS(n) CEIL(n, THREADS)
+#else
+#error too few threads
+#endif
+__global__ void scale(const REAL *x, REAL *out, int n) {
+    int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= n) return;
+    out[i] = x[i] * 2.0f;
+}
+void run(torch::Tensor x, torch::Tensor out) {
+    int n = x.size(0);
+    scale<<<BLOCKS(n), THREADS>>>((const REAL*)x.data_ptr(), (REAL*)out.data_ptr(), n);
+}
+""",
+    "a binding by another name": SCALE.replace("void run(", "void scaled(")
+    + 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &scaled, "scales"); }',
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_kernel_is_described_alike_however_it_is_written(way: str) -> None:
+    found, plain = described(WAYS[way]), described(SCALE)
+    for name in ("programs", "threads", "traffic_bytes", "unique_bytes", "elementwise", "waves", "per_thread"):
+        assert found[name] == plain[name], name
+
+
+def test_a_knob_may_name_a_type_or_a_constant() -> None:
+    text = SCALE.replace("float", "REAL").replace("void run", "enum { SMALL = 128, LARGE = 512 };\nvoid run")
+    found = described(text, knobs={"THREADS": "LARGE", "REAL": "double"})
+    assert (found["threads"], found["access_bytes"]) == (512, 8)
+
+
+def test_conditions_of_the_preprocessor_follow_the_config() -> None:
+    text = CudaText(["#if WIDE > 1\n#define THREADS 512\n#else\n#define THREADS 64\n#endif\n" + SCALE], ())
+    arguments = [argument(name, torch.empty(N, device="meta")) for name in ("x", "out")]
+    found = [(text.features("run", arguments, {"WIDE": wide}, H200) or {})["threads"] for wide in (1, 2, 1, 3)]
+    assert found == [64, 512, 64, 512]
+
+
+def test_headers_of_the_caller_are_read(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "size.cuh").write_text("#pragma once\n#define SIZE 128\n")
+    (tmp_path / "sizes.cuh").write_text(
+        '#include "inner/size.cuh"\n#include <cstdint>\nconstexpr int threads = SIZE;\n'
+    )
+    text = '#include "sizes.cuh"\n#include "sizes.cuh"\n' + SCALE.replace("THREADS", "threads")
+    assert described(text, folders=(str(tmp_path),))["threads"] == 128
+
+
+def test_without_hardware_bytes_and_blocks_are_told() -> None:
+    arguments = [argument(name, torch.empty(N, device="meta")) for name in ("x", "out")]
+    found = CudaText([SCALE], ()).features("run", arguments, {"THREADS": 256}, None) or {}
+    assert found["traffic_bytes"] == 8 * N
+    assert "us_bound" not in found
+
+
+# What says nothing ----------------------------------------------------------------------------------------------------
+
+BAD = {
+    "empty": "",
+    "no text": "\0\1\2 }{ ((",
+    "cut off": SCALE[: len(SCALE) // 2],
+    "no such function": SCALE.replace("void run(", "void walk("),
+    "recursion": body("out[i] = again(x, i);").replace(
+        "__global__", "__device__ float again(const float* x, int i) { return again(x, i + 1); }\n__global__"
+    ),
+    "a constant of itself": "constexpr int size = size + 1;\n" + SCALE.replace("THREADS", "size"),
+    "a type of itself": "using T = T;\nstruct S { S s; };\n" + body("S s; out[i] = s.s;"),
+    "inline assembly": body('float v; asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(x + i)); out[i] = v;'),
+    "an unknown function": body("out[i] = who_knows(x[i]);"),
+    "an unknown name": body("out[i] = x[i] * who_knows;"),
+    "an unknown kernel": SCALE.replace("scale<<<", "other<<<"),
+    "a long loop of the host": SCALE.replace("    scale<<<", "    for (int j = 0; j < 1000000; ++j) scale<<<"),
+    "an endless loop of the host": SCALE.replace("    scale<<<", "    while (true) scale<<<"),
+    "a division by zero": body("out[i] = x[i / (THREADS - 256)];"),
+    "a header that is not there": '#include "nowhere.cuh"\n' + SCALE,
+    "an open condition": "#if 1\n" + SCALE,
+    "a macro of itself": "#define A B\n#define B A\n" + body("out[i] = A;"),
+    "a macro that joins": "#define JOIN(a, b) a##b\n" + body("out[i] = JOIN(x, 1)[i];"),
+    "a macro without end": "#define F(a) a\n" + SCALE + "\nint v = F(1;",
+    "brackets in brackets": body("out[i] = " + "(" * 3000 + "1" + ")" * 3000 + ";"),
+    "a function of another library": SCALE.replace("    scale<<<", "    cub::DeviceReduce::Sum(); scale<<<"),
+    "torch on the host": SCALE.replace("    scale<<<", "    auto y = at::relu(x); scale<<<"),
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_nothing_is_said_of_what_the_walk_does_not_know(text: str) -> None:
+    assert described(BAD[text]) is None
+
+
+REFUSED = {
+    "an empty grid": SCALE.replace("<<<(n + THREADS - 1) / THREADS", "<<<n - n"),
+    "a block too large": SCALE.replace("THREADS>>>", "4096>>>"),
+    "an error": "#if THREADS > 128\n#error no\n#endif\n" + SCALE,
+    "a check by the host": SCALE.replace("    scale<<<", "    if (THREADS > 128) return;\n    scale<<<"),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_config_that_is_refused_is_told_from_one_that_is_unknown(text: str) -> None:
+    assert described(REFUSED[text]) == {}
+    assert described(REFUSED[text], knobs={"THREADS": 64}) or "<<<n - n" in REFUSED[text] or "4096" in REFUSED[text]
+
+
+def test_configs_that_the_walk_does_not_know_are_not_taken_for_refused() -> None:
+    text = body("#if THREADS > 128\n who_knows();\n#endif\n out[i] = x[i];")
+    configs = [Config({"THREADS": threads}) for threads in (64, 256, 2048)]
+
+    def describe(config: Config) -> Any:
+        return described(text if config["THREADS"] < 1024 else SCALE, knobs=config.knobs)
+
+    found = LazyStaticFeatures(configs, describe)
+    assert found.asked == (True, False, True)
+    assert [bool(each) for each in found] == [True, False, False]
+
+
+def test_a_header_that_includes_itself_ends(tmp_path: Path) -> None:
+    (tmp_path / "again.cuh").write_text('#include "again.cuh"\n')
+    assert described('#include "again.cuh"\n' + SCALE, folders=(str(tmp_path),)) is None
+
+
+def test_arguments_that_are_neither_tensors_nor_numbers_are_unknown() -> None:
+    assert described(SCALE, None, "text") is None
+    assert described(SCALE, torch.empty(N, dtype=torch.complex64, device="meta"), 3) is None
+    assert described(SCALE, 1) is None
+
+
+def test_a_text_cut_off_anywhere_raises_nothing() -> None:
+    for end in range(0, len(SCALE), 7):
+        assert not described(SCALE[:end])
