@@ -2,9 +2,10 @@
 
 Three things are fitted, all explained in `forecast_autotune/surrogates/prior.py`: a forest over features of launches, of
 randomised trees that each see a part of the kernels; a few small networks beside it; and the factors of the rules of thumb
-over knobs' roles. The file's card says on which traces, and how well the model does on kernels and on sizes that were left
-out: in 10 rounds each kernel once with all its sizes; then, in at most 3, each size once. Only forecasts are scored: no
-outcome of the space and no recording of the kernel is known to the model.
+over knobs' roles. Forest and networks are fitted twice: on Triton's kernels for Triton, and on all for CUDA. The file's card
+says on which traces, and how well the model does on kernels and on sizes that were left out: in 10 rounds each kernel once
+with all its sizes; then, in at most 3, each size once. Only forecasts are scored: no outcome of the space and no recording
+of the kernel is known to the model.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 
 LEFT_OUT = REPOSITORY / "build" / "priors"
 TREES, LEAVES, LEAST_IN_A_LEAF = 120, 600, 5
+CUDA_TREES = 1 / 3  # of those for Triton
 TREES_FOR_A_NETWORK = 20  # 6 networks beside 120 trees, which take about as long to fit
 MOST_ROWS = 8_000  # configs that a tree is grown on, drawn at random: more cost time and gain nothing
 TRAITS_TRIED = 0.3  # share of them at each split
@@ -81,7 +83,7 @@ WIDTH = Width(constant=0.2, disagreement=1.05, space=0.0, distance=0.7)  # as `f
 JUDGED = 30  # configs of a trace that the width is fitted on, evenly spaced: most are alike
 KERNEL_ROUNDS, SIZE_ROUNDS = 10, 3  # fits in which all kernels are left out once, and all sizes
 LEAST_KERNELS = 3  # of fewer, hardly any are left to fit on when one is left out
-MOST_BYTES = 2_000_000
+MOST_BYTES = 3_000_000
 
 # What is expected of the rules before the suite is looked at, in octaves of time for each unit. A warp with half its lanes
 # idle takes as long for half the work, nearly; the others are of the size that guides and practice report.
@@ -110,6 +112,10 @@ class Example:
     traits: Array | None
     broken: Mapping[str, Array]
     log2_time: Array
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.job.workload.program.language == "cuda"
 
 
 def read_example(path: Path) -> Example:
@@ -145,7 +151,10 @@ def fit(examples: Sequence[Example], *, trees: int = TREES, seed: int = 0) -> Pr
     """
     if not examples:
         raise InvalidInputError("no traces to fit on: record some with 'make record', or name some")
-    grown = fit_launches([e for e in examples if e.traits is not None], trees=trees, seed=seed)
+    described = [e for e in examples if e.traits is not None]
+    grown = fit_launches([e for e in described if not e.is_cuda], trees=trees, seed=seed)
+    if any(e.is_cuda for e in described):
+        grown = replace(grown, cuda=fit_launches(described, trees=max(1, round(CUDA_TREES * trees)), seed=seed))
     return replace(grown, fitted_on=tuple(sorted({e.kernel for e in examples})), factors=fit_factors(examples))
 
 
@@ -306,12 +315,24 @@ class Missed:
     measured: Array
 
 
+def _members(example: Example, prior: Prior) -> Prior:
+    """The part of a model that forecasts a space."""
+    return prior.cuda if example.is_cuda and prior.cuda is not None else prior
+
+
+def _widened(example: Example, prior: Prior, width: Width) -> Prior:
+    """A model with another width of what forecasts a space."""
+    if example.is_cuda and prior.cuda is not None:
+        return replace(prior, cuda=replace(prior.cuda, width=width))
+    return replace(prior, width=width)
+
+
 def misses(example: Example, prior: Prior) -> Missed:
     """What trees and networks expected of a space beside what was measured."""
     import numpy as np
 
     described = np.array([bool(d) for d in example.job.static_features])
-    of_launches = prior.expected(_traits(example)[described])
+    of_launches = _members(example, prior).expected(_traits(example)[described])
     expected = of_launches.mean
     ran = np.flatnonzero(~np.isnan(example.log2_time[described]))
     some = ran[np.linspace(0, ran.size - 1, min(JUDGED, ran.size)).round().astype(int)] if ran.size else ran
@@ -560,6 +581,14 @@ def _as_row(scores: Scores) -> dict[str, float | None]:
     return {name: getattr(scores, name) for name in Scores.__slots__}
 
 
+def _member_card(prior: Prior) -> dict[str, object]:
+    return {
+        "trees": {"count": len(prior.feature), "nodes": sum(2 * int((f >= 0).sum()) + 1 for f in prior.feature)},
+        "networks": 0 if prior.networks is None else len(prior.networks.layers[0][0]),
+        "width": asdict(prior.width),
+    }
+
+
 def data_card(examples: Sequence[Example]) -> dict[str, object]:
     import numpy as np
 
@@ -603,36 +632,43 @@ def fit_and_score(
         i: misses(examples[i], priors[number])
         for number, places in enumerate(by_kernel, start=1)
         for i in sorted(places)
-        if examples[i].traits is not None and priors[number].feature.size
+        if examples[i].traits is not None and _members(examples[i], priors[number]).feature.size
     }
-    judged = {i: (examples[i].kernel, m) for i, m in missed.items()}
+
+    def width_of(cuda: bool, without: frozenset[int] = frozenset()) -> Width:
+        some = [i for i in missed if examples[i].is_cuda == cuda and i not in without]
+        return fit_width([(examples[i].kernel, missed[i]) for i in some])
+
     # The width, too, comes from other kernels where a kernel is scored.
     width_without = {
         i: width
         for places in by_kernel
-        for width in [fit_width([each for other, each in judged.items() if other not in places])]
+        for cuda in (False, True)
+        for width in [width_of(cuda, places)]
         for i in places
+        if examples[i].is_cuda == cuda
     }
 
     def scored(first: int, rounds: Sequence[frozenset[int]]) -> dict[int, Scores]:
         return {
-            i: score(examples[i], replace(priors[number], width=width_without[i]))
+            i: score(examples[i], _widened(examples[i], priors[number], width_without[i]))
             for number, places in enumerate(rounds, start=first)
             for i in sorted(places)
         }
 
     without = {
-        examples[i].kernel: replace(priors[number], width=width_without[i])
+        examples[i].kernel: _widened(examples[i], priors[number], width_without[i])
         for number, places in enumerate(by_kernel, start=1)
         for i in sorted(places)
     }
     bins = {i: probabilities_and_speedups(example, without[example.kernel]) for i, example in enumerate(examples)}
-    prior = replace(priors[0], width=fit_width(list(judged.values())))
+    prior = replace(priors[0], width=width_of(cuda=False))
+    if prior.cuda is not None:
+        prior = replace(prior, cuda=replace(prior.cuda, width=width_of(cuda=True)))
     card = {
         "data": data_card(examples),
-        "trees": {"count": len(prior.feature), "nodes": sum(2 * int((f >= 0).sum()) + 1 for f in prior.feature)},
-        "networks": 0 if prior.networks is None else len(prior.networks.layers[0][0]),
-        "width": asdict(prior.width),
+        **_member_card(prior),
+        "cuda": None if prior.cuda is None else _member_card(prior.cuda),
         "honesty_by_kind": kind_card(examples, bins),
         "kernels_left_out": split_card(examples, scored(1, by_kernel)),
         "sizes_left_out": split_card(examples, scored(1 + len(by_kernel), by_size)),

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).with_name("prior.json")
 PRODUCTS = Path(__file__).with_name("products.json")  # of Inductor's candidates for matrix products
-FORMAT = FileFormat(schema="forecast_autotune.prior", version=3, reads_too=(2,))  # 2 is one of trees alone
+FORMAT = FileFormat(
+    schema="forecast_autotune.prior", version=4, reads_too=(2, 3)
+)  # 2 is one of trees alone, 3 knows no CUDA
 REMEDY = "run 'make fit', or install the package again"
 LEAST_DESCRIBED = 0.5  # share of a space's configs whose launches must be described for the trees to be used
 
@@ -156,6 +158,9 @@ class Prior:
         networks: small neural networks over the same features; None for a model of trees alone.
         width: how wide forecasts are.
         factors: by the name of a rule.
+        cuda: what forecasts launches of CUDA sources: a model of its own, fitted on Triton's kernels and on CUDA's. The
+            trees above are fitted on Triton's alone: with CUDA's among them they forecast some of Triton's worse. None where
+            it knows of no CUDA.
         version: what tells it from every other model that was written: how many kernels it was fitted on, and the digest of
             its file; empty for one that was not read from a file.
         card: what its file says for people: data, splits, scores.
@@ -170,6 +175,7 @@ class Prior:
     width: Width
     factors: Mapping[str, Factor]
     networks: Networks | None = field(default=None, repr=False)
+    cuda: Prior | None = field(default=None, repr=False)
     version: str = ""
     card: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -185,6 +191,8 @@ class Prior:
         """
         import numpy as np
 
+        if self.cuda is not None and job.workload.program.language == "cuda":
+            return self.cuda.of_launches(described, job)
         known = np.array([bool(d) for d in described])
         if not self.feature.size or known.sum() < max(1.0, LEAST_DESCRIBED * len(described)):
             return None
@@ -297,10 +305,17 @@ def prior_text(prior: Prior, *, card: Mapping[str, object]) -> str:
         "features": list(LAUNCH_FEATURES),
         "width": asdict(prior.width),
         "factors": {name: [f.mean, f.sigma] for name, f in prior.factors.items()},
+        **_packed_members(prior),
+        "cuda": None if prior.cuda is None else {"width": asdict(prior.cuda.width), **_packed_members(prior.cuda)},
+    }
+    return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _packed_members(prior: Prior) -> dict[str, object]:
+    return {
         "trees": _packed_trees(prior),
         "networks": None if prior.networks is None else packed_networks(prior.networks),
     }
-    return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
 
 
 _LEAF = 255  # stands for the feature of a leaf
@@ -353,20 +368,19 @@ def read_prior(path: Path) -> Prior:
         if not isinstance(kernels, list) or not all(isinstance(name, str) for name in kernels):
             raise ValueError("fitted_on holds names of kernels")
         columns = [LAUNCH_FEATURES.index(name) for name in names]
-        networks = document["networks"] if document["version"] == FORMAT.version else None
+        if document["version"] != FORMAT.version:
+            document = {"networks": None, "cuda": None, **document}
+        cuda = document["cuda"]
         prior = Prior(
             tuple(kernels),
-            **_read_trees(document["trees"], columns),
-            networks=None if networks is None else read_networks(networks, columns),
-            width=Width(**{name: float(value) for name, value in document["width"].items()}),
+            **_read_members(document, columns),
             factors={str(name): Factor(float(mean), float(sigma)) for name, (mean, sigma) in factors.items()},
+            cuda=None if cuda is None else Prior(tuple(kernels), **_read_members(cuda, columns), factors={}),
             version=model_version(len(kernels), text),
             card=document["card"],
         )
         if not isinstance(prior.card, dict):
             raise ValueError("the card is no object")
-        if not all(math.isfinite(value) for value in astuple(prior.width)):
-            raise ValueError(f"the width is {prior.width}")
         if not all(math.isfinite(f.mean) and 0 <= f.sigma < math.inf for f in prior.factors.values()):
             raise ValueError("a factor is no bell")
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as err:
@@ -374,6 +388,25 @@ def read_prior(path: Path) -> Prior:
             raise
         raise InvalidInputError(f"{path} is damaged ({err!r}): {REMEDY}") from None
     return prior
+
+
+def _read_members(found: Mapping[str, Any], columns: Sequence[int]) -> dict[str, Any]:
+    """Trees, networks and width.
+
+    Args:
+        columns: places among `LAUNCH_FEATURES` of the features that they ask for.
+    Raises:
+        ValueError, KeyError, TypeError: one is not what it should be.
+    """
+    networks = found["networks"]
+    width = Width(**{name: float(value) for name, value in found["width"].items()})
+    if not all(math.isfinite(value) for value in astuple(width)):
+        raise ValueError(f"the width is {width}")
+    return {
+        **_read_trees(found["trees"], columns),
+        "networks": None if networks is None else read_networks(networks, columns),
+        "width": width,
+    }
 
 
 def _read_trees(found: Mapping[str, Any], features: Sequence[int]) -> dict[str, NDArray[Any]]:

@@ -51,7 +51,7 @@ from forecast_autotune.surrogates.static_features import LAUNCH_FEATURES
 NONE_RAN = Failure(stage="launch", message="no")
 
 
-def made(kernel: str, n: int, *, described: bool = True, exponent: float = 1.0) -> Recording:
+def made(kernel: str, n: int, *, described: bool = True, exponent: float = 1.0, language: str = "triton") -> Recording:
     """A kernel whose time is its bound, to a power, at a size; more bound for fewer threads."""
     outcomes, told = {}, {}
     for threads in (32, 64, 128, 256, 512, 1024):
@@ -60,8 +60,9 @@ def made(kernel: str, n: int, *, described: bool = True, exponent: float = 1.0) 
             bound = n / 64 * (1.0 + 512.0 / threads) * (1.0 + abs(math.log2(tile / 4)))
             outcomes[config] = measurement(bound**exponent)
             told[config] = {"us_bound": bound, "threads": float(threads), "per_thread": float(tile)}
+    of = workload(n, kernel)
     return Recording(
-        workload=workload(n, kernel),
+        workload=replace(of, program=replace(of.program, language=language)),
         hardware=HERE,
         toolchain=recording().toolchain,
         default=next(iter(outcomes)),
@@ -129,6 +130,25 @@ def test_the_same_examples_give_the_same_model(traces: list[Path]) -> None:
     for (weights, biases), (same, and_same) in zip(one.networks.layers, other.networks.layers, strict=True):
         assert (weights == same).all()
         assert (biases == and_same).all()
+
+
+def test_cuda_has_a_model_of_its_own_and_leaves_tritons_as_it_was(traces: list[Path], tmp_path: Path) -> None:
+    """It is fitted on both. In these toys CUDA is the faster the longer its bound, so that the two models disagree."""
+    for number, name in enumerate(("fourth", "fifth")):
+        path = tmp_path / f"{name}.{number}.jsonl.gz"
+        write_trace(made(name, 512, exponent=-3.0, language="cuda"), path)
+        traces.append(path)
+    without, both = fit(examples(traces[:5]), trees=6), fit(examples(traces), trees=6)
+    assert without.cuda is None
+    assert both.cuda is not None
+    assert len(both.cuda.feature) == 2
+    for name in ("feature", "threshold", "value"):
+        assert getattr(both, name).tolist() == getattr(without, name).tolist()
+    of_triton, of_cuda = examples([traces[2], traces[5]])
+    forecasts = [both.of_launches(of.job.static_features, of.job) for of in (of_triton, of_cuda)]
+    ours, theirs = (forecast.mean for forecast in forecasts if forecast is not None)
+    assert np.corrcoef(ours, theirs)[0, 1] < 0.9
+    assert misses(of_cuda, both).expected.tolist() != misses(of_cuda, without).expected.tolist()
 
 
 def test_a_kernel_of_four_times_as_many_configs_counts_twice_as_much() -> None:
