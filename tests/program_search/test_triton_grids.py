@@ -239,6 +239,7 @@ def test_the_text_that_the_next_ones_change_is_rewritten_in_both_ways() -> None:
         ("total += tl.load(x + k + at)", "total += tl.load(x + k + at)\n        note(y)"),
         ("total += tl.load(x + k + at)", "total += tl.load(x + k + at)\n        last = k"),
         ("tl.store(y + at, total)", "tl.store(y + at, total + k)"),
+        ("tl.store(y + at, total)", "tl.store(y + at, total + tl.program_id(1))"),
         ("tl.zeros((BLOCK,), tl.float32)", "tl.zeros((BLOCK,), tl.float16)"),
         ("tl.zeros((BLOCK,), tl.float32)", "tl.full((BLOCK,), 1.0, tl.float32)"),
         ("tl.zeros((BLOCK,), tl.float32)", "tl.zeros((BLOCK,), tl.float32)\n    total += 1"),
@@ -279,6 +280,10 @@ def test_kernels_whose_place_is_not_theirs_alone_do_not_become_persistent(was: s
         ("kernel[x.shape[0],](", "grid = size(x)\n    kernel[grid]("),
         ("kernel[x.shape[0],](", "kernel[grid_of(x)]("),
         ("kernel[x.shape[0],](", "kernel[lambda meta: (meta['WIDTH'],)]("),
+        ("kernel[x.shape[0],](", "kernel[lambda meta: (meta.get('BLOCK'),)]("),
+        ("kernel[x.shape[0],](", "sizes = (1,)\n    kernel[(*sizes,)]("),
+        ("kernel[x.shape[0],](", "n = 2\n    grid = (n,)\n    n = 3\n    kernel[grid]("),
+        ("kernel[x.shape[0],](", "grid = (1,)\n    for grid in [(2,)]:\n        kernel[grid]("),
         ("kernel[x.shape[0],](", "other(kernel)\n    kernel[x.shape[0],]("),
         ("kernel[x.shape[0],](", "kernel.run("),
         ("x.shape[0]", "64"),
@@ -292,3 +297,50 @@ def test_launches_that_are_not_understood_leave_a_kernel_alone(was: str, now: st
     ast.parse(source)
     assert source != HEAD + KERNEL
     assert not made_of(source)
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ("BLOCK=16)", "BLOCK=(16))"),
+        ("BLOCK=16)", "BLOCK=(16 if x.shape[0] > 8 else 32), num_warps=(\n        4\n    ),)"),
+        ("    kernel[", "    if x.numel(): kernel["),
+        ("    kernel[", "    n = 1; kernel["),
+        ("    kernel[", "    with torch.no_grad():\n          kernel["),
+        ("    ", "  "),
+        ("    ", "\t"),
+        ("total += tl", "value = tl.load(x)\n        value += 1\n        total += value + tl"),
+        ("total += tl", "total += (\n            value_of(\n                x, k)) + tl"),
+        ("    total = tl.zeros", '    """Größe,\nohne Rand"""\n    total = tl.zeros'),
+    ],
+)
+def test_texts_that_are_laid_out_otherwise_are_rewritten_too(was: str, now: str) -> None:
+    source = HEAD + KERNEL.replace(was, now)
+    ast.parse(source)
+    made = made_of(source)
+    assert {step.partition("@")[0] for step in made} == {"persistent", "split"}
+    for text in made.values():
+        compile(text, "made", "exec")
+
+
+@pytest.mark.parametrize("margin", ["  ", "\t", "    "])
+def test_a_call_over_several_lines_is_written_out_at_any_margin(margin: str) -> None:
+    called = KERNEL.partition("\n\n\n")[0].replace(
+        "    tl.store(y + at, total)", "    return (\n        total\n        + 1)"
+    )
+    kernel = "def sums(x, y, n, BLOCK: tl.constexpr):\n    total = kernel(x, (y\n        + 0), n, BLOCK)\n"
+    kernel += "    tl.store(y, total)\n"
+    launch = "\n\ndef launch(x, y):\n    sums[x.shape[0],](x, y, x.shape[0], BLOCK=16)\n"
+    source = f"{HEAD}{called}\n\n\n@triton.jit\n{kernel.replace('    ', margin)}{launch}"
+    ast.parse(source)
+    steps = {step.partition("=")[0] for step in made_of(source)}
+    # At another margin than the call's, what is called cannot stand in its place
+    assert ("split@sums.k" in steps) == (margin == "    ")
+
+
+def test_grids_of_the_same_name_in_other_methods_are_told_apart() -> None:
+    method = "    def {}(x, y):\n        grid = ({},)\n        kernel[grid](x, y, x.shape[0], BLOCK=16)\n\n"
+    launches = method.format("forward", 2) + method.format("backward", "x.shape[0]")
+    made = made_of(HEAD + KERNEL.partition("def launch")[0] + "class Both:\n" + launches)
+    assert "kernel[min(2, 4 * fa_units(x)),](x" in made["persistent@kernel.program_id=4"]
+    assert "kernel[min((x.shape[0]), 4 * fa_units(x)),](x" in made["persistent@kernel.program_id=4"]

@@ -44,10 +44,19 @@ def grid_rewrites(source: str, reached: set[str] | None) -> Iterator[Rewrite]:
     module = ModuleText(source)
     for kernel in module.kernels:
         if reached is None or kernel.name in reached:
-            yield from _persistent(module, kernel)
-            yield from _split(module, kernel)
+            steps = [*_persistent(module, kernel), *_split(module, kernel)]
             for unfolded, inner in _with_calls_written_out(module, kernel):
-                yield from _split(unfolded, inner)
+                steps += _split(unfolded, inner)
+            yield from (step for step in steps if _parses(step[1]))
+
+
+def _parses(text: str) -> bool:
+    """Whether a text is Python: what stands on one line with other statements, or in a grid as `*sizes`, may be none."""
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 # Persistent kernels --------------------------------------------------------------------------------------------------
@@ -158,6 +167,9 @@ def _split(module: ModuleText, kernel: ast.FunctionDef) -> Iterator[Rewrite]:
     axis = _axes(module, kernel, launches)  # the one that parts lie along
     if not 0 < axis < MOST_AXES or "fa_sums" in words(kernel):
         return
+    asking = (kernel, *_called(module, kernel))
+    if any(int(name[-1]) >= axis for each in asking for _, name in _places(module, each)):
+        return  # it asks for its place along that axis, where it has been the only one so far
     for number in range(len(kernel.body)):
         loop = _Loop.of(module, kernel, number)
         if loop is None or any(not loop.knobs <= launch.given.keys() for launch in launches):
@@ -190,8 +202,9 @@ def _launched_twice(
         f"fa_sums = torch.empty({elements}, dtype=torch.float32, device={launch.tensor}.device)",
         module.between(begin, end, of_parts),
     ]
-    indent = "\n" + " " * launch.statement.col_offset
-    yield begin, begin, "".join(line + indent for line in ahead)
+    margin = module.margin(launch.statement)
+    apart = "; " if margin.strip() else f"\n{margin}"
+    yield begin, begin, "".join(line + apart for line in ahead)
     yield more
 
 
@@ -277,19 +290,21 @@ class _Loop:
             f"fa_trips = tl.cdiv({trips}, FA_PARTS)",
             *(f"{name} += {bracketed(by)} * (fa_part * fa_trips).to(tl.int64)" for name, by in self.steady),
         ]
+        margin = module.margin(self.statement)
         stores = [self._room(axis), *(f"tl.store({where}, {name})" for name, where in self._places())]
         return (
             f"@triton.jit\ndef fa_{kernel.name}_part({parameters}):  # fmt: skip\n{ahead}"
-            + "".join(f"    {line}\n" for line in lines)
+            + "".join(f"{margin}{line}\n" for line in lines)
             + module.between(first, last, [(*module.span(self.range), bounds)])
-            + "".join(f"    {line}\n" for line in stores)
+            + "".join(f"{margin}{line}\n" for line in stores)
             + "\n\n"
         )
 
     def together(self, axis: int) -> str:
         """What stands in the loop's place: the sums of all parts."""
         loads = [self._room(axis), *(f"{name} += tl.load({where})" for name, where in self._places())]
-        return "    for fa_part in range(FA_PARTS):\n" + "".join(f"        {line}\n" for line in loads)
+        margin = self.module.margin(self.statement)
+        return f"{margin}for fa_part in range(FA_PARTS):\n" + "".join(f"{margin * 2}{line}\n" for line in loads)
 
     def _room(self, axis: int) -> str:
         """Where a program's sums of a part lie: part by part, in it program by program."""
@@ -338,6 +353,8 @@ def _carried(
         if name in wanted and reads == mine and name in known:
             sums.append(name)
             continue
+        if name not in known and name not in wanted:
+            continue  # of one iteration alone
         only = statements[0]
         if name in wanted or len(statements) > 1 or not isinstance(only, ast.AugAssign) or only not in loop.body:
             return None
@@ -420,7 +437,7 @@ def _with_calls_written_out(
         if called is None or called not in module.kernels or not any(isinstance(s, ast.For) for s in called.body):
             continue
         text = _written_out(module, kernel, statement, call, called)
-        if text is not None:
+        if text is not None and _parses(text):
             unfolded = ModuleText(text)
             yield unfolded, unfolded.functions[kernel.name]
 
@@ -439,7 +456,7 @@ def _written_out(
     taken = {n.id for n in ast.walk(kernel) if isinstance(n, ast.Name)} | {a.arg for a in kernel.args.args}
     fixed = {a.arg for a in kernel.args.args if a.annotation is not None}
     names = {name: f"fa_{name}" if name in taken else name for name in stored}
-    ahead = ""
+    ahead, margin = "", module.margin(statement)
     for parameter, given in zip(called.args.args, call.args, strict=True):
         text = module.of(given)
         plain = isinstance(given, ast.Name | ast.Constant)
@@ -452,10 +469,12 @@ def _written_out(
             continue
         names[parameter.arg] = f"fa_{parameter.arg}" if parameter.arg in taken else parameter.arg
         kind = f": {module.of(parameter.annotation)}" if parameter.annotation is not None else ""
-        ahead += f"    {names[parameter.arg]}{kind} = {text}\n"
+        ahead += f"{margin}{names[parameter.arg]}{kind} = {bracketed(text)}\n"
     renamed = [(*module.span(n), names[n.id]) for n in ast.walk(called) if isinstance(n, ast.Name) and n.id in names]
     body = [each for each in called.body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
     inner = module.between(*module.lines(body[0], body[-2]), renamed) if len(body) > 1 else ""
     result = module.between(*module.span(last.value), renamed)
     target = module.of(statement.targets[0])
-    return module.changed([(*module.lines(statement, statement), f"{ahead}{inner}    {target} = {result}\n")])
+    return module.changed(
+        [(*module.lines(statement, statement), f"{ahead}{inner}{margin}{target} = {bracketed(result)}\n")]
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -82,6 +82,11 @@ class ModuleText:
         """The whole text with some of it replaced."""
         return self.between(0, len(self.text), changes)
 
+    def margin(self, statement: ast.stmt) -> str:
+        """What stands ahead of a statement in its line."""
+        start = self.span(statement)[0]
+        return self.text[start - statement.col_offset : start].decode()
+
     def before(self, function: ast.FunctionDef, text: str) -> Change:
         """A change that puts a text ahead of a function."""
         first = function.decorator_list[0] if function.decorator_list else function
@@ -96,15 +101,17 @@ class ModuleText:
     def arguments(self, call: ast.Call, more: Mapping[str, str]) -> Change:
         """A change that gives a call further arguments by name."""
         at = max(self.span(each)[1] for each in (*call.args, *(k.value for k in call.keywords)))
+        while closed := re.compile(rb"\s*\)").match(self.text, at, self.span(call)[1] - 1):
+            at = closed.end()  # of brackets around the last argument
         return at, at, "".join(f", {name}={text}" for name, text in more.items())
 
     def launches(self, kernel: ast.FunctionDef) -> list[Launch]:
         """Every launch of a kernel; none where one, or what else a function does with it, is not understood."""
         found: list[Launch] = []
-        for top in self.tree.body:
+        for top in _scopes(self.tree.body):
             inside = list(ast.walk(top))
             used = sum(isinstance(node, ast.Name) and node.id == kernel.name for node in inside)
-            scope: Scope = top if isinstance(top, ast.FunctionDef | ast.ClassDef) else self.tree
+            scope: Scope = top if isinstance(top, ast.FunctionDef) else self.tree
             launches = [
                 launch
                 for node in inside
@@ -141,11 +148,14 @@ class ModuleText:
         if isinstance(node, ast.Name):
             name = node.id
             values = [n.value for n in ast.walk(scope) if isinstance(n, ast.Assign) and _is_named(n.targets[0], name)]
-            if len(values) != 1:
+            if len(values) != 1 or len(_set_at(scope, {name})) > 1:
                 return None
             node = values[0]
+            if any(line > (node.end_lineno or node.lineno) for line in _set_at(scope, words(node))):
+                return None  # what it is made of may be something else by the time of the launch
         changes: list[Change] = []
         if isinstance(node, ast.Lambda):
+            told = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
             knobs, node = [arg.arg for arg in node.args.args], node.body
             for each in ast.walk(node):
                 if isinstance(each, ast.Subscript) and [self.of(each.value)] == knobs:
@@ -153,6 +163,8 @@ class ModuleText:
                     if knob not in given:
                         return None
                     changes.append((*self.span(each), bracketed(given[str(knob)])))
+            if sum(isinstance(each, ast.Name) and each.id in told for each in ast.walk(node)) > len(changes):
+                return None  # knobs that are asked for in another way
         if not isinstance(node, ast.Tuple) or not 1 <= len(node.elts) <= MOST_AXES:
             return None
         return tuple(self.between(*self.span(axis), changes) for axis in node.elts)
@@ -160,6 +172,25 @@ class ModuleText:
 
 def _is_named(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
+
+
+def _set_at(scope: Scope, names: set[str]) -> list[int]:
+    """Lines where names are given values, as arguments too."""
+    return [
+        n.lineno
+        for n in ast.walk(scope)
+        if (isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in names)
+        or (isinstance(n, ast.arg) and n.arg in names)
+    ]
+
+
+def _scopes(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements, with what stands in classes on its own: a name in one method is none in another."""
+    for each in statements:
+        if isinstance(each, ast.ClassDef):
+            yield from _scopes(each.body)
+        else:
+            yield each
 
 
 def words(node: ast.AST) -> set[str]:
