@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,11 @@ from kernel_suite import cuda_conv2d, cuda_kernels
 
 from forecast_autotune.compilers.cpp_recipe import with_headers
 from forecast_autotune.core.config import Config
+from forecast_autotune.program_search.proposers import cuda_staging
+from forecast_autotune.program_search.proposers.c_text import blanked
 from forecast_autotune.program_search.proposers.cuda_rewrites import rewrites
 from forecast_autotune.program_search.proposers.cuda_staging import STAGED
+from forecast_autotune.program_search.proposers.cuda_text import functions_of
 
 NVCC = shutil.which("nvcc")
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="needs nvcc")
@@ -302,3 +306,21 @@ def test_staged_texts_compile_and_read_elements_four_at_a_time(tmp_path: Path) -
         )  # fmt: skip
         assert built.returncode == 0, built.stderr
     assert "ld.shared.v4.f32" in (tmp_path / "conv2d.ptx").read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/* " + "of no use " * 10_000 + "*/ sum += w[0];",
+        "".join(f"if (n == {i}) sum += w[{i}]; else " for i in range(3000)) + "sum += 1;",
+        "for (int k = 0; k < n; ++k) {" + "".join(f"sum += w[300 * k + {i}];" for i in range(300)) + "}",
+    ],
+    ids=["a long comment", "many branches", "many reads"],
+)
+def test_long_texts_are_read_in_a_few_seconds(text: str) -> None:
+    code = f"__global__ void f(int n, const float* w, float* out) {{ float sum = 0; {text} out[threadIdx.x] = sum; }}"
+    code = blanked(code)
+    functions = list(functions_of(code))
+    began = time.perf_counter()
+    list(cuda_staging.staged(code, code, functions[0], functions))
+    assert time.perf_counter() - began < 10

@@ -28,7 +28,7 @@ _TAKEN = re.compile(r"(?<=[=(,{;?:])\s*&\s*(\w+)")  # its address
 _REFERENCE = re.compile(r"(?:[\w>]\s*|,\s*)[&*]+\s*\(?\s*(?:(?:const|__restrict__)\s+)*\Z")  # or a pointer
 _PLACE = re.compile(r"\s*\w+(?:\s*\[.*\])?\s*", re.DOTALL)
 _SHARED = re.compile(r"\b__shared__\b[^;]*;")
-_LAMBDA = re.compile(r"(?<![\w)\]])\s*\[[^\[\];]*\]\s*(?:\([^;{}]*\)\s*(?:mutable\b\s*)?)?\{")
+_LAMBDA = re.compile(r"(?<![\w)\]])\[[^\[\];]*\]\s*(?:\([^;{}]*\)\s*(?:mutable\b\s*)?)?\{")
 _OTHER = re.compile(r"\b(?:asm|__asm__|goto)\b")
 _STATEMENT = re.compile(r"\b(?:if|else|for|while|do|switch|return|break|continue)\b")
 _WRITES = re.compile(r"(?<![=!<>])=(?!=)|\+\+|--")

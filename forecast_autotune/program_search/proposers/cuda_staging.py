@@ -10,12 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .block_alike import BlockAlike, Control, Write, count_of
 from .c_text import Counted, Loop, Rewrite, closing, may_be_copied
 from .cuda_text import Function, pointers_of, replaced
 
 STAGED = (64, 256, 1024)  # elements of a tile
+
+_may_be_copied = lru_cache(maxsize=64)(may_be_copied)  # asked for each element that a loop reads
 
 _NAME = re.compile(r"(?<![\w.])(?<!->)[A-Za-z_]\w*")
 _LOCAL = re.compile(
@@ -70,7 +73,7 @@ def staged(source: str, code: str, kernel: Function, functions: Sequence[Functio
     """Arrays that all threads of a block read alike, each through a tile in shared memory."""
     try:
         alike = BlockAlike(code, kernel, functions)
-    except ValueError:
+    except (ValueError, RecursionError):  # of what nests too deeply nothing is known either
         return
     inside = code[slice(*kernel.body)]
     for name, (kind, depth) in _arrays(code, kernel, alike).items():
@@ -83,8 +86,9 @@ def staged(source: str, code: str, kernel: Function, functions: Sequence[Functio
         ]
         together = [read for read in reads if read.dimensions == reads[0].dimensions]
         for size in STAGED if together else ():
-            tile = _Tile(source=source, name=name, kind=kind, reads=together, size=size)
-            if len(tile.texts) <= size:
+            texts = list(dict.fromkeys(source[read.start : read.end] for read in together))
+            tile = _Tile(source=source, name=name, kind=kind, reads=together, texts=texts, size=size)
+            if len(texts) <= size:
                 yield f"stage@{kernel.name}.{name}={size}", tile.text(_start_of(code, together[0].dimensions[0].loop))
 
 
@@ -152,7 +156,7 @@ def _read_in(
     """What is read, where an outer loop may be walked in tiles of it."""
     if any(control.kind != "for" for control in within) or not alike.is_reached_together(outer.start):
         return None
-    if not may_be_copied(code, Loop(_start_of(code, outer), outer.header, outer.body)):
+    if not _may_be_copied(code, Loop(_start_of(code, outer), outer.header, outer.body)):
         return None
     counts = {count.name: (loop, count) for loop in within if (count := count_of(code, loop)) is not None}
     written = alike.written(*outer.body)
@@ -220,6 +224,7 @@ class _Tile:
     name: str
     kind: str
     reads: Sequence[_Read]
+    texts: Sequence[str]  # what is read of the array in a round, by different indices
     size: int
 
     def text(self, start: int) -> str:
@@ -252,11 +257,6 @@ class _Tile:
         lines = ["{", f"{aligned}__shared__ {self.kind} {name}_tile[{self.size}];", *lines, "}"]
         before, _, margin = self.source[:start].rpartition("\n")
         return f"{before}\n{margin}{_indented(lines, re.sub('[^ ].*', '', margin))}{self.source[outer.loop.body[1] :]}"
-
-    @property
-    def texts(self) -> list[str]:
-        """What is read of the array in a round, by different indices."""
-        return list(dict.fromkeys(self.source[read.start : read.end] for read in self.reads))
 
     def _of(self, one: _Dimension) -> str:
         """The name of how many rounds a loop makes."""
