@@ -260,7 +260,7 @@ class Exam:
             self.worker.pause()
         for kept in drawn:  # last: a signal to stop takes a moment to arrive
             for laid, value in (*kept.inputs, *kept.output_gradients):
-                laid.copy_(value)
+                _flat(laid).copy_(_flat(value))
             for described in kept.described:
                 if described.get("output"):
                     self._empty(described)
@@ -271,8 +271,17 @@ class Exam:
         import torch
 
         wanted = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
+        if (
+            wanted
+        ):  # arguments that are one tensor, or come of one, have gradients of their own, as those of a candidate
+            values = [v.detach().requires_grad_(i in wanted) if torch.is_tensor(v) else v for i, v in enumerate(values)]
         with torch.set_grad_enabled(bool(wanted) or torch.is_grad_enabled()):
             outputs = as_outputs(self.task.reference(*values))
+        for output in outputs:
+            if not isinstance(output, torch.Tensor):
+                raise InvalidInputError(
+                    f"the reference of {self.task.name} returns a {type(output).__name__}, and a search compares tensors"
+                )
         if not wanted:
             if len(outputs) != self.task.outputs:
                 raise InvalidInputError(
@@ -655,7 +664,15 @@ def _is_kept(laid: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether a tensor in shared memory holds what was drawn."""
     import torch
 
-    return bool(torch.equal(_bits(laid.to(value.device)), _bits(value)))
+    return bool(torch.equal(_bits(_flat(laid).to(value.device)), _bits(_flat(value))))
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor, or what it is expanded from, as it lies in memory: elements that are one cannot be copied to."""
+    for axis in reversed(range(tensor.dim())):
+        if tensor.shape[axis] > 1 and tensor.stride(axis) == 0:
+            tensor = tensor.select(axis, 0)
+    return tensor
 
 
 def _usual(tensor: torch.Tensor) -> float:
@@ -687,7 +704,8 @@ def _error(
         return 0.0
     mine, its = output.double(), expected.double()
     usual = _usual(expected)
-    unit = torch.finfo(output.dtype).eps * usual
+    # Numbers below the normal ones are no closer to each other, as gradients of a mean in half precision show
+    unit = torch.finfo(output.dtype).eps * max(usual, torch.finfo(output.dtype).tiny)
     error = (mine - its).abs()
     rtol, atol = tolerances
     right = (error <= atol + rtol * its.abs()) | (mine == its) | (mine.isnan() & its.isnan())

@@ -209,7 +209,9 @@ def nothing(dtype: Any) -> float:
     """What an output holds before anybody writes to it."""
     import torch
 
-    value: float = torch.nan if dtype.is_floating_point else torch.iinfo(dtype).min
+    if dtype is torch.bool:
+        return True
+    value: float = torch.nan if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).min
     return value
 
 

@@ -163,3 +163,39 @@ def test_gradients_are_compared_where_the_caller_has_turned_autograd_off(tmp_pat
     tries = Tries(tmp_path, differentiable.task())
     with torch.no_grad():
         assert isinstance(tries.seed().outcome, Measurement)
+
+
+@pytest.mark.parametrize("kind", ["one tensor twice", "expanded", "masks", "a mean in half precision"])
+def test_inputs_and_outputs_of_other_kinds_are_compared(kind: str, tmp_path: Path) -> None:
+    def make_inputs(sizes: Mapping[str, Any], seed: int, device: str) -> tuple[Any, ...]:
+        x, w = differentiable.make_inputs(sizes, seed, device)
+        if kind == "one tensor twice":
+            return x, x
+        if kind == "expanded":
+            return x.detach()[:1].expand(len(x)).requires_grad_(), w
+        return (x.detach().half().requires_grad_(), w.detach()) if kind.startswith("a mean") else (x, w)
+
+    def reference(x: Any, w: Any) -> Any:
+        if kind.startswith("a mean"):
+            return (x.float() / 100).mean().half()
+        return (x * w, x > w) if kind == "masks" else x * w
+
+    call = "return x * w, x > w" if kind == "masks" else "return x * w"
+    source = program(call=call)
+    if kind.startswith("a mean"):  # a step of the smallest numbers off at most
+        away = "found = g.float() / (100 * len(x)) * 2**24\nfound = found.sign() * found.abs().ceil() / 2**24\n"
+        backward = f"{away}return found.half().expand(len(x)), torch.zeros_like(w), None"
+        source = program(forward="return (x.float() / 100).mean().half()", backward=backward)
+    searched = differentiable.task(source=source, make_inputs=make_inputs, reference=reference)
+    tries = Tries(tmp_path, searched)
+    assert isinstance(tries.seed().outcome, Measurement)
+    if kind != "a mean in half precision":
+        assert "the gradient of argument 1: " in failed(
+            tries(program(call=call.replace("x * w", "x * w * 2 - x * w.detach()")))
+        )
+
+
+def test_a_reference_that_returns_no_tensor_is_told(tmp_path: Path) -> None:
+    tries = Tries(tmp_path, differentiable.task(reference=lambda x, w: (x * w, None)))
+    with pytest.raises(InvalidInputError, match="returns a NoneType"):
+        tries.seed()
