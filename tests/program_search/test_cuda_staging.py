@@ -324,3 +324,10 @@ def test_long_texts_are_read_in_a_few_seconds(text: str) -> None:
     began = time.perf_counter()
     list(cuda_staging.staged(code, code, functions[0], functions))
     assert time.perf_counter() - began < 10
+
+
+@pytest.mark.parametrize("kind", ["unsigned char", "short", "float", "uint8_t"])
+def test_a_loop_whose_counter_may_not_reach_past_a_tile_is_left_alone(kind: str) -> None:
+    source = TEXT.replace("int k = 0; k < taps", f"{kind} k = 0; k < taps")
+    assert source != TEXT
+    assert not [step for step, _ in rewrites(source) if step.startswith("stage@filter")]

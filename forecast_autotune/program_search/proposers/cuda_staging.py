@@ -27,6 +27,9 @@ _LOCAL = re.compile(
 _WHOLLY = re.compile(r"#pragma unroll[ \t]*\n\s*\Z")
 _PARTLY = re.compile(r"[ \t]*#pragma unroll[ \t(]+\w+\)?[ \t]*\n\s*\Z")
 _CONDITION = re.compile(r"\?|&&|\|\|")
+_NARROW = re.compile(
+    r"\b(?:char|short|float|double|half|u?int(?:8|16)_t)\b"
+)  # counts no further than a tile, or no places
 _CHANGED = re.compile(r"\s*(?:(?:<<|>>|[-+*/%&|^])?=(?!=)|\+\+|--)")
 _DECLARED = re.compile(r"\s*((?:const\s+)?[\w:]+(?:<[^;={}]*?>)?(?:\s+(?:int|long|const))*)[\s*&]+\w+\s*(?:[=,\[{]|\Z)")
 
@@ -187,6 +190,7 @@ def _read_in(
         counted_up = [w for w in alike.written(one.loop.start, one.loop.body[1]) if w.name == one.count.name]
         if (
             not alike.is_alike(code[slice(*one.loop.header)])
+            or _NARROW.search(one.count.kind)
             or bounds & ({write.name for write in written} | counts.keys())
             or len(counted_up) != 2  # in its header, and nowhere else
         ):
