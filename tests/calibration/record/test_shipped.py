@@ -80,10 +80,12 @@ def test_each_recording_samples_every_variant_and_keeps_how_it_was_timed(
                 assert outcome.message
 
 
-def test_every_triton_config_that_ran_is_described_without_compiling(recordings: dict[Path, Recording]) -> None:
+def test_every_config_of_a_gpu_kernel_that_ran_is_described_without_compiling(
+    recordings: dict[Path, Recording],
+) -> None:
     for path, recording in recordings.items():
         ran = {config for config, outcome in recording.outcomes.items() if isinstance(outcome, Measurement)}
-        if recording.workload.program.language == "triton":
+        if recording.workload.program.language in ("triton", "cuda"):
             assert ran <= recording.static_features.keys(), path.name
             assert all(d["programs"] >= 1 for d in recording.static_features.values())
         else:
@@ -110,4 +112,4 @@ def test_a_replay_of_them_ends_nearer_to_the_best_the_more_it_may_measure(capsys
     assert main(["replay", *some, "--budget", "4", "--budget", "32", "--seeds", "1", "--jobs", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     loss = {s["budget"]: s["geomean_of_medians"] for s in told["summary"] if s["kernel"] is None}
-    assert 1.0 <= loss["32"] < 1.1 < loss["4"]
+    assert 1.0 <= loss["32"] < loss["4"] < 1.1
