@@ -154,7 +154,8 @@ def descriptions(
             return
         if isinstance(kernel, Kernel):
             sources = DescribedSources(kernel.tuned(budget="0").recipe)  # type: ignore[attr-defined]
-            yield from (sources.features(kernel.name, args, config, hardware) or {} for config in configs)
+            of_call = sources.of_call(kernel.name, args, hardware)
+            yield from (of_call(config) or {} for config in configs)
             return
         for config in configs:
             variant = kernel.variants[variant_place(kernel, config)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ def of_suite(name: str, case: str, **knobs: Any) -> Mapping[str, float]:
     with FakeTensorMode():
         args = kernel.make_inputs(next(each for each in kernel.cases if each.name == case), 0, "cpu")
     config = Config({**kernel.space.default.knobs, **knobs})
-    found = DescribedSources(kernel.tuned(budget="0").recipe).features(name, args, config, H200)  # type: ignore[attr-defined]
+    found = DescribedSources(kernel.tuned(budget="0").recipe).of_call(name, args, H200)(config)  # type: ignore[attr-defined]
     assert found is not None
     return found
 
@@ -222,7 +223,7 @@ def test_what_kernels_move_and_compute_agrees_with_their_work(name: str, case: s
     for source in kernel.variants:
         config = next(config for config in kernel.variants[source])
         described = DescribedSources(kernel.tuned(budget="0").recipe)  # type: ignore[attr-defined]
-        found = described.features(name, args, config, H200) or {}
+        found = described.of_call(name, args, H200)(config) or {}
         assert 0.7 * work.bytes <= found["unique_bytes"] <= 1.3 * work.bytes, source
         assert found["elementwise"] >= 0.9 * work.flops, source
 
@@ -231,7 +232,7 @@ def test_a_source_that_refuses_a_filter_says_nothing() -> None:
     kernel = SUITE["cuda_conv2d"]
     args = [torch.empty(shape, device="meta") for shape in ((1, 1, 256, 256), (1, 1, 128, 128), (1, 1, 129, 129))]
     described = DescribedSources(kernel.tuned(budget="0").recipe)  # type: ignore[attr-defined]
-    assert described.features("cuda_conv2d", args, kernel.space.default, H200) == {}
+    assert described.of_call("cuda_conv2d", args, H200)(kernel.space.default) == {}
 
 
 # C++ ------------------------------------------------------------------------------------------------------------------
@@ -407,3 +408,13 @@ def test_arguments_that_are_neither_tensors_nor_numbers_are_unknown() -> None:
 def test_a_text_cut_off_anywhere_raises_nothing() -> None:
     for end in range(0, len(SCALE), 7):
         assert not described(SCALE[:end])
+
+
+def test_what_is_described_later_keeps_no_tensor_of_the_call() -> None:
+    kernel = SUITE["cuda_reduction"]
+    args = [torch.ones(1000), torch.ones(1)]
+    alive = [weakref.ref(arg) for arg in args]
+    of_call = DescribedSources(kernel.tuned(budget="0").recipe).of_call(kernel.name, args, H200)  # type: ignore[attr-defined]
+    del args
+    assert [each() for each in alive] == [None, None]
+    assert of_call(kernel.space.default)

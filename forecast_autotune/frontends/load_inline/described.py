@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...compilers.cpp_recipe import SOURCE_KNOB, Recipe
 from ...core.config import Config
 from ...core.hardware import Hardware
 from ...features.cuda_features import CudaText, argument
-
-log = logging.getLogger(__name__)
 
 
 class DescribedSources:
@@ -21,14 +18,20 @@ class DescribedSources:
         self._recipe = recipe
         self._texts: dict[object, CudaText] = {}
 
-    def features(
-        self, function: str, args: Sequence[Any], config: Config, hardware: Hardware
-    ) -> Mapping[str, float] | None:
-        """See `CudaText.features`.
+    def of_call(
+        self, function: str, args: Sequence[Any], hardware: Hardware
+    ) -> Callable[[Config], Mapping[str, float] | None]:
+        """From a config to what it does in a call; see `CudaText.features`. Keeps no tensor of the call's.
 
         Args:
             args: of the call; tensors may hold no data.
         """
+        arguments = [argument(str(number), value) for number, value in enumerate(args)]
+        return lambda config: self._features(function, arguments, config, hardware)
+
+    def _features(
+        self, function: str, arguments: Sequence[Any], config: Config, hardware: Hardware
+    ) -> Mapping[str, float] | None:
         recipe = self._recipe
         sources = (recipe.cpp_sources, recipe.cuda_sources)
         chosen = config.knobs.get(SOURCE_KNOB) if any(isinstance(s, Mapping) for s in sources) else None
@@ -40,5 +43,4 @@ class DescribedSources:
             for name, value in config.knobs.items()
             if recipe.roles.get(name) != "flag" and not (name == SOURCE_KNOB and chosen is not None)
         }
-        arguments = [argument(str(number), value) for number, value in enumerate(args)]
         return self._texts[chosen].features(function, arguments, knobs, hardware)

@@ -177,11 +177,7 @@ class TunedFunction(TunedCallable):
         """See `Job.static_features`; empty for plain C++. Tensors may hold no data."""
         if not self.recipe.is_cuda:
             return ()
-        return LazyStaticFeatures(
-            configs,
-            lambda config: self._sources.features(self.name, args, config, hardware),
-            longest_s=LONGEST_S,
-        )
+        return LazyStaticFeatures(configs, self._sources.of_call(self.name, args, hardware), longest_s=LONGEST_S)
 
     def outcomes(self, args: tuple[Any, ...]) -> Mapping[Config, Outcome]:
         """The stored outcome of each config for a call's key."""
