@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..core.hardware import Hardware
@@ -15,19 +16,25 @@ from .launch_features import combine_launches
 log = logging.getLogger(__name__)
 
 
-def argument(name: str, value: Any) -> Any:
-    """An argument of a call as `CudaText` takes it; of what is neither tensor nor number, nothing is known."""
-    from .cuda_walk.library import tensor_of
-    from .cuda_walk.values import UNKNOWN
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What counts of an argument of a call: a number, or a tensor's layout. Of what is neither, nothing is known."""
 
+    name: str
+    number: int | float | None = None
+    layout: tuple[tuple[int, ...], tuple[int, ...], str] | None = None  # shape, strides, dtype
+
+
+def argument(name: str, value: Any) -> Argument:
+    """An argument of a call as `CudaText` takes it; it does not hold the value."""
     if isinstance(value, (bool, int, float)):
-        return int(value) if isinstance(value, bool) else value
+        return Argument(name, int(value) if isinstance(value, bool) else value)
     try:
         dtype = str(value.dtype).removeprefix("torch.")
-        return tensor_of(name, tuple(map(int, value.shape)), tuple(map(int, value.stride())), dtype)
+        return Argument(name, layout=(tuple(map(int, value.shape)), tuple(map(int, value.stride())), dtype))
     except Exception:  # no tensor, or one of a kind that does not say
         log.debug("argument %s, a %s, is not described", name, type(value).__name__)
-        return UNKNOWN
+        return Argument(name)
 
 
 class CudaText:
@@ -45,7 +52,7 @@ class CudaText:
         ] = []  # knobs that conditions asked for, and what was read or failed
 
     def features(
-        self, function: str, arguments: Sequence[Any], knobs: Mapping[str, Any], hardware: Hardware | None
+        self, function: str, arguments: Sequence[Argument], knobs: Mapping[str, Any], hardware: Hardware | None
     ) -> dict[str, float] | None:
         """The features of a call under a config, in the names of `launch_features`. Never raises.
 
@@ -64,7 +71,7 @@ class CudaText:
 
         try:
             with np.errstate(all="ignore"):
-                launches = World(self._declared(knobs), knobs).run(function, arguments)
+                launches = World(self._declared(knobs), knobs).run(function, [_known(each) for each in arguments])
                 return combine_launches([columns_of(launch, hardware) for launch in launches])
         except RefusedError as err:
             log.debug("%s launches nothing under %s: %r", function, dict(knobs), err)
@@ -100,6 +107,16 @@ class CudaText:
         if isinstance(result, AbstainError):
             raise result
         return declared
+
+
+def _known(given: Argument) -> Any:
+    """What the walk knows of an argument."""
+    from .cuda_walk.library import tensor_of
+    from .cuda_walk.values import DTYPES, UNKNOWN
+
+    if given.layout is not None and given.layout[2] in DTYPES:
+        return tensor_of(given.name, *given.layout)
+    return UNKNOWN if given.number is None else given.number
 
 
 def _evaluate(expression: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -418,3 +420,12 @@ def test_what_is_described_later_keeps_no_tensor_of_the_call() -> None:
     del args
     assert [each() for each in alive] == [None, None]
     assert of_call(kernel.space.default)
+
+
+def test_a_call_that_is_recalled_loads_no_parser() -> None:
+    code = (
+        "import sys; from forecast_autotune.features.cuda_features import argument\n"
+        "argument('n', 3); print([name for name in sys.modules if 'cuda_walk' in name or 'tree_sitter' in name])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"

@@ -8,7 +8,7 @@ from typing import Any
 from ...compilers.cpp_recipe import SOURCE_KNOB, Recipe
 from ...core.config import Config
 from ...core.hardware import Hardware
-from ...features.cuda_features import CudaText, argument
+from ...features.cuda_features import Argument, CudaText, argument
 
 
 class DescribedSources:
@@ -30,7 +30,7 @@ class DescribedSources:
         return lambda config: self._features(function, arguments, config, hardware)
 
     def _features(
-        self, function: str, arguments: Sequence[Any], config: Config, hardware: Hardware
+        self, function: str, arguments: Sequence[Argument], config: Config, hardware: Hardware
     ) -> Mapping[str, float] | None:
         recipe = self._recipe
         sources = (recipe.cpp_sources, recipe.cuda_sources)
