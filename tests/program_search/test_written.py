@@ -118,7 +118,8 @@ def test_the_prompt_holds_task_times_siblings_and_the_last_failure_as_quotations
     with fake_server() as server:
         says(server, [GOOD])
         budget = SearchBudget(measurements=9)
-        Written.named(server.url, Settings.from_environment({}), budget).propose(view, 8)
+        # Parents are drawn by the server's address, so by its port: of 16, one is the faster.
+        Written.named(server.url, Settings.from_environment({}), budget).propose(view, 64)
         prompts = [body["messages"][0]["content"] for body in server.asks_of("/v1/chat/completions")]
     assert any("With this change it was slower" in p for p in prompts)
     assert all("us at large" in p and "stage 'check':\n    wrong" in p and "SEARCH" in p for p in prompts)
