@@ -38,6 +38,7 @@ VERBS = {
         "torch.compile with its candidates narrowed by forecasts, beside torch.compile as it is, on a GPU",
     ),
     "gpu-report": ("evaluate.gpu_report", "Triton's own tuner beside ours, on the GPU that is present"),
+    "cuda-report": ("evaluate.cuda_report", "CUDA kernels through load_inline, on the GPU that is present"),
     "chart": ("report.chart", "the README's chart and its figures: how close to the best, by configs measured"),
     "report": ("report.report", "one page of pictures: ours beside other methods, and how honest forecasts are"),
 }

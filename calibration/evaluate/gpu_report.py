@@ -32,11 +32,11 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import triton
-from kernel_suite import Case, TritonKernel, matmul, small_kernels, triton_kernels
+from kernel_suite import Case, Kernel, TritonKernel, matmul, small_kernels, triton_kernels
 
 from forecast_autotune.cli.output import table_text
 from forecast_autotune.core.decision import Decision
@@ -66,11 +66,14 @@ LIMIT_S = 400.0
 STOCK_SHARE = 0.65
 
 
+AnyKernel = TypeVar("AnyKernel", TritonKernel, Kernel)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class Key(Generic[AnyKernel]):
     """A kernel at one size, and how long each of its configs takes."""
 
-    kernel: TritonKernel
+    kernel: AnyKernel
     case: Case
     times_us: Sequence[float | None]  # in the order of the kernel's space; None where a config does not run
     stock_s: float | None = None  # stock's first call
@@ -112,7 +115,7 @@ class Clock:
 # One tuning ---------------------------------------------------------------------------------------------------------
 
 
-def tune_stock(kernel: TritonKernel, case: Case) -> Key:
+def tune_stock(kernel: TritonKernel, case: Case) -> Key[TritonKernel]:
     """Call Triton's own tuner for the first time: what that took, and what its clock says of every config."""
     configs = kernel.configs()
     tuner = triton.autotune(configs, key=list(kernel.key), restore_value=list(kernel.restore_value))(kernel.function)
@@ -122,7 +125,7 @@ def tune_stock(kernel: TritonKernel, case: Case) -> Key:
     return Key(kernel=kernel, case=case, times_us=times_us, stock_s=stock_s)
 
 
-def tune_ours(key: Key, seed: int, budget: str, models: Path | None = None) -> dict[str, Any]:
+def tune_ours(key: Key[TritonKernel], seed: int, budget: str, models: Path | None = None) -> dict[str, Any]:
     """Call ours for the first time, the configs as listed or in the order of a seed: what that took and chose."""
     listing = range(len(key.times_us))
     order = random.Random(seed).sample(listing, len(listing)) if seed else list(listing)
@@ -154,7 +157,7 @@ def tune_ours(key: Key, seed: int, budget: str, models: Path | None = None) -> d
 
 
 @contextlib.contextmanager
-def forecasting_with(models: Path | None, kernel: TritonKernel) -> Iterator[None]:
+def forecasting_with(models: Path | None, kernel: TritonKernel | Kernel) -> Iterator[None]:
     """Forecasts within are those of the kernel's own model, where a folder of models is given."""
     if models is not None:
         os.environ["FORECAST_AUTOTUNE_MODEL"] = str(models / f"{kernel.name}.json")
@@ -194,7 +197,7 @@ def forget_compiled(kernel: TritonKernel) -> None:
 
 def stock_keys(
     kernels: Sequence[TritonKernel], cases: Callable[[TritonKernel], Sequence[Case]], clock: Clock
-) -> Iterator[Key]:
+) -> Iterator[Key[TritonKernel]]:
     """Each kernel at each size as stock's tuner sees it, until its share of the time is up."""
     for kernel in kernels:
         kernel.function.device_caches.clear()
@@ -208,7 +211,7 @@ def stock_keys(
 
 
 def tune_all(
-    keys: Sequence[Key],
+    keys: Sequence[Key[TritonKernel]],
     seeds: Sequence[int],
     budgets: Sequence[str],
     clock: Clock,
@@ -242,7 +245,7 @@ def tune_all(
                 clock.say(f"ours: seed {seed}, {kernel.name}, budget:times the best {shown}")
 
 
-def summary(runs: Sequence[dict[str, Any]], keys: Sequence[Key]) -> list[dict[str, Any]]:
+def summary(runs: Sequence[dict[str, Any]], keys: Sequence[Key[AnyKernel]]) -> list[dict[str, Any]]:
     """For each kernel and budget, over seeds and sizes: how far choices and defaults are from the best, and what it took."""
     rows = []
     for kernel, budget in dict.fromkeys((run["kernel"], run["budget"]) for run in runs):
@@ -267,7 +270,7 @@ def summary(runs: Sequence[dict[str, Any]], keys: Sequence[Key]) -> list[dict[st
     return rows
 
 
-def overall(runs: Sequence[dict[str, Any]], keys: Sequence[Key]) -> list[dict[str, Any]]:
+def overall(runs: Sequence[dict[str, Any]], keys: Sequence[Key[AnyKernel]]) -> list[dict[str, Any]]:
     """For each budget, over all kernels' sizes and seeds: choices over the best, and over the default of their list."""
     rows = []
     for budget in dict.fromkeys(run["budget"] for run in runs):
@@ -373,7 +376,9 @@ def overall_lines(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         )
 
 
-def report(about: dict[str, Any], keys: Sequence[Key], given: argparse.Namespace, clock: Clock, folder: Path) -> int:
+def report(
+    about: dict[str, Any], keys: Sequence[Key[TritonKernel]], given: argparse.Namespace, clock: Clock, folder: Path
+) -> int:
     """Tune every key with ours, print the table, write the JSON."""
     runs = list(tune_all(keys, range(given.seeds), given.budgets, clock, folder, given.models))
     rows, everything = summary(runs, keys), overall(runs, keys)
@@ -421,7 +426,7 @@ def report(about: dict[str, Any], keys: Sequence[Key], given: argparse.Namespace
     return 1 if unusable or any(note.startswith("failed") for note in clock.notes) else 0
 
 
-def recorded_key() -> Key:
+def recorded_key() -> Key[TritonKernel]:
     """The demo's matrix product, every config with its recorded time."""
     recording = read_trace(matmul.RECORDING)
     space = Space(matmul.space(), roles=matmul.KERNEL.space.roles)

@@ -2,8 +2,9 @@
 
 A space stands for the pool of programs that a proposer would come to; its configs are its candidates. Evolution proposes
 children of the fastest so far, each a change of one or two knobs to another config of the pool, and four are measured at a
-time. The filter says which four of the proposed; `pool-ranking` proposes all that are left, and `ranked-once` takes them in
-the order of the forecasts before anything was measured. Kernels are left out of the fitted model.
+time. The filter says which four of the proposed; `search` chooses from what earlier rounds proposed too. `pool-ranking`
+proposes all that are left, and `ranked-once` takes them in the order of the forecasts before anything was measured. Kernels
+are left out of the fitted model.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ RESAMPLED = 1000  # of the kernels, for intervals
 MARKS = (8, 16, 32, 64)  # measurements at which the best so far is told
 
 ARMS = (
-    *("evolution", "random-filter", "ours-2x", "ours-4x", "ours-8x", "ours-16x"),
+    *("evolution", "random-filter", "ours-2x", "ours-4x", "ours-8x", "ours-16x", "search"),
     *("pool-ranking", "ranked-once", "random-sampling", "oracle"),
 )
 BASELINE = "evolution"
@@ -105,6 +106,7 @@ class _Searching:
         self._best: list[float] = []  # after each measurement
         self._builds: list[int] = []
         self._close: dict[tuple[Config, int], set[Config]] = {}
+        self.waiting: list[Config] = []  # what was proposed and not tried, where an arm comes back to that
 
     @property
     def measured(self) -> int:
@@ -199,6 +201,16 @@ def _ours(searching: _Searching, proposed: Sequence[Config], draw: random.Random
     return [*best, *([draw.choice(rest)] if rest else [])]
 
 
+def _as_a_search(searching: _Searching, proposed: Sequence[Config], draw: random.Random) -> Sequence[Config]:
+    """Three by promise of all that was proposed so far, and one of the new ones at random."""
+    pool = list(dict.fromkeys([*proposed, *(c for c in searching.waiting if c not in searching.outcomes)]))
+    gains = dict(zip(pool, searching.forecasts(pool), strict=True))
+    ranked = sorted(pool, key=lambda c: -gains[c])
+    best, searching.waiting = ranked[: ROUND - 1], ranked[ROUND - 1 :]
+    rest = [c for c in proposed if c not in best]
+    return [*best, *([draw.choice(rest)] if rest else searching.waiting[:1])]
+
+
 def _ranked(searching: _Searching, proposed: Sequence[Config], draw: random.Random) -> Sequence[Config]:  # noqa: ARG001
     gains = dict(zip(proposed, searching.forecasts(proposed), strict=True))
     return sorted(proposed, key=lambda c: -gains[c])
@@ -220,6 +232,7 @@ _ARMS: dict[str, tuple[float, Choice]] = {
     "ours-4x": (4, _ours),
     "ours-8x": (8, _ours),
     "ours-16x": (16, _ours),
+    "search": (16, _as_a_search),
     "pool-ranking": (0, _ranked),
     "ranked-once": (0, _ranked_once),
     "random-sampling": (0, _drawn),

@@ -1,4 +1,8 @@
-"""The loop of a search: propose several times what is measured, forecast, try three by promise and one at random."""
+"""The loop of a search: propose several times what is measured, forecast, try three by promise and one at random.
+
+What was proposed and not tried waits, and is forecast again in each later round: what a round teaches may make an earlier
+proposal the best.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,7 @@ log = logging.getLogger(__name__)
 ROUND = 4  # tried between two rounds of forecasts; one of them at random
 RANDOM_EVERY = 4
 PROPOSALS = 16.0  # for each that is tried: to forecast one costs next to nothing
+MOST_WAITING = 256  # of what was proposed and not tried, the most promising
 DRY = 4  # rounds that try nothing, after which a search ends
 BUILDERS = 2  # builds beside each other; nothing is timed meanwhile
 
@@ -55,6 +60,8 @@ class SearchLoop:
         seed: of all draws.
         skills: of earlier searches on such hardware, for proposers.
         listener: told of each event.
+    Attributes:
+        waiting: what was proposed and not tried, by digest; empty without forecasts.
     """
 
     task: SearchTask
@@ -70,6 +77,7 @@ class SearchLoop:
     listener: Callable[[SearchEvent], None] = lambda _: None
     turns: int = 0  # that tried nothing, so that the next one draws otherwise
     twins: set[str] = field(default_factory=set)  # digests of candidates that came out as another's machine code
+    waiting: dict[str, Candidate] = field(default_factory=dict)
 
     def run(self) -> str:
         """Search until nothing more may be tried or is proposed; why it ended.
@@ -88,9 +96,9 @@ class SearchLoop:
         while not (why := self.budget.spent()):
             view, known = self._view(), len(self.archive)
             wanted = min(ROUND, self.budget.left)
-            pool = self._proposed(view, max(wanted, round(self.proposals * wanted)))
-            if pool:
-                self._try_all(self._chosen(view, pool, wanted))
+            new = self._proposed(view, max(wanted, round(self.proposals * wanted)))
+            if new or self.waiting:
+                self._try_all(self._chosen(view, new, wanted))
             dry, self.turns = (0, self.turns) if len(self.archive) > known else (dry + 1, self.turns + 1)
             if dry == DRY:
                 return "nothing new is proposed any more"
@@ -140,10 +148,13 @@ class SearchLoop:
         return list(pool.values())
 
     def _chosen(
-        self, view: SearchView, pool: Sequence[Candidate], wanted: int
+        self, view: SearchView, new: Sequence[Candidate], wanted: int
     ) -> list[tuple[Candidate, Forecast | None, str]]:
-        """Which of the proposed are tried: three in four by promise over the fastest so far, one at random."""
+        """Which are tried: three in four by promise over the fastest so far, of all that was proposed, and one of the new
+        ones at random."""
         draw = random.Random(f"{self.seed} {view.turn} choice")
+        left_over = {digest: one for digest, one in self.waiting.items() if digest not in view.known | self.twins}
+        pool = list({**{one.digest: one for one in new}, **left_over}.values())
         forecasts: Sequence[Forecast | None] = [None] * len(pool)
         if self.forecaster is not None:
             forecasts = self.forecaster.forecast(view.tried, pool)
@@ -152,9 +163,12 @@ class SearchLoop:
         over = self._gained(view)
         for _ in range(min(wanted, len(pool))):
             at_random = (self.budget.measured + len(chosen)) % RANDOM_EVERY == 0 or all(f is None for f in forecasts)
-            i = draw.choice(left) if at_random else max(left, key=lambda i: (_promise(forecasts[i], over), -i))
+            those = [i for i in left if i < len(new)] or left
+            i = draw.choice(those) if at_random else max(left, key=lambda i: (_promise(forecasts[i], over), -i))
             left.remove(i)
             chosen.append((pool[i], forecasts[i], "random" if at_random else "promise"))
+        known = sorted((i for i in left if forecasts[i] is not None), key=lambda i: -_promise(forecasts[i], over))
+        self.waiting = {pool[i].digest: pool[i] for i in known[:MOST_WAITING]}
         return chosen
 
     @staticmethod

@@ -14,21 +14,25 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from doubling import TASK, Unchecked, task
 
+from forecast_autotune.core.config import Config
 from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.hardware import Hardware, Toolchain
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError, NoWorkingConfigError, StoreError
+from forecast_autotune.program_search import loop as loop_module
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
 from forecast_autotune.program_search.candidate import Candidate, Tried, incumbent
 from forecast_autotune.program_search.examiner import Result, _result, is_fastest
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.loop import SearchLoop
+from forecast_autotune.program_search.proposers.base import SearchView
 from forecast_autotune.program_search.proposers.rewriting import Knobs
 from forecast_autotune.program_search.runners import Loadable
 from forecast_autotune.surrogates.history import History
@@ -131,6 +135,54 @@ def test_true_forecasts_find_more_for_as_many_measurements(tmp_path: Path) -> No
             loop.run()
             found[name].append(best_of(loop))
     assert sum(found["ours"]) < sum(found["random"])
+
+
+class InTurns:
+    """Proposes the configs of its list, each once, so many a round."""
+
+    name = "in turns"
+
+    def __init__(self, configs: Sequence[dict[str, int]], a_round: int) -> None:
+        self._left, self._a_round = [Config(knobs) for knobs in configs], a_round
+
+    def propose(self, view: SearchView, n: int) -> Sequence[Candidate]:
+        of, self._left = self._left[: self._a_round], self._left[self._a_round :]
+        return [replace(view.task.seed, config=config, proposer=self.name) for config in of]
+
+    def repair(self, view: SearchView, failed: Tried) -> Candidate | None:
+        """Never."""
+
+
+class LaterWiser(Oracle):
+    """Forecasts the opposite of the truth until five were tried."""
+
+    def forecast(self, tried: Sequence[Tried], proposed: Sequence[Candidate]) -> list[Forecast | None]:
+        sign = 1 if len(tried) > 4 else -1
+        true = super().forecast(tried, proposed)
+        return [None if f is None else Forecast.normal(sign * f.mean, 0.01, source="wiser") for f in true]
+
+
+def test_what_an_early_round_proposed_is_tried_once_forecasts_know_better(tmp_path: Path) -> None:
+    """The best config is proposed in the first round alone, when it is forecast to be the worst."""
+    best, bad = {"A": 11, "B": 5}, [{"A": 0, "B": b} for b in range(6, 14)]
+    others = [{"A": 1, "B": b} for b in range(16)]
+    proposer = InTurns([*bad[:4], best, *bad[4:], *others], a_round=9)
+    loop = a_search(tmp_path, 9, proposer=proposer, forecaster=LaterWiser(), seed=1)
+    loop.run()
+    tried = [t.candidate.config.text for t in loop.archive]
+    assert Config(best).text in tried[5:]
+    assert Config(best).text not in tried[:5]
+
+
+def test_what_waits_is_bounded_and_nothing_waits_without_forecasts(tmp_path: Path) -> None:
+    loop = a_search(tmp_path / "a", 9, forecaster=Oracle(), proposals=200.0)
+    with patch.object(loop_module, "MOST_WAITING", 20):
+        loop.run()
+    assert len(loop.waiting) == 20
+    assert not loop.waiting.keys() & {t.candidate.digest for t in loop.archive}
+    without = a_search(tmp_path / "b", 9, proposals=200.0)
+    without.run()
+    assert not without.waiting
 
 
 def test_a_search_goes_on_where_it_was_and_measures_nothing_twice(tmp_path: Path) -> None:
