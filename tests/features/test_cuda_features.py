@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -429,3 +430,68 @@ def test_a_call_that_is_recalled_loads_no_parser() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
+
+
+def doubling(line: str, times: int = 36) -> str:
+    """Lines of which each names the next one twice."""
+    return "".join(f"{line.format(this=n, next=n + 1)}\n" for n in reversed(range(times)))
+
+
+LOOP = "for (int a{0} = 0; a{0} < 200; ++a{0}) "
+ENDLESS = {
+    "calls that double": "__device__ float f36(const float* x, int i) { return x[i]; }\n"
+    + doubling("__device__ float f{this}(const float* x, int i) {{ return f{next}(x, i) + f{next}(x, i); }}")
+    + body("out[i] = f0(x, i);"),
+    "macros that double": doubling("#define A{this} A{next} A{next}", 31) + body("out[i] = A0;"),
+    "macros of nothing": doubling("#define A{this} A{next} A{next}", 31) + "#define A31\n" + body("out[i] = A0 1;"),
+    "macros within their arguments": "#define F(a) a + a\n" + body(f"out[i] = {'F(' * 28}1{')' * 28};"),
+    "a macro with much to put in": f"#define F(a) {'a ' * 30_000}\n" + body(f"out[i] = F({'1 + ' * 30_000}1);"),
+    "loops in loops of the host": SCALE.replace(
+        "    scale<<<", "".join(LOOP.format(n) for n in range(5)) + "; scale<<<"
+    ),
+    "loops over values": SCALE.replace(
+        "    scale<<<", "".join(f"for (int a{n} : {{1, 2, 3, 4, 5, 6}}) " for n in range(12)) + "; scale<<<"
+    ),
+    "more accesses than memory holds": f"__device__ void f(const float* x, int i) {{ {'x[i] * 3; ' * 2000} }}\n"
+    + body("f(x, i); " * 15_000),
+    "more variables than there is time for": body("".join(f"int v{n} = {n};" for n in range(60_000))),
+}
+
+
+@pytest.mark.parametrize("text", ENDLESS)
+def test_nothing_is_said_of_a_text_that_takes_without_end(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forecast_autotune.features.cuda_walk.text.LONGEST_S", 1.0)
+    monkeypatch.setattr("forecast_autotune.features.cuda_walk.world.LONGEST_S", 1.0)
+    began = time.monotonic()
+    assert described(ENDLESS[text]) is None
+    assert time.monotonic() - began < 20.0  # by the walk itself; it takes up to 3 s
+
+
+LONG = {
+    "comments that never end": SCALE + "/* " * 300_000,
+    "a string that never ends": SCALE + '"' + '\\"' * 300_000,
+    "conditions in conditions": "#if 1\n" * 40_000 + SCALE + "#endif\n" * 40_000,
+    "a pragma with room": SCALE.replace("    if (", f"#pragma unroll{' ' * 300_000}x\n    if ("),
+    "a number that squares": SCALE.replace(
+        "    scale<<<", "long a = 3; for (int b = 0; b < 60; ++b) a = a * a; scale<<<"
+    ),
+    "structs of structs": "struct S36 { float x; };\n"
+    + doubling("struct S{this} {{ S{next} a, b; }};")
+    + body("S0 s;"),
+}
+
+
+@pytest.mark.parametrize("text", LONG)
+def test_a_text_takes_no_time_by_the_square_of_its_length(text: str) -> None:
+    began = time.monotonic()
+    described(LONG[text])
+    assert time.monotonic() - began < 20.0  # they take up to 1.5 s
+
+
+def test_what_stands_in_quotes_and_comments_is_no_code() -> None:
+    text = SCALE.replace(
+        "    if (",
+        """ const char q = '"'; /* who_knows(); */ // '"
+    const char* s = "/*"; const int z = 1'000'000; if (""",
+    )
+    assert described(text) == described(SCALE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 20_000  # statements of one kernel, loops going once: more is no kernel that people write by hand
 MOST_CALLS = 40  # within each other
+MOST_BITS = 64  # of a number: one that grows beyond is no number of C++
 MOST_HEADER_TRIPS = 64  # of a loop whose variable is no sum of equal steps
 MOST_HOST_TRIPS = 256
 
@@ -107,14 +109,16 @@ class Machine:
     # Control ----------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Count a statement.
+        """Count a statement, a call or a trip of the host's loop.
 
         Raises:
-            AbstainError: there were too many.
+            AbstainError: there were too many, or they took too long.
         """
         self._steps += 1
         if self._steps > MOST_STEPS:
             raise AbstainError("too many steps")
+        if time.monotonic() > self.world.until:
+            raise AbstainError("it takes too long")
 
     def truth(self, value: Any) -> Any:
         """Whether a value holds: True, False, an array of both, or None if that is unknown."""
@@ -181,9 +185,10 @@ class Machine:
         self, function: Function, arguments: Sequence[Any], templates: Sequence[Any] = (), this: Any = None
     ) -> Any:
         """Run a function of the text; arguments are values, or places where parameters are references."""
-        self._calls += 1
-        if self._calls > MOST_CALLS:
+        self.step()
+        if self._calls >= MOST_CALLS:
             raise AbstainError("calls without end")
+        self._calls += 1
         before = self.frame, self.mask, self.dead, self.gone, self.result, self.is_sure, self.weight
         self.frame = frame = {} if function.frame is None else function.frame
         if this is not None:
@@ -257,6 +262,7 @@ class Machine:
         """Count an access."""
         if self._quiet or self.threads is None or place.memory.space in ("local", "constant"):
             return
+        self.world.count_access()
         mask = 1.0 if self.mask is True else self.mask
         self.counts.accesses.append(
             Access(
@@ -566,6 +572,7 @@ class Machine:
 
     def _host_loop(self, code: LoopCode) -> None:
         for trip in range(MOST_HOST_TRIPS):
+            self.step()
             if not (code.is_do and trip == 0):
                 distances: list[Any] = [None if c is None else self._distance(c) for c in code.conditions]
                 if not distances or any(d is None for d in distances):
@@ -741,7 +748,8 @@ def arithmetic(machine: Machine, operator: str, a: Any, b: Any) -> Any:
         return _of_pointers(operator, a, b)
     whole: tuple[Any, ...] = (bool, int, np.ndarray, np.generic)
     if isinstance(a, whole) and isinstance(b, whole):
-        return _OF_NUMBERS[operator](a, b)
+        result = _OF_NUMBERS[operator](a, b)
+        return UNKNOWN_INT if isinstance(result, int) and result.bit_length() > MOST_BITS else result
     compares = operator in _COMPARISONS
     if isinstance(a, (*whole, float)) and isinstance(b, (*whole, float)):
         if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):

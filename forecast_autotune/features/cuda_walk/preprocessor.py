@@ -9,14 +9,16 @@ from dataclasses import dataclass
 
 from .values import AbstainError, RefusedError
 
-_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')', re.DOTALL)
+# What is opened ends with the line or text at the latest: no text takes time by the square of its length.
+_STRING, _CHARACTER = r'"(?:\\.|[^"\\\n])*(?:"|$|\\?\Z)', r"'(?:\\.|[^'\\\n]){1,8}'"
+_COMMENT = re.compile(rf"//[^\n]*|/\*.*?(?:\*/|\Z)|({_STRING}|{_CHARACTER})", re.DOTALL | re.MULTILINE)
 _DIRECTIVE = re.compile(r"[ \t]*#[ \t]*(\w+)[ \t]*(.*)")
 _DEFINE = re.compile(r"(\w+)(\(([^)]*)\))?[ \t]*(.*)", re.DOTALL)
-_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|[A-Za-z_]\w*|\.?\d[\w.]*')
+_TOKEN = re.compile(rf"{_STRING}|{_CHARACTER}|[A-Za-z_]\w*|\.?\d[\w.]*", re.MULTILINE)
 _DEFINED = re.compile(r"\bdefined\s*(?:\(\s*(\w+)\s*\)|(\w+))")
 _UNROLL = re.compile(r"unroll\b(?!\s*\(?\s*1\s*\)?\s*$)")
 MOST_NESTED = 32  # macros within macros, headers within headers
-MOST_CHARACTERS = 2_000_000
+MOST_CHARACTERS = 2_000_000  # of a text with its headers and of what macros stand for; the suite's have 9,000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Preprocessor:
         self._macros = {"__CUDACC__": Macro(None, "1"), "__CUDA_ARCH__": Macro(None, "900")}
         self._once: set[str] = set()
         self._parts: list[str] = []
+        self._characters = 0  # read and put for macros so far
         self.conditions: set[str] = set()
 
     def run(self, text: str) -> str:
@@ -53,14 +56,15 @@ class Preprocessor:
         return "".join(self._parts)
 
     def _read(self, text: str, beside: str | None, depth: int) -> None:
-        if depth > MOST_NESTED or sum(map(len, self._parts)) > MOST_CHARACTERS:
+        if depth > MOST_NESTED:
             raise AbstainError("headers without end")
+        self._count(len(text))
         text = _COMMENT.sub(lambda match: match[1] or " ", text.replace("\\\n", " "))
         waiting: list[str] = []
         open_ifs: list[tuple[bool, bool, bool]] = []  # is read, was read already, all around is read
         for line in text.split("\n"):
             directive = _DIRECTIVE.match(line)
-            reading = all(is_read for is_read, _, _ in open_ifs)
+            reading = not open_ifs or open_ifs[-1][0]
             if directive is None:
                 if reading:
                     waiting.append(line)
@@ -102,7 +106,7 @@ class Preprocessor:
             raise RefusedError(f"#error {rest}")
         elif name == "pragma" and rest == "once" and beside is not None:
             self._once.add(beside)
-        elif name == "pragma" and _UNROLL.match(rest):
+        elif name == "pragma" and _UNROLL.match(" ".join(rest.split())):
             self._parts.append("[[unroll]]\n")
 
     def _include(self, name: str, beside: str | None, depth: int) -> None:
@@ -152,6 +156,7 @@ class Preprocessor:
                     continue
                 at = end
                 body = self._filled(macro, arguments, depth, hidden)
+            self._count(len(body) + 1)
             parts.append(self.expand(body, depth + 1, hidden | {word}))
         return "".join(parts) + text[at:]
 
@@ -160,7 +165,17 @@ class Preprocessor:
         if "#" in macro.body or "..." in names or len(arguments) != len(names):
             raise AbstainError("a macro that joins or takes any number of words")
         values = {n: self.expand(a, depth + 1, hidden) for n, a in zip(names, arguments, strict=True)}
-        return _TOKEN.sub(lambda match: values.get(match[0], match[0]), macro.body)
+
+        def filled(match: re.Match[str]) -> str:
+            self._count(len(values.get(match[0], "")))
+            return values.get(match[0], match[0])
+
+        return _TOKEN.sub(filled, macro.body)
+
+    def _count(self, characters: int) -> None:
+        self._characters += characters
+        if self._characters > MOST_CHARACTERS:
+            raise AbstainError("a text that is too long, or macros without end")
 
 
 def _arguments(text: str, at: int) -> tuple[list[str] | None, int]:

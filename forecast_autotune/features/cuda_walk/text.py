@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,6 +13,7 @@ from .expressions import Expressions, abstains, children, text_of, unsupported
 from .machine import Condition, LoopCode, Machine, Step
 from .scopes import Scope
 from .values import (
+    LONGEST_S,
     AbstainError,
     ArrayType,
     Function,
@@ -84,6 +86,7 @@ class Statements(Expressions):
     def __init__(self, declared: Declared) -> None:
         super().__init__()
         self.declared = declared
+        self._until = time.monotonic() + LONGEST_S
 
     # Outside of functions -----------------------------------------------------------------------------------------------
 
@@ -307,7 +310,13 @@ class Statements(Expressions):
     # Statements -------------------------------------------------------------------------------------------------------
 
     def statement(self, node: Any) -> Run:
-        """What a statement does."""
+        """What a statement does.
+
+        Raises:
+            AbstainError: to read the text takes too long.
+        """
+        if time.monotonic() > self._until:
+            raise AbstainError("the text takes too long to read")
         lower = _STATEMENTS.get(node.type)
         return unsupported(node) if lower is None else lower(self, node)
 
@@ -553,6 +562,7 @@ class Statements(Expressions):
 
         def run(m: Machine) -> None:
             for value in values:
+                m.step()
                 m.frame[key] = value(m)
                 body(m)
 

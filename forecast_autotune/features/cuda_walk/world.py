@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from .text import Declared, read_expression
 from .values import (
     BUILTIN_TYPES,
     DIM3,
+    LONGEST_S,
     UNKNOWN,
     AbstainError,
     Function,
@@ -26,6 +28,9 @@ from .values import (
 
 MOST_THREADS = 1024  # of a block (CUDA programming guide, technical specifications)
 MOST_LAUNCHES = 64
+MOST_ACCESSES = (
+    10_000  # of all launches of a call, each with an array of all sampled threads; a launch of the suite has 29
+)
 _WORD = re.compile(r"[A-Za-z_]\w*\Z")
 
 
@@ -57,6 +62,8 @@ class World:
         self._types: dict[str, Any] = {}
         self._busy: set[str] = set()
         self.dispatched: Any = None
+        self.until = time.monotonic() + LONGEST_S
+        self._accesses = 0
         self.launches: list[Launch | Cleared] = []
         self._shared: dict[Any, Memory] = {}
 
@@ -71,6 +78,16 @@ class World:
             raise AbstainError(f"function {function} is not there")
         Machine(self).call(found, list(arguments))
         return self.launches
+
+    def count_access(self) -> None:
+        """Count an access of any launch.
+
+        Raises:
+            AbstainError: there were too many.
+        """
+        self._accesses += 1
+        if self._accesses > MOST_ACCESSES:
+            raise AbstainError("too many accesses")
 
     # Names ------------------------------------------------------------------------------------------------------------
 
