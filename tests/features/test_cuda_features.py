@@ -495,3 +495,24 @@ def test_what_stands_in_quotes_and_comments_is_no_code() -> None:
     const char* s = "/*"; const int z = 1'000'000; if (""",
     )
     assert described(text) == described(SCALE)
+
+
+def test_registers_that_a_kernel_is_bound_to_and_alignments_are_read() -> None:
+    assert described(SCALE.replace("void scale(", "void __maxnreg__(64) scale(")) == described(SCALE)
+    hinted = """
+template <class T> __device__ T hinted(const T* from) {
+    if constexpr (alignof(T) == 4) { const int bits = __ldg(reinterpret_cast<const int*>(from));
+        return reinterpret_cast<const T&>(bits); }
+    return who_knows(from);
+}
+"""
+    assert described(hinted + SCALE.replace("x[i]", "hinted(&x[i])")) == described(SCALE)
+
+
+def test_a_struct_read_as_another_has_the_fields_of_that() -> None:
+    text = body(
+        "const int4 bits = __ldg(reinterpret_cast<const int4*>(x) + i);\n"
+        "    const Four four = reinterpret_cast<const Four&>(bits);\n    out[i] = four.at[1];"
+    )
+    found = described("struct alignas(16) Four { float at[4]; };\n" + text)
+    assert found["loaded_bytes"] == 16 * 256

@@ -24,6 +24,7 @@ from .values import (
     StructType,
     Unknown,
     Variable,
+    alignment,
 )
 
 Run = Callable[[Machine], Any]
@@ -360,6 +361,17 @@ class Expressions:
 
         return Code(size)
 
+    def alignof(self, node: Any) -> Code:
+        kind = self.type_of(node.child_by_field_name("type"))
+
+        def align(m: Machine) -> Any:
+            of = kind(m)
+            if of is None:
+                raise AbstainError("the alignment of an unknown type")
+            return alignment(of)
+
+        return Code(align)
+
     def compound_literal(self, node: Any) -> Code:
         kind = self.type_of(node.child_by_field_name("type"))
         values = [self.value(child) for child in children(node.child_by_field_name("value"))]
@@ -598,6 +610,7 @@ _EXPRESSIONS: dict[str, Callable[[Any, Any], Code]] = {
     "comma_expression": Expressions.comma,
     "cast_expression": Expressions.cast,
     "sizeof_expression": Expressions.sizeof,
+    "alignof_expression": Expressions.alignof,
     "compound_literal_expression": Expressions.compound_literal,
     "initializer_list": Expressions.initializer_list,
     "lambda_expression": Expressions.lambda_,

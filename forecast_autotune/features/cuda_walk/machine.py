@@ -387,7 +387,7 @@ class Machine:
             return Unknown(kind) if isinstance(value, Unknown) else value
         if isinstance(value, InitList):
             return self.construct(kind, value.values)
-        return Unknown(kind) if isinstance(value, Unknown) and value.type is None else value
+        return Unknown(kind) if isinstance(value, Unknown) else value
 
     def construct(self, kind: Any, values: Sequence[Any]) -> Any:
         """A value of a type out of those in braces or parentheses."""

@@ -363,6 +363,7 @@ class Statements(Expressions):
             return _shared(self.scope.declare(name), name, kind, "extern" in words)
         self.scope.blocks[-1] = initial_scope
         initial = self.initial(value, kind, reference) if value is not None else None
+        is_alias = reference or ("const" in words and value is not None and value.type == "identifier")
         key = self.scope.declare(name)
         if initial is None:
 
@@ -380,7 +381,7 @@ class Statements(Expressions):
         def define(m: Machine) -> None:
             value = initial(m)
             m.frame[key] = value
-            if m.threads is not None and isinstance(value, Place) and value.memory.space == "local" and not reference:
+            if m.threads is not None and isinstance(value, Place) and value.memory.space == "local" and not is_alias:
                 m.counts.local_bytes += value.type.size
 
         return define
