@@ -71,7 +71,8 @@ class CudaText:
 
         try:
             with np.errstate(all="ignore"):
-                launches = World(self._declared(knobs), knobs).run(function, [_known(each) for each in arguments])
+                world = World(self._declared(knobs), knobs, hardware.units if hardware is not None else 0)
+                launches = world.run(function, [_known(each) for each in arguments])
                 return combine_launches([columns_of(launch, hardware) for launch in launches])
         except RefusedError as err:
             log.debug("%s launches nothing under %s: %r", function, dict(knobs), err)

@@ -516,3 +516,32 @@ def test_a_struct_read_as_another_has_the_fields_of_that() -> None:
     )
     found = described("struct alignas(16) Four { float at[4]; };\n" + text)
     assert found["loaded_bytes"] == 16 * 256
+
+
+def test_memory_of_a_tensor_is_aligned_for_vectors() -> None:
+    vectors = "reinterpret_cast<float4*>(out)[i] = reinterpret_cast<const float4*>(x)[i];"
+    for aligned in ("((unsigned long long)x | (unsigned long long)out) % 16 == 0", "((size_t)(x + 4) & 15) == 0"):
+        assert described(body(f"if ({aligned}) {{ {vectors} }} else out[i] = x[i];"))["access_bytes"] == 16
+    shifted = body(f"if (((size_t)(x + 1) & 15) == 0) {{ {vectors} }} else out[i] = x[i];")
+    assert described(shifted)["access_bytes"] == 4
+
+
+UNITS = {
+    "an attribute": "cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, 0);",
+    "a check": "C10_CUDA_CHECK(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, 0));",
+    "torch's properties": "units = at::cuda::getCurrentDeviceProperties()->multiProcessorCount;",
+    "properties": "cudaDeviceProp all; cudaGetDeviceProperties(&all, 0); units = all.multiProcessorCount;",
+}
+
+
+@pytest.mark.parametrize("asked", UNITS)
+def test_a_grid_of_so_many_blocks_for_each_unit_is_as_large_as_the_device(asked: str) -> None:
+    text = SCALE.replace("scale<<<(n + THREADS - 1) / THREADS", f"int units = 1; {UNITS[asked]} scale<<<4 * units")
+    assert described(text)["programs"] == 4 * H200.units
+
+
+def test_what_the_driver_is_asked_for_does_not_stay_as_it_was() -> None:
+    asked = "int most = 1; cudaOccupancyMaxActiveBlocksPerMultiprocessor(&most, scale, THREADS, 0);"
+    assert described(SCALE.replace("scale<<<(n + THREADS - 1) / THREADS", f"{asked} scale<<<most")) is None
+    limit = "cudaFuncSetAttribute(scale, cudaFuncAttributeMaxDynamicSharedMemorySize, 1024);"
+    assert described(SCALE.replace("    scale<<<", f"    {limit} scale<<<")) == described(SCALE)

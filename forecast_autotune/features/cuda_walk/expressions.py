@@ -80,6 +80,8 @@ def field_of(m: Machine, base: Any, name: str) -> Any:
         return Place(base.memory, (*base.path, name), at, kind)
     if isinstance(base, Unknown):
         kind = base.type
+        if name == "multiProcessorCount" and m.world.units:
+            return m.world.units
         return Unknown(kind.fields[name][0]) if isinstance(kind, StructType) and name in kind.fields else UNKNOWN
     raise AbstainError(f"field {name} of something else")
 
@@ -409,7 +411,7 @@ class Expressions:
             value = self.value(children(arguments_node)[0])
             return Code(lambda m: m.cast(value(m), kind(m)))
         if name.startswith(library.IGNORED):
-            return Code(lambda _: UNKNOWN)
+            return self._check(name, arguments_node)
         given = [self.code(child) for child in children(arguments_node)]
         of_templates = [self._template_argument(child) for child in templates or ()]
         if launch is not None:
@@ -434,6 +436,16 @@ class Expressions:
             return library.call(m, name, scope, types, given)
 
         return Code(call)
+
+    def _check(self, name: str, arguments: Any) -> Code:
+        given = [self.code(child) for child in children(arguments)] if name.startswith(library.CHECKED) else []
+
+        def check(m: Machine) -> Any:
+            for each in given if m.threads is None else ():
+                each.value(m)
+            return UNKNOWN
+
+        return Code(check)
 
     def _template_argument(self, node: Any) -> Run:
         if node.type == "type_descriptor":

@@ -23,6 +23,7 @@ from .values import (
     StructType,
     Tensor,
     Unknown,
+    Variable,
 )
 
 if TYPE_CHECKING:
@@ -30,11 +31,14 @@ if TYPE_CHECKING:
 
 IGNORED = ("TORCH_CHECK", "C10_CUDA", "CUDA_CHECK", "TORCH_INTERNAL_ASSERT", "AT_CUDA_CHECK", "assert", "static_assert")
 """Calls that start so check something, and are not looked at."""
+CHECKED = ("C10_CUDA", "CUDA_CHECK", "AT_CUDA_CHECK")
+"""Of these the calls within are."""
+_UNITS = "cudaDevAttrMultiProcessorCount"
 
 CONSTANTS: dict[str, Any] = {
     "FLT_MAX": 3.4e38, "FLT_MIN": 1.2e-38, "FLT_EPSILON": 1.2e-7, "INFINITY": math.inf, "NAN": math.nan, "M_PI": math.pi,
     "INT_MAX": 2**31 - 1, "INT_MIN": -(2**31), "cudaSuccess": 0, "NULL": 0, "warpSize": 32, "CUDART_INF_F": math.inf,
-    "DBL_MAX": 1.7e308,
+    "DBL_MAX": 1.7e308, _UNITS: 16,
 }  # fmt: skip
 SPECIAL = 4.0  # operations that an exponential or division counts as, as in `kernel_counts`
 
@@ -165,8 +169,28 @@ def _host_call(m: Machine, name: str, scope: str, given: Sequence[Code]) -> Any:
         m.world.clear(pointer, size)
         return 0
     if name.startswith("cuda"):
+        _written_by_driver(m, name, given)
         return 0
     return UNKNOWN
+
+
+def _written_by_driver(m: Machine, name: str, given: Sequence[Code]) -> None:
+    """What the driver is asked for is unknown, but for how many units there are."""
+    values = [_known_value(m, each) for each in given]
+    counts_units = name == "cudaDeviceGetAttribute" and len(values) > 1 and values[1] == CONSTANTS[_UNITS]
+    answer = m.world.units if counts_units and m.world.units else UNKNOWN_INT
+    for value in values:
+        if isinstance(value, Variable):
+            m.store(value, answer)
+        elif isinstance(value, Pointer) and value.memory.space == "local":
+            m.store(Place(value.memory, value.path, value.offset, value.type), answer)
+
+
+def _known_value(m: Machine, code: Code) -> Any:
+    try:
+        return code.value(m)
+    except AbstainError:  # the name of a kernel, or a driver's own
+        return UNKNOWN
 
 
 def _dispatch(m: Machine, given: Sequence[Code]) -> Any:

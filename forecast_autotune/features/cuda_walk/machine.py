@@ -745,7 +745,9 @@ def arithmetic(machine: Machine, operator: str, a: Any, b: Any) -> Any:
     if isinstance(b, (Place, Variable)):
         b = machine.load(b)
     if isinstance(a, Pointer) or isinstance(b, Pointer):
-        return _of_pointers(operator, a, b)
+        if operator not in _OF_ADDRESSES:
+            return _of_pointers(operator, a, b)
+        a, b = (v.offset if isinstance(v, Pointer) else v for v in (a, b))
     whole: tuple[Any, ...] = (bool, int, np.ndarray, np.generic)
     if isinstance(a, whole) and isinstance(b, whole):
         result = _OF_NUMBERS[operator](a, b)
@@ -818,6 +820,8 @@ def _shift(a: Any, b: Any, left: bool) -> Any:
     return a << b if left else a >> b
 
 
+# Of addresses these ask how they are aligned. Torch's memory begins at a multiple of 512, so what lies behind that tells.
+_OF_ADDRESSES = ("%", "&", "|", "^")
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 _OF_NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
     "+": lambda a, b: a + b,

@@ -54,10 +54,14 @@ class Cleared:
 
 
 class World:
-    """What names mean under a config. Launches are noted in `launches`."""
+    """What names mean under a config. Launches are noted in `launches`.
 
-    def __init__(self, declared: Declared, knobs: Mapping[str, Any]) -> None:
-        self._declared, self._knobs = declared, knobs
+    Args:
+        units: how many multiprocessors there are; 0 where that is not known.
+    """
+
+    def __init__(self, declared: Declared, knobs: Mapping[str, Any], units: int = 0) -> None:
+        self._declared, self._knobs, self.units = declared, knobs, units
         self._names: dict[str, Any] = {}
         self._types: dict[str, Any] = {}
         self._busy: set[str] = set()
