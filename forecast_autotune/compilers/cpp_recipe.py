@@ -27,6 +27,7 @@ _MACRO_VALUE = re.compile(r"[\w.,:+\-*/%=]*\Z", re.ASCII)
 _INCLUDE = re.compile(r"^\s*#\s*(?:include|include_next|embed|define\s+\w+)\s*[<\"]([^>\"]+)[>\"]", re.MULTILINE)
 _QUOTED = re.compile(r"^[ \t]*#[ \t]*include[ \t]*\"([^\"\n]+)\"[^\n]*\n?", re.MULTILINE)
 _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*\n?", re.MULTILINE)
+_DEFINED = re.compile(r"-D\s*([A-Za-z_]\w*)(?:=(.*))?\Z", re.DOTALL)
 _SEARCHED = re.compile(r"-(?:I|isystem|iquote|idirafter)\s*(.+)")
 _LIBRARY = re.compile(r"\b(TORCH_LIBRARY(?:_FRAGMENT|_IMPL)?\s*\(\s*)([A-Za-z_]\w*)")
 
@@ -92,6 +93,24 @@ class Recipe:
         kept = {k: v for k, v in self.arguments.items() if v and k not in places}
         return tuple(f"{name}={canonical_json(value)}" for name, value in sorted(kept.items()))
 
+    def macros(self, config: Config) -> dict[str, Value]:
+        """What texts find defined under a config, by name: its knobs, and what flags define; 1 where these say no more."""
+        given = [str(f) for name in ("extra_cflags", "extra_cuda_cflags") for f in self.arguments.get(name) or ()]
+        knobs: dict[str, Value] = {}
+        for name, value in config.knobs.items():
+            if self.roles.get(name) == "flag":
+                given.append(str(value))
+            elif not (name == SOURCE_KNOB and self._has_alternatives):
+                knobs[name] = value
+        # As a shell hands them on: `-D NAME` may be two words
+        words = re.sub(r"(^|\s)-D\s+", r"\1-D", " ".join(given)).replace('"', "").split()
+        defined: dict[str, Value] = {m[1]: m[2] or 1 for word in words if (m := _DEFINED.match(word))}
+        return {**defined, **knobs}
+
+    @property
+    def _has_alternatives(self) -> bool:
+        return any(isinstance(s, Mapping) for s in (self.kernel_sources, self.cuda_sources, self.cpp_sources))
+
     def validate(self, space: Space) -> None:
         """Raises:
         InvalidInputError: a knob is no C identifier, names a source that is not there, or is a flag without its dash.
@@ -125,7 +144,7 @@ class Recipe:
     def variant(self, config: Config, toolchain: Toolchain, hardware: Hardware) -> Variant:
         """What this config builds: the chosen texts, its macros and flags, and the digest that names its folder."""
         defines, flags = [], []
-        alternatives = any(isinstance(s, Mapping) for s in (self.kernel_sources, self.cuda_sources, self.cpp_sources))
+        alternatives = self._has_alternatives
         for knob, value in config.knobs.items():
             if knob == SOURCE_KNOB and alternatives:
                 continue
@@ -134,7 +153,7 @@ class Recipe:
             else:
                 defines.append(f"-D{knob}={_macro(value)}")
         chosen = config.knobs.get(SOURCE_KNOB)
-        cpp, cuda, kernel = (_pick(s, chosen) for s in (self.cpp_sources, self.cuda_sources, self.kernel_sources))
+        cpp, cuda, kernel = (picked(s, chosen) for s in (self.cpp_sources, self.cuda_sources, self.kernel_sources))
         sources = {"cpp": cpp, "cuda": cuda, "kernel": kernel}
         name = digest(
             self.name,
@@ -249,7 +268,8 @@ def with_headers(text: str, folders: Sequence[str]) -> str:
     return written(text, ())
 
 
-def _pick(sources: Sources, chosen: Value) -> tuple[str, ...]:
+def picked(sources: Sources, chosen: Value) -> tuple[str, ...]:
+    """The texts that are compiled together, where the knob `source` is set so."""
     return (sources[str(chosen)],) if isinstance(sources, Mapping) else tuple(sources)
 
 

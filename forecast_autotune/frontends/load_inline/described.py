@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...compilers.cpp_recipe import SOURCE_KNOB, Recipe
+from ...compilers.cpp_recipe import SOURCE_KNOB, Recipe, picked
 from ...core.config import Config
 from ...core.hardware import Hardware
 from ...features.cuda_features import Argument, CudaText, argument
@@ -16,7 +16,7 @@ class DescribedSources:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self._texts: dict[object, CudaText] = {}
+        self._texts: dict[tuple[str, ...], CudaText] = {}
 
     def of_call(
         self, function: str, args: Sequence[Any], hardware: Hardware
@@ -33,14 +33,8 @@ class DescribedSources:
         self, function: str, arguments: Sequence[Argument], config: Config, hardware: Hardware
     ) -> Mapping[str, float] | None:
         recipe = self._recipe
-        sources = (recipe.cpp_sources, recipe.cuda_sources)
-        chosen = config.knobs.get(SOURCE_KNOB) if any(isinstance(s, Mapping) for s in sources) else None
-        if chosen not in self._texts:
-            texts = [text for s in sources for text in ([s[str(chosen)]] if isinstance(s, Mapping) else s)]
-            self._texts[chosen] = CudaText(texts, recipe.include_folders)
-        knobs = {
-            name: value
-            for name, value in config.knobs.items()
-            if recipe.roles.get(name) != "flag" and not (name == SOURCE_KNOB and chosen is not None)
-        }
-        return self._texts[chosen].features(function, arguments, knobs, hardware)
+        chosen = config.knobs.get(SOURCE_KNOB)
+        texts = (*picked(recipe.cpp_sources, chosen), *picked(recipe.cuda_sources, chosen))
+        if texts not in self._texts:
+            self._texts[texts] = CudaText(texts, recipe.include_folders)
+        return self._texts[texts].features(function, arguments, recipe.macros(config), hardware)
