@@ -545,3 +545,18 @@ def test_what_the_driver_is_asked_for_does_not_stay_as_it_was() -> None:
     assert described(SCALE.replace("scale<<<(n + THREADS - 1) / THREADS", f"{asked} scale<<<most")) is None
     limit = "cudaFuncSetAttribute(scale, cudaFuncAttributeMaxDynamicSharedMemorySize, 1024);"
     assert described(SCALE.replace("    scale<<<", f"    {limit} scale<<<")) == described(SCALE)
+
+
+def test_a_loop_is_unrolled_as_often_as_its_pragma_says() -> None:
+    def told(pragma: str, end: str = "64") -> Any:
+        text = body(f"float sum = 0;\n{pragma}\nfor (int k = 0; k < {end}; ++k) sum += x[i * 64 + k];\nout[i] = sum;")
+        found = described("#define AT_ONCE (2 * 4)\n" + text, knobs={"THREADS": 256, "TIMES": 8})
+        return found["per_thread"], found["trips"]
+
+    assert told("") == told("#pragma unroll 1") == (1, 64)
+    for pragma in ("#pragma unroll 8", "#pragma unroll (8)", "#pragma unroll AT_ONCE", "#pragma unroll TIMES"):
+        assert told(pragma) == (8, 8)
+    assert told("#pragma unroll") == told("#pragma unroll 64") == told("#pragma unroll 1000") == (64, 1)
+    assert told("#pragma unroll", "THREADS / 4") == (64, 1)
+    assert told("#pragma unroll", "n / 16384") == (1, 64)  # known at a call alone
+    assert told("#pragma unroll 4", "n / 16384") == (4, 16)

@@ -227,10 +227,10 @@ def _sites(launch: Launch) -> list[_Site]:
     found = []
     for row, access in enumerate(accesses):
         trips = [_mean(loop.trips, threads.weight) for loop in access.loops]
-        around = (
-            math.prod(t for t, loop in zip(trips, access.loops, strict=True) if not loop.is_unrolled) if trips else 1.0
-        )
-        inner = math.prod(t for t, loop in zip(trips, access.loops, strict=True) if loop.is_unrolled) if trips else 1.0
+        inner = around = 1.0
+        for number, loop in zip(trips, access.loops, strict=True):
+            at_once = number if loop.is_unrolled else min(loop.unroll, max(1.0, number))
+            inner, around = inner * at_once, around * (1.0 if loop.is_unrolled else number / at_once)
         active = min(1.0, float(each[row]) / max(1e-12, around * inner))
         of_block = float(sectors[row] @ (weight * of_warp[row]))
         found.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,10 +41,18 @@ MOST_HOST_TRIPS = 256
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """A loop that is being run, by how often a sampled thread goes through it."""
+    """A loop that is being run, by how often a sampled thread goes through it.
+
+    Of its trips `unroll` follow each other without a jump: 1 where it is not unrolled, all of them where it wholly is.
+    """
 
     trips: Any
-    is_unrolled: bool
+    unroll: float
+
+    @property
+    def is_unrolled(self) -> bool:
+        """Whether it wholly is."""
+        return self.unroll == math.inf
 
 
 @dataclass(slots=True, eq=False)
@@ -498,7 +507,7 @@ class Machine:
         if isinstance(trips, np.ndarray):
             self.mask = both(mask, trips > 0)
         self.times, self.is_sure, self.gone = times * trips, sure and is_known, False
-        self.loops.append(Loop(trips, code.is_unrolled))
+        self.loops.append(Loop(trips, self._unroll(code, trips)))
         if self.mask is not False:
             code.body(self)
         self.loops.pop()
@@ -508,6 +517,15 @@ class Machine:
             frame[key] = moved_by(value, growth[key] * trips)
         for key, taken in (values or {}).items():
             frame[key] = taken[-1]
+
+    def _unroll(self, code: LoopCode, trips: Any) -> float:
+        """How many trips follow each other without a jump; all where a pragma names more than there are, or no number."""
+        import numpy as np
+
+        if code.unroll is None:
+            return 1.0
+        count = self.quietly(code.unroll)
+        return float(count) if isinstance(count, (int, float)) and 1 <= count < np.max(trips) else math.inf
 
     def _trips(self, code: LoopCode, begin: dict[str, Any], growth: dict[str, Any]) -> tuple[Any, bool]:
         """How often a loop runs whose variables grow evenly, and whether no data tells."""
@@ -611,12 +629,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class LoopCode:
-    """A loop: comparisons that all hold (None for what is no such), steps, body."""
+    """A loop: comparisons that all hold (None for what is no such), steps, body, and by how many trips it is unrolled."""
 
     conditions: tuple[Condition | None, ...]
     steps: tuple[Step, ...]
     body: Callable[[Any], None]
-    is_unrolled: bool = False
+    unroll: Callable[[Any], Any] | None = None
     is_do: bool = False
     steps_in_body: bool = False
 

@@ -109,7 +109,8 @@ class Preprocessor:
         elif name == "pragma" and rest == "once" and beside is not None:
             self._once.add(beside)
         elif name == "pragma" and _UNROLL.match(" ".join(rest.split())):
-            self._parts.append("[[unroll]]\n")
+            count = self.expand(rest.removeprefix("unroll")).strip().removeprefix("(").removesuffix(")").strip()
+            self._parts.append(f"[[unroll({count})]]\n" if count else "[[unroll]]\n")
 
     def _include(self, name: str, beside: str | None, depth: int) -> None:
         places = [*([os.path.dirname(beside)] if beside else []), *self._folders]

@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Scope:
-    """Names of a function, block by block. `members` are those of the struct that a method is of."""
+    """Names of a function, block by block.
+
+    `members` are those of the struct that a method is of. `of_call` are keys of what only a call tells: parameters, and
+    variables that come of them.
+    """
 
     members: frozenset[str] = frozenset()
     blocks: list[dict[str, str]] = field(default_factory=lambda: [{}])
     taken: set[str] = field(default_factory=set)
+    of_call: set[str] = field(default_factory=set)
 
     def declare(self, name: str) -> str:
         """A key for a new variable."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -154,6 +155,7 @@ class Statements(Expressions):
     ) -> Function:
         outer, self.scope = self.scope, Scope(members)
         parameters = self._parameters(declarator.child_by_field_name("parameters"))
+        self.scope.of_call.update(parameter.key for parameter in parameters)
         for template in templates:
             self.scope.declare(template)
         body = self.statement(node.child_by_field_name("body"))
@@ -365,6 +367,8 @@ class Statements(Expressions):
         initial = self.initial(value, kind, reference) if value is not None else None
         is_alias = reference or ("const" in words and value is not None and value.type == "identifier")
         key = self.scope.declare(name)
+        if value is not None and self._is_of_call(value):
+            self.scope.of_call.add(key)
         if initial is None:
 
             def declare(m: Machine) -> None:
@@ -440,7 +444,7 @@ class Statements(Expressions):
     def else_clause(self, node: Any) -> Run:
         return self.statement(children(node)[0])
 
-    def for_statement(self, node: Any, *, is_unrolled: bool = False) -> Run:
+    def for_statement(self, node: Any, unroll: Run | None = None) -> Run:
         self.scope.blocks.append({})
         initializer, condition = node.child_by_field_name("initializer"), node.child_by_field_name("condition")
         update = node.child_by_field_name("update")
@@ -454,7 +458,7 @@ class Statements(Expressions):
             conditions=self._conditions(condition),
             steps=(*(steps or ()), *inner),
             body=self.statement(body_node),
-            is_unrolled=is_unrolled,
+            unroll=unroll,
         )
         of_host = LoopCode(conditions=code.conditions, steps=tuple(steps or ()), body=code.body)
         self.scope.blocks.pop()
@@ -490,8 +494,32 @@ class Statements(Expressions):
     def attributed(self, node: Any) -> Run:
         inner = children(node)[-1]
         if inner.type == "for_statement":
-            return self.for_statement(inner, is_unrolled=any("unroll" in text_of(c) for c in node.named_children[:-1]))
+            return self.for_statement(inner, self._unroll(node, inner))
         return self.statement(inner)
+
+    def _unroll(self, node: Any, loop: Any) -> Run | None:
+        """By how many trips a pragma unrolls a loop. Without a number it does nothing where only a call tells how many there
+        are (CUDA programming guide, `#pragma unroll`)."""
+        attribute = next((c for c in node.named_children[:-1] if "unroll" in text_of(c)), None)
+        if attribute is None:
+            return None
+        counts = [c for each in children(attribute) for given in children(each) for c in children(given)]
+        if counts and counts[-1].type in ("number_literal", "identifier", "binary_expression"):
+            return self.value(counts[-1])
+        condition, update = loop.child_by_field_name("condition"), loop.child_by_field_name("update")
+        ends = [each.child_by_field_name("right") for each in (condition, update) if each is not None]
+        return None if any(self._is_of_call(end) for end in ends if end is not None) else lambda _: math.inf
+
+    def _is_of_call(self, node: Any) -> bool:
+        """Whether only a call tells a value, as far as its text says."""
+        waiting = [node]
+        while waiting:
+            one = waiting.pop()
+            waiting += one.named_children
+            name = text_of(one) if one.type == "identifier" else ""
+            if name in ("blockDim", "gridDim") or self.scope.find(name) in self.scope.of_call:
+                return True
+        return False
 
     def _conditions(self, node: Any) -> tuple[Condition | None, ...]:
         if node is None:
