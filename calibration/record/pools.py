@@ -18,7 +18,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -37,7 +37,7 @@ from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.candidate import Candidate, Tried
-from forecast_autotune.program_search.descriptions import CandidateDescriber, Features, describer_of
+from forecast_autotune.program_search.descriptions import CandidateDescriber, Described, describer_of
 from forecast_autotune.program_search.examiner import Examiner, Result
 from forecast_autotune.program_search.forecasts import configs_of, traits_of
 from forecast_autotune.program_search.proposers.rewriting import rewrites_of
@@ -239,7 +239,7 @@ def write_pool(
     first: dict[Config, Tried] = {}
     for config, one in zip(configs, tried, strict=True):
         first.setdefault(config, one)
-    told: dict[Config, Mapping[str, Features]] = {}
+    told: dict[Config, Described] = {}
     if describer is not None:
         told = dict(zip(first, describer.describe([one.candidate for one in first.values()]), strict=True))
     to.mkdir(parents=True, exist_ok=True)
@@ -259,7 +259,7 @@ def write_pool(
             toolchain=toolchain,
             default=configs[0],
             outcomes=outcomes,
-            static_features={config: told[config][size] for config in outcomes if told.get(config, {}).get(size)},
+            static_features={config: each for config in outcomes if (each := told.get(config, {}).get(size))},
         )
         paths.append(to / f"{task.name}.{size}.{name}.jsonl.gz")
         write_trace(recording, paths[-1], recorded={"by": "record-pool", "seed": SEED, "depth": DEPTH})

@@ -4,6 +4,7 @@ beside what was measured."""
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 
 from ..core.config import Config
@@ -15,9 +16,10 @@ from ..core.job import Job
 from ..core.outcome import Outcome
 from ..core.space import Space
 from ..core.workload import Program, Workload
+from ..frontends.variants.launches import LazyStaticFeatures
 from ..protocols import Surrogate
 from .candidate import Candidate, Tried
-from .descriptions import CandidateDescriber, Features, over_sizes
+from .descriptions import CandidateDescriber, Described, Features, over_sizes
 from .task import SearchTask
 from .turns import turn_on
 
@@ -71,7 +73,7 @@ class CandidateForecaster:
             hardware=self._hardware,
             toolchain=self._toolchain,
             work=self._work,
-            static_features=_features(of, told, space) if any(told.values()) else (),
+            static_features=_features(of, told, by_size, space) if any(told.values()) else (),
         )
         outcomes: dict[Config, Outcome] = {of[t.candidate.digest]: t.outcome for t in tried if t.candidate.digest in of}
         try:
@@ -83,7 +85,7 @@ class CandidateForecaster:
         mine = [by_config[of[one.digest]] if one.digest in of else None for one in proposed]
         return [answer if isinstance(answer, Forecast) else None for answer in mine]
 
-    def _described(self, candidates: Sequence[Candidate]) -> Mapping[str, Mapping[str, Features]]:
+    def _described(self, candidates: Sequence[Candidate]) -> Mapping[str, Described]:
         """What each candidate launches by the name of a size, by its digest; nothing where nobody describes."""
         if self._describer is None:
             return {}
@@ -102,26 +104,37 @@ class CandidateForecaster:
 
 
 def _refused(
-    candidates: Sequence[Candidate], by_size: Mapping[str, Mapping[str, Features]], told: Mapping[str, Features]
+    candidates: Sequence[Candidate], by_size: Mapping[str, Described], told: Mapping[str, Features]
 ) -> set[str]:
     """Digests of candidates, but never the seed's, that raise at some size, where they do not at another one, or where other
-    candidates of their variant never do.
+    candidates of their variant never do. One of which nobody can tell is none of them.
 
     Most have knobs that the variant's own Python code refuses. Forecast by their knobs alone they would be tried first: of
     what is known least, most may be hoped. 13 of 32 measurements of a layer norm went to such.
     """
     described = {one.variant for one in candidates if told.get(one.digest)}
-    raising = [one for one in candidates if one.digest in told and not told[one.digest]]
+    raising = [
+        one
+        for one in candidates
+        if one.digest in told and not told[one.digest] and not _is_unknown(by_size[one.digest])
+    ]
     refused = {one.digest for one in raising if one.variant in described or any(by_size[one.digest].values())}
     return refused - {candidates[0].digest}
 
 
-def _features(of: Mapping[str, Config], told: Mapping[str, Features], space: Space) -> Sequence[Features]:
+def _is_unknown(described: Described) -> bool:
+    """Whether nobody can tell what a candidate launches at some size."""
+    return any(features is None for features in described.values())
+
+
+def _features(
+    of: Mapping[str, Config], told: Mapping[str, Features], by_size: Mapping[str, Described], space: Space
+) -> Sequence[Features]:
     """What the configs of a space launch. Of candidates that read alike the first counts, and the seed is first."""
-    by_config: dict[Config, Features] = {}
+    by_config: dict[Config, Features | None] = {}
     for digest, config in of.items():
-        by_config.setdefault(config, told.get(digest, {}))
-    return [by_config[config] for config in space]
+        by_config.setdefault(config, None if _is_unknown(by_size.get(digest, {})) else told.get(digest, {}))
+    return LazyStaticFeatures(list(space), by_config.__getitem__, longest_s=math.inf)
 
 
 def configs_of(candidates: Sequence[Candidate], task: SearchTask) -> list[Config]:

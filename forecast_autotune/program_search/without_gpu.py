@@ -1,4 +1,5 @@
-"""What boxed workers without a GPU find out of Triton candidates: each calls one on tensors without data."""
+"""What boxed workers without a GPU find out of candidates: they call those in Triton on tensors without data, and read those
+in CUDA."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ ITS_OWN = (
 
 
 def can_tell(task: SearchTask, hardware: Hardware) -> bool:
-    """Whether such workers find anything out of a task's candidates: not in C++ and CUDA, nor for a CPU."""
+    """Whether such workers can call a task's candidates: not in C++ and CUDA, nor for a CPU."""
     return task.language == "triton" and hardware.kind != "cpu"
 
 
