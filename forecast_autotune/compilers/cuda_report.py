@@ -27,9 +27,10 @@ _TORCH = re.compile(r"\b(torch|at|c10|py|pybind11)\s*::|\b(TORCH_|PYBIND11_|AT_D
 _TORCH_INCLUDE = re.compile(r"#\s*include\s*[<\"](torch|ATen|c10|pybind11|Python\.h)")
 _LAUNCH = re.compile(r"([A-Za-z_][\w:]*)\s*(<[^;{}]*?>)\s*<<<")
 _TOKEN = re.compile(
-    r"""(?P<comment>//[^\n]*|/\*.*?\*/)"""
-    r"""|(?P<raw>R"(?P<fence>[^(\s]*)\(.*?\)(?P=fence)")"""
-    r"""|(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
+    # What has no end ends with the text or line: else each would be looked for to the end, in square time.
+    r"""(?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))"""
+    r"""|(?P<raw>R"(?P<fence>[^(\s]{0,16})\(.*?(?:\)(?P=fence)"|\Z))"""
+    r"""|(?P<text>"(?:\\.|[^"\\\n])*(?:"|(?=\n)|\\?\Z)|'(?:\\.|[^'\\\n]){0,16}')"""
     r"""|(?P<directive>(?m:^)[ \t]*\#(?:\\\n|[^\n])*)"""
     r"""|(?P<open>[({\[])|(?P<close>[)}\]])|(?P<end>;)""",
     re.DOTALL,

@@ -15,7 +15,8 @@ from ..core.forecast import Forecast
 from ..core.outcome import Measurement, Outcome
 
 _CPP_TOKENS = re.compile(
-    r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|^[ \t]*#(?:\\\n|[^\n])*|\s+",
+    # A comment or string without end ends with the text or line: else each would be looked for to the end, in square time.
+    r"//[^\n]*|/\*.*?(?:\*/|\Z)|\"(?:\\.|[^\"\\\n])*(?:\"|$|\\?\Z)|'(?:\\.|[^'\\\n]){0,16}'|^[ \t]*#(?:\\\n|[^\n])*|\s+",
     re.DOTALL | re.MULTILINE,
 )
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from calibration.search_tasks import CUDA_SIZES, search_tasks
 from forecast_autotune.cli.search import _target
 from forecast_autotune.compilers.cpp_compile import CppCompiler
 from forecast_autotune.compilers.cpp_recipe import with_headers
+from forecast_autotune.compilers.cuda_report import uses_torch
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.core.space import Space
@@ -31,6 +33,7 @@ from forecast_autotune.processes.box import lacking
 from forecast_autotune.program_search import build
 from forecast_autotune.program_search import task as tasks
 from forecast_autotune.program_search.budget import SearchBudget
+from forecast_autotune.program_search.candidate import normalised
 from forecast_autotune.program_search.finals import Final, Finals
 from forecast_autotune.program_search.lineage import WalkedBack
 from forecast_autotune.program_search.machine_code import code_digest
@@ -251,6 +254,16 @@ def test_headers_are_written_out_once_where_they_say_so(tmp_path: Path) -> None:
 
 
 # Flags, rules and tasks ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begin", ["/* ", '\\"', "\\'", 'R"x('])
+def test_texts_whose_comments_and_strings_never_end_are_read_at_once(begin: str) -> None:
+    text = SAXPY + begin[-1] + begin * 20_000
+    began = time.monotonic()
+    assert normalised(text, "cuda")
+    assert len(blanked(text)) == len(text)
+    assert not uses_torch(text)
+    assert time.monotonic() - began < 3.0  # each took 2 to 10 s
 
 
 def test_a_flag_stands_in_a_line_of_its_own_and_takes_the_place_of_another() -> None:

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 
 TILES = (16, 64, 256)  # rounds of an inner loop
 
+# A comment or string without end ends with the text or line: else each would be looked for to the end, in square time.
+_BLANK = re.compile(
+    r"//[^\n]*|/\*.*?(?:\*/|\Z)|\"(?:\\.|[^\"\\\n])*(?:\"|$|\\?\Z)|'(?:\\.|[^'\\\n]){1,16}'", re.DOTALL | re.MULTILINE
+)
 _FOR = re.compile(r"\bfor\s*\(")
 _COUNTED = re.compile(
     r"\s*([\w:]+(?:\s+[\w:]+)*)\s+(\w+)\s*=\s*([^;]+);\s*(\w+)\s*<\s*([^;]+);\s*"
@@ -194,4 +198,4 @@ def blanked(source: str) -> str:
     def blank(match: re.Match[str]) -> str:
         return re.sub(r"[^\n]", " ", match[0])
 
-    return re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'", blank, source, flags=re.DOTALL)
+    return _BLANK.sub(blank, source)
