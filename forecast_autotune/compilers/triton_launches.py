@@ -20,6 +20,9 @@ from .triton_binding import bind_call, defaults_of
 from .triton_compile import SourceCompiler
 from .triton_source import NotAheadError, Source, gpu_target, make_source
 
+DESCRIBED_OPTIONS = ("num_warps", "num_stages", "maxnreg")
+"""Options of a launch that its description counts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
@@ -133,7 +136,7 @@ def _features(launched: Launched, hardware: Hardware) -> dict[str, float]:
     kernel = launched.kernel
     bound = bind_call(kernel.arg_names, defaults_of(kernel), launched.args, launched.kwargs)
     call = describe_call(bound.arguments)
-    options = {name: value for name, value in bound.options.items() if name in ("num_warps", "num_stages")}
+    options = {name: value for name, value in bound.options.items() if name in DESCRIBED_OPTIONS}
     return launch_features(kernel, call, [options], grid=launched.grid, hardware=hardware)[0]
 
 

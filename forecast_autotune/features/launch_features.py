@@ -113,13 +113,13 @@ def launch_features(
     for the one before), `tile_m`, `tile_n`, `tile_k`, `tile_elements`, `per_thread` (elements of the largest tile for each
     thread), `loaded_bytes`, `stored_bytes`, `access_bytes` (that a thread moves at once, on average), `flops_per_byte`,
     `shared_bytes`, `shared_share` (of what a block may have), `registers` (by what is needed at one time),
-    `blocks_per_unit`, `in_flight_bytes` (asked for ahead by the blocks of a unit), `waste` (elements walked against elements
-    there).
+    `register_share` (of what a block may have, where `maxnreg` lets each thread have so many), `blocks_per_unit`,
+    `in_flight_bytes` (asked for ahead by the blocks of a unit), `waste` (elements walked against elements there).
 
     Args:
         kernel: a JITFunction, or a function with a kernel's body.
         call: from `describe_call`; or, where a config's hook changes the arguments, a config to its own.
-        configs: knobs by name, `num_warps` and `num_stages` among them if they are set.
+        configs: knobs by name, `num_warps`, `num_stages` and `maxnreg` among them if they are set.
         grid: as at the launch; a callable is asked with arguments and config.
         hardware: the device, for waves, occupancy and times.
     """
@@ -139,8 +139,9 @@ _SUMMED = (
 def combine_launches(launches: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The features of a config that launches several kernels one after the other, in the names of `launch_features`.
 
-    Times, operations and bytes are summed; all else is of the kernel that is expected to take longest. Two names are added:
-    `launches`, how many there are, and `least_programs` of any of them. Empty where nothing is launched.
+    Times, operations and bytes are summed, and `register_share` is the largest; all else is of the kernel that is expected
+    to take longest. Two names are added: `launches`, how many there are, and `least_programs` of any of them. Empty where
+    nothing is launched.
     """
     if not launches:
         return {}
@@ -149,6 +150,8 @@ def combine_launches(launches: Sequence[Mapping[str, float]]) -> dict[str, float
     for name in _SUMMED:
         if any(name in d for d in launches):
             combined[name] = sum(d.get(name, 0.0) for d in launches)
+    if shares := [d["register_share"] for d in launches if "register_share" in d]:
+        combined["register_share"] = max(shares)
     combined["launches"] = float(len(launches))
     if programs := [d["programs"] for d in launches if "programs" in d]:
         combined["least_programs"] = min(programs)
@@ -268,6 +271,8 @@ def _fill(
     warp_size = hardware.warp_size if hardware is not None and hardware.warp_size > 1 else WARP_SIZE
     threads = features["threads"] = warps * warp_size
     features["num_stages"] = stages
+    if most := knobs.get("maxnreg"):
+        features["register_share"] = float(most) * threads / REGISTERS_PER_BLOCK
     extents = _extents(grid, call, knobs)
     programs = math.prod(extents) if extents is not None else None
     if programs is not None:

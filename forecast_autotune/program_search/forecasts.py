@@ -110,7 +110,8 @@ def _refused(
     candidates of their variant never do. One of which nobody can tell is none of them.
 
     Most have knobs that the variant's own Python code refuses. Forecast by their knobs alone they would be tried first: of
-    what is known least, most may be hoped. 13 of 32 measurements of a layer norm went to such.
+    what is known least, most may be hoped. 13 of 32 measurements of a layer norm went to such. And what lets its threads
+    have more registers than a block may have limits nothing, or fails at its launch: seven of 32.
     """
     described = {one.variant for one in candidates if told.get(one.digest)}
     raising = [
@@ -119,7 +120,8 @@ def _refused(
         if one.digest in told and not told[one.digest] and not _is_unknown(by_size[one.digest])
     ]
     refused = {one.digest for one in raising if one.variant in described or any(by_size[one.digest].values())}
-    return refused - {candidates[0].digest}
+    overfull = {digest for digest, features in told.items() if features.get("register_share", 0.0) > 1.0}
+    return (refused | overfull) - {candidates[0].digest}
 
 
 def _is_unknown(described: Described) -> bool:

@@ -205,7 +205,7 @@ class Prior:
         fail = np.where(
             known, DESCRIBED_FAILS, np.where(asked, refused, share * DESCRIBED_FAILS + (1.0 - share) * refused)
         )
-        overfull = np.array([d.get("shared_share", 0.0) > 1.0 for d in described])
+        overfull = np.array([max(d.get("shared_share", 0.0), d.get("register_share", 0.0)) > 1.0 for d in described])
         fail[overfull] = np.maximum(fail[overfull], OVERFULL_FAILS)
         sigma = np.empty(len(described))
         sigma[known] = self.width.sigma(mean[known], disagreement[known])

@@ -12,7 +12,14 @@ from forecast_autotune.core.space import ROLES
 from forecast_autotune.core.workload import Work
 from forecast_autotune.features.hardware_sheets import device_properties, sheet_for
 from forecast_autotune.features.kernel_model import kernel_model
-from forecast_autotune.features.launch_features import Call, describe_call, knob_roles, launch_features, work_of
+from forecast_autotune.features.launch_features import (
+    Call,
+    combine_launches,
+    describe_call,
+    knob_roles,
+    launch_features,
+    work_of,
+)
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -198,6 +205,15 @@ def test_helpers_and_branches_count_only_where_they_run() -> None:
         matmul, matmul_call(), [tile(), tile(ACTIVATION="leaky")], grid=matmul_grid, hardware=H100
     )
     assert active["elementwise"] > plain["elementwise"]
+
+
+def test_registers_that_threads_may_have_are_told_as_a_share_of_what_a_block_may() -> None:
+    configs = [tile(num_warps=16), tile(num_warps=16, maxnreg=128), tile(num_warps=16, maxnreg=168)]
+    plain, all_of_them, too_many = launch_features(matmul, matmul_call(), configs, grid=matmul_grid, hardware=H100)
+    assert "register_share" not in plain
+    assert (all_of_them["register_share"], too_many["register_share"]) == (1.0, 168 / 128)
+    several = combine_launches([plain, too_many, all_of_them])
+    assert several["register_share"] == 168 / 128
 
 
 def test_an_elementwise_kernel_is_bound_by_memory() -> None:

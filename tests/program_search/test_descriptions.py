@@ -319,6 +319,25 @@ def test_what_its_own_code_refuses_is_not_forecast_and_takes_nothing_from_the_ot
     assert all(job.static_features)
 
 
+def test_what_lets_threads_have_more_registers_than_a_block_may_is_not_forecast(
+    task: Any, describer: CandidateDescriber
+) -> None:
+    """On an H100 a launch of 512 threads with `maxnreg=168` failed, seven of 32 measurements."""
+    config = max(task.spaces["online"], key=lambda config: config["num_warps"])
+    limited = {
+        int(label.partition("=")[2]): replace(task.seed, config=config, source=source, steps=(label,), by_rules=True)
+        for label, source in rewrites_of("triton")(task.source, task.entries["online"])
+        if label.startswith("maxnreg@")
+    }
+    threads = int(config["num_warps"]) * 32
+    fits, too_many = min(limited), max(limited)
+    assert fits * threads <= 65_536 < too_many * threads
+    surrogate = Noting()
+    forecaster = CandidateForecaster(task, HARDWARE, TOOLCHAIN, surrogate, describer)
+    forecasts = forecaster.forecast([], [limited[fits], limited[too_many]])
+    assert [f is None for f in forecasts] == [False, True]
+
+
 def test_a_seed_that_is_not_described_stays_what_others_are_compared_with(
     task: Any, describer: CandidateDescriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -481,8 +481,9 @@ def test_a_config_that_nobody_asked_about_is_not_feared_to_be_refused() -> None:
     assert shares == pytest.approx([0.005, 0.9 * 0.005 + 0.1 * 0.97, 0.97], abs=1e-4)
 
 
-def test_a_config_that_asks_for_more_shared_memory_than_there_is_is_feared_to_fail() -> None:
+def test_a_config_that_asks_for_more_shared_memory_or_registers_than_there_are_is_feared_to_fail() -> None:
     told: list[dict[str, float]] = [{"us_bound": 1.0, "shared_share": share} for share in (0.2, 1.0, 1.1, 4.0)]
+    told += [{"us_bound": 1.0, "shared_share": 0.2, "register_share": share} for share in (1.0, 1.3)]
     found = following().of_launches(told, job_of(recording()))
     assert found is not None
-    assert found.fail.tolist() == [0.005, 0.005, 0.5, 0.5]
+    assert found.fail.tolist() == [0.005, 0.005, 0.5, 0.5, 0.005, 0.5]
