@@ -205,7 +205,7 @@ class _Picking:
         import numpy as np
 
         known = len(self.view.outcomes)
-        if known < STOP_FROM or not self.speedups:
+        if len(self.speedups) < STOP_FROM:  # what failed says nothing of how fast others are
             return ""
         f = self.forecasts
         mean, sigma, fail = f.mean[self.untried], f.sigma[self.untried], f.fail[self.untried]
@@ -213,7 +213,8 @@ class _Picking:
             return ""
         chance = (1.0 - fail) * normal_cdf((mean - self.best - WORTHWHILE) / np.maximum(sigma, 1e-9))
         any_gains = 1.0 - float(np.exp(np.log1p(-np.minimum(chance, 1.0 - 1e-12)).sum()))
-        if any_gains < STOP_CHANCE and (known >= STOP_FROM_UNGROUNDED or self._initially_grounded()):
+        enough = self._initially_grounded() or len(self.speedups) >= STOP_FROM_UNGROUNDED
+        if any_gains < STOP_CHANCE and enough:
             return (
                 f"the chance that any of {self.untried.size} configs left gains 1 % is {any_gains:.1%}{self._saved()}"
             )
@@ -232,8 +233,11 @@ class _Picking:
         return ""
 
     def _initially_grounded(self) -> bool:
-        """Whether more than rules of thumb spoke of every config before anything was measured."""
+        """Whether more than rules of thumb spoke of every config before anything was measured, and not by recordings that are
+        all of other hardware: what these are sure of need not hold here."""
         initial = self.view.initial_forecasts
+        if self.forecasts.by_other_hardware is not None:
+            return False
         return bool(initial) and all(isinstance(f, Forecast) and f.grounded for f in initial)
 
     def _saved(self) -> str:

@@ -68,9 +68,9 @@ class RunState:
         self.earlier = self.measured()
 
     @property
-    def progress(self) -> tuple[int, int]:
-        """How many configs were tried and built; equal after a step that did nothing."""
-        return len(self.tried), len(self.evidence)
+    def progress(self) -> tuple[int, int, int]:
+        """How many configs were tried, built and left behind; equal after a step that did nothing."""
+        return len(self.tried), len(self.evidence), len(self.left_behind)
 
     @property
     def configs_left(self) -> float:
