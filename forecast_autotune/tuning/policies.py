@@ -49,8 +49,8 @@ BLOCK = 1024  # configs whose costs are predicted at a time
 LIKE_FAILURES = 4  # so many first outcomes, all failed with one message: it is the call, not the config
 WORTHWHILE = math.log2(1.01)  # a gain that would be worth another measurement
 STOP_CHANCE = 0.02  # stop when the chance that any config left gains that much is below this
-# Outcomes before that: where every config was forecast by more than rules of thumb before, and elsewhere. On 134 spaces of
-# 20 to 256 configs, their kernels left out, this measures 33 % of the larger ones and loses 0.01 %, at worst 1 %. With no
+# Configs that ran before that: where every config was forecast by more than rules of thumb before, and not by recordings of
+# other hardware alone; and elsewhere. On 134 spaces of 20 to 256 configs, their kernels left out, this measures 33 % of the larger ones and loses 0.01 %, at worst 1 %. With no
 # such forecasts, it cost 2 to 3 % from 30 on.
 STOP_FROM, STOP_FROM_UNGROUNDED = 16, 50
 # Stop too, from STALE_FROM outcomes on, when those after the first STALE (a share) have gained less than WORTHWHILE together
@@ -233,8 +233,8 @@ class _Picking:
         return ""
 
     def _initially_grounded(self) -> bool:
-        """Whether more than rules of thumb spoke of every config before anything was measured, and not by recordings that are
-        all of other hardware: what these are sure of need not hold here."""
+        """Whether more than rules of thumb spoke of every config before anything was measured, and not recordings of other
+        hardware alone: what these are sure of need not hold here."""
         initial = self.view.initial_forecasts
         if self.forecasts.by_other_hardware is not None:
             return False

@@ -208,6 +208,26 @@ def test_selective_stops_early_only_where_launches_were_forecast_before_anything
     assert stops == [True, False, False, False]
 
 
+def test_what_failed_and_what_other_hardware_says_count_nothing_towards_stopping_early() -> None:
+    space = Space([{"BLOCK": b} for b in range(1, 101)])
+    failed: Outcome = Failure(stage="compile", message="too large", cost_s=0.1)
+
+    def stops(ran: int, failures: int, *, by_other_hardware: bool = False) -> bool:
+        outcomes: dict[Config, Outcome] = {c: Measurement(samples_us=(10.0,)) for c in space[:ran]}
+        outcomes |= dict.fromkeys(space[ran : ran + failures], failed)
+        said = np.linspace(1.0, 0.0, 100) if by_other_hardware else None
+        poor = ForecastTable.of_one(
+            "s", np.full(100, -3.0), np.full(100, 0.1), np.zeros(100), source="s", by_other_hardware=said
+        )
+        seen = view_of(space, outcomes, poor)
+        return isinstance(Selective().step(replace(seen, initial_forecasts=[poor[i] for i in range(100)])), Stop)
+
+    assert stops(ran=16, failures=0)
+    assert not stops(ran=15, failures=20)
+    assert not stops(ran=30, failures=0, by_other_hardware=True)
+    assert stops(ran=50, failures=0, by_other_hardware=True)
+
+
 def test_selective_stops_when_the_later_outcomes_have_gained_nothing() -> None:
     space = Space([{"BLOCK": b} for b in range(1, 401)])
     small_chances = [Forecast.normal(-0.3, 0.3, source="s") for _ in space]
