@@ -50,8 +50,8 @@ LIKE_FAILURES = 4  # so many first outcomes, all failed with one message: it is 
 WORTHWHILE = math.log2(1.01)  # a gain that would be worth another measurement
 STOP_CHANCE = 0.02  # stop when the chance that any config left gains that much is below this
 # Configs that ran before that: where every config was forecast by more than rules of thumb before, and not by recordings of
-# other hardware alone; and elsewhere. On 134 spaces of 20 to 256 configs, their kernels left out, this measures 33 % of the larger ones and loses 0.01 %, at worst 1 %. With no
-# such forecasts, it cost 2 to 3 % from 30 on.
+# other hardware alone; and elsewhere. On 134 spaces of 20 to 256 configs, their kernels left out, this measures 33 % of the
+# larger ones and loses 0.01 %, at worst 1 %. With no such forecasts, it cost 2 to 3 % from 30 on.
 STOP_FROM, STOP_FROM_UNGROUNDED = 16, 50
 # Stop too, from STALE_FROM outcomes on, when those after the first STALE (a share) have gained less than WORTHWHILE together
 # and no config left has a chance of STALE_CHANCE to gain it. On eight spaces this spent half of a budget of 10 % and lost
