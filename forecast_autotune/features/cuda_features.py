@@ -15,6 +15,8 @@ from .launch_features import combine_launches
 
 log = logging.getLogger(__name__)
 
+_UNDEFINED = object()  # in place of a knob's value, where a config does not set it
+
 
 @dataclass(frozen=True, slots=True)
 class Argument:
@@ -49,7 +51,7 @@ class CudaText:
         self._texts, self._folders = tuple(texts), tuple(folders)
         self._read: list[
             tuple[dict[str, Any], Any]
-        ] = []  # knobs that conditions asked for, and what was read or failed
+        ] = []  # names that conditions asked for with what they were, and what was read or failed
 
     def features(
         self, function: str, arguments: Sequence[Argument], knobs: Mapping[str, Any], hardware: Hardware | None
@@ -87,7 +89,7 @@ class CudaText:
         from .cuda_walk.values import AbstainError
 
         for asked, found in self._read:
-            if all(knobs.get(name) == value for name, value in asked.items()):
+            if all(knobs.get(name, _UNDEFINED) == value for name, value in asked.items()):
                 if isinstance(found, AbstainError):
                     raise found
                 return found
@@ -99,7 +101,7 @@ class CudaText:
                 try:
                     read_text(preprocessor.run(text), declared)
                 finally:
-                    asked.update({name: knobs[name] for name in preprocessor.conditions})
+                    asked.update({name: knobs.get(name, _UNDEFINED) for name in preprocessor.conditions})
         except AbstainError as err:
             result = err
         except Exception as err:  # brackets within brackets without end, or a parser that is not installed

@@ -319,6 +319,22 @@ def test_conditions_of_the_preprocessor_follow_the_config() -> None:
     assert found == [64, 512, 64, 512]
 
 
+ASKED = {
+    "#ifdef": "#ifdef WIDE\n#define THREADS 512\n#else\n#define THREADS 64\n#endif\n",
+    "defined": "#if defined(WIDE) && !defined(NARROW)\n#define THREADS 512\n#else\n#define THREADS 64\n#endif\n",
+    "#if": "#if WIDE\n#define THREADS 512\n#else\n#define THREADS 64\n#endif\n",
+    "a default": "#ifndef WIDE\n#define WIDE 2\n#endif\n#define THREADS (WIDE == 1 ? 512 : 64)\n",
+}
+
+
+@pytest.mark.parametrize("way", ASKED)
+def test_what_some_configs_alone_define_is_asked_for_each(way: str) -> None:
+    text = CudaText([ASKED[way] + SCALE], ())
+    arguments = [argument(name, torch.empty(N, device="meta")) for name in ("x", "out")]
+    found = [(text.features("run", arguments, knobs, H200) or {})["threads"] for knobs in ({}, {"WIDE": 1}, {})]
+    assert found == [64, 512, 64]
+
+
 def test_headers_of_the_caller_are_read(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "size.cuh").write_text("#pragma once\n#define SIZE 128\n")

@@ -31,7 +31,7 @@ class Macro:
 
 
 class Preprocessor:
-    """One text for one config; `conditions` holds the knobs that told what is left of it.
+    """One text for one config; `conditions` holds the names that told what is left of it, knobs or not.
 
     Args:
         knobs: values by name; they are defined, and stay names in the text.
@@ -129,14 +129,16 @@ class Preprocessor:
 
         def number(match: re.Match[str]) -> str:
             word = match[0]
-            if word in self._knobs:
-                self.conditions.add(word)
-                return str(int(value)) if isinstance(value := self._knobs[word], bool) else str(value)
-            return word if not (word[0].isalpha() or word[0] == "_") else "0"
+            if not (word[0].isalpha() or word[0] == "_"):
+                return word
+            self.conditions.add(word)
+            value = self._knobs.get(word, 0)
+            return str(int(value) if isinstance(value, bool) else value)
 
         return self._evaluate(_TOKEN.sub(number, text)) != 0
 
     def _is_defined(self, name: str) -> bool:
+        self.conditions.add(name)
         return name in self._macros or name in self._knobs
 
     def expand(self, text: str, depth: int = 0, hidden: frozenset[str] = frozenset()) -> str:
