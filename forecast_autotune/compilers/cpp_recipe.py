@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ _MACRO_VALUE = re.compile(r"[\w.,:+\-*/%=]*\Z", re.ASCII)
 _INCLUDE = re.compile(r"^\s*#\s*(?:include|include_next|embed|define\s+\w+)\s*[<\"]([^>\"]+)[>\"]", re.MULTILINE)
 _QUOTED = re.compile(r"^[ \t]*#[ \t]*include[ \t]*\"([^\"\n]+)\"[^\n]*\n?", re.MULTILINE)
 _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*\n?", re.MULTILINE)
-_DEFINED = re.compile(r"-D\s*([A-Za-z_]\w*)(?:=(.*))?\Z", re.DOTALL)
+_OF_MACROS = ("-D", "-U", "--define-macro", "--undefine-macro")
+_DEFINED = re.compile(r"(-D|-U|--define-macro=|--undefine-macro=)\s*([A-Za-z_]\w*)(?:=(.*))?\Z", re.DOTALL)
 _SEARCHED = re.compile(r"-(?:I|isystem|iquote|idirafter)\s*(.+)")
 _LIBRARY = re.compile(r"\b(TORCH_LIBRARY(?:_FRAGMENT|_IMPL)?\s*\(\s*)([A-Za-z_]\w*)")
 
@@ -94,18 +96,16 @@ class Recipe:
         return tuple(f"{name}={canonical_json(value)}" for name, value in sorted(kept.items()))
 
     def macros(self, config: Config) -> dict[str, Value]:
-        """What texts find defined under a config, by name: its knobs, and what flags define; 1 where these say no more."""
-        given = [str(f) for name in ("extra_cflags", "extra_cuda_cflags") for f in self.arguments.get(name) or ()]
-        knobs: dict[str, Value] = {}
+        """What texts find defined under a config, by name: its knobs, and what flags define; 1 where these say no more.
+
+        The kernels' texts count: in CUDA, what flags of C++ define, only the binding finds.
+        """
+        given = self.arguments.get("extra_cuda_cflags" if self.is_cuda else "extra_cflags") or ()
+        defined = _defined({}, given)
         for name, value in config.knobs.items():
-            if self.roles.get(name) == "flag":
-                given.append(str(value))
-            elif not (name == SOURCE_KNOB and self._has_alternatives):
-                knobs[name] = value
-        # As a shell hands them on: `-D NAME` may be two words
-        words = re.sub(r"(^|\s)-D\s+", r"\1-D", " ".join(given)).replace('"', "").split()
-        defined: dict[str, Value] = {m[1]: m[2] or 1 for word in words if (m := _DEFINED.match(word))}
-        return {**defined, **knobs}
+            if self.roles.get(name) != "flag" and not (name == SOURCE_KNOB and self._has_alternatives):
+                defined[name] = value
+        return _defined(defined, [value for name, value in config.knobs.items() if self.roles.get(name) == "flag"])
 
     @property
     def _has_alternatives(self) -> bool:
@@ -271,6 +271,24 @@ def with_headers(text: str, folders: Sequence[str]) -> str:
 def picked(sources: Sources, chosen: Value) -> tuple[str, ...]:
     """The texts that are compiled together, where the knob `source` is set so."""
     return (sources[str(chosen)],) if isinstance(sources, Mapping) else tuple(sources)
+
+
+def _defined(before: Mapping[str, Value], flags: Sequence[object]) -> dict[str, Value]:
+    """What is defined after flags, which torch hands through a shell: `-D NAME` may be two words, and a later one counts."""
+    line = " ".join(map(str, flags))
+    try:
+        words = iter(shlex.split(line))
+    except ValueError:  # a quote without end, which no shell takes
+        words = iter(line.split())
+    defined = dict(before)
+    for word in words:
+        if word in _OF_MACROS:
+            word = f"{word}{'=' if word.startswith('--') else ''}{next(words, '')}"
+        if match := _DEFINED.match(word):
+            defined.pop(match[2], None)
+            if match[1] in ("-D", "--define-macro="):
+                defined[match[2]] = match[3] or 1
+    return defined
 
 
 def _macro(value: Value) -> str:

@@ -332,6 +332,27 @@ def test_the_folder_of_a_variant_is_named_by_all_that_goes_into_it(monkeypatch: 
     assert variant_digest(N=1) != base
 
 
+@pytest.mark.parametrize(
+    ("flags", "defined"),
+    [
+        (['-DT="unsigned char"'], {"T": "unsigned char"}),
+        (["'-DT=unsigned char'", "-D", "N=4"], {"T": "unsigned char", "N": "4"}),
+        (["-DN=4 -DM", "-DN=5"], {"N": "5", "M": 1}),
+        (["-DN=4", "-DM=1", "-UN", "-U M"], {}),
+        (["--define-macro=N=4", "--define-macro", "M"], {"N": "4", "M": 1}),
+        (["-DN=4", '-DOPEN="'], {"N": "4", "OPEN": '"'}),
+        (["-O3", "-DF(x)=x", "-lineinfo"], {}),
+    ],
+)
+def test_texts_find_defined_what_the_shell_hands_on_of_flags(flags: list[str], defined: dict[str, object]) -> None:
+    arguments = {"extra_cflags": ["-DOF_THE_BINDING"], "extra_cuda_cflags": flags}
+    cuda = Recipe(name="r", cpp_sources=("",), cuda_sources=("k",), arguments=arguments)
+    assert cuda.macros(Config({})) == defined
+    assert cuda.macros(Config({"M": 7})) == {**defined, "M": 7}
+    by_knob = Recipe(name="r", cpp_sources=("",), cuda_sources=("k",), roles={"how": "flag"})
+    assert by_knob.macros(Config({"how": " ".join(flags)})) == defined
+
+
 def test_an_edited_header_makes_another_variant(tmp_path: Path) -> None:
     (tmp_path / "outer.h").write_text('#include "inner.h"')
     (tmp_path / "inner.h").write_text("#define STEP 1")
