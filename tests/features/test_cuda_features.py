@@ -546,6 +546,8 @@ UNITS = {
     "an attribute": "cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, 0);",
     "a check": "C10_CUDA_CHECK(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, 0));",
     "torch's properties": "units = at::cuda::getCurrentDeviceProperties()->multiProcessorCount;",
+    "a macro's check": "do { if (cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, 0)) exit(1); } while (0);",
+    "a header's check": "checkCudaErrors(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, 0));",
     "properties": "cudaDeviceProp all; cudaGetDeviceProperties(&all, 0); units = all.multiProcessorCount;",
 }
 
@@ -554,6 +556,26 @@ UNITS = {
 def test_a_grid_of_so_many_blocks_for_each_unit_is_as_large_as_the_device(asked: str) -> None:
     text = SCALE.replace("scale<<<(n + THREADS - 1) / THREADS", f"int units = 1; {UNITS[asked]} scale<<<4 * units")
     assert described(text)["programs"] == 4 * H200.units
+
+
+def test_what_a_function_of_elsewhere_writes_does_not_stay_as_it_was() -> None:
+    assert described(SCALE.replace("scale<<<(n", "int most = 1; units_of(&most); scale<<<most + (n")) is None
+
+
+OF_ELSEWHERE = {
+    "a launcher of a header": "launch_scale<float>(x.data_ptr<float>(), n);",
+    "the driver's launch": "cuLaunchKernel(kernel, n / THREADS, 1, 1, THREADS, 1, 1, 0, 0, nullptr, nullptr);",
+    "a copy": "cudaMemcpyAsync(out.data_ptr(), x.data_ptr(), 4 * n, cudaMemcpyDeviceToDevice, 0);",
+    "a graph": "cudaGraphLaunch(graph, 0);",
+    "an object of a library": "Scale<float> op(n); op.run(x.data_ptr<float>());",
+}
+
+
+@pytest.mark.parametrize("way", OF_ELSEWHERE)
+def test_what_is_launched_elsewhere_is_not_taken_for_refused(way: str) -> None:
+    text = SCALE.replace("    scale<<<", f"    if (THREADS == 256) {{ {OF_ELSEWHERE[way]} return; }}\n    scale<<<")
+    assert described(text) is None
+    assert described(text, knobs={"THREADS": 64})["threads"] == 64
 
 
 def test_what_the_driver_is_asked_for_does_not_stay_as_it_was() -> None:

@@ -22,6 +22,7 @@ from .values import (
     Pointer,
     PointerType,
     StructType,
+    Tensor,
     Unknown,
     Variable,
     alignment,
@@ -507,6 +508,7 @@ class Expressions:
             while isinstance(found, Variable):
                 found = m.load(found)
             if m.threads is None and not isinstance(found, (Place, Pointer)):
+                m.world.may_launch |= not isinstance(found, (Tensor, tuple, list)) and name not in library.ASKED
                 return library.host_method(found, name, [t(m) for t in templates], [each.value(m) for each in given])
             return self._call_method(m, found, name, given)
 

@@ -33,6 +33,8 @@ IGNORED = ("TORCH_CHECK", "C10_CUDA", "CUDA_CHECK", "TORCH_INTERNAL_ASSERT", "AT
 """Calls that start so check something, and are not looked at."""
 CHECKED = ("C10_CUDA", "CUDA_CHECK", "AT_CUDA_CHECK")
 """Of these the calls within are."""
+ASKED = ("index", "device_index", "stream", "type", "has_value", "value", "c_str", "str", "is_cuda")
+"""Methods of what the host has and the walk does not know, such as a device, that launch nothing."""
 _UNITS = "cudaDevAttrMultiProcessorCount"
 
 CONSTANTS: dict[str, Any] = {
@@ -169,13 +171,16 @@ def _host_call(m: Machine, name: str, scope: str, given: Sequence[Code]) -> Any:
         m.world.clear(pointer, size)
         return 0
     if name.startswith("cuda"):
-        _written_by_driver(m, name, given)
+        _written_by_others(m, name, given)
+        m.world.may_launch |= name.startswith(("cudaMemcpy", "cudaGraph"))
         return 0
+    _written_by_others(m, name, given)
+    m.world.may_launch |= scope.split("::")[0] not in ("at", "c10", "std")
     return UNKNOWN
 
 
-def _written_by_driver(m: Machine, name: str, given: Sequence[Code]) -> None:
-    """What the driver is asked for is unknown, but for how many units there are."""
+def _written_by_others(m: Machine, name: str, given: Sequence[Code]) -> None:
+    """What the driver and functions of elsewhere write is unknown, but for how many units there are."""
     values = [_known_value(m, each) for each in given]
     counts_units = name == "cudaDeviceGetAttribute" and len(values) > 1 and values[1] == CONSTANTS[_UNITS]
     answer = m.world.units if counts_units and m.world.units else UNKNOWN_INT

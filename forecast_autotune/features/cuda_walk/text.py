@@ -533,6 +533,8 @@ class Statements(Expressions):
                 return (*self._conditions(left), *self._conditions(right))
             if operator in ("<", "<=", ">", ">=", "!="):
                 return (Condition(self.value(left), operator, self.value(right)),)
+        if text_of(node) in ("0", "false"):  # of macros that are to be one statement: do { … } while (0)
+            return (Condition(lambda _: 0, "!=", lambda _: 0),)
         if node.type in ("identifier", "update_expression"):
             return (Condition(self.value(node), "!=", lambda _: 0),) if node.type == "identifier" else (None,)
         return (None,)

@@ -58,6 +58,8 @@ class World:
 
     Args:
         units: how many multiprocessors there are; 0 where that is not known.
+    Attributes:
+        may_launch: whether the host called something of which the text does not tell whether it launches anything.
     """
 
     def __init__(self, declared: Declared, knobs: Mapping[str, Any], units: int = 0) -> None:
@@ -69,6 +71,7 @@ class World:
         self.until = time.monotonic() + LONGEST_S
         self._accesses = 0
         self.launches: list[Launch | Cleared] = []
+        self.may_launch = False
         self._shared: dict[Any, Memory] = {}
 
     def run(self, function: str, arguments: Sequence[Any]) -> list[Launch | Cleared]:
@@ -81,6 +84,8 @@ class World:
         if found is None:
             raise AbstainError(f"function {function} is not there")
         Machine(self).call(found, list(arguments))
+        if self.may_launch and not self.launches:
+            raise AbstainError("what is launched is not in the text")
         return self.launches
 
     def count_access(self) -> None:
