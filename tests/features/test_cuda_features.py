@@ -525,6 +525,26 @@ template <class T> __device__ T hinted(const T* from) {
     assert described(hinted + SCALE.replace("x[i]", "hinted(&x[i])")) == described(SCALE)
 
 
+@pytest.mark.parametrize(
+    ("size", "number"),
+    [
+        ("alignof(Four)", 16),
+        ("sizeof(Behind)", 32),
+        ("alignof(Pair2)", 4),
+        ("alignof(half2)", 4),
+        ("alignof(float3)", 4),
+        ("alignof(double4)", 16),
+    ],
+)
+def test_structs_are_aligned_as_they_say_and_as_cuda_has_its_own(size: str, number: int) -> None:
+    structs = """
+struct alignas(16) Four { float at[4]; };
+struct Behind { char c; Four four; };
+struct Pair2 { int a; char b; };
+"""
+    assert described(structs + SCALE.replace("THREADS>>>", f"{size}>>>"))["threads"] == number
+
+
 def test_a_struct_read_as_another_has_the_fields_of_that() -> None:
     text = body(
         "const int4 bits = __ldg(reinterpret_cast<const int4*>(x) + i);\n"

@@ -48,7 +48,7 @@ class ArrayType:
 
 @dataclass(slots=True, eq=False)
 class StructType:
-    """Fields by name with their type and offset in bytes, methods, and what addresses of its fields are multiples of."""
+    """Fields by name with their type and offset in bytes, methods, and what its address is a multiple of."""
 
     name: str
     fields: dict[str, tuple[Any, int]] = field(default_factory=dict)
@@ -62,10 +62,10 @@ def struct_of(name: str, fields: list[tuple[str, Any]], methods: Mapping[str, An
     made, at = StructType(name, methods=methods), 0
     for field_name, kind in fields:
         own = alignment(kind)
-        align, at, made.align = max(align, own), -(-at // own) * own, max(made.align, own)
+        align, at = max(align, own), -(-at // own) * own
         made.fields[field_name] = (kind, at)
         at += kind.size
-    made.size = max(1, -(-at // align) * align)
+    made.align, made.size = align, max(1, -(-at // align) * align)
     return made
 
 
@@ -74,7 +74,7 @@ def alignment(kind: Any) -> int:
     if isinstance(kind, ArrayType):
         return alignment(kind.element)
     if isinstance(kind, StructType):
-        return kind.size if kind.size in (8, 16) and kind.name[-1:].isdigit() else kind.align
+        return kind.align
     return int(kind.size)
 
 
