@@ -401,6 +401,21 @@ def test_a_config_that_is_refused_is_told_from_one_that_is_unknown(text: str) ->
     assert described(REFUSED[text], knobs={"THREADS": 64}) or "<<<n - n" in REFUSED[text] or "4096" in REFUSED[text]
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "if __cplusplus < 201703L",
+        "if CUDART_VERSION < 12000",
+        "ifndef __CUDACC_VER_MAJOR__",
+        "if 0\n#elif THREADS > WHO",
+    ],
+)
+def test_an_error_by_what_only_the_compiler_knows_refuses_no_config(asked: str) -> None:
+    assert described(f"#{asked}\n#error no\n#endif\n" + SCALE) is None
+    after = f"#{asked}\n#define OLD\n#endif\n#if THREADS > 128\n#error no\n#endif\n" + SCALE
+    assert described(after) == {}
+
+
 def test_configs_that_the_walk_does_not_know_are_not_taken_for_refused() -> None:
     text = body("#if THREADS > 128\n who_knows();\n#endif\n out[i] = x[i];")
     configs = [Config({"THREADS": threads}) for threads in (64, 256, 2048)]

@@ -44,6 +44,8 @@ class Preprocessor:
         self._macros = {"__CUDACC__": Macro(None, "1"), "__CUDA_ARCH__": Macro(None, "900")}
         self._once: set[str] = set()
         self._parts: list[str] = []
+        self._guessed = False  # whether the condition that is read asks of what the compiler defines
+        self._guesses = 0  # of the conditions that are open
         self._characters = 0  # read and put for macros so far
         self.conditions: set[str] = set()
 
@@ -63,7 +65,7 @@ class Preprocessor:
         text = _COMMENT.sub(lambda match: match[1] or " ", text.replace("\\\n", " "))
         text = _REGISTERS.sub(" ", text)
         waiting: list[str] = []
-        open_ifs: list[tuple[bool, bool, bool]] = []  # is read, was read already, all around is read
+        open_ifs: list[tuple[bool, bool, bool, bool]] = []  # is read, was read already, all around is read, is guessed
         for line in text.split("\n"):
             directive = _DIRECTIVE.match(line)
             reading = not open_ifs or open_ifs[-1][0]
@@ -72,17 +74,20 @@ class Preprocessor:
                     waiting.append(line)
                 continue
             self._flush(waiting)
-            name, rest = directive[1], directive[2].strip()
+            self._guessed, name, rest = False, directive[1], directive[2].strip()
             if name in ("if", "ifdef", "ifndef"):
                 holds = reading and self._holds(name, rest)
-                open_ifs.append((holds, holds, reading))
+                open_ifs.append((holds, holds, reading, self._guessed))
+                self._guesses += self._guessed
             elif name in ("elif", "else", "endif"):
                 if not open_ifs:
                     raise AbstainError(f"#{name} without #if")
-                _, was_read, around = open_ifs.pop()
+                _, was_read, around, guessed = open_ifs.pop()
+                self._guesses -= guessed
                 if name != "endif":
                     holds = around and not was_read and (name == "else" or self._holds("if", rest))
-                    open_ifs.append((holds, was_read or holds, around))
+                    open_ifs.append((holds, was_read or holds, around, guessed or self._guessed))
+                    self._guesses += guessed or self._guessed
             elif reading:
                 self._obey(name, rest, beside, depth)
         self._flush(waiting)
@@ -104,6 +109,8 @@ class Preprocessor:
             self._macros.pop(rest, None)
         elif name == "include" and rest.startswith('"'):
             self._include(rest.strip('"'), beside, depth)
+        elif name == "error" and self._guesses:
+            raise AbstainError(f"#error {rest}, by what the compiler defines")
         elif name == "error":
             raise RefusedError(f"#error {rest}")
         elif name == "pragma" and rest == "once" and beside is not None:
@@ -132,6 +139,7 @@ class Preprocessor:
             if not (word[0].isalpha() or word[0] == "_"):
                 return word
             self.conditions.add(word)
+            self._guessed |= word not in self._knobs
             value = self._knobs.get(word, 0)
             return str(int(value) if isinstance(value, bool) else value)
 
@@ -139,7 +147,9 @@ class Preprocessor:
 
     def _is_defined(self, name: str) -> bool:
         self.conditions.add(name)
-        return name in self._macros or name in self._knobs
+        is_defined = name in self._macros or name in self._knobs
+        self._guessed |= not is_defined and name.startswith(("__CUDA", "__NV"))
+        return is_defined
 
     def expand(self, text: str, depth: int = 0, hidden: frozenset[str] = frozenset()) -> str:
         """The text with macros replaced, and those in what replaces them."""
