@@ -633,3 +633,20 @@ def test_a_loop_is_unrolled_as_often_as_its_pragma_says() -> None:
     assert told("#pragma unroll", "THREADS / 4") == (64, 1)
     assert told("#pragma unroll", "n / 16384") == (1, 64)  # known at a call alone
     assert told("#pragma unroll 4", "n / 16384") == (4, 16)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "int k = n / 16384; k > 0; --k",
+        "int k = 0; n / 16384 > k; ++k",
+        "int k = 0, end = n / 16384; k < end; ++k",
+        "int k = blockDim.x / 4; k > 0; --k",
+    ],
+)
+def test_a_loop_that_the_call_tells_is_unrolled_by_a_number_alone(loop: str) -> None:
+    text = body(f"float sum = 0;\n#pragma unroll\nfor ({loop}) sum += x[i * 64 + k];\nout[i] = sum;")
+    assert described(text)["per_thread"] == 1
+    assert described(text.replace("unroll", "unroll 4"))["per_thread"] == 4
+    own = "int i = 0; i < 64; ++i"  # not the one around it
+    assert described(text.replace(loop, own).replace("i * 64 + k", "i"))["per_thread"] == 64

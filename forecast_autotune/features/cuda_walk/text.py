@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -506,17 +506,20 @@ class Statements(Expressions):
         counts = [c for each in children(attribute) for given in children(each) for c in children(given)]
         if counts and counts[-1].type in ("number_literal", "identifier", "binary_expression"):
             return self.value(counts[-1])
-        condition, update = loop.child_by_field_name("condition"), loop.child_by_field_name("update")
-        ends = [each.child_by_field_name("right") for each in (condition, update) if each is not None]
-        return None if any(self._is_of_call(end) for end in ends if end is not None) else lambda _: math.inf
+        initializer, *others = (loop.child_by_field_name(name) for name in ("initializer", "condition", "update"))
+        own = _set_by(initializer) if initializer is not None else {}
+        told_by = [each for each in (*own.values(), *others) if each is not None]
+        return None if any(self._is_of_call(each, own) for each in told_by) else lambda _: math.inf
 
-    def _is_of_call(self, node: Any) -> bool:
-        """Whether only a call tells a value, as far as its text says."""
+    def _is_of_call(self, node: Any, but: Collection[str] = ()) -> bool:
+        """Whether only a call tells a value, as far as its text says; some names in it are told elsewhere."""
         waiting = [node]
         while waiting:
             one = waiting.pop()
             waiting += one.named_children
             name = text_of(one) if one.type == "identifier" else ""
+            if name in but:
+                continue
             if name in ("blockDim", "gridDim") or self.scope.find(name) in self.scope.of_call:
                 return True
         return False
@@ -707,6 +710,16 @@ def _shared(key: str, name: str, kind: Run, is_extern: bool) -> Run:
         m.frame[key] = Place(memory, (), 0, of)
 
     return declare
+
+
+def _set_by(initializer: Any) -> dict[str, Any]:
+    """The variables that a loop begins with, and the text of what each is first; None where that is not said."""
+    found: dict[str, Any] = {}
+    for one in initializer.children_by_field_name("declarator") or [initializer]:
+        name = one.child_by_field_name("declarator") or one.child_by_field_name("left")
+        if name is not None:
+            found[text_of(name)] = one.child_by_field_name("value") or one.child_by_field_name("right")
+    return found
 
 
 def _inner(node: Any, kind: str) -> Any:
