@@ -560,6 +560,17 @@ struct Pair2 { int a; char b; };
     assert described(structs + SCALE.replace("THREADS>>>", f"{size}>>>"))["threads"] == number
 
 
+def test_alignments_may_be_written_as_cuda_always_had_them() -> None:
+    assert (
+        described("struct __align__(16) Four { float at[4]; };\n" + SCALE.replace("THREADS>>>", "alignof(Four)>>>"))[
+            "threads"
+        ]
+        == 16
+    )
+    for declared in ("__shared__ __align__(16) float kept[256];", "__align__(16) __shared__ float kept[256];"):
+        assert described(body(f"{declared} kept[threadIdx.x] = x[i]; out[i] = kept[0];"))["shared_bytes"] == 1024
+
+
 def test_a_struct_read_as_another_has_the_fields_of_that() -> None:
     text = body(
         "const int4 bits = __ldg(reinterpret_cast<const int4*>(x) + i);\n"

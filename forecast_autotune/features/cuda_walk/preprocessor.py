@@ -16,6 +16,7 @@ _DIRECTIVE = re.compile(r"[ \t]*#[ \t]*(\w+)[ \t]*(.*)")
 _DEFINE = re.compile(r"(\w+)(\(([^)]*)\))?[ \t]*(.*)", re.DOTALL)
 _TOKEN = re.compile(rf"{_STRING}|{_CHARACTER}|[A-Za-z_]\w*|\.?\d[\w.]*", re.MULTILINE)
 _REGISTERS = re.compile(r"\b__maxnreg__\s*\([^()]*\)")  # tree-sitter's grammar does not have it
+_ALIGNED = re.compile(r"\b__align__\s*\(")  # nor this, an older way to write it
 _DEFINED = re.compile(r"\bdefined\s*(?:\(\s*(\w+)\s*\)|(\w+))")
 _UNROLL = re.compile(r"unroll\b(?!\s*\(?\s*1\s*\)?\s*$)")
 MOST_NESTED = 32  # macros within macros, headers within headers
@@ -63,7 +64,7 @@ class Preprocessor:
             raise AbstainError("headers without end")
         self._count(len(text))
         text = _COMMENT.sub(lambda match: match[1] or " ", text.replace("\\\n", " "))
-        text = _REGISTERS.sub(" ", text)
+        text = _ALIGNED.sub("alignas(", _REGISTERS.sub(" ", text))
         waiting: list[str] = []
         open_ifs: list[tuple[bool, bool, bool, bool]] = []  # is read, was read already, all around is read, is guessed
         for line in text.split("\n"):
