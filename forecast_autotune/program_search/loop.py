@@ -168,6 +168,8 @@ class SearchLoop:
             left.remove(i)
             chosen.append((pool[i], forecasts[i], "random" if at_random else "promise"))
         known = sorted((i for i in left if forecasts[i] is not None), key=lambda i: -_promise(forecasts[i], over))
+        if all(f is None for f in forecasts):  # a surrogate that fails once is no reason to forget what waits
+            known = [i for i in left if pool[i].digest in left_over]
         self.waiting = {pool[i].digest: pool[i] for i in known[:MOST_WAITING]}
         return chosen
 

@@ -174,6 +174,23 @@ def test_what_an_early_round_proposed_is_tried_once_forecasts_know_better(tmp_pa
     assert Config(best).text not in tried[:5]
 
 
+class FailsOnce(Oracle):
+    """Forecasts nothing in the second round."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def forecast(self, tried: Sequence[Tried], proposed: Sequence[Candidate]) -> list[Forecast | None]:
+        self.rounds += 1
+        return [None] * len(proposed) if self.rounds == 2 else super().forecast(tried, proposed)
+
+
+def test_what_waits_outlasts_a_round_without_forecasts(tmp_path: Path) -> None:
+    proposer = InTurns([{"A": 1, "B": b} for b in range(16)], a_round=16)
+    loop = a_search(tmp_path, 15, proposer=proposer, forecaster=FailsOnce())
+    assert loop.run() == "its 15 measurements are spent"
+
+
 def test_what_waits_is_bounded_and_nothing_waits_without_forecasts(tmp_path: Path) -> None:
     loop = a_search(tmp_path / "a", 9, forecaster=Oracle(), proposals=200.0)
     with patch.object(loop_module, "MOST_WAITING", 20):
