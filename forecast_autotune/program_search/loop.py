@@ -162,9 +162,10 @@ class SearchLoop:
         chosen: list[tuple[Candidate, Forecast | None, str]] = []
         over = self._gained(view)
         for _ in range(min(wanted, len(pool))):
-            at_random = (self.budget.measured + len(chosen)) % RANDOM_EVERY == 0 or all(f is None for f in forecasts)
-            those = [i for i in left if i < len(new)] or left
-            i = draw.choice(those) if at_random else max(left, key=lambda i: (_promise(forecasts[i], over), -i))
+            fresh = [i for i in left if i < len(new)]
+            is_turn = (self.budget.measured + len(chosen)) % RANDOM_EVERY == 0 and fresh
+            at_random = is_turn or all(f is None for f in forecasts)
+            i = draw.choice(fresh or left) if at_random else max(left, key=lambda i: (_promise(forecasts[i], over), -i))
             left.remove(i)
             chosen.append((pool[i], forecasts[i], "random" if at_random else "promise"))
         known = sorted((i for i in left if forecasts[i] is not None), key=lambda i: -_promise(forecasts[i], over))
