@@ -53,7 +53,9 @@ def at_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def is_learning(kernel: Any) -> bool:
-    return any(entry.learning is not None for _, entry in kernel.dispatcher.table.items())
+    table = kernel.dispatcher.table
+    with table.lock:  # who decides drops generated launch code last, and holds it until then
+        return any(entry.learning is not None for _, entry in table.items())
 
 
 def call_until_decided(kernel: Any, n: int = 1000, limit_s: float = LIMIT_S) -> int:
