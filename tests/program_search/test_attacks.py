@@ -178,7 +178,7 @@ def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_the_last_ends(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    waiting, wait = threading.Event(), examiner_module.wait
+    waiting, ending, wait = threading.Event(), threading.Event(), examiner_module.wait
 
     @contextlib.contextmanager
     def turn(_: str, *, alone: bool) -> Iterator[None]:
@@ -188,13 +188,13 @@ def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_the_last_ends(
             events.append("turn given back")
 
     def waits(futures: Sequence[Future[Any]]) -> Any:
-        waiting.set()
+        (ending if waiting.is_set() else waiting).set()  # first for all checks; after Ctrl-C for those that have begun
         return wait(futures)
 
     def check(*_: object, **__: object) -> Checked:
         assert waiting.wait(60)
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.5)
+        assert ending.wait(60)
         events.append("checked")
         return Checked(everywhere=False)
 
