@@ -19,7 +19,6 @@ import statistics
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -30,11 +29,9 @@ from kernel_suite import Case, Kernel, cuda_kernels
 
 from forecast_autotune.cli.output import table_text
 from forecast_autotune.core.config import Config
-from forecast_autotune.core.decision import Decision
-from forecast_autotune.errors import TuningWarning
 
-from .gpu_report import HEAD, OVERALL, Clock, Key, forecasting_with, lines, overall, overall_lines, summary
-from .side_by_side import cold_times_us, own_environment, own_store, surroundings
+from .gpu_report import HEAD, OVERALL, Clock, Key, decision_of, from_nothing, lines, overall, overall_lines, summary
+from .side_by_side import cold_times_us, own_environment, surroundings
 
 BUDGETS = ("0", "4", "8", "16", "48")
 SIZES = 1  # of each kernel
@@ -50,17 +47,14 @@ def tune(kernel: Kernel, case: Case, budget: str, builds: Path, models: Path | N
     tuned: Any = kernel.tuned(budget=budget, build_directory=str(builds))
     args = kernel.make_inputs(case, 0, "cuda")
     torch.cuda.synchronize()
-    with own_store(), forecasting_with(models, kernel), warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always", TuningWarning)
+    with from_nothing(models, kernel) as warned:
         began = time.perf_counter()
         tuned(*args)
         torch.cuda.synchronize()
         seconds = time.perf_counter() - began
-    if not tuned.decisions:
-        raise RuntimeError("; ".join(str(w.message) for w in warned) or "nothing was decided")
+    decision = decision_of(tuned, warned)
     if not torch.allclose(args[-1], kernel.reference(*args), rtol=kernel.rtol, atol=kernel.atol):
         raise RuntimeError("its output is wrong")
-    decision: Decision = next(iter(tuned.decisions.values()))
     return {
         "kernel": kernel.name,
         "case": case.name,

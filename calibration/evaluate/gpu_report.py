@@ -32,7 +32,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 import triton
@@ -132,12 +132,9 @@ def tune_ours(key: Key[TritonKernel], seed: int, budget: str, models: Path | Non
     listed = key.kernel.configs()
     configs = [listed[i] for i in order]
     tuner = key.kernel.tuned(configs=configs, budget=budget)
-    with own_store(), forecasting_with(models, key.kernel), warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always", TuningWarning)
+    with from_nothing(models, key.kernel) as warned:
         seconds = first_call_s(key.kernel, key.case, tuner)
-    if not tuner.decisions:
-        raise RuntimeError("; ".join(str(w.message) for w in warned) or "nothing was decided")
-    decision: Decision = next(iter(tuner.decisions.values()))
+    decision = decision_of(tuner, warned)
     chosen = next(i for i, config in zip(order, configs, strict=True) if config is tuner.best_config)
     return {
         "kernel": key.kernel.name,
@@ -154,6 +151,26 @@ def tune_ours(key: Key[TritonKernel], seed: int, budget: str, models: Path | Non
         "basis": decision.basis,
         "reason": decision.reason,
     }
+
+
+@contextlib.contextmanager
+def from_nothing(models: Path | None, kernel: TritonKernel | Kernel) -> Iterator[list[warnings.WarningMessage]]:
+    """A first call within finds an empty store, and the kernel's own model; what it warns of is kept."""
+    with own_store(), forecasting_with(models, kernel), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", TuningWarning)
+        yield warned
+
+
+def decision_of(tuned: Any, warned: Sequence[warnings.WarningMessage]) -> Decision:
+    """The one decision of what was tuned.
+
+    Raises:
+        RuntimeError: nothing was decided; it says what was warned of.
+    """
+    if not tuned.decisions:
+        raise RuntimeError("; ".join(str(w.message) for w in warned) or "nothing was decided")
+    (decision,) = tuned.decisions.values()
+    return cast("Decision", decision)
 
 
 @contextlib.contextmanager

@@ -158,18 +158,19 @@ class SearchLoop:
         forecasts: Sequence[Forecast | None] = [None] * len(pool)
         if self.forecaster is not None:
             forecasts = self.forecaster.forecast(view.tried, pool)
+        unforecast = all(f is None for f in forecasts)
         left = list(range(len(pool)))
         chosen: list[tuple[Candidate, Forecast | None, str]] = []
         over = self._gained(view)
         for _ in range(min(wanted, len(pool))):
             fresh = [i for i in left if i < len(new)]
-            is_turn = (self.budget.measured + len(chosen)) % RANDOM_EVERY == 0 and fresh
-            at_random = is_turn or all(f is None for f in forecasts)
+            is_turn = bool(fresh) and (self.budget.measured + len(chosen)) % RANDOM_EVERY == 0
+            at_random = is_turn or unforecast
             i = draw.choice(fresh or left) if at_random else max(left, key=lambda i: (_promise(forecasts[i], over), -i))
             left.remove(i)
             chosen.append((pool[i], forecasts[i], "random" if at_random else "promise"))
         known = sorted((i for i in left if forecasts[i] is not None), key=lambda i: -_promise(forecasts[i], over))
-        if all(f is None for f in forecasts):  # a surrogate that fails once is no reason to forget what waits
+        if unforecast:  # a surrogate that fails once is no reason to forget what waits
             known = [i for i in left if pool[i].digest in left_over]
         self.waiting = {pool[i].digest: pool[i] for i in known[:MOST_WAITING]}
         return chosen
