@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from describers import describers_started
 from kernel_suite import cuda_kernels
 
 pytest.importorskip("tree_sitter_cuda")
@@ -271,14 +272,7 @@ def test_texts_of_models_share_workers_and_one_that_takes_all_time_takes_nothing
     task: SearchTask, describer: CandidateDescriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptions_module, "SHARES", 1)
-    started: list[int] = []
-    start = without_gpu._server.start
-
-    def counted(*given: Any, **how: Any) -> Any:
-        started.append(len(given[1]["loads"]))
-        return start(*given, **how)
-
-    monkeypatch.setattr(without_gpu._server, "start", counted)
+    started = describers_started(monkeypatch)
     texts = [SCALE.replace("BY *", f"BY * {n} *") for n in range(4)]
     assert all(one["large"] for one in describer.describe([written(task, text) for text in texts]))
     assert started == [4]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from describers import describers_started
 from kernel_suite import suite_kernels
 
 from calibration.record.describe import descriptions
@@ -25,7 +26,6 @@ from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.features.hardware_sheets import hardware_named
 from forecast_autotune.processes.box import lacking
 from forecast_autotune.program_search import descriptions as descriptions_module
-from forecast_autotune.program_search import without_gpu
 from forecast_autotune.program_search.candidate import Candidate, Tried
 from forecast_autotune.program_search.descriptions import CandidateDescriber, _checked, describer_of, over_sizes
 from forecast_autotune.program_search.forecasts import CandidateForecaster
@@ -97,14 +97,7 @@ def test_texts_that_rules_made_share_workers_and_one_that_ends_its_worker_is_alo
     task: Any, describer: CandidateDescriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptions_module, "SHARES", 1)
-    started: list[int] = []
-    start = without_gpu._server.start
-
-    def counted(*given: Any, **how: Any) -> Any:
-        started.append(len(given[1]["loads"]))
-        return start(*given, **how)
-
-    monkeypatch.setattr(without_gpu._server, "start", counted)
+    started = describers_started(monkeypatch)
     texts = [f"{task.source}\nX = {i}\n" for i in range(4)]
     assert all(describer.describe([replace(task.seed, source=text) for text in texts]))
     assert started == [4]
