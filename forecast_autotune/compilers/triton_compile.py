@@ -17,6 +17,7 @@ from ..core.outcome import Evidence, Failure
 from ..processes.endings import WorkersUnavailableError
 from ..protocols import without_limit
 from .triton_evidence import evidence, out_of_resources
+from .triton_launcher import launcher_builds
 from .triton_pool import Compiling, WorkerPool, current_setup, shared_pool
 from .triton_source import (
     NotAheadError,
@@ -180,7 +181,9 @@ class SourceCompiler:
         except Exception as err:  # Triton's front end, a heuristic or a hook refused it
             return _failure(err, time.perf_counter() - began)
         try:
-            return made, self.pool.submit(task, setup, self.timeout_s)
+            future = self.pool.submit(task, setup, self.timeout_s)
+            launcher_builds.begin(made)
+            return made, future
         except WorkersUnavailableError as err:
             return self._without_workers(made, err)
 

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import itertools
 import logging
+import math
 import os
 import threading
 import time
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 QUIET_S = 0.5  # after the first call of the newest key: a program's first step meets key after key, and needs the CPU
 MOST_QUIET_S = 30.0  # threads wait for that
+LOOK_S = 0.05  # between two looks, whether it is quiet
 MOST_THREADS = 128  # keys that are learned at once; further ones wait for the end of one
 MOST_TIMES = 16.0  # the default's time: how slow beyond a candidate is expected to be does not count
 LEAVE_S = 2.0  # for threads to end with the process
@@ -287,6 +289,7 @@ class AtWork:
     """Held by the one thread of all that learn which works now; the others wait for compilers, for calls, or for it.
 
     Of those that wait for it the one that began first is next, so that first keys are decided while later ones still wait.
+    It alone is woken: a thread that wakes beside a program that is busy in Python waits up to 5 ms for the interpreter.
     After work there is a pause, in which none works, so that all together take no more than a `share` of one core's time:
     Python code of the program waits for its interpreter meanwhile.
     """
@@ -298,9 +301,9 @@ class AtWork:
 
     def begin(self) -> None:
         """Held by nobody."""
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._is_held = False
-        self._waiting: set[int] = set()
+        self._waiting: dict[int, threading.Lock] = {}  # by number: locked until its turn
         self._numbers = itertools.count()
         self._mine = threading.local()  # `number`, and whether it is `held`
         self._since_s = self._ready_at = 0.0
@@ -310,32 +313,50 @@ class AtWork:
         """Wait until no other one works; nothing where this thread does already."""
         if getattr(self._mine, "held", False):
             return
-        with self._changed:
+        turn = threading.Lock()
+        with self._lock:
             if not hasattr(self._mine, "number"):
                 self._mine.number = next(self._numbers)
-            mine: int = self._mine.number
-            self._waiting.add(mine)
-            self._changed.wait_for(lambda: not self._is_held and mine == min(self._waiting))
-            self._waiting.remove(mine)
-            self._is_held = self._mine.held = True
-        if (pause_s := self._ready_at - time.monotonic()) > 0:
-            self.over.wait(pause_s)
-        self._since_s = time.thread_time()
+            if self._is_held:
+                turn.acquire()
+                self._waiting[self._mine.number] = turn
+            self._is_held = True
+        with turn:  # whoever leaves lets this one go on
+            self._mine.held = True
+        self._begin_work()
 
     def leave(self) -> None:
         """Let others work."""
         if getattr(self._mine, "held", False):
-            worked_s = time.thread_time() - self._since_s
-            self._ready_at = time.monotonic() + worked_s * (1 / self.share - 1)
-            with self._changed:
-                self._is_held = self._mine.held = False
-                self._changed.notify_all()
+            self._end_work()
+            self._mine.held = False
+            with self._lock:
+                if self._waiting:
+                    self._waiting.pop(min(self._waiting)).release()
+                else:
+                    self._is_held = False
 
     def pause(self) -> None:
-        """Let others work in the midst of work; nothing where this thread does not."""
-        if getattr(self._mine, "held", False):
+        """Let those work in the midst of work that began before; nothing where this thread does not work."""
+        if not getattr(self._mine, "held", False):
+            return
+        with self._lock:
+            is_next = self._mine.number < min(self._waiting, default=math.inf)
+        if is_next:
+            self._end_work()
+            self._begin_work()
+        else:
             self.leave()
             self.enter()
+
+    def _begin_work(self) -> None:
+        if (pause_s := self._ready_at - time.monotonic()) > 0:
+            self.over.wait(pause_s)
+        self._since_s = time.thread_time()
+
+    def _end_work(self) -> None:
+        worked_s = time.thread_time() - self._since_s
+        self._ready_at = time.monotonic() + worked_s * (1 / self.share - 1)
 
     @contextlib.contextmanager
     def left(self) -> Iterator[None]:
@@ -391,8 +412,10 @@ class Learners:
 
     def _learn(self, learning: Learning) -> None:
         try:
-            at_work.enter()
+            at_work.enter()  # it takes a number: the first key is the first to be worked on
+            at_work.leave()
             self._await_quiet(learning)
+            at_work.enter()
             learning.decide()
         except LearningEndedError:
             pass
@@ -407,15 +430,14 @@ class Learners:
 
     def _await_quiet(self, learning: Learning) -> None:
         """Wait until every key that was met has been launched, and no new one was met for a while."""
-        began = quiet_since = time.monotonic()
+        began = time.monotonic()
         while not learning.calls.over:
             now = time.monotonic()
             if any(not each.calls.is_met for each in list(self._known)):
-                quiet_since = now
-            quiet_since = max(quiet_since, self._met_at)
-            if now >= min(quiet_since + QUIET_S, began + MOST_QUIET_S):
+                self._met_at = now
+            if now >= min(self._met_at + QUIET_S, began + MOST_QUIET_S):
                 return
-            time.sleep(0.02)
+            time.sleep(LOOK_S)
 
     def end(self) -> None:
         """Learn nothing more: every undecided key stays with the best that is known."""

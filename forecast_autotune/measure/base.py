@@ -72,7 +72,7 @@ class Attempt(Protocol):
         `compared`.
         """
 
-    def time(self, early_stop_us: float, best_us: float) -> Measurement:
+    def time(self, early_stop_us: float, best_us: float, share: float) -> Measurement:
         """Time it, not to the end where that is useless; see `Clock.measure`."""
 
 
@@ -142,7 +142,9 @@ class BaseMeasurer(ABC):
         """The default is known to take its process down: it is not to be run, not even to compare others with."""
         self._default_tried = True
 
-    def measure(self, config: Config, *, early_stop_us: float = math.inf, best_us: float = math.inf) -> Outcome:
+    def measure(
+        self, config: Config, *, early_stop_us: float = math.inf, best_us: float = math.inf, share: float = 1.0
+    ) -> Outcome:
         """Time one built config, not to the end where that is useless; see `Clock.measure`.
 
         Raises:
@@ -153,20 +155,20 @@ class BaseMeasurer(ABC):
             raise DeviceLostError(self._lost)
         self.measured += 1
         if config != self._default and not self._default_tried and self.detects:
-            self._try(self._default, math.inf, math.inf, timed=False)
+            self._try(self._default, timed=False)
         if config != self._default and self._check is not None and self._expected is None and not self._warned:
             self._warned = True
             log.warning("%s: the default config does not run: nothing can be compared with it", self.name)
-        return cast("Outcome", self._try(config, early_stop_us, best_us, timed=True))
+        return cast("Outcome", self._try(config, early_stop_us, best_us, share, timed=True))
 
     def verify(self, config: Config) -> Failure | None:
         """Run a config once beside the default, on arguments as when measuring: why it must not be used, None if it may.
 
         None, too, where there is nothing to compare: without a check, or where the default does not run.
         """
-        if self._check is None or isinstance(self._try(self._default, math.inf, math.inf, timed=False), Failure):
+        if self._check is None or isinstance(self._try(self._default, timed=False), Failure):
             return None
-        outcome = self._try(config, math.inf, math.inf, timed=False)
+        outcome = self._try(config, timed=False)
         return outcome if isinstance(outcome, Failure) else None
 
     @property
@@ -175,19 +177,26 @@ class BaseMeasurer(ABC):
         return self._check is None or self._expected is not None
 
     def _try(
-        self, config: Config, early_stop_us: float, best_us: float, *, timed: bool, again: bool = False
+        self,
+        config: Config,
+        early_stop_us: float = math.inf,
+        best_us: float = math.inf,
+        share: float = 1.0,
+        *,
+        timed: bool,
+        again: bool = False,
     ) -> Outcome | None:
         """Run a config and time it; None where it runs, is right and was not to be `timed`."""
         trying = _Trying(config=config, is_default=config == self._default, began=time.perf_counter())
         self._default_tried |= trying.is_default
         try:
-            outcome = self._run_and_time(trying, early_stop_us, best_us, timed=timed)
+            outcome = self._run_and_time(trying, early_stop_us, best_us, share, timed=timed)
         except (UnportableError, WorkersUnavailableError, CheckError):
             raise
         except WorkerKilledError as err:
             if not again:  # of the default above all: nothing could be compared with it in the whole run
                 log.warning("%s: %s was stopped from outside (%s): it is tried once more", self.name, config, err)
-                return self._try(config, early_stop_us, best_us, timed=timed, again=True)
+                return self._try(config, early_stop_us, best_us, share, timed=timed, again=True)
             return trying.failure(f"stopped from outside, twice: {err}", transient=True)
         except (Exception, SystemExit) as err:
             return self._failure_of(trying, err)
@@ -196,7 +205,7 @@ class BaseMeasurer(ABC):
         return replace(outcome, run_s=round(time.perf_counter() - trying.began, 6))
 
     def _run_and_time(
-        self, trying: _Trying, early_stop_us: float, best_us: float, *, timed: bool
+        self, trying: _Trying, early_stop_us: float, best_us: float, share: float, *, timed: bool
     ) -> Measurement | Failure | None:
         """Run, compare and time. What a candidate raises is raised."""
         # Writes are detected once, at the first config that runs: the default, unless that one does not.
@@ -214,7 +223,7 @@ class BaseMeasurer(ABC):
                 self._learn(ran, trying.is_default)
             elif not trying.is_default and (wrong := self._wrong(ran)):
                 return trying.failure(wrong, stage="check")
-            measurement = attempt.time(early_stop_us, best_us) if timed else None
+            measurement = attempt.time(early_stop_us, best_us, share) if timed else None
             if measurement is not None and not trying.is_default and self._expected is not None:
                 # Once more: timing may have left a counter of its own that is no longer zero.
                 ran = attempt.run(detect=False, blank=self._blank, compared=True)

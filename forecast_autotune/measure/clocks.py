@@ -69,12 +69,19 @@ class Clock(Protocol):
     """Times a candidate."""
 
     def measure(
-        self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf, best_us: float = math.inf
+        self,
+        launch: Launch,
+        *,
+        first_us: float,
+        early_stop_us: float = math.inf,
+        best_us: float = math.inf,
+        share: float = 1.0,
     ) -> Measurement:
         """Time it, to the end only where the samples tell that this is of use.
 
         It ends early where the first samples show more than `early_stop_us` (the first alone only beyond twice that: it may
-        be a warm-up), or where all show that it is slower than `best_us`. `first_us` is what an earlier run took.
+        be a warm-up), or where all show that it is slower than `best_us`. `first_us` is what an earlier run took. Of the
+        usual samples, and of the time for them, a `share` is taken.
         """
 
     def synchronize(self) -> None:
@@ -92,7 +99,13 @@ class CpuClock:
         self._timed_s = timed_s
 
     def measure(
-        self, launch: Launch, *, first_us: float, early_stop_us: float = math.inf, best_us: float = math.inf
+        self,
+        launch: Launch,
+        *,
+        first_us: float,
+        early_stop_us: float = math.inf,
+        best_us: float = math.inf,
+        share: float = 1.0,
     ) -> Measurement:
         """Time calls by the wall clock, short ones several at once. See `Clock.measure`."""
         hooked = launch.before is not None or launch.after is not None
@@ -110,7 +123,7 @@ class CpuClock:
                 launch.after()
             return [took_us]
 
-        samples_us, disturbance = collect(sample, early_stop_us, self._timed_s, best_us=best_us)
+        samples_us, disturbance = collect(sample, early_stop_us, self._timed_s, best_us=best_us, share=share)
         return Measurement(samples_us=samples_us, disturbance=disturbance)
 
     def synchronize(self) -> None:
@@ -168,6 +181,7 @@ class EventClock:
         first_us: float,  # noqa: ARG002  # the clock's own contract
         early_stop_us: float = math.inf,
         best_us: float = math.inf,
+        share: float = 1.0,
     ) -> Measurement:
         """Time launches by events, each on cold caches. See `Clock.measure`."""
 
@@ -179,7 +193,10 @@ class EventClock:
                 self._overhead_us = self._learn_overhead()
             self._warm_up(launch)
             taken_off = self._overhead_us
-            return self._measurement(*collect(sample, early_stop_us, self._timed_s, best_us=best_us, alone=alone))
+            samples_us, disturbance = collect(
+                sample, early_stop_us, self._timed_s, best_us=best_us, share=share, alone=alone
+            )
+            return self._measurement(samples_us, disturbance)
 
     def _learn_overhead(self) -> float:
         """What recording two events adds: of two launches of next to nothing between them, the second adds but itself.
@@ -252,6 +269,7 @@ class GraphClock(EventClock):
         first_us: float,  # noqa: ARG002  # the clock's own contract
         early_stop_us: float = math.inf,
         best_us: float = math.inf,
+        share: float = 1.0,
     ) -> Measurement:
         """Time launches in replays of a CUDA graph. See `Clock.measure`."""
 
@@ -262,12 +280,12 @@ class GraphClock(EventClock):
         stream.wait_stream(current)
         try:
             with self._claim() as alone:
-                return self._on_stream(stream, launch, early_stop_us, best_us, alone=alone)
+                return self._on_stream(stream, launch, early_stop_us, best_us, share=share, alone=alone)
         finally:  # whoever puts arguments back does so after what was launched here
             current.wait_stream(stream)
 
     def _on_stream(
-        self, stream: Any, launch: Launch, early_stop_us: float, best_us: float, *, alone: bool
+        self, stream: Any, launch: Launch, early_stop_us: float, best_us: float, *, share: float, alone: bool
     ) -> Measurement:
         import torch
 
@@ -290,7 +308,10 @@ class GraphClock(EventClock):
 
             for graph in graphs:
                 graph.replay()
-            return self._measurement(*collect(sample, math.inf, self._timed_s, best_us=best_us, alone=alone))
+            samples_us, disturbance = collect(
+                sample, math.inf, self._timed_s, best_us=best_us, share=share, alone=alone
+            )
+            return self._measurement(samples_us, disturbance)
 
     def _captured(self, launch: Launch, count: int) -> Any:
         import torch
@@ -333,6 +354,7 @@ class BenchmarkClock:
         first_us: float,  # noqa: ARG002
         early_stop_us: float = math.inf,  # noqa: ARG002
         best_us: float = math.inf,  # noqa: ARG002
+        share: float = 1.0,  # noqa: ARG002
     ) -> Measurement:
         """Call the user's function once; its median is the one sample."""
         times_ms = self._do_bench(self._call, quantiles=QUANTILES)
@@ -470,6 +492,7 @@ def collect(
     timed_s: float,
     *,
     best_us: float = math.inf,
+    share: float = 1.0,
     alone: bool = True,
 ) -> tuple[tuple[float, ...], float]:
     """Take bursts of samples, a few at most, until one shows no neighbour's work.
@@ -480,14 +503,14 @@ def collect(
     Returns:
         The quietest burst, in microseconds, and the share by which its median may be too long.
     """
-    began = time.perf_counter()
-    bursts = [_burst(sample, early_stop_us, best_us, timed_s)]
+    began, most, timed_s = time.perf_counter(), max(MIN_SAMPLES, round(MAX_SAMPLES * share)), timed_s * share
+    bursts = [_burst(sample, early_stop_us, best_us, timed_s, most)]
     if len(bursts[0]) < MIN_SAMPLES:
         return bursts[0], 0.0  # timing ended early
     while len(bursts) < MOST_BURSTS and time.perf_counter() - began < AGAIN_TIMES * timed_s:
         if _quietest(bursts)[1] == 0.0 and (alone or len(bursts) > 1):
             break
-        bursts.append(_burst(sample, math.inf, best_us, timed_s))
+        bursts.append(_burst(sample, math.inf, best_us, timed_s, most))
     return _quietest(bursts)
 
 
@@ -509,7 +532,7 @@ def _quick_us(samples_us: Sequence[float]) -> float:
 
 
 def _burst(
-    sample: Callable[[int], list[float]], early_stop_us: float, best_us: float, timed_s: float
+    sample: Callable[[int], list[float]], early_stop_us: float, best_us: float, timed_s: float, most: int
 ) -> tuple[float, ...]:
     """Samples until there are enough of them for the time; fewer where these show that more are useless."""
     with _no_collection():
@@ -521,12 +544,12 @@ def _burst(
                 return _rounded(samples)
             samples += sample(1)
         each_s = max(time.perf_counter() - began, 1e-6)
-        while len(samples) < MAX_SAMPLES:
+        while len(samples) < most:
             spent_s = time.perf_counter() - began
             if len(samples) >= MIN_SAMPLES and (spent_s > timed_s or _slower(samples, best_us)):
                 break
             fit = int((timed_s - spent_s) / each_s)
-            room = (MAX_SAMPLES if len(samples) >= MIN_SAMPLES or best_us == math.inf else MIN_SAMPLES) - len(samples)
+            room = (most if len(samples) >= MIN_SAMPLES or best_us == math.inf else MIN_SAMPLES) - len(samples)
             samples += sample(max(1, min(BATCH, fit, room)))
     return _rounded(samples)
 

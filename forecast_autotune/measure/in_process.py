@@ -51,14 +51,16 @@ class Trial:
         arguments.put_back()
         return Ran(outputs=outputs, overrun=overrun, first_us=first_us, blank=tuple(blank), reads=tuple(reads))
 
-    def time(self, early_stop_us: float = math.inf, best_us: float = math.inf) -> Measurement:
+    def time(self, early_stop_us: float = math.inf, best_us: float = math.inf, share: float = 1.0) -> Measurement:
         """Time it, arguments put back before each sample, outside the timed region."""
         launch = self._launch()
         before = launch.before
         if self._arguments.changed:
             before = _both(self._arguments.restore, before)
         launch = Launch(call=launch.call, before=before, after=launch.after)
-        return self._clock.measure(launch, first_us=self._last_us, early_stop_us=early_stop_us, best_us=best_us)
+        return self._clock.measure(
+            launch, first_us=self._last_us, early_stop_us=early_stop_us, best_us=best_us, share=share
+        )
 
     def _detect_reads(self, written: Sequence[Buffer]) -> tuple[list[int], list[str]]:
         """What may be blanked before a run, and the names of what is read as well as written.
@@ -260,8 +262,10 @@ class _Untried:
     def run(self, *, detect: bool, blank: Sequence[int], compared: bool) -> Ran:  # noqa: ARG002  # an attempt's own contract
         return Ran(outputs=None)
 
-    def time(self, early_stop_us: float, best_us: float) -> Measurement:
-        return self._clock.measure(self._launch, first_us=math.nan, early_stop_us=early_stop_us, best_us=best_us)
+    def time(self, early_stop_us: float, best_us: float, share: float) -> Measurement:
+        return self._clock.measure(
+            self._launch, first_us=math.nan, early_stop_us=early_stop_us, best_us=best_us, share=share
+        )
 
 
 def raise_if_lost(clock: Clock, err: Exception) -> None:

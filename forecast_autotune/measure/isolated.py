@@ -174,8 +174,8 @@ class _Conversation:
             reads=tuple(ran["reads"]),
         )
 
-    def time(self, early_stop_us: float, best_us: float) -> Measurement:
-        limits = {"early_stop_us": early_stop_us, "best_us": best_us}
+    def time(self, early_stop_us: float, best_us: float, share: float) -> Measurement:
+        limits = {"early_stop_us": early_stop_us, "best_us": best_us, "share": share}
         self._worker.send({"time": {name: us for name, us in limits.items() if math.isfinite(us)}})
         timed = self._worker.receive(self._measurer.timing_s, self._measurer._bound_log)
         return Measurement(

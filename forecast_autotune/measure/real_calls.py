@@ -258,7 +258,14 @@ class RealCalls:
     def skip_default(self) -> None:
         """See `Measurer`: the default is never run but by a call."""
 
-    def measure(self, config: Config, *, early_stop_us: float = math.inf, best_us: float = math.inf) -> Outcome:
+    def measure(
+        self,
+        config: Config,
+        *,
+        early_stop_us: float = math.inf,
+        best_us: float = math.inf,
+        share: float = 1.0,  # noqa: ARG002  # a call counts for itself
+    ) -> Outcome:
         """Wait until calls of the key have told enough of a config. See `Measurer`.
 
         Raises:

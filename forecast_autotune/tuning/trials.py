@@ -19,6 +19,8 @@ from .stragglers import patience_s
 
 log = logging.getLogger(__name__)
 
+TURN = 0.4  # of the samples and the time of a measurement, which finalists get in each of their turns
+
 
 class Trials:
     """Compiles and measures what a policy asks for, until the run ends; each outcome is kept as it comes."""
@@ -98,18 +100,24 @@ class Trials:
             return self._measure("timing an earlier config again", config)
 
     def time_as_finalist(self, config: Config) -> Outcome:
-        """Time a built config in full. The outcome is not kept."""
-        return self._measure("timing the best in turns", config)
+        """Time a built config for one turn of several. The outcome is not kept."""
+        return self._measure("timing the best in turns", config, share=TURN)
 
     def _measure(
-        self, doing: str, config: Config, early_stop_us: float = math.inf, best_us: float = math.inf
+        self,
+        doing: str,
+        config: Config,
+        early_stop_us: float = math.inf,
+        best_us: float = math.inf,
+        *,
+        share: float = 1.0,
     ) -> Outcome:
         """Time a config, and have whoever watches keep still meanwhile."""
         self._state.report(doing, timing=True)
         undisturbed = contextlib.nullcontext() if self.compiler.overlaps_timing else self.compiler.paused()
         try:
             with self._state.spending.on("timing"), undisturbed:
-                return self.measurer.measure(config, early_stop_us=early_stop_us, best_us=best_us)
+                return self.measurer.measure(config, early_stop_us=early_stop_us, best_us=best_us, share=share)
         finally:
             self._state.report("choosing")
 

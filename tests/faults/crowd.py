@@ -7,7 +7,6 @@ time that something was kept; at the end one with how often it found a decision.
 from __future__ import annotations
 
 import json
-import math
 import random
 import sys
 import threading
@@ -54,9 +53,9 @@ class Telling(SqliteStore):
 
 
 class Unhurried(Replay):
-    def measure(self, config: Config, *, early_stop_us: float = math.inf, best_us: float = math.inf) -> Outcome:
+    def measure(self, config: Config, **limits: float) -> Outcome:
         time.sleep(MEASURE_S)
-        return super().measure(config, early_stop_us=early_stop_us, best_us=best_us)
+        return super().measure(config, **limits)
 
 
 class Blind(StatelessSurrogate):

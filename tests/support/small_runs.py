@@ -96,8 +96,8 @@ class Noisy(Replay):
         self.spread = spread
         self.asked: list[tuple[Config, float]] = []
 
-    def measure(self, config: Config, *, early_stop_us: float = math.inf, best_us: float = math.inf) -> Outcome:
-        self.asked.append((config, early_stop_us))
+    def measure(self, config: Config, **limits: float) -> Outcome:
+        self.asked.append((config, limits.get("early_stop_us", math.inf)))
         outcome = super().measure(config)
         assert isinstance(outcome, Measurement)
         shares = (1 - self.spread, 1.0, 1 + self.spread)

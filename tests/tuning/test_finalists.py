@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -23,7 +22,7 @@ def test_finalists_are_timed_again_in_turns() -> None:
         repeatable = True
         asked: list[Config]
 
-        def measure(self, config: Config, *, early_stop_us: float = math.inf, best_us: float = math.inf) -> Outcome:
+        def measure(self, config: Config, **limits: float) -> Outcome:
             self.__dict__.setdefault("asked", []).append(config)
             return super().measure(config)
 
@@ -64,8 +63,8 @@ class Warming(Noisy):
         self.factor = factor
         self.after = after
 
-    def measure(self, config: Config, *, early_stop_us: float = math.inf, best_us: float = math.inf) -> Outcome:
-        outcome = super().measure(config, early_stop_us=early_stop_us, best_us=best_us)
+    def measure(self, config: Config, **limits: float) -> Outcome:
+        outcome = super().measure(config, **limits)
         assert isinstance(outcome, Measurement)
         slow = self.factor if len(self.asked) > self.after else 1.0
         return replace(outcome, samples_us=tuple(t * slow for t in outcome.samples_us))
@@ -104,8 +103,8 @@ def test_of_many_equally_fast_the_first_in_the_space_is_a_finalist() -> None:
 
 def test_who_looked_slow_beside_a_neighbour_is_timed_again_in_the_finals() -> None:
     class Neighboured(Noisy):
-        def measure(self, config: Config, *, early_stop_us: float = math.inf, best_us: float = math.inf) -> Outcome:
-            outcome = super().measure(config, early_stop_us=early_stop_us, best_us=best_us)
+        def measure(self, config: Config, **limits: float) -> Outcome:
+            outcome = super().measure(config, **limits)
             assert isinstance(outcome, Measurement)
             beside = config == Config({"i": 2}) and len(self.asked) <= 4
             return replace(outcome.scaled(1.5), disturbance=1 / 3) if beside else outcome

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import io
 import logging
-import math
 import os
 import re
 import subprocess
@@ -330,12 +329,12 @@ class Watched(Replay):
         self.ticking: list[bool] = []
         self.written: list[int] = []
 
-    def measure(self, config: Config, *, early_stop_us: float = math.inf, best_us: float = math.inf) -> Outcome:
+    def measure(self, config: Config, **limits: float) -> Outcome:
         before = len(self.stream.writers)
         time.sleep(0.05)
         self.ticking.append(any(t.name == "forecast_autotune_progress" for t in threading.enumerate()))
         self.written.append(len(self.stream.writers) - before)
-        return super().measure(config, early_stop_us=early_stop_us, best_us=best_us)
+        return super().measure(config, **limits)
 
 
 def watched_run(kind: str, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> Watched:

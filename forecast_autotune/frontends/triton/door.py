@@ -15,6 +15,8 @@ from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 
+from ...compilers.triton_compile import TritonCompiler
+from ...compilers.triton_launcher import launcher_builds
 from ...compilers.triton_pool import background_pool
 from ...compilers.triton_source import jit_function
 from ...core.config import Config
@@ -193,6 +195,8 @@ class LearnableKernel:
         self._loaded: set[tuple[str, Config]] = set()  # by specialization
         self.compares = call.spec.check is not None
         self.compiler = self._compiler_for(lambda config: self._specializations.arguments(config))
+        with contextlib.suppress(Exception):  # it is the launch that says what is wrong
+            launcher_builds.begin(self.compiler.source(call.job.space.default))  # while the default compiles
         self.new_event = functools.partial(driver.active.get_device_interface().Event, enable_timing=True)
 
     def launcher(self, config: Config) -> Any:
@@ -224,7 +228,7 @@ class LearnableKernel:
         for arguments in self._specializations.others:
             yield self._compiler_for(arguments), functools.partial(self._load, arguments)
 
-    def _compiler_for(self, arguments: Arguments) -> Compiler:
+    def _compiler_for(self, arguments: Arguments) -> TritonCompiler:
         return device_compiler(self._kernel, self._tuner.spec, arguments, self._aim, background_pool())
 
     def may_compare(self) -> bool:
