@@ -13,7 +13,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from forecast_autotune.frontends.triton.installed import living_tuners
 from .operations import OPERATIONS, Size
 
 WAYS = ("stock", "untuned", "ours", "online", "warmed")
-STEPS, UNTIMED_STEPS, EARLY_STEP = 50, 4, 20
+STEPS, UNTIMED_STEPS, EARLY_STEP, PROFILED_STEPS = 50, 4, 20, 5
 REHEARSED = Size(device="cpu", batch=1, tokens=128, heads=2, width=64, slots=16)
 REHEARSED_US = 400.0  # every launch's
 
@@ -85,14 +85,25 @@ def synchronize(size: Size) -> None:
         torch.cuda.synchronize()
 
 
+def device_time_ms(step: Callable[[], torch.Tensor]) -> float:
+    """Milliseconds that the device works for a step, whatever its host takes: what its kernels and copies take together."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(PROFILED_STEPS):
+            output = step()
+            output.backward(torch.ones_like(output))
+        torch.cuda.synchronize()
+    on_device = [each for each in profile.events() if each.device_type == torch.autograd.DeviceType.CUDA]
+    return float(sum(each.time_range.elapsed_us() for each in on_device)) / PROFILED_STEPS / 1e3
+
+
 def measured(operation: str, size: Size, steps: int, until_s: float = 0.0) -> dict[str, Any]:
     """What so many steps take.
 
     Seconds of the first, and until the ends of step 20 and of the last; milliseconds of one in the last third, until it is
-    done and until the host is free again; the step by which every key was measured, 0 if not all were; how many keys were
-    measured, as pairs of a second and a count whenever one more was; the most memory in MiB; and, of a model, the loss at
-    each step. Where keys are not all measured by the last of the steps, there are more of them until they are, for at most
-    `until_s` seconds in all, and then as many steps again.
+    done and until the host is free again, and of a few more, by torch's profiler, that the device works; the step by which
+    every key was measured, 0 if not all were; how many keys were measured, as pairs of a second and a count whenever one
+    more was; the most memory in MiB; and, of a model, the loss at each step. Where keys are not all measured by the last of
+    the steps, there are more of them until they are, for at most `until_s` seconds in all, and then as many steps again.
     """
     torch.manual_seed(0)
     step = OPERATIONS[operation](size)
@@ -123,6 +134,7 @@ def measured(operation: str, size: Size, steps: int, until_s: float = 0.0) -> di
                 measured_keys.append((round(ends_s[-1], 2), count))
             if number >= steps and ends_s[-1] < until_s:
                 last = number + steps
+    device_ms = device_time_ms(step) if size.device != "cpu" else 0.0
     late = slice(-max(1, min(steps - UNTIMED_STEPS, math.ceil(steps / 3))), None)
     return {
         "first_s": ends_s[1],
@@ -130,6 +142,7 @@ def measured(operation: str, size: Size, steps: int, until_s: float = 0.0) -> di
         "all_s": ends_s[-1],
         "steady_ms": statistics.median(step_ms[late]),
         "host_ms": statistics.median(host_ms[late]),
+        "device_ms": device_ms,
         "measured_at": measured_at,
         "measured_keys": measured_keys,
         "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if size.device != "cpu" else 0.0,

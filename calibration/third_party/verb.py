@@ -1,14 +1,14 @@
 """Other people's packages under `install()`: `python -m calibration third-party [OPERATION …]`, and `--list [PACKAGE …]`.
 
 With operations of flash-linear-attention, by default all: each runs in processes with empty caches, tuned by Triton,
-untuned (each key's first config), under `install()`, in mode online with half a core to learn, and warmed (decided before;
-then `warm` fills an empty cache of Triton's). Printed are the seconds until the ends of the first step, of step 20 and of
-the last, the milliseconds of a step in the last third and of the host's part of it, the step and the second by which every
-key was measured, the most memory, the time of what ours chose over the best by Triton's own clock (geometric mean over keys,
-and worst), and of a model in training its last loss, and how far at most a loss is from stock's. With `--until S`, mode
-online goes on until every key is measured, for at most so many seconds, and then makes as many steps again: its last loss
-is of a later step.
-This needs a GPU; --rehearse tries the same without one, at small sizes, and its times mean nothing.
+untuned (each key's first config), under `install()`, in mode online with half a core to learn, and warmed (decided
+before; then `warm` fills an empty cache of Triton's). Printed are the seconds until the ends of the first step, of
+step 20 and of the last, the milliseconds of a step in the last third, of the host's part of it and of the device's,
+the step and the second by which every key was measured, the most memory, the time of what ours chose over the best by
+Triton's own clock (geometric mean over keys, and worst), and of a model in training its last loss, and how far at
+most a loss is from stock's. With `--until S`, mode online goes on until every key is measured, for at most so many
+seconds, and then makes as many steps again: its last loss is of a later step. This needs a GPU; --rehearse tries the
+same without one, at small sizes, and its times mean nothing.
 
 With --list no GPU is needed: each package's modules are imported, and its tuners are counted: those that are decided here,
 and those that are not, with the reason.
@@ -115,8 +115,8 @@ def _has_gpu() -> bool:
 
 
 FIGURES = (
-    "first step s", "20 steps s", "all s", "step ms", "host ms", "measured at", "after s", "peak MiB", "keys", "over best",
-    "worst", "last loss", "from stock's",
+    "first step s", "20 steps s", "all s", "step ms", "host ms", "device ms", "measured at", "after s", "peak MiB", "keys",
+    "over best", "worst", "last loss", "from stock's",
 )  # fmt: skip
 
 
@@ -169,7 +169,7 @@ def _figures_of(found: Mapping[str, Any], stock: Mapping[str, Any]) -> tuple[str
     if "problem" in found:
         return found["problem"], *[""] * (len(FIGURES) - 1)
     ratios = list(over_best(stock, found).values()) if found is not stock else []
-    figures = [f"{found[name]:.3g}" for name in ("first_s", "early_s", "all_s", "steady_ms", "host_ms")]
+    figures = [f"{found[name]:.3g}" for name in ("first_s", "early_s", "all_s", "steady_ms", "host_ms", "device_ms")]
     figures += (
         [str(found["measured_at"]), f"{found['measured_keys'][-1][0]:.3g}"] if found["measured_at"] else ["-", "-"]
     )
