@@ -31,6 +31,21 @@ def test_a_sample_has_no_digits_that_no_clock_tells() -> None:
     assert all(float(f"{t:.4f}") == t for t in measured.samples_us)
 
 
+@pytest.mark.parametrize(("share", "samples"), [(1.0, MAX_SAMPLES), (0.4, 20), (0.01, MIN_SAMPLES)])
+def test_a_share_of_the_usual_samples_is_taken(share: float, samples: int) -> None:
+    timed, _ = clocks.collect(lambda count: [100.0] * count, math.inf, 60.0, share=share)
+    assert len(timed) == samples
+
+
+def test_a_share_of_the_usual_time_is_taken() -> None:
+    def slow(count: int) -> list[float]:
+        time.sleep(0.004 * count)
+        return [4000.0] * count
+
+    timed, _ = clocks.collect(slow, math.inf, 0.2, share=0.1)
+    assert len(timed) == MIN_SAMPLES  # of the fifty that fit into all of it
+
+
 def test_what_takes_no_time_at_all_takes_some() -> None:
     assert _rounded([1e-9, 0.00004, 1.23456]) == (1e-4, 1e-4, 1.2346)
 

@@ -15,15 +15,19 @@ from forecast_autotune.core.outcome import Measurement, Outcome
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.policies import Exhaustive
+from forecast_autotune.tuning.trials import TURN
 
 
 def test_finalists_are_timed_again_in_turns() -> None:
+    shares = []
+
     class Repeatable(Replay):
         repeatable = True
         asked: list[Config]
 
         def measure(self, config: Config, **limits: float) -> Outcome:
             self.__dict__.setdefault("asked", []).append(config)
+            shares.append(limits["share"])
             return super().measure(config)
 
     of = recorded_as([100, 50, 51, 90])
@@ -42,6 +46,7 @@ def test_finalists_are_timed_again_in_turns() -> None:
     assert decision.measured == 4
     turns = [c["i"] for c in replay.asked[4:]]
     assert turns == [1, 2, 0] * (len(turns) // 3)
+    assert shares == [1.0] * 4 + [TURN] * len(turns)
     last = [o for c, o, _ in store.recorded if c == Config({"i": 1})][-1]
     assert isinstance(last, Measurement)
     assert len(last.samples_us) == 8 * (len(turns) // 3)

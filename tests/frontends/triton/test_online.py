@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -473,6 +474,94 @@ def test_after_work_there_is_a_pause_that_leaves_it_its_share_of_a_core(monkeypa
     at_work.enter()
     assert time.monotonic() - before > 3 * worked_s
     at_work.leave()
+
+
+def test_a_thread_goes_on_after_a_pause_unless_one_that_began_before_waits() -> None:
+    at_work, worked = online.AtWork(), []
+    at_work.enter()  # the first
+    at_work.leave()
+    begun, gate = threading.Event(), threading.Event()
+
+    def second() -> None:
+        at_work.enter()
+        begun.set()
+        gate.wait()
+        at_work.pause()
+        worked.append("second")
+        at_work.leave()
+
+    def third() -> None:
+        at_work.enter()
+        worked.append("third")
+        at_work.leave()
+
+    threads = [threading.Thread(target=second), threading.Thread(target=third)]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    waiting = threading.Thread(target=lambda: (_until(lambda: len(at_work._waiting) == 2), gate.set()))
+    waiting.start()
+    at_work.enter()  # the first, which began before: it is let in by the pause, and the third is not
+    worked.append("first")
+    at_work.leave()
+    for thread in (*threads, waiting):
+        thread.join(60)
+    assert worked == ["first", "second", "third"]
+
+
+def test_whoever_leaves_wakes_one_thread_alone() -> None:
+    at_work = online.AtWork()
+    at_work.enter()
+    threads = [threading.Thread(target=lambda: (at_work.enter(), at_work.leave())) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    _until(lambda: len(at_work._waiting) == 5)
+    turns = dict(at_work._waiting)
+    at_work._begin_work = gate = threading.Event().wait  # type: ignore[method-assign,assignment]  # it works for long
+    at_work.leave()
+    assert sum(not turn.locked() for turn in turns.values()) <= 1
+    assert len(at_work._waiting) == 4
+    gate.__self__.set()
+    for thread in threads:
+        thread.join(60)
+
+
+def test_a_key_that_is_never_launched_holds_nobody_up_but_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(online, "MOST_QUIET_S", 0.2)
+    learners = online.Learners()
+    never, learned = _learning(is_met=False), threading.Event()
+    learners._known.add(never)
+    learners.start(_learning(is_met=True, decide=learned.set))
+    assert learned.wait(60)
+
+
+def test_keys_that_come_together_wait_for_one_and_the_same_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    monkeypatch.setattr(online, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep))
+    learners, first, second = online.Learners(), _learning(is_met=True), _learning(is_met=True)
+    learners._met_at = now_s
+    learners._await_quiet(first)
+    assert now_s >= 100.0 + online.QUIET_S
+    before_s = now_s
+    learners._await_quiet(second)
+    assert now_s == before_s
+
+
+def _learning(*, is_met: bool, decide: Callable[[], None] = lambda: None) -> online.Learning:
+    calls = SimpleNamespace(is_met=is_met, over=False, end=lambda: None)
+    return online.Learning(calls, None, None, None, decide)  # type: ignore[arg-type]
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.001)
 
 
 def test_of_keys_that_wait_for_work_the_first_is_next() -> None:
