@@ -182,7 +182,7 @@ class SourceCompiler:
             return _failure(err, time.perf_counter() - began)
         try:
             future = self.pool.submit(task, setup, self.timeout_s)
-            launcher_builds.begin(made)
+            launcher_builds.begin(made, self.pool, setup)
             return made, future
         except WorkersUnavailableError as err:
             return self._without_workers(made, err)

@@ -2,18 +2,32 @@
 
 A first launch would wait for it: 0.2 to 0.4 s, a fourth of the seconds that a first step of RWKV-7 took (H200, 13 kernels).
 Later versions of Triton have one launcher for all.
+
+They are built in compile workers, never in the caller's process: to load one is to change the module that the caller's own
+launches load theirs from.
 """
 
 from __future__ import annotations
 
+import ast
 import logging
-import threading
+import time
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+from ..processes.channel import Message
+from ..processes.endings import WorkersUnavailableError
 from .triton_source import Source
+from .triton_worker import Built, brief
+
+if TYPE_CHECKING:
+    from .triton_pool import Compiling, Setup, WorkerPool
 
 log = logging.getLogger(__name__)
+
+TIMEOUT_S = 60.0
 
 _DRIVERS = {
     "cuda": ("triton.backends.nvidia.driver", "CudaLauncher"),
@@ -21,61 +35,94 @@ _DRIVERS = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherTask:
+    """One launcher to build, for the signature of a kernel."""
+
+    name: str
+    signature: Any
+    target: Any
+
+    def as_json(self) -> Message:
+        """What a worker reads it from.
+
+        Raises:
+            ValueError, SyntaxError: the signature is no plain value.
+        """
+        typed = repr(self.signature)
+        ast.literal_eval(typed)
+        target = [self.target.backend, self.target.warp_size]
+        return {"launcher": self.name, "signature": typed, "target": target}
+
+
+class LauncherBuilds:
+    """Has launchers built into Triton's cache, where a kernel's first launch finds them."""
+
+    def __init__(self) -> None:
+        self._begun: set[tuple[str, str]] = set()
+        self._refused: set[str] = set()  # backends
+
+    def builds(self, backend: str) -> bool:
+        """Whether a backend's launches have launchers built, and workers can build them."""
+        if backend in self._refused:
+            return False
+        try:
+            return hasattr(import_module(_DRIVERS[backend][0]), "make_launcher")
+        except (KeyError, ImportError):  # a backend of another make
+            return False
+
+    def begin(self, made: Source, pool: WorkerPool, setup: Setup) -> Compiling | None:
+        """Have a source's launcher built; None where there is nothing to build.
+
+        Launchers of descriptors need what only a compile tells of them.
+        """
+        backend = made.target.backend
+        alike = backend, str(tuple(made.source.signature.values()))
+        if alike in self._begun or "tensordesc" in alike[1] or not self.builds(backend):
+            return None
+        self._begun.add(alike)
+        task = LauncherTask(name=made.source.name, signature=dict(made.source.signature), target=made.target)
+        try:
+            building = pool.submit(task, setup, TIMEOUT_S)
+        except WorkersUnavailableError:
+            return None
+
+        def note(done: Compiling) -> None:
+            if not done.cancelled() and done.exception() is None and (error := done.result().error):
+                self._refused.add(backend)  # no C compiler, nothing to link with: a launch will say so, if there is one
+                log.info("launchers are built by first launches: %s", error)
+
+        building.add_done_callback(note)  # type: ignore[arg-type]
+        return building
+
+
+launcher_builds = LauncherBuilds()
+"""This process's."""
+
+
+def build_launcher(task: Message) -> Built:
+    """Build the launcher of a `LauncherTask` into Triton's cache, in a worker."""
+    began = time.perf_counter()
+    backend, warp_size = task["target"]
+    module, name = _DRIVERS[backend]
+    source = SimpleNamespace(signature=ast.literal_eval(task["signature"]))
+    try:
+        getattr(import_module(module), name)(source, _Unknown(warp_size))
+    except Exception as err:
+        return Built(cost_s=time.perf_counter() - began, error=brief(err))
+    return Built(cost_s=time.perf_counter() - began)
+
+
 class _Unknown:
     """Stands for what a compile will say of a kernel: nothing that a launcher is built from."""
 
     tensordesc_meta = None
+    cluster_dims = (1, 1, 1)
 
-    def __init__(self, target: Any) -> None:
-        self.warp_size, self.cluster_dims = target.warp_size, (1, 1, 1)
+    def __init__(self, warp_size: int) -> None:
+        self.warp_size = warp_size
 
     def __getattr__(self, name: str) -> int:
         if name.startswith("__"):
             raise AttributeError(name)
         return 0
-
-
-class LauncherBuilds:
-    """Builds launchers in threads, into Triton's cache, where a kernel's first launch finds them."""
-
-    def __init__(self) -> None:
-        self._begun: set[Any] = set()
-        self._refused = False
-
-    def begin(self, made: Source) -> threading.Thread | None:
-        """Begin to build a source's launcher; returns what builds it, None where there is nothing to build.
-
-        Launchers of descriptors need what only a compile tells of them.
-        """
-        alike = made.target.backend, str(tuple(made.source.signature.values()))
-        if self._refused or alike in self._begun or "tensordesc" in alike[1]:
-            return None
-        self._begun.add(alike)
-        try:
-            module, name = _DRIVERS[made.target.backend]
-            driver: Any = import_module(module)
-            if not hasattr(driver, "make_launcher"):  # one for all
-                self._refused = True
-                return None
-            build = threading.Thread(
-                target=self._build, args=(getattr(driver, name), made), name="forecast_autotune-launcher"
-            )
-            build.start()
-        except Exception as err:  # a backend of another make, a process that ends
-            self._refuse(err)
-            return None
-        return build
-
-    def _build(self, launcher: Any, made: Source) -> None:
-        try:
-            launcher(made.source, _Unknown(made.target))
-        except Exception as err:  # no C compiler, no driver to link with: the launch will say so, if there is one
-            self._refuse(err)
-
-    def _refuse(self, err: Exception) -> None:
-        self._refused = True
-        log.info("launchers are built by first launches: %s: %s", type(err).__name__, err)
-
-
-launcher_builds = LauncherBuilds()
-"""This process's."""

@@ -22,6 +22,7 @@ from ..processes.fork_server import ForkServer, last_words
 from ..processes.machine import BACKGROUND_NICE, workers_that_fit
 from ..processes.pausing import Pausing
 from ..processes.worker import START_S
+from .triton_launcher import LauncherTask
 from .triton_worker import Built, Task, serve_tasks
 
 log = logging.getLogger(__name__)
@@ -87,8 +88,8 @@ class WorkerPool:
         self._pausing = Pausing()
         self._unavailable = ""  # why no worker can be had; asked once, since a start that fails may take a minute
 
-    def submit(self, task: Task, setup: Setup, timeout_s: float) -> Compiling:
-        """Have a task compiled; the future raises `WorkersUnavailableError` where no worker can be started.
+    def submit(self, task: Task | LauncherTask, setup: Setup, timeout_s: float) -> Compiling:
+        """Have a task done; the future raises `WorkersUnavailableError` where no worker can be started.
 
         Raises:
             WorkersUnavailableError: a task cannot be handed to a worker, or none could be started before.

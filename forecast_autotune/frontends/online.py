@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 
 QUIET_S = 0.5  # after the first call of the newest key: a program's first step meets key after key, and needs the CPU
 MOST_QUIET_S = 30.0  # threads wait for that
-LOOK_S = 0.05  # between two looks, whether it is quiet
 MOST_THREADS = 128  # keys that are learned at once; further ones wait for the end of one
 MOST_TIMES = 16.0  # the default's time: how slow beyond a candidate is expected to be does not count
 LEAVE_S = 2.0  # for threads to end with the process
@@ -430,14 +429,15 @@ class Learners:
 
     def _await_quiet(self, learning: Learning) -> None:
         """Wait until every key that was met has been launched, and no new one was met for a while."""
-        began = time.monotonic()
-        while not learning.calls.over:
-            now = time.monotonic()
-            if any(not each.calls.is_met for each in list(self._known)):
+        ends = time.monotonic() + MOST_QUIET_S
+        while not (learning.calls.over or at_work.over.is_set()) and (now := time.monotonic()) < ends:
+            if now >= self._met_at + QUIET_S:
+                with self._lock:
+                    known = list(self._known)
+                if all(each.calls.is_met for each in known):
+                    return
                 self._met_at = now
-            if now >= min(self._met_at + QUIET_S, began + MOST_QUIET_S):
-                return
-            time.sleep(LOOK_S)
+            at_work.over.wait(min(self._met_at + QUIET_S, ends) - now)
 
     def end(self) -> None:
         """Learn nothing more: every undecided key stays with the best that is known."""

@@ -80,8 +80,8 @@ class Clock(Protocol):
         """Time it, to the end only where the samples tell that this is of use.
 
         It ends early where the first samples show more than `early_stop_us` (the first alone only beyond twice that: it may
-        be a warm-up), or where all show that it is slower than `best_us`. `first_us` is what an earlier run took. Of the
-        usual samples, and of the time for them, a `share` is taken.
+        be a warm-up), or where all show that it is slower than `best_us`. `first_us` is what an earlier run took. A `share`
+        of the usual samples is taken, in no less time: slow candidates get few as it is.
         """
 
     def synchronize(self) -> None:
@@ -503,7 +503,7 @@ def collect(
     Returns:
         The quietest burst, in microseconds, and the share by which its median may be too long.
     """
-    began, most, timed_s = time.perf_counter(), max(MIN_SAMPLES, round(MAX_SAMPLES * share)), timed_s * share
+    began, most = time.perf_counter(), max(MIN_SAMPLES, round(MAX_SAMPLES * share))
     bursts = [_burst(sample, early_stop_us, best_us, timed_s, most)]
     if len(bursts[0]) < MIN_SAMPLES:
         return bursts[0], 0.0  # timing ended early

@@ -19,7 +19,7 @@ from .stragglers import patience_s
 
 log = logging.getLogger(__name__)
 
-TURN = 0.4  # of the samples and the time of a measurement, which finalists get in each of their turns
+TURN = 0.4  # of a measurement's samples, for a turn of a finalist: 20, by which a neighbour's work still shows
 
 
 class Trials:

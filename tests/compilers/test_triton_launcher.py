@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.outcome import Evidence
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -16,8 +20,10 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from triton.backends.nvidia import driver as nvidia  # noqa: E402
 
-from forecast_autotune.compilers import triton_launcher  # noqa: E402
+from forecast_autotune.compilers import triton_compile  # noqa: E402
+from forecast_autotune.compilers.triton_compile import SourceCompiler  # noqa: E402
 from forecast_autotune.compilers.triton_launcher import LauncherBuilds  # noqa: E402
+from forecast_autotune.compilers.triton_pool import WorkerPool, current_setup  # noqa: E402
 from forecast_autotune.compilers.triton_source import compile_here, gpu_target, make_source  # noqa: E402
 
 BUILDS = hasattr(nvidia, "make_launcher")
@@ -57,48 +63,61 @@ def _cache_and_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
             getattr(nvidia, kept).cache_clear()
 
 
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    made = WorkerPool(2)
+    yield made
+    made.close()
+
+
+def begin(builds: LauncherBuilds, made: Any, pool: WorkerPool) -> Any:
+    setup = current_setup()
+    assert setup is not None
+    return builds.begin(made, pool, setup)
+
+
 @pytest.mark.skipif(BUILDS, reason="this Triton builds a launcher for each signature")
-def test_nothing_is_built_where_there_is_one_launcher_for_all() -> None:
-    assert LauncherBuilds().begin(source(64)) is None
+def test_nothing_is_built_where_there_is_one_launcher_for_all(pool: WorkerPool) -> None:
+    assert begin(LauncherBuilds(), source(64), pool) is None
+    assert pool.started == 0
 
 
 @pytest.mark.skipif(not BUILDS, reason="this Triton has one launcher for all")
-def test_the_launch_of_a_compiled_kernel_finds_its_launcher_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    builds, made = LauncherBuilds(), source(128)
-    build = builds.begin(made)
-    assert build is not None
-    build.join(120)
+def test_the_launch_of_a_compiled_kernel_finds_its_launcher_built(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = source(128)
+    assert begin(LauncherBuilds(), made, pool).result(120).error == ""
     kernel = compile_here(made)
 
     def compiler_runs(*_: Any, **__: Any) -> None:
         raise AssertionError("a launch had a C compiler run")
 
     monkeypatch.setattr(subprocess, "check_call", compiler_runs)
+    assert "__triton_launcher" not in sys.modules  # nothing of it is loaded here but by a launch
     launcher = nvidia.CudaLauncher(kernel.src, kernel.metadata)
     assert callable(launcher.launch)
 
 
 @pytest.mark.skipif(not BUILDS, reason="this Triton has one launcher for all")
-def test_a_signature_is_built_once_whatever_the_constants() -> None:
-    builds = LauncherBuilds()
-    first = builds.begin(source(64))
-    assert builds.begin(source(128)) is None
-    other = builds.begin(source(64, torch.float16))
-    for build in (first, other):
-        assert build is not None
-        build.join(120)
+def test_a_kernel_that_is_compiled_has_its_launcher_begun(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    builds, begun = LauncherBuilds(), []
+    monkeypatch.setattr(triton_compile.launcher_builds, "begin", lambda *given: begun.append(builds.begin(*given)))
+    configs = [Config({"BLOCK": block}) for block in (64, 128)]
+    compiler = SourceCompiler(lambda config: source(int(config["BLOCK"])), properties={}, pool=pool)  # type: ignore[call-overload]
+    assert all(isinstance(result, Evidence) for _, result in compiler.compile(configs))
+    assert [each is not None for each in begun] == [True, False]  # one signature
+    assert begun[0].result(120).error == ""
 
 
 @pytest.mark.skipif(not BUILDS, reason="this Triton has one launcher for all")
-def test_without_a_c_compiler_launches_are_left_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_c_compiler_launches_are_left_to_say_so(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
     builds = LauncherBuilds()
-    build = builds.begin(source(64))
-    assert build is not None
-    build.join(120)
-    assert builds.begin(source(64, torch.float16)) is None
+    assert "/nowhere/cc" in begin(builds, source(64), pool).result(120).error
+    assert begin(builds, source(64, torch.float16), pool) is None
+    assert not builds.builds("cuda")
 
 
-def test_a_backend_that_nobody_knows_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_launcher, "_DRIVERS", {})
-    assert LauncherBuilds().begin(source(64)) is None
+def test_a_backend_that_nobody_knows_builds_nothing(pool: WorkerPool) -> None:
+    assert not LauncherBuilds().builds("abacus")

@@ -24,6 +24,7 @@ from forecast_autotune.measure.clocks import (
     _rounded,
 )
 from forecast_autotune.processes.file_lock import file_lock
+from forecast_autotune.tuning.trials import TURN
 
 
 def test_a_sample_has_no_digits_that_no_clock_tells() -> None:
@@ -37,13 +38,11 @@ def test_a_share_of_the_usual_samples_is_taken(share: float, samples: int) -> No
     assert len(timed) == samples
 
 
-def test_a_share_of_the_usual_time_is_taken() -> None:
-    def slow(count: int) -> list[float]:
-        time.sleep(0.004 * count)
-        return [4000.0] * count
-
-    timed, _ = clocks.collect(slow, math.inf, 0.2, share=0.1)
-    assert len(timed) == MIN_SAMPLES  # of the fifty that fit into all of it
+def test_a_turn_of_a_finalist_still_shows_a_neighbours_work() -> None:
+    times = itertools.cycle([100.0, 110.0, 110.0])
+    _, disturbance = clocks.collect(lambda count: [next(times) for _ in range(count)], math.inf, 60.0, share=TURN)
+    assert disturbance > 0.0
+    assert round(MAX_SAMPLES * TURN) >= clocks.BIMODAL_FROM
 
 
 def test_what_takes_no_time_at_all_takes_some() -> None:

@@ -17,8 +17,8 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from ...compilers.triton_compile import TritonCompiler
 from ...compilers.triton_launcher import launcher_builds
-from ...compilers.triton_pool import background_pool
-from ...compilers.triton_source import jit_function
+from ...compilers.triton_pool import background_pool, current_setup, shared_pool
+from ...compilers.triton_source import gpu_target, jit_function
 from ...core.config import Config
 from ...core.decision import Decision
 from ...core.job import Job
@@ -195,9 +195,14 @@ class LearnableKernel:
         self._loaded: set[tuple[str, Config]] = set()  # by specialization
         self.compares = call.spec.check is not None
         self.compiler = self._compiler_for(lambda config: self._specializations.arguments(config))
-        with contextlib.suppress(Exception):  # it is the launch that says what is wrong
-            launcher_builds.begin(self.compiler.source(call.job.space.default))  # while the default compiles
+        self._begin_launcher(call.job.space.default)
         self.new_event = functools.partial(driver.active.get_device_interface().Event, enable_timing=True)
+
+    def _begin_launcher(self, default: Config) -> None:
+        """What the first launch needs beside its binary is built while the default compiles in the caller's thread."""
+        if launcher_builds.builds(gpu_target(self._aim[0]).backend) and (setup := current_setup()) is not None:
+            with contextlib.suppress(Exception):  # it is the launch that says what is wrong
+                launcher_builds.begin(self.compiler.source(default), shared_pool(), setup)
 
     def launcher(self, config: Config) -> Any:
         """See `Learnable`."""

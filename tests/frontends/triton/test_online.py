@@ -538,11 +538,14 @@ def test_a_key_that_is_never_launched_holds_nobody_up_but_for_a_while(monkeypatc
 def test_keys_that_come_together_wait_for_one_and_the_same_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
 
-    def sleep(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal now_s
+            now_s += timeout or 0.0
+            return False
 
-    monkeypatch.setattr(online, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep))
+    monkeypatch.setattr(online, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(online.at_work, "over", Event())
     learners, first, second = online.Learners(), _learning(is_met=True), _learning(is_met=True)
     learners._met_at = now_s
     learners._await_quiet(first)
