@@ -195,7 +195,7 @@ class WorkerPool:
         if compiler is None:
             compiler = self._start(job.setup)
         built = self._compiled(compiler, job)
-        if built.transient and not job.future.abandoned:
+        if built.transient and not (job.future.abandoned or self.closed):
             log.warning("%s: it is compiled once more", built.error)
             if compiler.worker.has_ended:
                 self._retire(compiler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,22 @@ def test_without_a_c_compiler_launches_are_left_to_say_so(pool: WorkerPool, monk
     assert "/nowhere/cc" in begin(builds, source(64), pool).result(120).error
     assert begin(builds, source(64, torch.float16), pool) is None
     assert not builds.builds("cuda")
+
+
+@pytest.mark.skipif(not BUILDS, reason="this Triton has one launcher for all")
+def test_a_c_compiler_that_hangs_is_ended_with_the_process_and_without_a_word(
+    tmp_path: Path, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler, begun = tmp_path / "cc", tmp_path / "begun"
+    compiler.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 3600\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    building = begin(LauncherBuilds(), source(64), pool)
+    while not begun.exists():
+        time.sleep(0.01)
+    pool.close()
+    assert building.result(120).error
+    assert "once more" not in caplog.text
 
 
 def test_a_backend_that_nobody_knows_builds_nothing(pool: WorkerPool) -> None:
