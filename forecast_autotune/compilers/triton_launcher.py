@@ -1,6 +1,6 @@
 """The launchers that Triton up to 3.6 has a C compiler build, one for each signature, built while a kernel compiles.
 
-A first launch would wait for it: 0.2 to 0.4 s, a fourth of the seconds that a first step of RWKV-7 took (H200, 13 kernels).
+A first launch would wait for it: 0.4 s, more than a fourth of what a first step of RWKV-7 took (13 kernels, H200).
 Later versions of Triton have one launcher for all.
 
 They are built in compile workers, never in the caller's process: to load one is to change the module that the caller's own

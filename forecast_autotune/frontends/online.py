@@ -336,7 +336,7 @@ class AtWork:
                     self._is_held = False
 
     def pause(self) -> None:
-        """Let those work in the midst of work that began before; nothing where this thread does not work."""
+        """In the midst of work, let threads work that began before this one; nothing where this thread does not work."""
         if not getattr(self._mine, "held", False):
             return
         with self._lock:
