@@ -27,6 +27,7 @@ from . import system_calls
 from .channel import Channel, Message
 from .endings import WorkerDiedError, WorkerRaisedError, WorkerTimeoutError
 from .fork_server import ForkServer
+from .machine import process_ids, thread_ids
 from .serving import children_of, signal_at_death_of_parent
 from .system_calls import SystemLacksError
 
@@ -355,7 +356,7 @@ def _become_nobody(folder: str) -> None:
 
 
 def _limit_processes_of_user() -> None:
-    own = sum(1 for path in Path("/proc").glob("[0-9]*/task/*") if _owner(path) == os.geteuid())
+    own = sum(1 for pid in process_ids() for thread in thread_ids(pid) if _owner(pid, thread) == os.geteuid())
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     most = own + _MOST_PROCESSES
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -413,9 +414,9 @@ def _own_namespace() -> bool:
     return True
 
 
-def _owner(path: Path) -> int:
-    with contextlib.suppress(OSError):
-        return path.stat().st_uid
+def _owner(pid: int, thread: int) -> int:
+    with contextlib.suppress(OSError):  # it has ended since
+        return os.stat(f"/proc/{pid}/task/{thread}").st_uid
     return -1
 
 

@@ -69,6 +69,24 @@ def own_bytes(pid: int) -> int:
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "VmSwap:")))
 
 
+def process_ids() -> list[int]:
+    """The processes that /proc shows; none where there is no /proc. Each may have ended since."""
+    return _numbers("/proc")
+
+
+def thread_ids(pid: int) -> list[int]:
+    """The threads of a process; none of one that has ended, or where there is no /proc."""
+    return _numbers(f"/proc/{pid}/task")
+
+
+def _numbers(folder: str) -> list[int]:
+    # By os.listdir: pathlib's glob looks at each entry once more, and raises for a process that ends in between.
+    try:
+        return [int(name) for name in os.listdir(folder) if name.isdecimal()]
+    except OSError:
+        return []
+
+
 def give_way(nice: int) -> None:
     """Have this process give way to others for the CPU by so much niceness.
 

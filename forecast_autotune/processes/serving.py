@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .channel import Channel
 from .endings import WorkerDiedError
+from .machine import thread_ids
 from .worker import end_session
 
 if TYPE_CHECKING:
@@ -174,10 +175,10 @@ def signal_at_death_of_parent(number: int) -> None:
 
 def children_of(pid: int) -> set[int] | None:
     """The children of a process; None where Linux does not tell."""
-    try:
-        lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    except OSError:
-        lists = []
+    lists = []
+    for thread in thread_ids(pid):
+        with contextlib.suppress(OSError):  # it has ended since
+            lists.append(Path(f"/proc/{pid}/task/{thread}/children").read_text())
     return {int(child) for text in lists for child in text.split()} if lists else None
 
 

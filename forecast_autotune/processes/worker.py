@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .channel import Channel, Message
 from .endings import WorkerDiedError, WorkerMemoryError, WorkerRaisedError, WorkerTimeoutError, died
-from .machine import own_bytes
+from .machine import own_bytes, process_ids
 
 START_S = 60.0  # for the first word of a worker; importing torch takes 2 s, from a cold network file system far longer
 WATCH_S = 0.1  # between two looks at what a worker takes
@@ -120,9 +120,11 @@ class Worker:
 
     def close(self) -> None:
         """End it, and the conversation."""
-        self.kill()
-        self._close_files()
-        self._channel.close()
+        try:
+            self.kill()
+        finally:
+            self._close_files()
+            self._channel.close()
 
     def _close_files(self) -> None:
         while self._channel.files:
@@ -149,9 +151,10 @@ def end_session(leader: int) -> None:
 
 def _members_of_session(leader: int) -> set[int]:
     members = set()
-    for entry in Path("/proc").glob("[0-9]*/stat"):
+    for pid in process_ids():
         with contextlib.suppress(OSError, ValueError):
+            text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
             # After the command's name in brackets, which may hold anything: state, parent, group, session.
-            if int(entry.read_text(errors="replace").rpartition(")")[2].split()[3]) == leader:
-                members.add(int(entry.parent.name))
+            if int(text.rpartition(")")[2].split()[3]) == leader:
+                members.add(pid)
     return members

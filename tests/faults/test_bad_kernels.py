@@ -26,6 +26,7 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.errors import TuningWarning
+from forecast_autotune.processes.machine import process_ids
 from forecast_autotune.surrogates.base import StatelessSurrogate
 
 # For what never ends, or the test would take minutes. Whether a library loads is seen while others are built, and good ones
@@ -315,13 +316,13 @@ def test_a_compiler_that_hangs_or_is_killed_leaves_nothing_that_goes_on(
 def compilers_of(folder: Path) -> set[int]:
     """Compilers proper that work for builds in a folder."""
     found = set()
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+    for pid in process_ids():
         try:
-            words = entry.read_bytes().split(b"\0")
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
         if b"cc1plus" in words[0] and any(str(folder).encode() in word for word in words):
-            found.add(int(entry.parent.name))
+            found.add(pid)
     return found
 
 

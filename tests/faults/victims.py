@@ -22,6 +22,8 @@ from typing import Any
 
 from faults.ledger import Case, marked_processes
 
+from forecast_autotune.processes.serving import children_of
+
 WAIT_S = 90.0  # for anything that happens at all; these machines are busy
 
 KINDS = ("parent", "fork server", "worker", "tool")
@@ -202,13 +204,11 @@ def tuning(case: Case, builds: Path, numbers: Sequence[int], key: int, *, first:
 def beneath(pid: int) -> dict[int, str]:
     """The processes that one has begun, and these in turn, with their command lines; found without looking at all others."""
     found = {}
-    with suppress(OSError):
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            for child in map(int, children.read_text().split()):
-                with suppress(OSError):
-                    if command := Path(f"/proc/{child}/cmdline").read_bytes():  # none is left of who is dead
-                        found[child] = command.replace(b"\0", b" ").decode(errors="replace")[:200]
-                found.update(beneath(child))
+    for child in children_of(pid) or ():
+        with suppress(OSError):
+            if command := Path(f"/proc/{child}/cmdline").read_bytes():  # none is left of who is dead
+                found[child] = command.replace(b"\0", b" ").decode(errors="replace")[:200]
+        found.update(beneath(child))
     return found
 
 

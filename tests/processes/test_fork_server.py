@@ -414,6 +414,22 @@ def test_a_pause_is_not_counted_as_time_that_a_worker_took(monkeypatch: pytest.M
     server.stop()
 
 
+def test_a_conversation_is_closed_though_nobody_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy_jobs.allow(monkeypatch)
+    server = ForkServer("json")
+    trial = server.start(toy_jobs.echo, {})
+    with monkeypatch.context() as patch:
+
+        def refuse(_: int) -> None:
+            raise OSError("nothing may be signalled")
+
+        patch.setattr(worker, "end_session", refuse)
+        with pytest.raises(OSError, match="may be signalled"):
+            trial.close()
+    assert trial._channel.fileno() == -1
+    server.stop()
+
+
 def test_a_tool_that_runs_out_of_time_is_killed_with_what_it_started(tmp_path: Path) -> None:
     script = f"sleep 300 & echo $! > {tmp_path}/pid; wait"
     for limit_s in (2.0, 20.0):  # on a busy machine two seconds may be over before the shell runs

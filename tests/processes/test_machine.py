@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from forecast_autotune.processes.machine import give_way
+from forecast_autotune.processes import worker
+from forecast_autotune.processes.machine import give_way, process_ids, thread_ids
+from forecast_autotune.processes.serving import children_of
+from forecast_autotune.processes.worker import end_session
 
 GROUP = Path("/proc/self/autogroup")
 
@@ -31,3 +35,23 @@ def test_a_session_gives_way_as_a_whole_if_it_is_the_process_s_own(leads: bool) 
         pytest.skip("this kernel shares the CPU among processes alone")
     ours = GROUP.read_text().split()[-1:]  # nothing where no session was begun since the machine was
     assert told[1:] == (["7"] if leads else ours)
+
+
+def test_a_process_that_ended_after_it_was_listed_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait(60)
+    monkeypatch.setattr(worker, "process_ids", lambda: [ended.pid, *process_ids()])
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as sleeper:
+        end_session(sleeper.pid)
+        assert sleeper.wait(60) < 0
+
+
+def test_the_processes_and_threads_of_the_machine_are_listed() -> None:
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        assert {os.getpid(), sleeper.pid} <= set(process_ids())
+        assert thread_ids(sleeper.pid) == [sleeper.pid]
+        assert sleeper.pid in (children_of(os.getpid()) or ())
+        sleeper.kill()
+    assert sleeper.pid not in process_ids()
+    assert thread_ids(sleeper.pid) == []
+    assert children_of(sleeper.pid) is None

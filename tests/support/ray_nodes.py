@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from forecast_autotune.processes.serving import children_of
+
 
 @dataclass(frozen=True, slots=True)
 class RayNodes:
@@ -29,9 +31,8 @@ class RayNodes:
 
 def _descendants(pid: int) -> list[int]:
     found = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            found += [child, *_descendants(child)]
+    for child in children_of(pid) or ():
+        found += [child, *_descendants(child)]
     return found
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from ...core.syntax import parsed
+
 
 def source_of(kernel: Any) -> str:
     """The text of a JITFunction, an interpreted one, or a plain function.
@@ -30,7 +32,8 @@ def definition_of(kernel: Any) -> ast.FunctionDef | None:
 
 @lru_cache(maxsize=256)
 def _first_function(source: str) -> ast.FunctionDef | None:
-    return next((node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)), None)
+    body = parsed(lambda: ast.parse(source)).body
+    return next((node for node in body if isinstance(node, ast.FunctionDef)), None)
 
 
 def parameters_of(definition: ast.FunctionDef) -> list[ast.arg]:

@@ -12,6 +12,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from ...core.syntax import parsed
 from .source import lines_of
 from .values import PLAIN, is_kernel
 
@@ -89,7 +90,7 @@ def _written_in(module: str) -> frozenset[str]:
     That is what they index into, append to or count up; and what a `__call__` or `forward` sets in its object.
     """
     try:
-        tree = ast.parse(_module_text(module))
+        tree = parsed(lambda: ast.parse(_module_text(module)))
     except SyntaxError:
         return frozenset()
     written: set[str] = set()

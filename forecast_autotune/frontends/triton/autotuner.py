@@ -37,6 +37,7 @@ from .tuner_options import (
     install_default_hooks,
     listed_configs,
     pruning_options,
+    repeat_mixed_parses,
     show_overrides_in_configs,
     timing_of,
 )
@@ -50,6 +51,7 @@ Grid: TypeAlias = "Sequence[int] | Callable[[dict[str, Any]], Sequence[int]]"
 """Numbers of programs, or a function from the call's arguments, by name, to them."""
 
 show_overrides_in_configs()
+repeat_mixed_parses()
 
 
 class ForecastAutotuner(Autotuner):  # type: ignore[misc]

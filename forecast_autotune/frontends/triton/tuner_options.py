@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.autotuner import Config as TritonConfig
+from triton.runtime.jit import JITFunction
 
 from ...compilers.triton_source import OPTIONS
 from ...core.config import Config
 from ...core.space import Space
+from ...core.syntax import parsed
 from ...core.text import shown
 from ...core.user_warnings import warn_user
 from ...errors import InvalidInputError, TuningWarning
@@ -139,6 +143,19 @@ def install_default_hooks(tuner: Any) -> None:
 def is_default_hook(hook: Any) -> bool:
     """Whether a tuner's hook is one that Triton made, or `install_default_hooks`, and none of the program's."""
     return getattr(hook, "__globals__", {}).get("__name__") in (Autotuner.__module__, __name__)
+
+
+def repeat_mixed_parses() -> None:
+    """Let a kernel's text be parsed while our threads parse others: CPython 3.11 may refuse one; see `parsed`."""
+    if sys.version_info[:2] != (3, 11):
+        return
+    plain = JITFunction.parse
+
+    @functools.wraps(plain)
+    def parse(kernel: Any) -> Any:
+        return parsed(lambda: plain(kernel))
+
+    JITFunction.parse = parse
 
 
 def show_overrides_in_configs() -> None:
