@@ -37,7 +37,7 @@ from forecast_autotune.tuning.decision_rule import Findings, trusted_forecast
 
 from ..command import positive
 from ..paths import PRODUCTS as RECORDED
-from ..tiles import SHORT_LIST
+from ..tiles import FP8_FAST, is_fp8, itemsize, short_list
 from .forest import Example, fit_launches, fit_width, misses
 
 if TYPE_CHECKING:
@@ -61,11 +61,13 @@ class Recorded:
 
     Attributes:
         library_is_foreseen: see `candidates.library_is_foreseen`.
+        short: the configs that max-autotune tries.
     """
 
     name: str
     pair: str  # n and k: all of a pair are left out together
     library_is_foreseen: bool
+    short: frozenset[Config] = field(repr=False)
     job: Job = field(repr=False)
     traits: Array = field(repr=False)
     times_us: Array = field(repr=False)
@@ -80,10 +82,10 @@ def read_recorded(path: Path) -> Iterator[Recorded]:
         for line in lines:
             row = json.loads(line)
             dtype, layout, batch, m, n, k = row["shape"]
-            size = 4 if dtype in ("fp32", "tf32") else 2
+            size = itemsize(dtype)
             product = Product(
                 batch=batch, m=m, n=n, k=k, a_by_rows=layout[0] == "n", b_by_rows=layout[1] == "n", itemsize=size,
-                out_itemsize=size, tf32=dtype == "tf32",
+                out_itemsize=2 if is_fp8(dtype) else size, tf32=dtype == "tf32", fast_accum=dtype == FP8_FAST,
             )  # fmt: skip
             times = {_config(config): us for config, us in row["times_us"] if config != "addmm"}
             if len(times) < LEAST_CONFIGS:
@@ -94,6 +96,7 @@ def read_recorded(path: Path) -> Iterator[Recorded]:
                 name=f"{dtype} {layout} {batch}x{m}x{n}x{k}",
                 pair=f"{n}x{k}",
                 library_is_foreseen=library_is_foreseen(product),
+                short=frozenset(_config(tile) for tile in short_list(dtype)),
                 job=Job(
                     workload=Workload(program=program_of("mm"), key={"shape": row["shape"]}, timing="inductor"),
                     space=space,
@@ -114,7 +117,6 @@ def _config(recorded: str | Sequence[int]) -> Config:
 
 KNOBS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_stages", "num_warps")
 LIBRARY = Config({"template": "aten::mm", **dict.fromkeys(KNOBS), "GROUP_M": None})
-SHORT = frozenset(_config(tile) for tile in SHORT_LIST)
 
 
 def fit(recorded: Sequence[Recorded], *, trees: int = TREES) -> Prior:
@@ -154,7 +156,7 @@ def losses(each: Recorded, prior: Prior) -> dict[str, float]:
     times = dict(zip(each.job.space, each.times_us.tolist(), strict=True))
     promise = promises(each.job.space, forecasts)
     tiles = sorted(each.job.space[1:], key=lambda config: -promise[config])
-    listed = [config for config in times if config in SHORT]
+    listed = [config for config in times if config in each.short]
     trusted = trusted_forecast(_unmeasured(each.job, forecasts), None)
     chosen = {
         "max-autotune": [LIBRARY, *listed],

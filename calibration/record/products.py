@@ -2,13 +2,14 @@
 
 One Triton kernel stands for the templates of mm, addmm and bmm. Sizes are arguments of it, so one compiled config serves
 hundreds of shapes; Inductor writes them into the code. Configs are drawn from its exhaustive list, its short one first.
-Processes compile side by side, and this one times what is built, on cold caches. Every time is a line of JSON at once, so a
-recording that is ended keeps what it has.
+Processes compile side by side, and this one times what is built, on cold caches. Every time is a line of JSON at once, in
+FILE.part, so a recording that is killed keeps what it has. At the end FILE has a line for each product.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import itertools
 import json
 import math
@@ -17,7 +18,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,7 @@ import triton
 
 from forecast_autotune.frontends.inductor.template_kernels import GROUP_M, product
 
-from ..tiles import SHORT_LIST, Tile
+from ..tiles import FP8, FP8_FAST, Tile, is_fp8, itemsize, short_list
 
 SHARED_BYTES = 227 << 10  # of one block on sm_90
 MOST_PRODUCTS = 255  # 32-bit registers of a thread that sums may take
@@ -52,7 +53,7 @@ LIKELY = (
 class Shape:
     """A product of a model: `batch` times (m, k) by (k, n). `layout`: of A and B, whether by rows (n) or columns (t)."""
 
-    dtype: str  # bf16, fp16, fp32, tf32
+    dtype: str  # bf16, fp16, fp32, tf32, fp8, fp8-fast
     layout: str  # "nt": a layer's weight; "nn": its gradient of inputs; "tn": of weights
     batch: int
     m: int
@@ -86,21 +87,18 @@ BATCHED = (  # batch, m, n, k: attention by hand, and experts
     (8, 512, 2048, 512), (8, 64, 14336, 4096), (64, 16, 1408, 2048), (64, 128, 1408, 2048), (8, 256, 4096, 4096),
     (32, 1, 1024, 128), (32, 1, 128, 4096), (48, 77, 77, 64), (24, 256, 256, 256), (4, 2048, 2048, 2048), (96, 49, 49, 32),
 )  # fmt: skip
-MOST_FLOPS = {"bf16": 3e12, "fp16": 3e12, "tf32": 6e11, "fp32": 1e11}
+MOST_FLOPS = {"bf16": 3e12, "fp16": 3e12, "tf32": 6e11, "fp32": 1e11, FP8: 6e12, FP8_FAST: 6e12}
+SHARES = {  # of kinds: dtype, and layout or "batched"
+    ("bf16", "nt"): 0.42, ("bf16", "nn"): 0.13, ("bf16", "tn"): 0.12, ("fp16", "nt"): 0.08, ("tf32", "nt"): 0.07,
+    ("fp32", "nt"): 0.08, ("bf16", "batched"): 0.1,
+}  # fmt: skip
+SHARES_OF_FP8 = {(FP8, "nt"): 0.5, (FP8_FAST, "nt"): 0.5}  # the library takes no other layout
 MOST_ELEMENTS = 1 << 28
 
 
-def shapes(count: int, seed: int = SEED) -> list[Shape]:
+def shapes(count: int, shares: Mapping[tuple[str, str], float] = SHARES, seed: int = SEED) -> list[Shape]:
     """A seeded sample of products, ordered so that any beginning of it is a fair part of all."""
     draw = random.Random(seed)
-    shares = {
-        ("bf16", "nt"): 0.42,
-        ("bf16", "nn"): 0.13,
-        ("bf16", "tn"): 0.12,
-        ("fp16", "nt"): 0.08,
-        ("tf32", "nt"): 0.07,
-    }
-    shares |= {("fp32", "nt"): 0.08, ("bf16", "batched"): 0.1}
     chosen: dict[Shape, None] = {}
     kinds, weights = list(shares), list(shares.values())
     while len(chosen) < count:
@@ -113,27 +111,30 @@ def shapes(count: int, seed: int = SEED) -> list[Shape]:
             m, n, k = {"nt": (m, n, k), "nn": (m, k, n), "tn": (n, k, m)}[layout]
             shape = Shape(dtype, layout, 1, m, n, k)
         elements = max(shape.m * shape.k, shape.k * shape.n, shape.m * shape.n) * shape.batch
+        if is_fp8(dtype) and (n % 16 or k % 16):  # the library takes none
+            continue
         if 2.0 * shape.batch * m * n * k <= MOST_FLOPS[dtype] and elements <= MOST_ELEMENTS:
             chosen[shape] = None
     return list(chosen)
 
 
-def tiles(itemsize: int) -> list[Tile]:
+def tiles(dtype: str) -> list[Tile]:
     """The configs to draw from: Inductor's short list, likely ones, then the rest of its exhaustive list, shuffled."""
     every: list[Tile] = [
         (m, n, k, stages, min(warps, m * n // 256))  # as Inductor has it
         for m, n, k in itertools.product((16, 32, 64, 128, 256), repeat=3)
+        if not is_fp8(dtype) or k >= 32
         for stages in (1, 2, 3, 4, 5)
         for warps in (2, 4, 8)
     ]
     random.Random(SEED).shuffle(every)
-    ordered = dict.fromkeys([*SHORT_LIST, *LIKELY, *every])
-    return [tile for tile in ordered if _fits(tile, itemsize)]
+    ordered = dict.fromkeys([*short_list(dtype), *LIKELY, *every])
+    return [tile for tile in ordered if _fits(tile, itemsize(dtype))]
 
 
-def _fits(tile: Tile, itemsize: int) -> bool:
+def _fits(tile: Tile, size: int) -> bool:
     block_m, block_n, block_k, stages, warps = tile
-    shared = (block_m + block_n) * block_k * itemsize * max(1, stages)
+    shared = (block_m + block_n) * block_k * size * max(1, stages)
     return shared <= SHARED_BYTES and block_m * block_n <= MOST_PRODUCTS * 32 * warps
 
 
@@ -179,6 +180,7 @@ def constants(build: Build) -> dict[str, Any]:
     return {
         "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "EVEN_K": build.even_k, "GROUP_M": GROUP_M,
         "A_BY_ROWS": build.layout[0] == "n", "B_BY_ROWS": build.layout[1] == "n", "ALLOW_TF32": build.dtype == "tf32",
+        "FAST_ACCUM": build.dtype == FP8_FAST,
         "num_stages": stages, "num_warps": warps,
     }  # fmt: skip
 
@@ -186,15 +188,19 @@ def constants(build: Build) -> dict[str, Any]:
 def compile_one(build: Build, shape: Shape) -> float:
     """Compile into Triton's cache; seconds. Runs in a process of its own."""
     began = time.monotonic()
-    pointer = torch_dtype(build.dtype)
-    product.warmup(pointer, pointer, pointer, *arguments(shape), grid=(1,), **constants(build))
+    operand, result = torch_dtypes(build.dtype)
+    product.warmup(operand, operand, result, *arguments(shape), grid=(1,), **constants(build))
     return time.monotonic() - began
 
 
-def torch_dtype(name: str) -> Any:
+def torch_dtypes(name: str) -> tuple[Any, Any]:
+    """Of the operands, and of the result."""
     import torch
 
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name, torch.float32)
+    if is_fp8(name):
+        return torch.float8_e4m3fn, torch.bfloat16
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name, torch.float32)
+    return dtype, dtype
 
 
 # Timing ------------------------------------------------------------------------------------------------------------------
@@ -218,15 +224,16 @@ class Device:
         self._memory: dict[Any, tuple[Any, Any, Any]] = {}
 
     def tensors(self, shape: Shape) -> tuple[Any, Any, Any]:
-        torch, dtype = self.torch, torch_dtype(shape.dtype)
-        if dtype not in self._memory:
-            self._memory[dtype] = (
-                torch.randn(MOST_ELEMENTS, dtype=dtype, device="cuda"),
-                torch.randn(MOST_ELEMENTS, dtype=dtype, device="cuda"),
-                torch.empty(MOST_ELEMENTS, dtype=dtype, device="cuda"),
+        torch, (operand, result) = self.torch, torch_dtypes(shape.dtype)
+        if operand not in self._memory:
+            drawn_as = torch.bfloat16 if is_fp8(shape.dtype) else operand
+            self._memory[operand] = (
+                torch.randn(MOST_ELEMENTS, dtype=drawn_as, device="cuda").to(operand),
+                torch.randn(MOST_ELEMENTS, dtype=drawn_as, device="cuda").to(operand),
+                torch.empty(MOST_ELEMENTS, dtype=result, device="cuda"),
             )
         m, n, k, *strides = arguments(shape)
-        a, b, c = self._memory[dtype]
+        a, b, c = self._memory[operand]
         size = (lambda *of: (shape.batch, *of)) if shape.batch > 1 else (lambda *of: of)
         batches = (m * k, k * n, m * n) if shape.batch > 1 else ()
         return (
@@ -249,20 +256,42 @@ class Device:
 
 
 def record(given: argparse.Namespace) -> None:
-    """Compile and time until the time is over."""
+    """Compile and time until the time is over, then write what was timed by product."""
+    part = given.to.with_name(given.to.name + ".part")
+    try:
+        _record_times(given, part)
+    finally:
+        with part.open(encoding="utf-8") as lines, gzip.open(given.to, "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(product) + "\n" for product in by_product(map(json.loads, lines)))
+    part.unlink()
+
+
+def by_product(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Times by product, in the order in which products came; what failed is left out."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        if "us" in line:
+            of_product = found.setdefault(json.dumps(line["shape"]), {"shape": line["shape"], "times_us": []})
+            of_product["times_us"].append([line["config"], line["us"]])
+    return list(found.values())
+
+
+def _record_times(given: argparse.Namespace, part: Path) -> None:
     until = time.monotonic() + given.seconds
-    listed = shapes(given.shapes)
+    listed = shapes(given.shapes, SHARES_OF_FP8 if given.fp8 else SHARES)
     draw = random.Random(SEED)
     waiting: dict[Build, list[Shape]] = {}
     for shape in listed:
-        suited = [tile for tile in tiles(4 if shape.dtype in ("fp32", "tf32") else 2) if suits(tile, shape)]
+        suited = [tile for tile in tiles(shape.dtype) if suits(tile, shape)]
         for tile in suited[: given.configs]:
             waiting.setdefault(Build.of(tile, shape), []).append(shape)
     # First what many shapes wait for.
-    order = sorted(waiting, key=lambda b: (-len(waiting[b]) * (1.5 if b.tile in SHORT_LIST else 1.0), draw.random()))
+    order = sorted(
+        waiting, key=lambda b: (-len(waiting[b]) * (1.5 if b.tile in short_list(b.dtype) else 1.0), draw.random())
+    )
     print(f"{len(listed)} shapes, {len(order)} builds, {sum(map(len, waiting.values()))} times", file=sys.stderr)
     with (
-        given.to.open("w", encoding="utf-8") as file,
+        part.open("w", encoding="utf-8") as file,
         ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool,
     ):
         builds: dict[Future[float], Build] = {}
@@ -299,13 +328,18 @@ def _line(shape: Shape, config: Sequence[int] | str, **more: Any) -> dict[str, A
 def _libraries(device: Device, listed: Sequence[Shape], file: Any) -> dict[Shape, float]:
     """What the vendor's library takes, of each shape; and with a bias, as of addmm."""
     torch, best = device.torch, {}
+    one = torch.ones((), device="cuda")  # what products of fp8 are scaled by
     for shape in listed:
         torch.backends.cuda.matmul.allow_tf32 = shape.dtype == "tf32"
         a, b, c = device.tensors(shape)
-        multiply = torch.bmm if shape.batch > 1 else torch.mm
-        best[shape] = device.time_us(partial(multiply, a, b, out=c))
+        multiply = torch._scaled_mm if is_fp8(shape.dtype) else torch.bmm if shape.batch > 1 else torch.mm
+        call = partial(multiply, a, b, out=c)
+        if is_fp8(shape.dtype):
+            fast = shape.dtype == FP8_FAST
+            call = partial(multiply, a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=fast)
+        best[shape] = device.time_us(call)
         file.write(json.dumps(_line(shape, multiply.__name__, us=round(best[shape], 3))) + "\n")
-        if shape.batch == 1 and shape.layout == "nt":
+        if shape.batch == 1 and shape.layout == "nt" and not is_fp8(shape.dtype):
             bias = torch.randn(shape.n, dtype=a.dtype, device="cuda")
             us = device.time_us(lambda: torch.addmm(bias, a, b))  # noqa: B023  # called at once
             file.write(json.dumps(_line(shape, "addmm", us=round(us, 3))) + "\n")
@@ -336,7 +370,7 @@ def _timed(
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Record, into a file of JSON lines."""
+    """Record, into a compressed file of JSON lines."""
     parser = argparse.ArgumentParser(prog="python -m calibration record-products", description=__doc__)
     parser.add_argument("--to", type=Path, required=True, metavar="FILE")
     parser.add_argument("--seconds", type=float, default=180.0, help="default: %(default)s")
@@ -345,6 +379,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "--configs", type=int, default=160, metavar="N", help="of a shape, at most; default: %(default)s"
     )
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), metavar="N")
+    parser.add_argument("--fp8", action="store_true", help="products of fp8 alone, and none else")
     record(parser.parse_args(words))
     return 0
 

@@ -138,6 +138,7 @@ class Lowered:
             itemsize=a.dtype.itemsize,
             out_itemsize=self.out_dtype.itemsize,
             tf32=self.tf32,
+            fast_accum=self.fast_accum,
         )
 
 
@@ -238,6 +239,7 @@ class Product:
     itemsize: int
     out_itemsize: int
     tf32: bool = False
+    fast_accum: bool = False
 
 
 def is_extern(candidate: Any) -> bool:
@@ -332,7 +334,7 @@ def described(
         "a_ptr": a_ptr, "b_ptr": b_ptr, "c_ptr": c_ptr, "m": p.m, "n": p.n, "k": p.k,
         "a_row": a[0][0], "a_column": a[0][1], "b_row": b[0][0], "b_column": b[0][1],
         "a_batch": p.m * p.k, "b_batch": p.k * p.n,
-        "A_BY_ROWS": p.a_by_rows, "B_BY_ROWS": p.b_by_rows, "ALLOW_TF32": p.tf32,
+        "A_BY_ROWS": p.a_by_rows, "B_BY_ROWS": p.b_by_rows, "ALLOW_TF32": p.tf32, "FAST_ACCUM": p.fast_accum,
     }  # fmt: skip
 
     def grid(meta: Mapping[str, Any]) -> tuple[int, int]:

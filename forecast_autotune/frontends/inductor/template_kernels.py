@@ -17,7 +17,7 @@ GROUP_M = 8  # what Inductor gives where a config says nothing
 def product(  # type: ignore[no-untyped-def]
     a_ptr, b_ptr, c_ptr, m, n, k, a_row, a_column, b_row, b_column, a_batch, b_batch,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EVEN_K: tl.constexpr,
-    A_BY_ROWS: tl.constexpr, B_BY_ROWS: tl.constexpr, ALLOW_TF32: tl.constexpr,
+    A_BY_ROWS: tl.constexpr, B_BY_ROWS: tl.constexpr, ALLOW_TF32: tl.constexpr, FAST_ACCUM: tl.constexpr,
 ):  # fmt: skip
     """A batch of products, C = A B, C by rows. The grid: tiles of one product, products."""
     of_batch = tl.program_id(1)
@@ -45,7 +45,10 @@ def product(  # type: ignore[no-untyped-def]
         else:
             a = tl.load(a_at, mask=along[None, :] < k, other=0.0)
             b = tl.load(b_at, mask=along[:, None] < k, other=0.0)
-        total += tl.dot(a, b, allow_tf32=ALLOW_TF32, out_dtype=tl.float32)
+        if FAST_ACCUM:
+            total = tl.dot(a, b, total, allow_tf32=ALLOW_TF32, out_dtype=tl.float32)
+        else:
+            total += tl.dot(a, b, allow_tf32=ALLOW_TF32, out_dtype=tl.float32)
     rows, columns = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     where = (rows[:, None] < m) & (columns[None, :] < n)
     tl.store(c_ptr + rows[:, None] * n + columns[None, :], total.to(c_ptr.dtype.element_ty), mask=where)

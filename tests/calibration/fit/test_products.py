@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 from calibration.fit.products import RECORDED, Recorded, fit, losses, read_recorded  # noqa: E402
-from calibration.tiles import SHORT_LIST  # noqa: E402
+from calibration.tiles import short_list  # noqa: E402
 from forecast_autotune.surrogates.prior import products_prior  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -24,13 +24,15 @@ def some() -> list[Recorded]:
     return list(itertools.islice(read_recorded(path), 24))
 
 
-def test_the_short_list_is_inductors() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "theirs"), [("bf16", "CUDAConfigHeuristic"), ("fp8", "CUDAScaledMMTemplateConfigHeuristic")]
+)
+def test_the_short_list_is_inductors(dtype: str, theirs: str) -> None:
     heuristics = pytest.importorskip("torch._inductor.template_heuristics.triton")
-    theirs = [
-        (c.block_m, c.block_n, c.block_k, c.num_stages, c.num_warps)
-        for c in heuristics.CUDAConfigHeuristic().mm_configs
-    ]
-    assert list(SHORT_LIST) == theirs
+    listed = {
+        (c.block_m, c.block_n, c.block_k, c.num_stages, c.num_warps) for c in getattr(heuristics, theirs)().mm_configs
+    }
+    assert set(short_list(dtype)) == listed
 
 
 def test_no_recorded_config_was_faster_than_its_bound() -> None:
