@@ -297,6 +297,7 @@ class Dispatcher:
             share=how.settings.online_cost,
             new_event=learnable.new_event,
             on_host=learnable.on_host,
+            keep_busy=learnable.keep_busy,
             may_compare=learnable.may_compare if learnable.compares else None,
             load=learnable.load,
             expected=observed.expected,

@@ -58,6 +58,9 @@ class Learnable(Protocol):
     def new_event(self) -> Callable[[], Any]:
         """Makes an event of the device; see `real_calls.Event`."""
 
+    keep_busy: Callable[[float], object] | None
+    """Keeps the device busy for so many seconds; see `real_calls.HeadStart`."""
+
     @property
     def on_host(self) -> bool:
         """Whether a call is done when it returns; see `RealCalls`."""

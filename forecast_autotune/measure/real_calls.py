@@ -34,6 +34,9 @@ COLD_US = 1000.0  # a first launch that takes the host longer than this has comp
 LOAD_US = 3000.0  # what loading a candidate takes, before any was loaded
 MOST_EARNED = 2.0  # times the usual, of one call: an event may also have waited for the host
 COMPARE_US, COMPARE_TIMES = 20_000.0, 8.0  # and times a call's: what comparing takes, before any was compared
+HEAD_TIMES = 1.5  # times what a launch takes the host: for so long a device that would wait for it is kept busy
+MOST_HEAD_US = 500.0  # a launch that takes the host longer was held up by something
+MOST_SHORT = 16  # calls in turn in which the device waited all the same: it cannot be kept busy
 UNSEEN = 0.25  # by which share a candidate nobody has forecast is expected to take longer
 
 log = logging.getLogger(__name__)
@@ -112,7 +115,11 @@ class Turn:
     first: bool = False  # of the config
     held_us: float = 0.0
     load_us: float = 0.0  # that loading the config took, which held up the call
-    waited_us: float = 0.0  # that the device may have waited for the host between the two moments
+    head_us: float = 0.0  # for which the device was kept busy before
+    waited: bool = (
+        False  # the device waited for the host between the two moments: their distance is no time of the kernel's
+    )
+    waited_us: float = 0.0  # that it may have waited, where it cannot be kept busy
     compared_us: float = 0.0  # that comparing it with the default took, which held up the call
     began_s: float = 0.0
     start: Any = None
@@ -123,6 +130,7 @@ class Turn:
         self.began_s = time.perf_counter()
         if self.timed:
             self.start, self.stop = self.calls.events()
+            self.head_us = self.calls.head_start.give()
             self.start.record()
 
     def end(self) -> None:
@@ -132,9 +140,12 @@ class Turn:
         if self.first and cold_us > COLD_US:
             self.load_us = cold_us
         if self.timed:
-            # A device that is behind has not come to the start yet.
-            if host_us > COLD_US and not self.calls.on_host and self.start.query():
-                self.waited_us = host_us
+            if not self.calls.on_host:
+                # A device that is behind has not come to the start yet.
+                waited = self.start.query()
+                self.waited = self.calls.head_start.note(host_us, waited=waited, first=self.first)
+                if waited and not self.waited and host_us > COLD_US:
+                    self.waited_us = host_us
             self.stop.record()
         if self.timed or self.first:
             self.calls.launched(self)
@@ -147,6 +158,47 @@ class Turn:
     def failed(self, message: str, *, transient: bool = False, stage: str = "launch") -> None:
         """Note that the candidate does not run, or where `transient` that the call itself may be to blame."""
         self.calls.failed(self, message, transient=transient, stage=stage)
+
+
+class HeadStart:
+    """Keeps a device that is ahead of the host busy before a call is timed, until that is launched.
+
+    A device with nothing to do passes the moment before the launch at once, and what the launch takes the host, some 20 us,
+    counts as the kernel's: of two kernels of 5 and 10 us, the second seems slower by a fifth, not twice as slow.
+
+    Args:
+        keep_busy: keeps the device of the call busy for so many seconds; None where it cannot be.
+
+    Attributes:
+        us: for how long now; 0 while the device has not been seen to wait.
+    """
+
+    def __init__(self, keep_busy: Callable[[float], object] | None) -> None:
+        self._keep_busy = keep_busy
+        self.us = 0.0
+        self._short = 0
+
+    def give(self) -> float:
+        """Keep the device busy, where it would wait; for how many microseconds."""
+        us = self.us
+        if us and self._keep_busy is not None:
+            self._keep_busy(us * 1e-6)
+        return us
+
+    def note(self, host_us: float, *, waited: bool, first: bool) -> bool:
+        """Note a call that took the host so long, perhaps the first of its config; whether its time is the host's."""
+        if not waited or self._keep_busy is None:
+            self._short = 0
+            return False
+        if first:
+            return True
+        self._short += 1
+        if self._short > MOST_SHORT:
+            self._keep_busy, self.us = None, 0.0
+            return False
+        if host_us <= MOST_HEAD_US:
+            self.us = max(self.us, HEAD_TIMES * host_us)
+        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -201,6 +253,7 @@ class RealCalls:
             every measurement.
         expected: a candidate's expected time as a multiple of the default's; None where nobody says.
         seed: of the draws.
+        keep_busy: see `HeadStart`.
         waiting: held while `measure` waits for calls.
         on_wanted: told when calls are to ask for turns again: one has something to tell, or all is over.
     """
@@ -220,6 +273,7 @@ class RealCalls:
         load: Callable[[Config], object] = lambda _: None,
         expected: Callable[[Config], float | None] = lambda _: None,
         seed: int = 0,
+        keep_busy: Callable[[float], object] | None = None,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
         on_wanted: Callable[[], None] = lambda: None,
     ) -> None:
@@ -229,6 +283,7 @@ class RealCalls:
         self.explored_s = self.saved_s = 0.0
         self.waited_s = 0.0
         self.on_host = on_host
+        self.head_start = HeadStart(keep_busy)
         self._default = default
         self._allowance, self._share = allowance, share
         self._new_event = new_event
@@ -416,7 +471,10 @@ class RealCalls:
         return Turn(self, self.incumbent, timed=True, pair=pair)
 
     def _cost_us(self, trial: Trial) -> float:
-        """What the next call of a candidate is expected to cost beyond the incumbent's time."""
+        """What the next call of a candidate is expected to cost beyond the incumbent's time, with that of its pair."""
+        return 2 * self.head_start.us + self._beyond_us(trial)
+
+    def _beyond_us(self, trial: Trial) -> float:
         level_us = self._levels_us[self.incumbent]
         if trial.samples_us:
             return max(0.0, statistics.median(trial.samples_us) - level_us)
@@ -490,7 +548,7 @@ class RealCalls:
             self._take_in(turn, us)
 
     def _take_in(self, turn: Turn, us: float) -> None:
-        if not turn.first and turn.waited_us / 2 < us < 2 * turn.waited_us:
+        if not turn.first and (turn.waited or turn.waited_us / 2 < us < 2 * turn.waited_us):
             self._of_held_up(turn, us)
         elif turn.trial is None:
             self._of_incumbent(turn, us)
@@ -502,7 +560,7 @@ class RealCalls:
     def _of_held_up(self, turn: Turn, us: float) -> None:
         """A call whose time is mostly the host's, which something held up between the two moments: no sample, no cost."""
         if turn.trial is not None:
-            self._allowance.settle(turn.held_us, 0.0)
+            self._allowance.settle(turn.held_us, turn.head_us)
         if turn.pair is not None:
             turn.pair.held_up = True
             if turn.trial is None:
@@ -530,7 +588,7 @@ class RealCalls:
             if not math.isnan(turn.pair.incumbent_us):
                 reference_us = turn.pair.incumbent_us
         cost_us = max(0.0, us - reference_us, turn.load_us) if turn.config != self.incumbent else turn.load_us
-        cost_us += turn.compared_us
+        cost_us += turn.compared_us + turn.head_us * (1 if turn.pair is None else 2)
         self._allowance.earn(min(us, reference_us))
         self._allowance.settle(turn.held_us, cost_us)
         self.explored_s += cost_us * 1e-6
@@ -540,7 +598,7 @@ class RealCalls:
             self._loads_us.append(turn.load_us)
             if turn.compared_us:
                 self._compares_us.append(turn.compared_us)
-            if turn.load_us:  # it lies between the events, too
+            if turn.load_us or turn.waited:  # that lies between the events, too
                 return
             trial.first_us = us
             if us * self._scale() > FIRST_TIMES * trial.early_stop_us:

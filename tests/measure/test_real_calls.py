@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -22,8 +22,15 @@ DEFAULT, FAST, SLOW, BROKEN = (Config({"n": n}) for n in range(4))
 TIMES_US = {DEFAULT: 100.0, FAST: 50.0, SLOW: 5000.0}
 
 
-def make_calls(device: Device, *, share: float = 1.0, allowance: Allowance | None = None) -> RealCalls:
+def make_calls(
+    device: Device,
+    *,
+    share: float = 1.0,
+    allowance: Allowance | None = None,
+    keep_busy: Callable[[float], object] | None = None,
+) -> RealCalls:
     return RealCalls(
+        keep_busy=keep_busy,
         incumbent=DEFAULT,
         default=DEFAULT,
         allowance=allowance or Allowance(),
@@ -162,6 +169,97 @@ def test_what_holds_the_host_up_within_a_call_is_no_time_of_the_kernels(monkeypa
     assert slow.samples_us == pytest.approx([100.0] * len(slow.samples_us))
     assert fast.samples_us == pytest.approx([50.0] * len(fast.samples_us))
     assert allowance.explored_us == 0
+
+
+class HostBound:
+    """A program whose device waits for it: a launch takes the host 20 us, and each finds the device with nothing to do.
+
+    Args:
+        helps: whether the device can be kept busy.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, helps: bool, may: bool = True) -> None:
+        self.device, self.allowance = Device(), Allowance()
+        self.kept_busy: list[float] = []
+        clock = SimpleNamespace(perf_counter=lambda: self.device.host_us * 1e-6, monotonic=time.monotonic)
+        monkeypatch.setattr(real_calls, "time", clock)
+
+        def keep_busy(seconds: float) -> None:
+            self.kept_busy.append(seconds * 1e6)
+            self.device.host_us += 5.0
+            if helps:
+                self.device.launch(seconds * 1e6)
+
+        self.calls = make_calls(self.device, allowance=self.allowance, keep_busy=keep_busy if may else None)
+
+    def call(self, us: dict[Config, float], launch_us: float = 20.0) -> None:
+        turn = self.calls.turn()
+        turn.begin()
+        self.device.host_us += launch_us
+        self.device.launch(us[turn.config])
+        turn.end()
+        self.device.host_us = max(self.device.host_us, self.device.free_us) + 100.0
+
+    def measure(self, us: dict[Config, float], *, hiccups: bool = False) -> list[Measurement]:
+        outcomes: list[object] = []
+        thread = threading.Thread(target=lambda: outcomes.extend(map(self.calls.measure, us)), daemon=True)
+        thread.start()
+        made = 0
+        while len(outcomes) < len(us):
+            made += 1
+            self.call(us, 3000.0 if hiccups and made % 10 == 0 else 20.0)
+            time.sleep(0)
+        thread.join(60)
+        return [each for each in outcomes if isinstance(each, Measurement)]
+
+
+SHORT_US = {DEFAULT: 10.0, FAST: 5.0}
+
+
+def test_a_device_that_would_wait_for_the_host_is_kept_busy_until_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = HostBound(monkeypatch, helps=True)
+    slow, fast = program.measure(SHORT_US)
+    assert slow.samples_us == pytest.approx([10.0] * len(slow.samples_us))
+    assert fast.samples_us == pytest.approx([5.0] * len(fast.samples_us))
+    assert program.calls.incumbent == FAST
+    assert program.kept_busy == pytest.approx([30.0] * len(program.kept_busy))
+    assert program.allowance.explored_us >= 30.0 * 2 * len(fast.samples_us)  # it is paid for as what is explored
+
+
+def test_where_it_cannot_be_kept_busy_the_launch_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, fast = HostBound(monkeypatch, helps=False, may=False).measure(SHORT_US)
+    assert slow.median_us == pytest.approx(30.0)
+    assert fast.median_us == pytest.approx(25.0)
+
+
+def test_what_keeps_no_device_busy_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = HostBound(monkeypatch, helps=False)
+    slow, fast = program.measure(SHORT_US)
+    assert slow.median_us == pytest.approx(30.0)
+    assert fast.median_us == pytest.approx(25.0)
+    assert len(program.kept_busy) == real_calls.MOST_SHORT
+
+
+def test_a_launch_that_something_holds_up_keeps_no_device_busy_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = HostBound(monkeypatch, helps=True)
+    slow, fast = program.measure(SHORT_US, hiccups=True)
+    assert slow.samples_us == pytest.approx([10.0] * len(slow.samples_us))
+    assert fast.samples_us == pytest.approx([5.0] * len(fast.samples_us))
+    assert max(program.kept_busy) < 40.0
+
+
+def test_a_device_that_is_behind_the_host_is_not_kept_busy() -> None:
+    device, kept_busy = Device(), list[float]()
+    calls = make_calls(device, keep_busy=kept_busy.append)
+    device.launch(1e4)
+    for _ in range(20):
+        turn = calls.turn()
+        turn.begin()
+        device.launch(100.0)
+        turn.end()
+        device.host_us = device.free_us - 50.0
+    assert calls._levels_us == {DEFAULT: pytest.approx(100.0)}
+    assert not kept_busy
 
 
 def test_a_device_that_is_behind_the_host_is_timed_however_long_a_launch_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from ...core.job import Job
 from ...core.outcome import Failure
 from ...core.user_warnings import warn_user
 from ...errors import TuningWarning
+from ...measure.clocks import spin
 from ...measure.probe import device_identity
 from ...protocols import Compiler, Store
 from ...settings import Settings
@@ -196,7 +197,9 @@ class LearnableKernel:
         self.compares = call.spec.check is not None
         self.compiler = self._compiler_for(lambda config: self._specializations.arguments(config))
         self._begin_launcher(call.job.space.default)
-        self.new_event = functools.partial(driver.active.get_device_interface().Event, enable_timing=True)
+        interface = driver.active.get_device_interface()
+        self.new_event = functools.partial(interface.Event, enable_timing=True)
+        self.keep_busy: Callable[[float], object] | None = spin if hasattr(interface, "_sleep") else None
 
     def _begin_launcher(self, default: Config) -> None:
         """What the first launch needs beside its binary is built while the default compiles in the caller's thread."""
