@@ -92,7 +92,11 @@ def fused_by_our_clock(
     return benchmarked
 
 
-def generated_by_our_clock(bench: Callable[..., float], is_wanted: Callable[[], bool]) -> Any:
+def generated_by_our_clock(
+    bench: Callable[..., float],
+    is_wanted: Callable[[], bool],
+    note: Callable[[Any, Any, float | None], None] = lambda *_: None,
+) -> Any:
     """Inductor's method that times a config of a kernel it has generated, by our clock, and the kernel alone.
 
     Inductor has what a kernel changes copied before each launch, or brought back from the host after it, and counts that:
@@ -104,6 +108,7 @@ def generated_by_our_clock(bench: Callable[..., float], is_wanted: Callable[[], 
     Args:
         bench: takes a launcher and its arguments; returns milliseconds.
         is_wanted: whether it is to be done; asked each time.
+        note: told the kernel, the launcher, and the milliseconds; None where they are not our clock's.
     """
 
     @functools.wraps(bench)
@@ -116,6 +121,7 @@ def generated_by_our_clock(bench: Callable[..., float], is_wanted: Callable[[], 
             or not is_wanted()
             or not _changes_only_floats(kernel, args, of_kernel)
         ):
+            note(kernel, launcher, None)
             return bench(kernel, launcher, *args, **named)
         on_host: dict[str, Any] = {}
 
@@ -135,11 +141,14 @@ def generated_by_our_clock(bench: Callable[..., float], is_wanted: Callable[[], 
         stands_in.restore_args_from_cpu = lambda _: None
         try:
             with _clock_on(torch.device("cuda", kernel.device_props.index or 0)):
-                return bench(stands_in, launcher, *args, **named)
+                ms = bench(stands_in, launcher, *args, **named)
+            note(kernel, launcher, ms)
+            return ms
         except Exception as err:
             log.info("a generated kernel is timed by Inductor's clock: %s", err)
         finally:
             kernel.restore_args_from_cpu(on_host)
+        note(kernel, launcher, None)
         return bench(kernel, launcher, *args, **named)
 
     return benchmarked

@@ -20,6 +20,7 @@ AWAITED = ("torch._inductor.codecache", "torch._inductor.compile_fx", CHOICES)
 """Modules of torch after whose import its configuration is there; no key of a cache is made before."""
 
 KEY = "forecast_autotune"  # what our factory is registered as
+TABLE = "autotune_lookup_table"  # Inductor's setting that tells configs of kernels which it generates
 
 _lock = threading.RLock()
 _wanted = False
@@ -85,6 +86,8 @@ def uninstall() -> None:
         if config is not None and getattr(config, "inductor_choices_class", None) is make_choices:
             config.inductor_choices_class = _before
             _give_other_threads(config, "inductor_choices_class", None)
+        if config is not None:
+            _give_table_back(config)
         if _registered:
             module.unregister_inductor_choices(KEY)
         if _tag:
@@ -147,6 +150,7 @@ def _enter() -> None:
         if not _wanted or config is None or not _is_imported(CONFIG):
             return
         try:
+            _answer_table(config)
             module = sys.modules.get(CHOICES)
             if hasattr(module, "register_inductor_choices"):
                 _register(config, module)
@@ -169,6 +173,26 @@ def _enter() -> None:
             from .request import stand_aside
 
             stand_aside(err)
+
+
+def _answer_table(config: Any) -> None:
+    """Have what is stored answer for configs of kernels that Inductor generates, where its table holds none."""
+    from .generated import LookupTable, kernels
+
+    theirs = getattr(config, TABLE, None)
+    if isinstance(theirs, dict) and not isinstance(theirs, LookupTable):
+        table = LookupTable(theirs, kernels.best)
+        setattr(config, TABLE, table)
+        _give_other_threads(config, TABLE, table)
+
+
+def _give_table_back(config: Any) -> None:
+    from .generated import LookupTable
+
+    if isinstance(table := getattr(config, TABLE, None), LookupTable):
+        theirs = dict(table.items())
+        setattr(config, TABLE, theirs)
+        _give_other_threads(config, TABLE, theirs)
 
 
 def _register(config: Any, module: Any) -> None:

@@ -38,6 +38,7 @@ from ..engine import (
     recall,
 )
 from .candidates import LAUNCH_US, Candidates, Lowered, as_listed, is_extern, is_library, is_number
+from .generated import kernels
 from .rendered import ATTENTION, RenderedCandidates, operation_of, sizes_of
 from .request import DEFAULT_BUDGET, operation_request, product_request
 from .stragglers import LEFT, is_left
@@ -112,10 +113,11 @@ class Counts:
     @property
     def text(self) -> str:
         """What was done, in words."""
-        return (
+        done = (
             f"of {self.candidates} candidates {self.passed_on} went on to Inductor, {self.timed} were timed; "
             f"{self.recalled} operations were decided by what is stored, {self.forecast} by a forecast"
         )
+        return "; ".join(filter(None, [done, kernels.text]))
 
 
 class Narrowing:

@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 PREFIX = "inductor."
 """Before the name of an operation, the name of a program in stores."""
 
+GENERATED = PREFIX + "generated"
+"""The program that kernels which Inductor generates are stored as."""
+
 DEFAULT_BUDGET = "4"
 
 _lock = threading.Lock()
@@ -73,6 +76,8 @@ def product_request() -> Request:
 def cache_name() -> str:
     """What changes with what may change a choice: mode, model, and the decisions on Inductor's candidates as they are now.
 
+    Not the configs of generated kernels: Inductor keeps those beside what it caches, and chooses them after.
+
     Raises:
         InvalidInputError: a setting does not parse.
     """
@@ -93,5 +98,5 @@ def _decided(settings: Settings) -> list[str]:
         f"{d.digest} {d.decision.config.digest}"
         for known in map(StoreFile, folders)
         for d in (known.decisions(kernel=PREFIX) if known.exists() else ())
-        if d.place.workload.program.name.startswith(PREFIX)
+        if (name := d.place.workload.program.name).startswith(PREFIX) and name != GENERATED
     ]

@@ -16,6 +16,7 @@ import torch
 from .cache_key import CACHE_KEY, with_decisions
 from .candidate_times import by_our_clock, fused_by_our_clock, generated_by_our_clock
 from .capture import decide_before
+from .generated import kept, kept_or_stored, kernels
 from .stragglers import completed_or_left
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ def patch_fusion(is_wanted: Callable[[], bool]) -> None:
 
 
 def patch_generated(is_wanted: Callable[[], bool]) -> None:
-    """Have our clock time the configs of kernels that Inductor generates, once what times those is loaded."""
+    """Have our clock time the configs of kernels that Inductor generates, and what they took kept, once that is loaded."""
     if (module := _first_look(GENERATED)) is None:
         return
     kernel: Any = getattr(module, "CachingAutotuner", None)
@@ -131,9 +132,19 @@ def patch_generated(is_wanted: Callable[[], bool]) -> None:
     if _takes(kernel, "bench", "self", "launcher", "args", "with_profiler", "kwargs") and all(
         hasattr(kernel, name) for name in methods
     ):
-        kernel.bench = generated_by_our_clock(kernel.bench, is_wanted)
+        kernel.bench = generated_by_our_clock(kernel.bench, is_wanted, kernels.note)
     else:
         log.warning(OWN_CLOCK, torch.__version__, "configs of what it generates")
+        return
+    if (
+        _takes(kernel, "autotune_to_one_config", "self", "args", "kwargs")
+        and _takes(kernel, "coordinate_descent_tuning", "self", "launcher", "args", "kwargs")
+        and _takes(module, "generate_lookup_hash_from_source_code", "size_hints_str", "source_code")
+    ):
+        kernel.autotune_to_one_config = kept(kernel.autotune_to_one_config)
+        kernel.coordinate_descent_tuning = kept_or_stored(kernel.coordinate_descent_tuning)
+    else:
+        log.warning("torch %s tunes what it generates in a way unknown here: nothing of it is kept", torch.__version__)
 
 
 def patch_finalizing(before: Callable[[Any], None]) -> None:

@@ -1,0 +1,264 @@
+"""Kernels that Inductor generates, pointwise ones and reductions: their outcomes, and the table that answers for them.
+
+Inductor times the configs of such a kernel when it first runs; with max-autotune it goes on from the best, knob after knob.
+Before it compiles one it asks a table in its settings, by a hash of the kernel's source, without its name, and of the hints
+of its sizes. What the table tells is the one config that is compiled, and nothing is timed.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ...core.config import Config
+from ...core.forecast import Abstention
+from ...core.hardware import Hardware
+from ...core.job import Job, Stop
+from ...core.outcome import Failure, Measurement
+from ...core.space import Space
+from ...core.workload import Program, Workload
+from ...measure.probe import detect_hardware
+from ...remote.fleet_store import open_store
+from ...settings import Settings
+from ...tuning.decision_rule import Findings, decide
+from .hook import is_wanted
+from .request import GENERATED, stand_aside, stood_aside
+
+PROGRAM = Program(name=GENERATED, language="triton", source="kernels that torch._inductor generates")
+KINDS = ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION")
+NUMBERS = ("num_warps", "num_stages")
+BLOCK = "BLOCK"  # in the names of the other knobs that the table can tell
+NAMED = "_fused_"  # in the names of kernels that Inductor looks up
+
+_UNASKED = Abstention(source="inductor", reason="Inductor lists and times these itself")
+
+
+class LookupTable(dict[str, dict[str, Any]]):
+    """Inductor's table of configs by a kernel's hash, answered by what is stored where it holds nothing itself.
+
+    A copy of it is itself, and what is pickled of it is what it holds: so the keys of Inductor's caches, which take in its
+    settings, are the same whatever is stored.
+
+    Args:
+        theirs: the table that it takes the place of.
+        best: from a kernel's hash to its stored config; None where nothing is stored.
+    """
+
+    def __init__(self, theirs: Mapping[str, dict[str, Any]], best: Callable[[str], Mapping[str, Any] | None]) -> None:
+        super().__init__(theirs)
+        self._best = best
+
+    def __len__(self) -> int:
+        """At least one: Inductor asks no table that is empty."""
+        return max(1, super().__len__())
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and self._best(name) is not None)
+
+    def __missing__(self, name: str) -> dict[str, Any]:
+        if (best := self._best(name)) is None:
+            raise KeyError(name)
+        return dict(best)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self.items()),)
+
+    def __copy__(self) -> LookupTable:
+        return self
+
+    def __deepcopy__(self, _: object) -> LookupTable:
+        return self
+
+
+class GeneratedKernels:
+    """What configs of generated kernels took in this process, and what is stored of them; safe for threads.
+
+    Attributes:
+        timed, recalled: how many kernels were timed, and how many took a stored config.
+    """
+
+    def __init__(self) -> None:
+        self.timed = self.recalled = 0
+        self._process = os.getpid()  # a fork compiles for Inductor, and may ask neither the store nor the device
+        self._lock = threading.Lock()
+        self._times: WeakKeyDictionary[Any, dict[Config, float | None]] = WeakKeyDictionary()
+        self._best: dict[tuple[str, str, str], Mapping[str, Any] | None] = {}
+
+    @property
+    def text(self) -> str:
+        """What was done, in words; empty where nothing was."""
+        if not self.timed + self.recalled:
+            return ""
+        return f"of the kernels that Inductor generated {self.timed} were timed, {self.recalled} took a stored config"
+
+    def note(self, kernel: Any, launcher: Any, ms: float | None) -> None:
+        """Note what a config took by our clock, in milliseconds, infinite if it cannot run; None: by another clock."""
+        with self._lock:
+            self._times.setdefault(kernel, {})[config_of(launcher.config)] = ms
+
+    def keep(self, kernel: Any) -> None:
+        """Store the outcomes of a kernel whose configs Inductor has timed, and the decision by them."""
+        try:
+            self._keep(kernel)
+        except Exception as err:
+            stand_aside(err)
+
+    def _keep(self, kernel: Any) -> None:
+        with self._lock:
+            times = self._times.pop(kernel, {})
+        if len(times) < 2 or not _is_looked_up(kernel):
+            return
+        names = dict.fromkeys(name for config in times for name in config.knobs)
+        times_ms = {
+            Config({name: config.knobs.get(name) for name in names}): ms
+            for config, ms in times.items()
+            if ms is not None
+        }
+        if len(times_ms) < len(times):
+            return
+        run = uuid.uuid4().hex
+        job = _job(hash_of(kernel), Space(times_ms), f"cuda:{kernel.device_props.index or 0}")
+        store = open_store(Settings.from_environment())
+        outcomes = {
+            config: Measurement(samples_us=(ms * 1e3,))
+            if math.isfinite(ms)
+            else Failure(stage="launch", message="Inductor does not run it: it spills registers")
+            for config, ms in times_ms.items()
+        }
+        for config, outcome in outcomes.items():
+            store.record(job, run, config, outcome, None)
+        findings = Findings(
+            job=job,
+            outcomes=outcomes,
+            finals={},
+            forecasts=[_UNASKED] * len(job.space),
+            tried=set(outcomes),
+            compiled=len(outcomes),
+            budget="all",
+            spent_s=getattr(kernel, "autotune_time_taken_ns", 0) * 1e-9,
+            run=run,
+            now=time.time(),
+        )
+        store.decide(job, decide(findings, Stop(f"Inductor timed all {len(outcomes)} configs that it lists")))
+        with self._lock:
+            self.timed += 1
+
+    def best(self, name: str) -> Mapping[str, Any] | None:
+        """The stored config of a kernel on the current device, as the table tells it; the same while the process lives."""
+        if not _is_answered() or os.getpid() != self._process:
+            return None
+        try:
+            return self._best_of(name)
+        except Exception as err:
+            stand_aside(err)
+            return None
+
+    def _best_of(self, name: str) -> Mapping[str, Any] | None:
+        settings, device = Settings.from_environment(), _current_device()
+        asked = (name, device, str(settings.dir))
+        with self._lock:
+            if asked in self._best:
+                return self._best[asked]
+        found = _stored(name, device, settings) if device and settings.mode != "first" else None
+        with self._lock:
+            self.recalled += found is not None
+            return self._best.setdefault(asked, found)
+
+    def is_stored(self, kernel: Any, launcher: Any) -> bool:
+        """Whether a kernel runs the config that is stored: Inductor need not look for a better one."""
+        return _is_looked_up(kernel) and self.best(hash_of(kernel)) == dict(config_of(launcher.config).knobs)
+
+
+kernels = GeneratedKernels()
+"""Those of this process."""
+
+
+def kept(autotune_to_one_config: Callable[..., None]) -> Any:
+    """Inductor's method that times all configs of a kernel and takes the best; what they took is kept."""
+
+    @functools.wraps(autotune_to_one_config)
+    def autotuned(kernel: Any, *args: Any, **named: Any) -> None:
+        autotune_to_one_config(kernel, *args, **named)
+        if _is_answered() and not kernel.inductor_meta.get("coordinate_descent_tuning", False):  # else more are timed
+            kernels.keep(kernel)
+
+    return autotuned
+
+
+def kept_or_stored(coordinate_descent_tuning: Callable[..., Any]) -> Any:
+    """Inductor's method that looks for a better config, one knob at a time, from a launcher; not from what is stored."""
+
+    @functools.wraps(coordinate_descent_tuning)
+    def tuned(kernel: Any, launcher: Any, *args: Any, **named: Any) -> Any:
+        if _is_answered() and kernels.is_stored(kernel, launcher):
+            return launcher
+        best = coordinate_descent_tuning(kernel, launcher, *args, **named)
+        if _is_answered():
+            kernels.keep(kernel)
+        return best
+
+    return tuned
+
+
+def _is_answered() -> bool:
+    from torch._inductor import config
+
+    return is_wanted() and not stood_aside() and not getattr(config, "deterministic", False)
+
+
+def config_of(theirs: Any) -> Config:
+    """A config of Inductor's as one of ours."""
+    return Config({**theirs.kwargs, **{name: getattr(theirs, name) for name in NUMBERS}})
+
+
+def hash_of(kernel: Any) -> str:
+    """What Inductor's table calls a kernel."""
+    from torch._inductor.runtime.triton_heuristics import generate_lookup_hash_from_source_code
+
+    return str(generate_lookup_hash_from_source_code(str(kernel.size_hints), kernel.fn.src))
+
+
+def _is_looked_up(kernel: Any) -> bool:
+    kind = getattr(kernel.heuristic_type, "name", "")
+    return kind in KINDS and not kernel.custom_kernel and NAMED in kernel.fn.src
+
+
+def _stored(name: str, device: str, settings: Settings) -> Mapping[str, Any] | None:
+    """The fastest config that is stored of a kernel, if the table can tell it."""
+    outcomes = open_store(settings).outcomes(_job(name, Space([Config({"num_warps": 4})]), device))
+    times_us = {config: each.median_us for config, each in outcomes.items() if isinstance(each, Measurement)}
+    if not times_us:
+        return None
+    best = min(times_us, key=times_us.__getitem__)
+    knobs = {name: value for name, value in best.knobs.items() if value is not None}
+    told = all(name in NUMBERS or BLOCK in name for name in knobs) and set(NUMBERS) <= knobs.keys()
+    return knobs if told and all(type(value) is int for value in knobs.values()) else None
+
+
+def _job(name: str, space: Space, device: str) -> Job:
+    from .candidates import toolchain_of
+
+    return Job(
+        workload=Workload(program=PROGRAM, key={"kernel": name}, timing="inductor"),
+        space=space,
+        hardware=_hardware(device),
+        toolchain=toolchain_of("cuda"),
+    )
+
+
+def _hardware(device: str) -> Hardware:
+    return detect_hardware(device)
+
+
+def _current_device() -> str:
+    """The device that is compiled for; empty where there is none that our clock can time."""
+    import torch
+
+    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else ""
