@@ -5,13 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 from ..core.config import Config
 from ..core.decision import Decision
 from ..core.outcome import Failure
-from ..measure.clocks import spin
 from ..measure.real_calls import HostEvent, StreamEvent
 from ..protocols import Compiler, Store
 from .online import compare_on_copies
@@ -47,8 +45,7 @@ class LearnableCallable:
         self.compares = measurer is not None
         self.on_host = device == "cpu" and new_event is None
         self.new_event = new_event or (HostEvent if device == "cpu" else lambda: StreamEvent(device))
-        is_real = device != "cpu" and new_event is None
-        self.keep_busy: Callable[[float], object] | None = partial(spin, device=device) if is_real else None
+        self.keep_busy: Callable[[float], object] | None = None  # what a call takes the host is compared, too
 
     def load(self, config: Config) -> None:
         """See `Learnable`."""

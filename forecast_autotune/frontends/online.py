@@ -59,7 +59,7 @@ class Learnable(Protocol):
         """Makes an event of the device; see `real_calls.Event`."""
 
     keep_busy: Callable[[float], object] | None
-    """Keeps the device busy for so many seconds; see `real_calls.HeadStart`."""
+    """Keeps the device busy for so many seconds; see `HeadStart`."""
 
     @property
     def on_host(self) -> bool:
@@ -136,6 +136,9 @@ class Learning:
         except Exception as err:  # such as memory that is short for copies: what is not compared is not tried
             log.debug("%s is not compared", turn.config, exc_info=True)
             failure = Failure(stage="check", message=f"it cannot be compared with the default: {err}", transient=True)
+        except BaseException:
+            turn.drop()
+            raise
         turn.compared_us = (time.perf_counter() - began) * 1e6
         if failure is not None:
             turn.failed(failure.message, transient=failure.transient, stage=failure.stage)
@@ -153,10 +156,11 @@ class Learning:
         """
         if turn is None:
             return make(launcher)
+        turn.begin()
+        if turn.dropped:
+            return make(self.best())
         try:
-            turn.begin()
             result = make(launcher)
-            turn.end()
         except Exception as err:
             if turn.trial is None:
                 turn.failed("")
@@ -167,6 +171,11 @@ class Learning:
                 turn.failed(raised(err), transient=True)  # where this raises too, it is the call
                 raise
             turn.failed(raised(err), transient=of_memory(err))
+        except BaseException:  # Ctrl-C, which is nobody's fault
+            turn.drop()
+            raise
+        else:
+            turn.end()
         return result
 
     def best(self) -> Any:

@@ -425,12 +425,11 @@ class Flush:
             log.warning("no memory for %d MiB to flush the caches with: configs are timed on warm ones", size >> 20)
 
 
-def spin(seconds: float, device: Any = None) -> None:
-    """Keep a device's current stream busy for about so long; None: the current device's."""
+def spin(seconds: float) -> None:
+    """Keep the current stream's device busy for about so long."""
     import torch
 
-    with torch.cuda.device(device):
-        torch.cuda._sleep(int(seconds * 2e9))  # cycles; clocks run at 1 to 2 GHz
+    torch.cuda._sleep(int(seconds * 2e9))  # cycles; clocks run at 1 to 2 GHz
 
 
 def _sensors(device: Any) -> Callable[[], tuple[float | None, float | None]] | None:

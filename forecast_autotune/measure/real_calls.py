@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from ..core.allowance import Allowance
 from ..core.config import Config
 from ..core.outcome import SWITCH_MARGIN, TIE_MARGIN, Failure, Measurement, Outcome
+from .head_start import HeadStart
 
 LEVEL_SAMPLES = 4  # of what runs anyhow, before anything is compared with it
 LEAST_PAIRS, MOST_PAIRS = 4, 16  # of a candidate and what would have run; more than the least only while it is open
@@ -34,9 +35,8 @@ COLD_US = 1000.0  # a first launch that takes the host longer than this has comp
 LOAD_US = 3000.0  # what loading a candidate takes, before any was loaded
 MOST_EARNED = 2.0  # times the usual, of one call: an event may also have waited for the host
 COMPARE_US, COMPARE_TIMES = 20_000.0, 8.0  # and times a call's: what comparing takes, before any was compared
-HEAD_TIMES = 1.5  # times what a launch takes the host: for so long a device that would wait for it is kept busy
-MOST_HEAD_US = 500.0  # a launch that takes the host longer was held up by something
-MOST_SHORT = 16  # calls in turn in which the device waited all the same: it cannot be kept busy
+MOST_THROWN = 8  # pairs in turn that told nothing: then one counts as it is
+MOST_THROWN_AT_FIRST = 64  # calls, before the incumbent's level is known: a program begins slowly
 UNSEEN = 0.25  # by which share a candidate nobody has forecast is expected to take longer
 
 log = logging.getLogger(__name__)
@@ -116,11 +116,12 @@ class Turn:
     held_us: float = 0.0
     load_us: float = 0.0  # that loading the config took, which held up the call
     head_us: float = 0.0  # for which the device was kept busy before
-    waited: bool = (
-        False  # the device waited for the host between the two moments: their distance is no time of the kernel's
-    )
-    waited_us: float = 0.0  # that it may have waited, where it cannot be kept busy
+    before: Any = None  # the moment before that
+    host_us: float = 0.0  # that the call took the host
+    waited: bool = False  # the device waited for the host between the two moments, and can be kept busy the next time
+    stalled: bool = False  # it waited, and the launch took far longer than launches do
     compared_us: float = 0.0  # that comparing it with the default took, which held up the call
+    dropped: bool = False  # it cannot be timed
     began_s: float = 0.0
     start: Any = None
     stop: Any = None
@@ -129,26 +130,43 @@ class Turn:
         """Record the moment before the launch."""
         self.began_s = time.perf_counter()
         if self.timed:
-            self.start, self.stop = self.calls.events()
-            self.head_us = self.calls.head_start.give()
-            self.start.record()
+            try:
+                self.start, self.stop = self.calls.events()
+                self.head_us, self.before = self.calls.head_start.give()
+                self.start.record()
+            except Exception:  # such as while another thread captures a graph
+                self.drop()
 
     def end(self) -> None:
         """Record the moment after it."""
-        host_us = (time.perf_counter() - self.began_s) * 1e6
-        cold_us = self.calls.beyond_usual(host_us)
+        self.host_us = (time.perf_counter() - self.began_s) * 1e6
+        cold_us = self.calls.beyond_usual(self.host_us)
         if self.first and cold_us > COLD_US:
             self.load_us = cold_us
         if self.timed:
-            if not self.calls.on_host:
-                # A device that is behind has not come to the start yet.
-                waited = self.start.query()
-                self.waited = self.calls.head_start.note(host_us, waited=waited, first=self.first)
-                if waited and not self.waited and host_us > COLD_US:
-                    self.waited_us = host_us
-            self.stop.record()
+            try:
+                self._note_waiting()
+                self.stop.record()
+            except Exception:  # it was launched, and must not be again
+                self.drop()
         if self.timed or self.first:
             self.calls.launched(self)
+
+    def _note_waiting(self) -> None:
+        if self.calls.on_host:
+            return
+        waited = self.start.query()  # a device that is behind has not come to it yet
+        self.waited = self.calls.head_start.note(
+            self.host_us, given_us=self.head_us, before=self.before, waited=waited, first=self.first
+        )
+        self.stalled = waited and self.host_us > COLD_US
+
+    def drop(self) -> None:
+        """Forget that the call was to be timed; another takes its place."""
+        log.debug("a call of %s is not timed", self.config, exc_info=True)
+        self.calls.drop(self)
+        self.timed, self.dropped = False, True
+        self.trial, self.pair, self.held_us = None, None, 0.0
 
     @property
     def to_compare(self) -> bool:
@@ -158,47 +176,6 @@ class Turn:
     def failed(self, message: str, *, transient: bool = False, stage: str = "launch") -> None:
         """Note that the candidate does not run, or where `transient` that the call itself may be to blame."""
         self.calls.failed(self, message, transient=transient, stage=stage)
-
-
-class HeadStart:
-    """Keeps a device that is ahead of the host busy before a call is timed, until that is launched.
-
-    A device with nothing to do passes the moment before the launch at once, and what the launch takes the host, some 20 us,
-    counts as the kernel's: of two kernels of 5 and 10 us, the second seems slower by a fifth, not twice as slow.
-
-    Args:
-        keep_busy: keeps the device of the call busy for so many seconds; None where it cannot be.
-
-    Attributes:
-        us: for how long now; 0 while the device has not been seen to wait.
-    """
-
-    def __init__(self, keep_busy: Callable[[float], object] | None) -> None:
-        self._keep_busy = keep_busy
-        self.us = 0.0
-        self._short = 0
-
-    def give(self) -> float:
-        """Keep the device busy, where it would wait; for how many microseconds."""
-        us = self.us
-        if us and self._keep_busy is not None:
-            self._keep_busy(us * 1e-6)
-        return us
-
-    def note(self, host_us: float, *, waited: bool, first: bool) -> bool:
-        """Note a call that took the host so long, perhaps the first of its config; whether its time is the host's."""
-        if not waited or self._keep_busy is None:
-            self._short = 0
-            return False
-        if first:
-            return True
-        self._short += 1
-        if self._short > MOST_SHORT:
-            self._keep_busy, self.us = None, 0.0
-            return False
-        if host_us <= MOST_HEAD_US:
-            self.us = max(self.us, HEAD_TIMES * host_us)
-        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -224,6 +201,8 @@ class Trial:
     loaded: bool = False
     samples_us: list[float] = field(default_factory=list)
     open_pairs: int = 0
+    thrown: int = 0  # pairs in turn that told nothing
+    dropped: int = 0  # calls that could not be timed
     first_us: float = math.nan  # of its first call, which is compared with nothing
     run_us: float = 0.0
     outcome: Outcome | None = None
@@ -253,7 +232,7 @@ class RealCalls:
             every measurement.
         expected: a candidate's expected time as a multiple of the default's; None where nobody says.
         seed: of the draws.
-        keep_busy: see `HeadStart`.
+        keep_busy: see `HeadStart`; for calls that take the host the same under every config.
         waiting: held while `measure` waits for calls.
         on_wanted: told when calls are to ask for turns again: one has something to tell, or all is over.
     """
@@ -283,7 +262,7 @@ class RealCalls:
         self.explored_s = self.saved_s = 0.0
         self.waited_s = 0.0
         self.on_host = on_host
-        self.head_start = HeadStart(keep_busy)
+        self.head_start = HeadStart(keep_busy, new_event)
         self._default = default
         self._allowance, self._share = allowance, share
         self._new_event = new_event
@@ -302,6 +281,7 @@ class RealCalls:
         self._trial: Trial | None = None
         self._open: dict[Hashable, Pair] = {}  # by stream: pairs whose second call is still to come
         self._turns = self._strays = 0  # calls; pairs whose second call never came
+        self._thrown = 0  # samples of the first incumbent in turn that told nothing
         self._tried: set[Config] = set()
         self._pending: deque[Turn] = deque()
         self._spare: list[tuple[Any, Any]] = []
@@ -513,17 +493,15 @@ class RealCalls:
             self._met = True
             if turn.timed and not self.over:
                 self._pending.append(turn)
+            elif turn.held_us:
+                self._allowance.settle(turn.held_us, 0.0)
 
     def failed(self, turn: Turn, message: str, *, transient: bool, stage: str = "launch") -> None:
         """End the trial of a candidate that does not run."""
         with self._changed:
-            trial, pair = turn.trial, turn.pair
-            if pair is not None:  # it will not be complete
-                pair.trial.open_pairs -= 1
-                if trial is None and not pair.candidate_first:
-                    self._allowance.settle(pair.held_us, 0.0)
-            for stream in [stream for stream, each in self._open.items() if each is pair]:
-                del self._open[stream]
+            trial = turn.trial
+            if turn.pair is not None:
+                self._forget(turn, turn.pair)
             if trial is None:
                 return
             cost_us = turn.load_us + turn.compared_us
@@ -533,6 +511,31 @@ class RealCalls:
                 cost_s = cost_us * 1e-6
                 trial.outcome = Failure(stage=stage, message=message, cost_s=cost_s, transient=transient)
                 self._changed.notify_all()
+
+    def drop(self, turn: Turn) -> None:
+        """Give up timing a call. A candidate whose calls cannot be timed, again and again, is not tried further."""
+        with self._changed:
+            trial, pair = turn.trial, turn.pair
+            if turn.held_us:
+                self._allowance.settle(turn.held_us, 0.0)
+            if pair is not None:
+                self._forget(turn, pair)
+            if trial is None:
+                return
+            if turn.first:
+                trial.loaded, trial.open_pairs = False, 0
+            trial.dropped += 1
+            if trial.dropped >= MOST_THROWN and trial.outcome is None:
+                trial.outcome = Failure(stage="launch", message="its calls could not be timed", transient=True)
+                self._changed.notify_all()
+
+    def _forget(self, turn: Turn, pair: Pair) -> None:
+        """A pair that will not be complete."""
+        pair.trial.open_pairs -= 1
+        if turn.trial is None and not pair.candidate_first:
+            self._allowance.settle(pair.held_us, 0.0)
+        for stream in [stream for stream, each in self._open.items() if each is pair]:
+            del self._open[stream]
 
     # Reading --------------------------------------------------------------------------------------------------------
 
@@ -548,7 +551,7 @@ class RealCalls:
             self._take_in(turn, us)
 
     def _take_in(self, turn: Turn, us: float) -> None:
-        if not turn.first and (turn.waited or turn.waited_us / 2 < us < 2 * turn.waited_us):
+        if self._tells_nothing(turn, us):
             self._of_held_up(turn, us)
         elif turn.trial is None:
             self._of_incumbent(turn, us)
@@ -557,10 +560,24 @@ class RealCalls:
         if (pair := turn.pair) is not None and not math.isnan(pair.candidate_us + pair.incumbent_us):
             self._close(pair)
 
+    def _tells_nothing(self, turn: Turn, us: float) -> bool:
+        """Whether a call's time is the host's, for whom the device waited between the two moments; some count anyway."""
+        is_hosts = turn.waited or (turn.stalled and turn.host_us / 2 < us < 2 * turn.host_us)
+        if turn.first:
+            return False
+        if turn.pair is not None:
+            return is_hosts and turn.pair.trial.thrown < MOST_THROWN
+        self._thrown = self._thrown + 1 if is_hosts else 0
+        return is_hosts and self._thrown <= MOST_THROWN_AT_FIRST
+
     def _of_held_up(self, turn: Turn, us: float) -> None:
-        """A call whose time is mostly the host's, which something held up between the two moments: no sample, no cost."""
+        """A call that is no sample; what it took beyond the host's part is a cost."""
         if turn.trial is not None:
-            self._allowance.settle(turn.held_us, turn.head_us)
+            cost_us = max(0.0, us - turn.host_us - self._last_us) + turn.head_us
+            self._allowance.settle(turn.held_us, cost_us)
+            self.explored_s += cost_us * 1e-6
+        else:
+            self._charge_head(turn)
         if turn.pair is not None:
             turn.pair.held_up = True
             if turn.trial is None:
@@ -568,7 +585,13 @@ class RealCalls:
             else:
                 turn.pair.candidate_us = us
 
+    def _charge_head(self, turn: Turn) -> None:
+        if turn.head_us:
+            self._allowance.settle(0.0, turn.head_us)
+            self.explored_s += turn.head_us * 1e-6
+
     def _of_incumbent(self, turn: Turn, us: float) -> None:
+        self._charge_head(turn)
         self._last_us = us
         level_us = self._levels_us.get(self.incumbent)
         if level_us is not None:
@@ -588,7 +611,7 @@ class RealCalls:
             if not math.isnan(turn.pair.incumbent_us):
                 reference_us = turn.pair.incumbent_us
         cost_us = max(0.0, us - reference_us, turn.load_us) if turn.config != self.incumbent else turn.load_us
-        cost_us += turn.compared_us + turn.head_us * (1 if turn.pair is None else 2)
+        cost_us += turn.compared_us + turn.head_us
         self._allowance.earn(min(us, reference_us))
         self._allowance.settle(turn.held_us, cost_us)
         self.explored_s += cost_us * 1e-6
@@ -598,15 +621,17 @@ class RealCalls:
             self._loads_us.append(turn.load_us)
             if turn.compared_us:
                 self._compares_us.append(turn.compared_us)
-            if turn.load_us or turn.waited:  # that lies between the events, too
+            if turn.load_us:  # it lies between the events, too
                 return
-            trial.first_us = us
-            if us * self._scale() > FIRST_TIMES * trial.early_stop_us:
-                self._finish(trial, (us * self._scale(),))
+            own_us = max(us - turn.host_us, 1e-3) if turn.waited else us
+            trial.first_us = own_us
+            if own_us * self._scale() > FIRST_TIMES * trial.early_stop_us:
+                self._finish(trial, (own_us * self._scale(),))
 
     def _close(self, pair: Pair) -> None:
         trial = pair.trial
         trial.open_pairs -= 1
+        trial.thrown = trial.thrown + 1 if pair.held_up else 0
         if trial.outcome is None and not pair.held_up:
             trial.samples_us.append(pair.candidate_us / pair.incumbent_us * self._levels_us[self.incumbent])
             if self._is_enough(trial):

@@ -63,7 +63,7 @@ def usable_memory_bytes() -> int:
 def own_bytes(pid: int) -> int:
     """Memory that a process has taken for itself alone, swapped out or not; 0 where nobody says."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     except OSError:
         return 0
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "VmSwap:")))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.processes import worker
-from forecast_autotune.processes.machine import give_way, process_ids, thread_ids
+from forecast_autotune.processes.machine import give_way, own_bytes, process_ids, thread_ids
 from forecast_autotune.processes.serving import children_of
 from forecast_autotune.processes.worker import end_session
 
@@ -55,3 +55,18 @@ def test_the_processes_and_threads_of_the_machine_are_listed() -> None:
     assert sleeper.pid not in process_ids()
     assert thread_ids(sleeper.pid) == []
     assert children_of(sleeper.pid) is None
+
+
+def test_a_process_whose_name_is_no_text_is_measured() -> None:
+    program = (
+        "import ctypes, sys\n"
+        "ctypes.CDLL(None).prctl(15, b'messungen-gr\\xc3\\xb6\\xc3')\n"
+        "print(flush=True)\n"
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as named:
+        assert named.stdout is not None
+        named.stdout.readline()
+        assert b"\xc3" in Path(f"/proc/{named.pid}/status").read_bytes()
+        assert own_bytes(named.pid) > 1 << 20
+        named.kill()
