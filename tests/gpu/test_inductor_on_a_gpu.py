@@ -153,3 +153,54 @@ def test_a_product_before_a_gelu_is_not_slower_than_by_default(tmp_path: Path, f
     default_us, ours_us = told["us"]
     assert told["aside"] == ""
     assert ours_us < 1.05 * default_us
+
+
+GENERATED = """
+import json
+import torch
+import forecast_autotune as fa
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+benched = []
+bench = CachingAutotuner.bench
+
+def counted(self, launcher, *args, with_profiler=False, **kwargs):
+    benched.append(self.fn.__name__)
+    return bench(self, launcher, *args, with_profiler=with_profiler, **kwargs)
+
+CachingAutotuner.bench = counted
+fa.install(inductor=True)
+x = torch.randn(4096, 8192, device="cuda")
+functions = {
+    "pointwise": lambda: torch.nn.functional.gelu(x) * 2.0,
+    "transposed": lambda: x.t().contiguous() + 1.0,
+    "reduction": lambda: x.square().mean(dim=-1),
+    "normalized": lambda: torch.softmax(x, dim=-1),
+}
+counts = {}
+for name, function in functions.items():
+    torch._dynamo.reset()
+    before = len(benched)
+    torch.testing.assert_close(torch.compile(function, MODE)(), function(), rtol=1e-3, atol=1e-3)
+    counts[name] = len(benched) - before
+from forecast_autotune.frontends.inductor.generated import kernels
+from forecast_autotune.frontends.inductor.request import stood_aside
+
+print(json.dumps({"benched": counts, "timed": kernels.timed, "recalled": kernels.recalled, "aside": stood_aside()}))
+"""
+
+
+@pytest.mark.parametrize(
+    "mode", ["fullgraph=True", 'mode="max-autotune-no-cudagraphs"'], ids=["default", "max-autotune"]
+)
+def test_no_config_of_a_generated_kernel_is_timed_on_a_second_machine(tmp_path: Path, mode: str) -> None:
+    script = GENERATED.replace("MODE", mode)
+    first = told_by(tmp_path / "first", script)
+    assert first["aside"] == ""
+    assert first["recalled"] == 0
+    assert first["timed"] == sum(count > 1 for count in first["benched"].values()) > 0
+    pack = tmp_path / "pack.jsonl"
+    StoreFile(tmp_path / "first" / "store").export(pack)
+    second = told_by(tmp_path / "second", script, FORECAST_AUTOTUNE_PACKS=str(pack))
+    assert second["recalled"] == first["timed"]
+    assert {name: count for name, count in second["benched"].items() if count} == {}
