@@ -111,7 +111,7 @@ def make_source(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tar
     """Build the source and options exactly as `JITFunction.run` does, for a GPU that need not be present.
 
     The hash is that of the entry in Triton's cache which the launch looks up (seen equal to `JITFunction.warmup()`'s on
-    Triton 3.4 to 3.9, for meta, CPU and mock tensors). Tensors on the meta device have no address: they count as
+    Triton 3.6 to 3.9, for meta, CPU and mock tensors). Tensors on the meta device have no address: they count as
     aligned to 16 bytes.
 
     Raises:
@@ -198,15 +198,8 @@ class FrontEnd:
         ir.load_dialects(context)
         backend.load_dialects(context)
         options = _OptionsRead(parsed)
-        given: tuple[Any, ...] = (
-            options,
-            backend.get_codegen_implementation(options),
-            backend.get_module_map(),
-            context,
-        )
-        if "target" in source.make_ir.__code__.co_varnames:  # since 3.5
-            given = (made.target, *given)
-        text = str(source.make_ir(*given))
+        implementation, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+        text = str(source.make_ir(made.target, options, implementation, modules, context))
         self._lowered[alike] = (*self._lowered.pop(alike, ()), (options.read, text))
         for oldest in list(self._lowered)[:-MOST_LOWERED]:
             self._lowered.pop(oldest, None)
@@ -323,10 +316,7 @@ def _packed(
             return kept[key]
     except TypeError:  # a constant that has no hash
         key = None
-    if hasattr(kernel, "_pack_args"):
-        packed = kernel._pack_args(backend, given, bound, specialization, rest)
-    else:
-        packed = _pack_args_of_34(kernel, backend, given, bound, specialization)
+    packed = kernel._pack_args(backend, given, bound, specialization, rest)
     if key is not None:
         if len(kept) >= MOST_PACKED:
             kept.clear()
@@ -347,29 +337,4 @@ def _source_class(kernel: Any) -> Any:
 def _cache_key(source: Any, backend: Any, options: Any, environment: dict[str, str]) -> str:
     from triton.compiler import compiler
 
-    if hasattr(compiler, "get_cache_key"):
-        return str(compiler.get_cache_key(source, backend, options, env_vars=environment))
-    parts = (compiler.triton_key(), source.hash(), backend.hash(), options.hash(), str(sorted(environment.items())))
-    return "-".join(parts)  # 3.4 builds it within compile()
-
-
-def _pack_args_of_34(kernel: Any, backend: Any, kwargs: dict[str, Any], bound: Any, specialization: Any) -> Any:
-    """What 3.4 does in the middle of `run()`, and later versions in a method of its own."""
-    from triton._utils import find_paths_if, get_iterable_path
-
-    options = backend.parse_options(kwargs)
-    names = [parameter.name for parameter in kernel.params]
-    types = [entry[0] for entry in specialization]
-    for name in kwargs:
-        if name not in options.__dict__ and name not in names:
-            raise KeyError(f"Keyword argument {name} was specified but unrecognised")
-    values = list(bound.values())
-    constexprs = {
-        path: get_iterable_path(values, path) for path in find_paths_if(types, lambda _, kind: kind == "constexpr")
-    }
-    hints = [entry[1] for entry in specialization]
-    attributes = {
-        path: backend.parse_attr(get_iterable_path(hints, path))
-        for path in find_paths_if(hints, lambda _, hint: isinstance(hint, str))
-    }
-    return options, dict(zip(names, types, strict=False)), constexprs, attributes
+    return str(compiler.get_cache_key(source, backend, options, env_vars=environment))

@@ -122,12 +122,9 @@ def build(task: Task) -> Built:
     began = time.perf_counter()
     printed = io.StringIO()
     try:
-        arguments: dict[str, Any] = {"target": task.target, "options": task.options}
-        if "_env_vars" in triton.compile.__code__.co_varnames:  # since 3.5
-            arguments["_env_vars"] = task.environment
         with redirect_stdout(printed):
             _use_key(task.key)
-            kernel = triton.compile(_source(task), **arguments)
+            kernel = triton.compile(_source(task), target=task.target, options=task.options, _env_vars=task.environment)
     except Exception as err:
         return Built(cost_s=time.perf_counter() - began, error=brief(err), transient=is_the_machines(err))
     seconds = time.perf_counter() - began
@@ -193,10 +190,8 @@ def _source(task: Task) -> Any:
 def _use_key(key: str) -> None:
     """Let the compiler store under the very key the caller will look up.
 
-    It would arrive at the same one by itself (3.4, which has no such function, does), after a second in each worker
-    spent hashing its own library of 480 MB.
+    It would arrive at the same one by itself, after a second in each worker spent hashing its own library of 480 MB.
     """
     from triton.compiler import compiler
 
-    if hasattr(compiler, "get_cache_key"):
-        compiler.get_cache_key = lambda *_args, **_kwargs: key
+    compiler.get_cache_key = lambda *_args, **_kwargs: key

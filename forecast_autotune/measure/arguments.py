@@ -11,15 +11,12 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..processes.channel import memory_file
 from ..processes.machine import usable_memory_bytes
 from .buffers import ALIGNMENT, Buffers, guarded_copy, view_of
 from .copies import UnportableError
-
-if TYPE_CHECKING:
-    pass
 
 _DESCRIPTORS = "triton.tools.tensor_descriptor"
 

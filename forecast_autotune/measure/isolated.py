@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.config import Config
 from ..core.outcome import Measurement
@@ -25,9 +25,6 @@ from .base import Attempt, BaseMeasurer, DeviceLostError, Ran, raised
 from .clocks import Clock, Launch
 from .in_process import Trial, clock_for, raise_if_lost
 from .outputs import Outputs
-
-if TYPE_CHECKING:
-    pass
 
 LOAD_TIMEOUT_S = 60.0
 DEFAULT_TIMEOUT_S = 60.0  # for a first run of the default, of which nothing is known

@@ -13,7 +13,7 @@ from ..core.job import Compile, Measure, Stop, View, log2_speedups
 from ..core.outcome import Failure
 from ..features.forecast_columns import Columns, columns_of, expected_gain, normal_cdf
 from ..features.knob_matrix import KnobMatrix, knob_matrix
-from ..features.knob_roles import role_of_name
+from ..features.knob_roles import is_warps, role_of_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,11 +33,10 @@ SPREAD_CANDIDATES = 4
 FIRST_SPREAD = 4  # configs that ran, the default included, before forecasts that hardly differ are followed
 FLAT = 0.05  # forecasts hardly differ if their means vary by less than this share of their sigmas
 SHARP = 1.0  # forecasts are sharp if their means vary over the space by more than so many of their sigmas
-# Picks that ignore the forecasts' favourites: the first after so many outcomes, for a budget of eight to have one, then each
-# fifth. With none before nine outcomes, choices at eight were 1.046 times the best instead of 1.043 (the suite's spaces,
+# Outcomes before the first pick that ignores the forecasts' favourites, and from then on one of so many. Where warps are
+# counted it comes early enough for a budget of eight: that chose 1.043 times the best instead of 1.046 (the suite's spaces,
 # kernels left out, medians of five models).
-OUTSIDE_FROM, OUTSIDE_EVERY = 6, 5
-FEW = 10  # outcomes before values of other knobs are tried for being rare
+OUTSIDE_FROM, OUTSIDE_FROM_WITH_WARPS, OUTSIDE_EVERY = 9, 6, 5
 # From so many outcomes on, some picks follow forecasts that the outcomes of similar configs have not bent: one of so many
 # those made before anything was measured, or, where all recordings are of other hardware, one of so many what these say. On
 # four GPUs, the other three known, 50 tries ended at 1.017 instead of 1.054; recordings of the same GPU gained nothing so.
@@ -120,8 +119,8 @@ class Selective:
 
     Two kinds of picks go elsewhere:
 
-    * Every fifth pick ignores the forecasts' favourites and tries an algorithm not measured yet, or a number of threads,
-      later a rare value of any knob: a forecast can be wrong about a whole region.
+    * Some picks, one in five, ignore the forecasts' favourites and try an algorithm not measured yet, at first a number of
+      warps, later a rare value of a knob: a forecast can be wrong about a whole region.
     * Later, every fourth pick is the best by the forecasts made before anything was measured, or every second the best by
       recordings on other hardware, weighed by how well each did here: outcomes of neighbours can bend a forecast wrongly.
 
@@ -201,6 +200,9 @@ class _Picking:
         self.untried = np.flatnonzero(~busy)
         self.speedups = log2_speedups(view.outcomes, view.space.default)
         self.best = max(self.speedups.values(), default=0.0)
+        roles = view.space.roles
+        self._algorithms = [k for k in self.knobs.levels if roles.get(k, role_of_name(k)) == "algorithm"]
+        self._warps = [k for k in self.knobs.levels if is_warps(k)]
         self.incumbent = index(max(self.speedups, key=self.speedups.__getitem__)) if self.speedups else 0
 
     def nothing_left(self) -> str:
@@ -270,8 +272,10 @@ class _Picking:
             usable = gains * weight
             usable[chosen] = np.nan
             pick = None
-            if turn >= OUTSIDE_FROM and (turn - OUTSIDE_FROM) % OUTSIDE_EVERY == 0:
-                pick = self._outside(usable, [*self.tried, *chosen])
+            if turn == OUTSIDE_FROM_WITH_WARPS and self._warps:
+                pick = self._untried(usable, chosen, [*self._algorithms, *self._warps])
+            elif turn >= (OUTSIDE_FROM + bool(self._warps)) and (turn - OUTSIDE_FROM) % OUTSIDE_EVERY == 0:
+                pick = self._outside(usable)
             elif turn >= UNBENT_FROM and turn % unbent_every == unbent_every - 1:
                 pick = self._unbent_favourite(usable)
             if pick is None:
@@ -364,23 +368,17 @@ class _Picking:
         novelty: Array = 1.0 - np.exp(-0.5 * apart / NEAR**2)
         return novelty
 
-    def _outside(self, gains: Array, taken: Sequence[int]) -> int | None:
-        """A config of an untried algorithm; else of untried threads, or, later, near the best, of a rare value of some knob.
-
-        None where there is nothing of the kind.
-
-        Args:
-            taken: what was tried, or is about to be.
-        """
+    def _outside(self, gains: Array) -> int | None:
+        """A config of an untried algorithm; else, near the best so far, one with the least tried value of some knob."""
         import numpy as np
 
-        if (untried := self._untried(gains, taken, "algorithm")) is not None:
+        if (untried := self._untried(gains, (), self._algorithms)) is not None:
             return untried
-        if len(taken) < FEW:
-            return self._untried(gains, taken, "threads")
         rarest: list[tuple[float, str, int]] = []
         for knob, level in self.knobs.levels.items():
-            tried = np.bincount(level[taken], minlength=int(level.max()) + 1)
+            tried = np.bincount(level[self.tried], minlength=int(level.max()) + 1)
+            if self.turn < 10 and tried.size > 3:
+                continue
             for value, count in enumerate(tried):
                 if value != level[self.incumbent]:
                     rarest.append((count * tried.size + self.random.random(), knob, value))
@@ -394,16 +392,20 @@ class _Picking:
                 return int(nearest[np.argmax(gains[nearest])])
         return None
 
-    def _untried(self, gains: Array, taken: Sequence[int], role: str) -> int | None:
-        """The most promising config with a value of some knob of a role that none taken has; None if all are."""
+    def _untried(self, gains: Array, chosen: Sequence[int], knobs: Sequence[str]) -> int | None:
+        """The most promising config with a value of the first of some knobs of which one is untried; None if none is.
+
+        Args:
+            chosen: what is about to be tried.
+        """
         import numpy as np
 
-        roles, new = self.view.space.roles, np.zeros(gains.size, dtype=bool)
-        for knob, level in self.knobs.levels.items():
-            if roles.get(knob, role_of_name(knob)) == role:
-                new |= ~np.isin(level, level[taken])
-        places = np.flatnonzero(new & ~np.isnan(gains))
-        return int(places[np.argmax(gains[places])]) if places.size else None
+        taken = [*self.tried, *chosen]
+        for level in (self.knobs.levels[knob] for knob in knobs):
+            new = np.flatnonzero(~np.isin(level, level[taken]) & ~np.isnan(gains))
+            if new.size:
+                return int(new[np.argmax(gains[new])])
+        return None
 
     def _spread(self, size: int) -> list[int]:
         """Of configs drawn at random, those farthest from all tried so far and from each other (maximin)."""

@@ -91,7 +91,7 @@ def test_selective_follows_a_forecast_to_the_best() -> None:
 def test_selective_looks_outside_the_favourites_now_and_then() -> None:
     best = max(TRUE.values())
     picks = []
-    for known in range(3, 17):
+    for known in range(3, 15):
         step = Selective().step(view(WHOLE, known=known, forecasts="true"))
         assert isinstance(step, Compile)
         picks += [TRUE.get(c, -9.0) for c in step.configs]
@@ -260,9 +260,7 @@ def test_selective_tries_an_untried_algorithm_before_other_rare_values() -> None
 
 @pytest.mark.parametrize("workers", [1, 16])
 @pytest.mark.parametrize("knob", ["num_warps", "BLOCK"])
-def test_a_budget_of_eight_tries_a_number_of_threads_that_the_forecasts_are_sure_is_slow(
-    knob: str, workers: int
-) -> None:
+def test_a_budget_of_eight_tries_a_number_of_warps_that_the_forecasts_are_sure_is_slow(knob: str, workers: int) -> None:
     space = Space([{knob: n, "TILE": t} for t in range(8) for n in (4, 8, 1, 2)])
     forecasts = [Forecast.normal(-3.0 if c[knob] < 4 else 0.01 * c["TILE"], 0.1, source="s") for c in space]
     tried = [c for c in space if c[knob] >= 4]
@@ -277,7 +275,7 @@ def test_a_budget_of_eight_tries_a_number_of_threads_that_the_forecasts_are_sure
 
 def test_selective_goes_on_with_the_forecasts_made_before_any_measurement() -> None:
     space = Space([{"BLOCK": b} for b in range(1, 101)])
-    outcomes: dict[Config, Outcome] = {c: Measurement(samples_us=(10.0,)) for c in space[:15]}
+    outcomes: dict[Config, Outcome] = {c: Measurement(samples_us=(10.0,)) for c in space[:11]}
     bent = [Forecast.normal(-0.01 * c["BLOCK"], 0.1, source="s") for c in space]
     initial = [Forecast.normal(1.0 if c["BLOCK"] == 77 else 0.0, 0.1, source="s") for c in space]
     without = Selective().step(view_of(space, outcomes, bent))
@@ -310,9 +308,9 @@ def test_selective_follows_what_other_hardware_says_in_every_second_pick() -> No
         return config
 
     recorded = [1.0 if c == far else 0.0 for c in space]
-    assert [after for after in range(10, 20) if picked(after, recorded) == far] == [13, 15, 17, 19]
+    assert [after for after in range(10, 20) if picked(after, recorded) == far] == [11, 13, 15, 17]
     assert picked(9, recorded) != far, "the first ten follow the forecasts"
-    assert picked(13, [0.0] * 100) == picked(13, None), "recordings that tell no config from another"
+    assert picked(11, [0.0] * 100) == picked(11, None), "recordings that tell no config from another"
 
 
 def test_where_time_is_scarce_a_gain_counts_by_what_it_costs() -> None:
