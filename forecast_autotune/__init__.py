@@ -96,4 +96,4 @@ if not TYPE_CHECKING:  # with it, a type checker would take a misspelt name for 
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*__all__, "__version__"})

@@ -19,7 +19,7 @@ class SettingError(InvalidInputError):
 
 
 class MissingExtraError(AutotuneError, ImportError):
-    """An optional package is not installed; the message is the line that installs it."""
+    """An optional package is not installed; the message says how to install it."""
 
 
 class NoWorkingConfigError(AutotuneError, RuntimeError):

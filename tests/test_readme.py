@@ -50,6 +50,18 @@ def test_every_link_leads_to_a_file_and_a_heading(path: Path) -> None:
             assert heading in {re.sub(r"[^\w\- ]", "", h).lower().replace(" ", "-") for h in headings}, target
 
 
+ROOMS = [
+    p for p in READMES if p.name == "README.md" and not p.is_relative_to(ROOT / "tests") and p.parent.name != "programs"
+]
+
+
+@pytest.mark.parametrize("path", ROOMS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_of_a_room_is_in_its_readme(path: Path) -> None:
+    """But of `programs/`, which are a package each, and of tests."""
+    text = path.read_text()
+    assert [each.name for each in path.parent.glob("*.py") if each.name[0] != "_" and each.stem not in text] == []
+
+
 @pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_make_target_that_is_named_exists(path: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

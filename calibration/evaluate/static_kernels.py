@@ -16,6 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from forecast_autotune.features.kernel_walk.symbols import last_name
+
 _ACCESSES = frozenset(["load", "store", "make_block_ptr", "make_tensor_descriptor", "advance"])
 _ADDITIVE = (ast.Add, ast.Sub)
 
@@ -192,7 +194,7 @@ class Module(Mapping[str, Any]):
 
     def _value(self, node: ast.expr) -> Any:
         """A literal, one within `tl.constexpr(…)`, another name, or an attribute of one."""
-        if isinstance(node, ast.Call) and _last_name(node.func) == "constexpr" and node.args:
+        if isinstance(node, ast.Call) and last_name(node.func) == "constexpr" and node.args:
             return self._value(node.args[0])
         return self.reached(node) if isinstance(node, (ast.Name, ast.Attribute)) else _literal(node)
 
@@ -314,7 +316,7 @@ class _Uses:
             self._see_call(node)
 
     def _see_call(self, node: ast.Call) -> None:
-        name = _last_name(node.func)
+        name = last_name(node.func)
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         if (
             name in ("load", "store", "gather", "atomic_add")
@@ -418,7 +420,7 @@ def _configs(node: ast.FunctionDef) -> list[dict[str, Any]]:
         for call in ast.walk(decorator):
             if (
                 isinstance(call, ast.Call)
-                and _last_name(call.func) == "Config"
+                and last_name(call.func) == "Config"
                 and call.args
                 and isinstance(call.args[0], ast.Dict)
             ):
@@ -454,10 +456,6 @@ def _literal(node: ast.expr | None) -> Any:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
     return value if isinstance(value, (bool, int, float, str)) else None
-
-
-def _last_name(node: ast.AST) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _names(*nodes: ast.expr) -> list[str]:

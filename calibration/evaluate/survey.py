@@ -25,6 +25,7 @@ from pathlib import Path
 from forecast_autotune.cli.output import print_json, print_table
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.features.hardware_sheets import sheet_for
+from forecast_autotune.features.kernel_walk.symbols import last_name
 from forecast_autotune.features.launch_features import describe_call, launch_features
 
 from .static_kernels import GRID, Folder, StaticKernel, launches, plausible_call
@@ -65,7 +66,9 @@ def described(package: str, kernel: StaticKernel, given: dict[str, object]) -> D
     work = features.get("flops") or features.get("elementwise", 0.0)
     least = features.get("least_flops", work)
     loops = any(isinstance(node, (ast.For, ast.While)) for node in ast.walk(kernel.definition))
-    dots = any(isinstance(n, ast.Call) and _name(n.func) in ("dot", "dot_scaled") for n in ast.walk(kernel.definition))
+    dots = any(
+        isinstance(n, ast.Call) and last_name(n.func) in ("dot", "dot_scaled") for n in ast.walk(kernel.definition)
+    )
     flops = features.get("flops", 0.0) > 0 if dots else work > 0 or not _computes(kernel.definition)
     known = not loops or least >= work * (1 - _NEAR)
     trips = "none" if not traffic and loops else "known" if known else "by data"
@@ -84,7 +87,7 @@ def described(package: str, kernel: StaticKernel, given: dict[str, object]) -> D
 
 def _without_traffic(kernel: StaticKernel) -> str:
     calls = [node for node in ast.walk(kernel.definition) if isinstance(node, ast.Call)]
-    names = {_name(node.func) for node in calls}
+    names = {last_name(node.func) for node in calls}
     if "inline_asm_elementwise" in names:
         return "inline assembly"
     if names & {"pointer_type", "PointerType"}:
@@ -106,7 +109,9 @@ def _computes(definition: ast.FunctionDef) -> bool:
                         sources.setdefault(name.id, []).append(node.value)
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             sources.setdefault(node.target.id, []).append(ast.BinOp(node.target, node.op, node.value))
-        elif isinstance(node, ast.Call) and (_name(node.func) == "store" or _name(node.func).startswith("atomic_")):
+        elif isinstance(node, ast.Call) and (
+            last_name(node.func) == "store" or last_name(node.func).startswith("atomic_")
+        ):
             waiting += node.args[1:2] + [k.value for k in node.keywords if k.arg in ("value", "val")]
     seen: set[str] = set()
     while waiting:
@@ -117,7 +122,7 @@ def _computes(definition: ast.FunctionDef) -> bool:
             seen.add(node.id)
             waiting += sources.get(node.id, [])
         elif isinstance(node, ast.Call):
-            called = _name(node.func)
+            called = last_name(node.func)
             if called in _COUNTED:
                 return True
             if called != "load":
@@ -126,10 +131,6 @@ def _computes(definition: ast.FunctionDef) -> bool:
         elif isinstance(node, (ast.IfExp, ast.UnaryOp, ast.Subscript, ast.Tuple, ast.BinOp)):
             waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
     return False
-
-
-def _name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_tuned(kernel: StaticKernel) -> bool:

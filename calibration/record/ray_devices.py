@@ -158,10 +158,10 @@ class RecordingPlan:
             self._todo[named[0]].appendleft(named[1:])
 
 
-def record_on_ray(given: argparse.Namespace, show: Any, command: Sequence[str] = RECORDS) -> list[Status]:
+def record_on_ray(given: argparse.Namespace, show: Any) -> list[Status]:
     """Record everything asked for on a cluster, or as much as there is time for; what became of each workload."""
     plan = RecordingPlan(given, show)
-    arguments = {"stores": str(given.work), "command": list(command)}
+    arguments = {"stores": str(given.work), "command": list(RECORDS)}
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TypeAlias
 
@@ -44,8 +45,26 @@ def add_store_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def count(text: str) -> int:
-    """A count of at least 1, as an option's `type`."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a count of at least 1")
+    """A whole number of at least 1, as an option's `type`.
+
+    Raises:
+        argparse.ArgumentTypeError: it is another text.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
+    return int(text)
+
+
+def days(text: str) -> float:
+    """A number of days, as an option's `type`.
+
+    Raises:
+        argparse.ArgumentTypeError: it is another text.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number of days, such as 30")
     return number

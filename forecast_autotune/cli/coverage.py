@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..core.figures import as_date, counted
 from ._exit_codes import NOTHING, OK
-from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
+from ._parsing import JSON_HELP, Subparsers, add_store_argument, days, new_parser
 from ._store import refuse_file, store_of
 from .output import print_json_list, print_table, say
 
@@ -33,7 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = new_parser(subparsers, "coverage", DESCRIPTION, nothing="no key is known, or one is not measured")
     parser.add_argument("--kernel", metavar="K", help="only kernels with this in their name")
     parser.add_argument("--hardware", metavar="H", help="only hardware with this in its name")
-    parser.add_argument("--days", type=float, metavar="N", help="only keys decided, used or met in the last N days")
+    parser.add_argument("--days", type=days, metavar="N", help="only keys decided, used or met in the last N days")
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="write all that is not measured: a list for `tune --keys`"
     )

@@ -97,6 +97,9 @@ def _examine(directory: Path | None) -> list[Finding]:
 
 
 def _checks(directory: Path | None) -> list[tuple[str, Callable[[], Iterable[Finding]]]]:
+    store = (
+        [check_store, check_builds, check_locks] if directory or _settings_parse() else []
+    )  # else no folder is known
     return [
         ("settings", check_settings),
         ("model", check_model),
@@ -106,8 +109,19 @@ def _checks(directory: Path | None) -> list[tuple[str, Callable[[], Iterable[Fin
         ("inductor", check_inductor),
         ("triton", check_triton),
         ("hardware", check_hardware),
-        ("store", lambda: chain(check_store(directory), check_builds(directory), check_locks(directory))),
+        ("store", lambda: chain.from_iterable(check(directory) for check in store)),
     ]
+
+
+def _settings_parse() -> bool:
+    from ..errors import InvalidInputError
+    from ..settings import Settings
+
+    try:
+        Settings.from_environment(os.environ)
+    except InvalidInputError:  # the settings' own check reports it
+        return False
+    return True
 
 
 def _safely(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
@@ -135,8 +149,21 @@ def check_settings() -> Iterator[Finding]:
     except InvalidInputError as err:
         yield Finding(check="settings", status="problem", found=str(err), advice="set it to one of these, or unset it")
         return
-    names = ("mode", "surrogate", "answer", "remote", "isolate", "sync", "toolchain", "inductor")
-    values = ", ".join(f"{name}={getattr(settings, name)}" for name in names)
+    names = (
+        "mode",
+        "surrogate",
+        "answer",
+        "remote",
+        "isolate",
+        "sync",
+        "toolchain",
+        "inductor",
+        "online_cost",
+        "online_cpu",
+    )
+    shown = {name: getattr(settings, name) for name in names}
+    shown |= {"surrogate": settings.surrogate or "auto", "model": settings.model or "the shipped one"}
+    values = ", ".join(f"{name}={value}" for name, value in shown.items())
     yield Finding(check="settings", status="ok", found=f"budget={settings.budget or 'default'}, {values}")
     if settings.remote_store is not None:
         yield _check_remote_store(settings.remote_store)
@@ -146,16 +173,23 @@ def check_settings() -> Iterator[Finding]:
 
 def check_model() -> Iterator[Finding]:
     """Whether the fitted model can be read, the shipped one or the one that the settings hold, and which it is."""
-    from ..errors import AutotuneError
+    from ..core.text import error_text
+    from ..errors import AutotuneError, InvalidInputError
     from ..settings import Settings
     from ..surrogates.prior import SHIPPED, held_prior, shipped_prior
 
     try:
         held = Settings.from_environment(os.environ).model
+    except InvalidInputError:
+        return  # the settings' own check reports it
+    try:
         model = shipped_prior() if held is None else held_prior(held)
     except (AutotuneError, OSError) as err:
-        advice = "until then keys that are not measured run their first config, where FORECAST_AUTOTUNE_MODEL names it"
-        yield Finding(check="model", status="problem", found=str(err), advice=advice)
+        advice = (
+            "name a version or a file that is here, or unset FORECAST_AUTOTUNE_MODEL; keys that are not measured run "
+        )
+        advice += "their first config meanwhile"
+        yield Finding(check="model", status="problem", found=error_text(err), advice=advice)
         return
     path = SHIPPED if held is None or held == model.version else held
     yield Finding(check="model", status="ok", found=f"{model.version}: {path}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..store.queries import UNSEEN_DAYS
 from ..store.removal import Removed
 from ._exit_codes import NOTHING, OK
-from ._parsing import Subparsers, add_store_argument, new_parser
+from ._parsing import Subparsers, add_store_argument, days, new_parser
 from ._store import is_missing, store_of
 from .output import say
 
@@ -24,7 +24,7 @@ def add_parser(subparsers: Subparsers) -> None:
         nothing="there is no store yet",
     )
     parser.add_argument(
-        "--days", type=float, default=UNSEEN_DAYS, metavar="N", help="unseen for so long (default: %(default)s)"
+        "--days", type=days, default=UNSEEN_DAYS, metavar="N", help="unseen for so long (default: %(default)s)"
     )
     add_store_argument(parser)
     parser.set_defaults(run=run)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InvalidInputError
 from ._exit_codes import NOTHING, OK, exit_codes
-from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
+from ._parsing import JSON_HELP, Subparsers, add_store_argument, days, new_parser
 from ._store import is_missing
 from .output import print_json, print_table, say
 
@@ -71,7 +71,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "Write each program's segments anew as few, then remove the old ones. What is superseded or withdrawn is left out.\n"
         "One machine does it now and then; nobody need stop meanwhile.",
     )
-    compact.add_argument("--days", type=float, metavar="N", help="leave out what is older than N days")
+    compact.add_argument("--days", type=days, metavar="N", help="leave out what is older than N days")
     withdraw = word(
         "withdraw",
         "take back what is known of a key",

@@ -18,7 +18,7 @@ from ..evaluation.replay_runner import POLICIES, ReplayPlan, Row, Task, work
 from ..frontends.engine import make_surrogate
 from ..settings import SURROGATES, Settings, check_surrogate
 from ._exit_codes import BAD_INPUT, OK
-from ._parsing import Subparsers, new_parser
+from ._parsing import Subparsers, count, new_parser
 from ._replay_report import report_of, show_report
 from .output import with_progress
 
@@ -51,7 +51,12 @@ def add_parser(subparsers: Subparsers) -> None:
         type=Path,
         help="runs that are in the store; the one under test is left out of its own history",
     )
-    parser.add_argument("--budget", action="append", metavar="B", help="as FORECAST_AUTOTUNE_BUDGET; may be repeated")
+    parser.add_argument(
+        "--budget",
+        action="append",
+        metavar="B",
+        help=f"as FORECAST_AUTOTUNE_BUDGET; may be repeated; default: {', '.join(BUDGETS)}".replace("%", "%%"),
+    )
     parser.add_argument("--policy", choices=sorted(POLICIES), default="selective", help="default: %(default)s")
     parser.add_argument(
         "--surrogate",
@@ -59,17 +64,15 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="S",
         help=f"{', '.join(SURROGATES)}, or a language model ({FORMS}); default: %(default)s",
     )
-    parser.add_argument(
-        "--seeds", type=_positive, default=10, metavar="N", help="runs per budget; default: %(default)s"
-    )
+    parser.add_argument("--seeds", type=count, default=10, metavar="N", help="runs per budget; default: %(default)s")
     parser.add_argument(
         "--workers",
-        type=_positive,
+        type=count,
         default=1,
         metavar="N",
         help="how many configs compile side by side in a run, and beside timing; default: %(default)s",
     )
-    parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="processes to use")
+    parser.add_argument("--jobs", type=count, default=os.cpu_count() or 1, metavar="N", help="processes to use")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     parser.set_defaults(run=run)
 
@@ -148,9 +151,3 @@ def _collect(plan: ReplayPlan, tasks: Sequence[Task], jobs: int) -> tuple[dict[T
         print(f"{err}; {len(done)} of {len(tasks)} runs are finished, and follow", file=sys.stderr)
         return done, BAD_INPUT
     return done, OK
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
-    return int(text)

@@ -54,7 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--proposals",
         type=_times,
         default=16.0,
-        metavar="16x",
+        metavar="Nx",
         help="proposed for each that is measured (default: 16x)",
     )
     parser.add_argument(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.figures import as_duration, counted
+from ..errors import InvalidInputError
 from ._exit_codes import NOTHING, OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
 from .output import print_json, print_table, say
@@ -57,12 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
     from ..distributed.key_list import read_keys
     from ..distributed.ray_pool import RayPool
     from ..distributed.ray_tuning import TuningPlan
-    from ..distributed.suites import is_suite
+    from ..distributed.suites import find_module, is_suite
     from ..distributed.tuning_worker import identity
     from ..settings import PREFIX, Settings
     from ..store.queries import StoreFile
 
     words = arguments.program[arguments.program[:1] == ["--"] :]
+    if words and arguments.module and find_module(words[0]) is None:
+        raise InvalidInputError(f"there is no module {words[0]!r}: look at its spelling, and at PYTHONPATH")
     suite = bool(words) and is_suite(words[0], module=arguments.module)
     command = ["module" if arguments.module else "file", words[0]] if suite else command_of(arguments)
     keys = None if arguments.keys is None else read_keys(arguments.keys)

@@ -11,7 +11,8 @@ from ..errors import InvalidInputError
 from .digest import digest
 
 FORMS = (
-    "http://HOST:PORT, http://HOST:PORT/#MODEL, https:// likewise, vllm:MODEL, hf:MODEL, hf:MODEL@cpu, hf:MODEL@cuda:1"
+    "http://HOST:PORT, http://HOST:PORT/#MODEL, https://… in the same forms, vllm:MODEL, hf:MODEL, hf:MODEL@cpu, "
+    "hf:MODEL@cuda:1"
 )
 """The accepted names, for messages."""
 

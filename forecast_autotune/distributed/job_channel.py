@@ -217,12 +217,12 @@ def job_channel(environment: Mapping[str, str] | None = None, *, call_s: float =
     return channel if channel is not None and channel.ranks > 1 else None
 
 
-def ranks_of_job(environment: Mapping[str, str] | None = None) -> int:
+def ranks_of_job() -> int:
     """How many ranks the job of this process has, by its process group, else by its launcher; 1 where it is alone."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_world_size())
-    text = (os.environ if environment is None else environment).get("WORLD_SIZE", "").strip()
+    text = os.environ.get("WORLD_SIZE", "").strip()
     return max(1, int(text)) if text.isdecimal() else 1
 
 

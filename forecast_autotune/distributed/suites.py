@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from ..core.text import error_text
@@ -16,14 +18,25 @@ CALLS = "tuning_calls"
 """The function that makes a module a suite: it returns its calls, each a function without arguments, by name."""
 
 
+def find_module(name: str) -> ModuleSpec | None:
+    """A module by its name, looked for in the current folder first, as for a program that is run; None if there is none."""
+    _look_here()
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # a package on the way to it is not there, or it is no name
+        return None
+
+
+def _look_here() -> None:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
 def is_suite(program: str, *, module: bool) -> bool:
     """Whether a file, or a module by its name, defines `tuning_calls`. It is read, not run."""
     path: str | None = program
     if module:
-        try:
-            found = importlib.util.find_spec(program)
-        except (ImportError, ValueError):
-            found = None
+        found = find_module(program)
         path = None if found is None else found.origin
     if path is None or not path.endswith(".py"):
         return False
@@ -42,6 +55,7 @@ def calls_of(program: str, *, module: bool) -> Mapping[str, Callable[[], object]
     """
     try:
         if module:
+            _look_here()
             suite = importlib.import_module(program)
         else:
             sys.path.insert(0, str(Path(program).absolute().parent))  # as for a program that is run

@@ -28,12 +28,10 @@ class KnobMatrix:
 
     Numbers stand on a log2 scale where all are positive and more than two, else as they are, scaled so that a knob's
     distinct values have mean 0 and standard deviation 1. Two values that are no numbers stand 2 apart; of more, each
-    has a column of its own. `knob_of` names the knob behind each column; `levels` holds, per knob that varies, the
-    value of each config as a whole number from 0.
+    has a column of its own. `levels` holds, per knob that varies, the value of each config as a whole number from 0.
     """
 
     values: Array
-    knob_of: tuple[str, ...]
     levels: dict[str, NDArray[np.intp]]
 
 
@@ -59,7 +57,6 @@ def _encode(space: Space) -> KnobMatrix:
     import numpy as np
 
     columns: list[Array] = []
-    knob_of: list[str] = []
     levels: dict[str, NDArray[np.intp]] = {}
     for knob in space.knobs:
         values = [config.knobs[knob] for config in space]
@@ -70,11 +67,9 @@ def _encode(space: Space) -> KnobMatrix:
         position = {key: i for i, key in enumerate(distinct)}
         level = np.array([position[type(v).__name__, v] for v in values], dtype=np.intp)
         levels[knob] = level
-        for per_level in _columns([v for _, v in distinct]):
-            columns.append(per_level[level])
-            knob_of.append(knob)
+        columns += [per_level[level] for per_level in _columns([v for _, v in distinct])]
     values_of_all = np.stack(columns, axis=1) if columns else np.zeros((len(space), 0))
-    return KnobMatrix(values_of_all, tuple(knob_of), levels)
+    return KnobMatrix(values_of_all, levels)
 
 
 def _order(key: tuple[str, Value]) -> tuple[bool, float, str, str]:

@@ -41,11 +41,6 @@ def roles_by_name(knobs: Iterable[str]) -> dict[str, str]:
     return roles
 
 
-def is_warps(name: str) -> bool:
-    """Whether a knob of this name is the number of warps of a block."""
-    return _WARPS.search(name) is not None
-
-
 def is_depth(name: str) -> bool:
     """Whether a tile of this name lies along the axis that a product sums over, which makes no output."""
     return _DEPTH.search(name) is not None

@@ -22,6 +22,7 @@ from ..core.decision import FIRST_RETRY_S, Decision, Resolution
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job
 from ..core.model_names import is_language_model
+from ..core.text import error_text
 from ..core.user_warnings import warn_user
 from ..distributed.job_channel import JobChannel, job_channel, ranks_of_job
 from ..distributed.job_store import JobStore, Patience
@@ -375,10 +376,11 @@ def _by_held_model(how: Request) -> Request:
     try:
         held_prior(how.settings.model)
     except (OSError, InvalidInputError) as err:
-        why = f"{PREFIX}MODEL={how.settings.model}: {err}"
+        why = f"{PREFIX}MODEL={how.settings.model}: {error_text(err)}"
         if why not in _WARNED_OF:
             _WARNED_OF.add(why)
-            warn_user(f"{why}. Until then keys that are not measured run their first config", TuningWarning)
+            meanwhile = "Keys that are not measured run their first config meanwhile"
+            warn_user(f"{why}; name a model that is here, or unset it. {meanwhile}", TuningWarning)
         return replace(how, surrogate=_Silent(why))
     return how
 

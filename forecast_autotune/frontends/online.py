@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 QUIET_S = 0.5  # after the first call of the newest key: a program's first step meets key after key, and needs the CPU
 MOST_QUIET_S = 30.0  # threads wait for that
 MOST_THREADS = 128  # keys that are learned at once; further ones wait for the end of one
-MOST_TIMES = 16.0  # the default's time: how slow beyond a candidate is expected to be does not count
+MOST_TIMES = 16.0  # times the default's: an expected time beyond this counts as this
 LEAVE_S = 2.0  # for threads to end with the process
 
 _Result = TypeVar("_Result")

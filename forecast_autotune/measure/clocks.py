@@ -26,10 +26,10 @@ SAMPLE_US = 100.0  # CPU calls shorter than this are timed several at once, agai
 BATCH = 16  # launches handed to a device at once
 LEAST_SPIN_S, MOST_SPIN_S = 2e-4, 0.02  # the first launch after a wait takes Python about 0.1 ms
 EARLY_STOP_SAMPLES = 3  # before an early stop, where samples are so short that one may show a stumble of the host
-SHORT_US = 1000.0
+SHORT_US = 1000.0  # a sample as short as this may show a stumble of the host; a longer one is the device's
 # The first sample may be so many times the others: a warm-up (a recorded space on one GPU, each config)
 FIRST_TIMES = 2.0
-GRAPH_LAUNCHES = 20
+GRAPH_LAUNCHES = 20  # in one graph: what replaying it takes is divided among them
 WINDOW = 0.05  # configs so much slower than the best are timed no further: none of them is a finalist
 
 # When samples count as disturbed by a neighbour's work: the quickest fifth of them ends a share of `DISTURBED` below the

@@ -148,14 +148,12 @@ def task_of(
     if hasattr(target, "recipe") and hasattr(target, "space"):
         if inputs is None or reference is None or not sizes:
             raise InvalidInputError(
-                f"{target.name} has no reference: a search needs inputs= (from sizes, a seed and a device to the "
-                f"arguments of "
-                "a call), reference= (from those to what each output should hold) and sizes= ({'large': {'n': 4096}})"
+                f"{target.name} has no reference: a search needs inputs= (from sizes, a seed and a device to the arguments "
+                "of a call), reference= (from those to what each output should hold) and sizes= ({'large': {'n': 4096}})"
             )
         return _of_function(target, inputs, reference, sizes, held_out or {})
     raise InvalidInputError(
-        f"{str(target)[:100]!r} of type {type(target).__name__} is nothing to search for: give a fa.SearchTask, a "
-        f"function of "
+        f"an object of type {type(target).__name__} cannot be searched: give a fa.SearchTask, a function of "
         "fa.load_inline with kernel_sources or cuda_sources, or a kernel of the suite's kind"
     )
 

@@ -29,7 +29,7 @@ MOST = 200
 Pair = tuple[Forecast, float]
 
 
-def newest_pairs(connection: sqlite3.Connection, kind: str, complain: Complain, most: int = MOST) -> list[Pair]:
+def newest_pairs(connection: sqlite3.Connection, kind: str, complain: Complain) -> list[Pair]:
     """Newest forecasts on this kind of hardware, each with the log2 speed-up measured then, minus infinity if it failed.
 
     A forecast counts if it is the first ever made for its config there: a later one has seen the answer. Left out are the
@@ -49,8 +49,8 @@ def newest_pairs(connection: sqlite3.Connection, kind: str, complain: Complain, 
         (*hardware, NEWEST),
     ).fetchall()
     chosen = [number for (number,) in newest]
-    if len(chosen) > most:  # not every n-th: that would meet the same places of runs of equal length again and again
-        chosen = random.Random(len(newest)).sample(chosen, most)
+    if len(chosen) > MOST:  # not every n-th: that would meet the same places of runs of equal length again and again
+        chosen = random.Random(len(newest)).sample(chosen, MOST)
     selected = connection.execute(
         "SELECT outcome.id, workload, hardware, toolchain, default_config, outcome.value, forecast.value"  # noqa: S608
         " FROM outcome JOIN forecast ON forecast.outcome = outcome.id"

@@ -100,7 +100,7 @@ def _bears_on(place: TuningKey, job: Job) -> bool:
     return place.workload.program.language == job.workload.program.language
 
 
-def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain, most: int = NEWEST) -> list[Recording]:
+def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain) -> list[Recording]:
     """The newest that bear on a job: of its program's name first, then of others; in its language, on its kind of hardware.
 
     So a rehearsal sees its own kind alone, and no device sees a rehearsal. This job's own are left out.
@@ -115,8 +115,8 @@ def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain, mos
     newest = "ORDER BY outcome.id DESC LIMIT ?"
     # Its own are found in the index of places, ids first: rows are long. Others are looked for by walking back.
     ids = f"SELECT outcome.id FROM outcome WHERE {elsewhere} AND {named} {newest}"  # noqa: S608  # our own names and marks
-    own = connection.execute(f"{_ROWS} WHERE outcome.id IN ({ids}) {newest}", (*values, most, most)).fetchall()
-    left = most - len(own)
+    own = connection.execute(f"{_ROWS} WHERE outcome.id IN ({ids}) {newest}", (*values, NEWEST, NEWEST)).fetchall()
+    left = NEWEST - len(own)
     lately = f"outcome.id > (SELECT max(id) FROM outcome) - {WINDOW}"  # noqa: S608  # a number of our own
     others = connection.execute(
         f"{_ROWS} WHERE {lately} AND {elsewhere} AND NOT {named} {newest}", (*values, left)
@@ -125,7 +125,7 @@ def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain, mos
         connection,
         chain(own, others),
         lambda place: place.workload.program.language == program.language,
-        most,
+        NEWEST,
         complain,
     )
 

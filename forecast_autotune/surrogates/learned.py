@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 RULES_SIGMA = 0.8  # deviation of log2 speed-ups that rules of thumb leave unexplained
 UNSEEN = 2.0  # as much wider are rules of thumb alone: of a large space, the best by them is where they are most wrong
-TREES_DOUBT = 0.4  # what trees expect holds by a factor of 1, give or take this
+# What trees expect holds by a factor of 1, give or take this: where nothing of this space corrects them, and where it does.
+TREES_DOUBT, TREND_DOUBT = 0.4, 0.7
 # How outcomes correct the trees, chosen on the suite, kernels left out. Each may be half as large or half as large again,
 # at a loss of at most 0.6 % of the time found; lengths that outcomes choose lose 1.3 % (3 to 16 outcomes, three forests).
 MISSED_SIGMA = 0.6  # octaves that configs alike in launch and knobs miss together
 MEMBERS_COUNT = 0.7  # of how far members' own forecasts are apart, the share by which outcomes may follow one of them
-TREND_DOUBT = 0.7  # what trees expect holds by a factor of 1, give or take this
 LEVEL = 28.0  # variance of the default's own surprise, as a multiple of `MISSED_SIGMA` squared: it need not be usual
 LAUNCH_LENGTH = 0.7  # length per square root of the number of launch features; of knobs it is `LENGTH`
 MISSED_NUGGET = 0.03  # share of `MISSED_SIGMA` squared that each config has for itself

@@ -31,7 +31,7 @@ SIGMA = 0.9  # rules of thumb explain little: on kernels they were not written b
 TRUST_IN_RULES = 0.5  # of what the rules of thumb say, so much is believed
 FLOAT_BYTES = 4  # of an element, which no role tells
 SOURCE_SIGMA = 0.7  # what is read from a Triton kernel's source explains more than a knob's role, still not much
-TRUST_IN_SOURCE = 0.7
+TRUST_IN_SOURCE = 0.7  # of what the source says, so much is believed
 # Of a unit, counting each further pipeline stage once more: enough to hide most of a load's latency
 RESIDENT_THREADS = 768
 DOT_SIDE = 64  # a shorter side of a product leaves tensor cores idle

@@ -19,7 +19,8 @@ from ..errors import NoWorkingConfigError
 # packages, kernels left out, three models, 43 choices of 3,330 then took over 1.3 times the default's time, at worst 4.4.
 WORTH = 0.9  # times what is known: only an expected time below that is worth a choice
 FAR_SLOWER, VETO = 1.3, 0.15  # times what is known; the chance of that above which a config is not chosen
-# Times what is known: how slow beyond does not count. At 4, what was chosen took 0.6, 0.4 and 1 % longer on these three.
+# Times what is known: an expected time beyond this counts as this. At 4, what was chosen took 0.6, 0.4 and 1 % longer on
+# these three.
 SLOWEST = 2.0
 
 

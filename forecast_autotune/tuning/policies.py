@@ -13,7 +13,7 @@ from ..core.job import Compile, Measure, Stop, View, log2_speedups
 from ..core.outcome import Failure
 from ..features.forecast_columns import Columns, columns_of, expected_gain, normal_cdf
 from ..features.knob_matrix import KnobMatrix, knob_matrix
-from ..features.knob_roles import is_warps, role_of_name
+from ..features.knob_roles import role_of_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,10 +33,8 @@ SPREAD_CANDIDATES = 4
 FIRST_SPREAD = 4  # configs that ran, the default included, before forecasts that hardly differ are followed
 FLAT = 0.05  # forecasts hardly differ if their means vary by less than this share of their sigmas
 SHARP = 1.0  # forecasts are sharp if their means vary over the space by more than so many of their sigmas
-# Outcomes before the first pick that ignores the forecasts' favourites, and from then on one of so many. Where warps are
-# counted it comes early enough for a budget of eight: that chose 1.043 times the best instead of 1.046 (the suite's spaces,
-# kernels left out, medians of five models).
-OUTSIDE_FROM, OUTSIDE_FROM_WITH_WARPS, OUTSIDE_EVERY = 9, 6, 5
+OUTSIDE_EVERY = 5  # one of so many picks ignores the forecasts' favourites
+OUTSIDE_FROM = 5  # outcomes before that: the first few follow the forecasts
 # From so many outcomes on, some picks follow forecasts that the outcomes of similar configs have not bent: one of so many
 # those made before anything was measured, or, where all recordings are of other hardware, one of so many what these say. On
 # four GPUs, the other three known, 50 tries ended at 1.017 instead of 1.054; recordings of the same GPU gained nothing so.
@@ -119,8 +117,8 @@ class Selective:
 
     Two kinds of picks go elsewhere:
 
-    * Some picks, one in five, ignore the forecasts' favourites and try an algorithm not measured yet, at first a number of
-      warps, later a rare value of a knob: a forecast can be wrong about a whole region.
+    * Every fifth pick ignores the forecasts' favourites and tries an algorithm not measured yet, else a rare value of a
+      knob: a forecast can be wrong about a whole region.
     * Later, every fourth pick is the best by the forecasts made before anything was measured, or every second the best by
       recordings on other hardware, weighed by how well each did here: outcomes of neighbours can bend a forecast wrongly.
 
@@ -200,9 +198,6 @@ class _Picking:
         self.untried = np.flatnonzero(~busy)
         self.speedups = log2_speedups(view.outcomes, view.space.default)
         self.best = max(self.speedups.values(), default=0.0)
-        roles = view.space.roles
-        self._algorithms = [k for k in self.knobs.levels if roles.get(k, role_of_name(k)) == "algorithm"]
-        self._warps = [k for k in self.knobs.levels if is_warps(k)]
         self.incumbent = index(max(self.speedups, key=self.speedups.__getitem__)) if self.speedups else 0
 
     def nothing_left(self) -> str:
@@ -272,9 +267,7 @@ class _Picking:
             usable = gains * weight
             usable[chosen] = np.nan
             pick = None
-            if turn == OUTSIDE_FROM_WITH_WARPS and self._warps:
-                pick = self._untried(usable, chosen, [*self._algorithms, *self._warps])
-            elif turn >= (OUTSIDE_FROM + bool(self._warps)) and (turn - OUTSIDE_FROM) % OUTSIDE_EVERY == 0:
+            if turn >= OUTSIDE_FROM and turn % OUTSIDE_EVERY == OUTSIDE_EVERY - 1:
                 pick = self._outside(usable)
             elif turn >= UNBENT_FROM and turn % unbent_every == unbent_every - 1:
                 pick = self._unbent_favourite(usable)
@@ -372,7 +365,7 @@ class _Picking:
         """A config of an untried algorithm; else, near the best so far, one with the least tried value of some knob."""
         import numpy as np
 
-        if (untried := self._untried(gains, (), self._algorithms)) is not None:
+        if (untried := self._untried_algorithm(gains)) is not None:
             return untried
         rarest: list[tuple[float, str, int]] = []
         for knob, level in self.knobs.levels.items():
@@ -392,19 +385,16 @@ class _Picking:
                 return int(nearest[np.argmax(gains[nearest])])
         return None
 
-    def _untried(self, gains: Array, chosen: Sequence[int], knobs: Sequence[str]) -> int | None:
-        """The most promising config with a value of the first of some knobs of which one is untried; None if none is.
-
-        Args:
-            chosen: what is about to be tried.
-        """
+    def _untried_algorithm(self, gains: Array) -> int | None:
+        """The most promising config of an algorithm of which no config was tried yet; None if all were."""
         import numpy as np
 
-        taken = [*self.tried, *chosen]
-        for level in (self.knobs.levels[knob] for knob in knobs):
-            new = np.flatnonzero(~np.isin(level, level[taken]) & ~np.isnan(gains))
-            if new.size:
-                return int(new[np.argmax(gains[new])])
+        roles = self.view.space.roles
+        for knob, level in self.knobs.levels.items():
+            if roles.get(knob, role_of_name(knob)) == "algorithm":
+                new = np.flatnonzero(~np.isin(level, level[self.tried]) & ~np.isnan(gains))
+                if new.size:
+                    return int(new[np.argmax(gains[new])])
         return None
 
     def _spread(self, size: int) -> list[int]:

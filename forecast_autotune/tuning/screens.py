@@ -145,7 +145,7 @@ class Lines:
 
     def show(self, text: str) -> None:
         """See `Screen`. It stays, as all that is written here."""
-        write(self.stream, self.stream.write, f"{text}\n")
+        self.say(text)
 
     def say(self, text: str, *, keep: bool = False) -> None:  # noqa: ARG002
         """See `Screen`."""

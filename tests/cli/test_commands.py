@@ -497,3 +497,55 @@ def test_a_check_that_fails_does_not_hide_the_others() -> None:
     (finding,) = doctor._safely("torch", broken)
     assert finding.status == "problem"
     assert "libcudart.so.13" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["list", "--limit", "x"], "'x': give a whole number of at least 1"),
+        (["prune", "--days", "x"], "'x': give a number of days, such as 30"),
+        (["prune", "--days", "-1"], "'-1': give a number of days, such as 30"),
+        (["replay", "--seeds", "0", "trace"], "'0': give a whole number of at least 1"),
+    ],
+)
+def test_a_wrong_number_is_told_what_is_accepted(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_module_that_is_not_there_is_named_before_anything_is_started(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "store"))
+    assert main(["tune", "-m", "nosuch.thing"]) == 2
+    assert "there is no module 'nosuch.thing': look at its spelling, and at PYTHONPATH" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forecast_autotune.distributed.suites import is_suite
+
+    (tmp_path / "my_suite_of_calls.py").write_text("def tuning_calls():\n    return {}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert is_suite("my_suite_of_calls", module=True)
+    assert not is_suite("nosuch.thing", module=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "rows"),
+    [("BUDGET", "abc", ["settings"]), ("MODEL", "/nowhere/model.json", ["model"])],
+)
+def test_doctor_names_a_mistake_once(
+    setting: str, value: str, rows: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"FORECAST_AUTOTUNE_{setting}", value)
+    main(["doctor", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    findings = found["findings"] if isinstance(found, dict) else found
+    problems = [each for each in findings if each["status"] == "problem"]
+    assert [each["check"] for each in problems] == rows
+    assert "Errno" not in problems[0]["found"]

@@ -29,7 +29,7 @@ def test_bad_input_is_told_in_clear_words(capsys: pytest.CaptureFixture[str], tm
     )
     assert "names no task" in told(capsys, "kernel.c")
     assert "f has no reference" in told(capsys, f"{tmp_path}/mine.py:FUNCTION")
-    assert "nothing to search for" in told(capsys, f"{tmp_path}/mine.py:NUMBER")
+    assert "cannot be searched" in told(capsys, f"{tmp_path}/mine.py:NUMBER")
     assert "at least 2" in told(capsys, "doubling:TASK", "--budget", "1")
     assert "proposer 'magic'" in told(capsys, "doubling:TASK", "--proposer", "magic")
     assert "REMOTE=1" in told(capsys, "doubling:TASK", "--proposer", "http://192.0.2.1:80")

@@ -29,6 +29,8 @@ class TestReplayCompiles(CompilerContract):
 
 
 class TestReplayMeasures(MeasurerContract):
+    repeatable = False
+
     def make_measurer(self) -> Replay:
         return Replay(WHOLE)
 

@@ -80,7 +80,7 @@ def test_so_many_outcomes_are_read_at_most_the_programs_own_first(
     fill(store, a_job())
     for number in range(5):
         fill(store, a_job(name=f"other {number}"))
-    monkeypatch.setattr(recordings.newest_for, "__defaults__", (2 * len(SPACE),))
+    monkeypatch.setattr(recordings, "NEWEST", 2 * len(SPACE))
     assert [program for program, *_ in told(store, asking())] == ["rmsnorm", "other 4"]
 
 

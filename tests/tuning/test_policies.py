@@ -258,21 +258,6 @@ def test_selective_tries_an_untried_algorithm_before_other_rare_values() -> None
     assert "c" in picked
 
 
-@pytest.mark.parametrize("workers", [1, 16])
-@pytest.mark.parametrize("knob", ["num_warps", "BLOCK"])
-def test_a_budget_of_eight_tries_a_number_of_warps_that_the_forecasts_are_sure_is_slow(knob: str, workers: int) -> None:
-    space = Space([{knob: n, "TILE": t} for t in range(8) for n in (4, 8, 1, 2)])
-    forecasts = [Forecast.normal(-3.0 if c[knob] < 4 else 0.01 * c["TILE"], 0.1, source="s") for c in space]
-    tried = [c for c in space if c[knob] >= 4]
-    outcomes: dict[Config, Outcome] = {}
-    outcomes[space[0]] = Measurement(samples_us=(10.0,))
-    while len(outcomes) < 8:
-        step = Selective().step(replace(view_of(space, outcomes, forecasts), workers=workers))
-        assert isinstance(step, Compile)
-        outcomes |= {c: Measurement(samples_us=(10.0,)) for c in step.configs[: 8 - len(outcomes)]}
-    assert sum(c not in tried for c in outcomes) == (1 if knob == "num_warps" else 0)
-
-
 def test_selective_goes_on_with_the_forecasts_made_before_any_measurement() -> None:
     space = Space([{"BLOCK": b} for b in range(1, 101)])
     outcomes: dict[Config, Outcome] = {c: Measurement(samples_us=(10.0,)) for c in space[:11]}

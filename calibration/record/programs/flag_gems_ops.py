@@ -28,7 +28,6 @@ from flag_gems.ops.upsample_bicubic2d import upsample_bicubic2d
 
 F8, F16, F32 = torch.float8_e4m3fn, torch.float16, torch.float32
 ROWS = ((4096, 4096), (16384, 1024), (512, 32768), (1024, 8192), (65536, 256))  # rows x columns
-ROWS_FEW = ROWS[:3]
 
 
 def reductions() -> None:

@@ -28,19 +28,15 @@ from .values import (
 
 MOST_THREADS = 1024  # of a block (CUDA programming guide, technical specifications)
 MOST_LAUNCHES = 64
-MOST_ACCESSES = (
-    10_000  # of all launches of a call, each with an array of all sampled threads; a launch of the suite has 29
-)
+# Of all launches of a call, each with an array of all sampled threads; a launch of the suite has 29.
+MOST_ACCESSES = 10_000
 _WORD = re.compile(r"[A-Za-z_]\w*\Z")
 
 
 @dataclass(slots=True)
 class Launch:
-    """One launch: how many blocks and threads there are, shared memory asked for, and what the threads do."""
+    """One launch: shared memory asked for, and what the threads do."""
 
-    kernel: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
     dynamic_bytes: int
     counts: Counts
     threads: SampledThreads
@@ -204,7 +200,7 @@ class World:
         threads = SampledThreads(grid, block)
         machine = Machine(self, threads)
         machine.call(kernel, arguments, templates)
-        self.launches.append(Launch(kernel.name, grid, block, shared, machine.counts, threads))
+        self.launches.append(Launch(shared, machine.counts, threads))
 
 
 def _extents(host: Machine, value: Any) -> tuple[int, int, int]:

@@ -45,7 +45,7 @@ from .stragglers import LEFT, is_left
 
 log = logging.getLogger(__name__)
 
-LEAST = 1e-9
+LEAST_CHANCE = 1e-9  # of running: its logarithm is finite
 # Times what the library is forecast to take: where the best template is beyond, none is compiled. Of 275 products, those of
 # equal n and k left out, 47 % then have none, and 0.1 % is lost by that with a budget of 4 (`calibration fit-products`).
 FAR_SLOWER = 1.2
@@ -394,7 +394,7 @@ def promises(space: Space, forecasts: Sequence[Forecast | Abstention]) -> dict[C
     import numpy as np
 
     columns = columns_of(forecasts)
-    promise = columns.mean + np.log2(np.maximum(1.0 - columns.fail, LEAST))
+    promise = columns.mean + np.log2(np.maximum(1.0 - columns.fail, LEAST_CHANCE))
     return dict(zip(space, np.nan_to_num(promise, nan=-np.inf).tolist(), strict=True))
 
 

@@ -29,9 +29,8 @@ from .described import DescribedSources
 from .door import FunctionDoor
 
 DEFAULT_BUDGET = "16"
-LONGEST_S = (
-    10.0  # to describe the configs of a call, in 4 ms each: enough for 2,000, where a first build takes half a minute
-)
+# To describe the configs of a call, in 4 ms each: enough for 2,000, where a first build takes half a minute.
+LONGEST_S = 10.0
 
 living: weakref.WeakSet[TunedFunction] = weakref.WeakSet()
 """All functions of this process, for what compiles ahead."""

@@ -33,6 +33,7 @@ from .simulated_driver import times_mean_nothing
 from .target import require_driver
 from .tuner_options import (
     bucket_functions,
+    check_flags,
     check_names,
     install_default_hooks,
     listed_configs,
@@ -116,6 +117,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             self.cache_results = False
         install_default_hooks(self)
         validate(check)
+        check_flags(kernel, isolate=isolate, shard=shard)
         self.timing = timing_of(kernel, timing, use_cuda_graph)
         # As in Triton, each of its three older arguments comes before do_bench.
         replaced = warmup is not None or rep is not None or use_cuda_graph

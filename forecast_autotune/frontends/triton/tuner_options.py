@@ -42,6 +42,8 @@ def bucket_functions(
     Raises:
         InvalidInputError: a name is not in `key`, or a bucket is neither known nor callable.
     """
+    if buckets is not None and not isinstance(buckets, Mapping):
+        raise InvalidInputError(f"key_buckets={shown(buckets)} of {kernel}: give a mapping, such as {{'n': 'pow2'}}")
     functions: dict[str, Callable[[Any], Any]] = {}
     for name, bucket in (buckets or {}).items():
         if name not in key:
@@ -53,6 +55,17 @@ def bucket_functions(
             )
         functions[name] = function
     return functions
+
+
+def check_flags(kernel: str, **flags: object) -> None:
+    """Check options that are True or False.
+
+    Raises:
+        InvalidInputError: one is something else, such as the text of a setting.
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidInputError(f"{name}={shown(value)} of {kernel}: accepted are True and False")
 
 
 def timing_of(kernel: str, timing: str, use_cuda_graph: bool) -> str:
@@ -67,7 +80,14 @@ def timing_of(kernel: str, timing: str, use_cuda_graph: bool) -> str:
 
 
 def pruning_options(prune_configs_by: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The user's pruning with Triton's names; torch, where it decorates a kernel again, writes `configs_top_k`."""
+    """The user's pruning with Triton's names; torch, where it decorates a kernel again, writes `configs_top_k`.
+
+    Raises:
+        InvalidInputError: it is no mapping.
+    """
+    if prune_configs_by is not None and not isinstance(prune_configs_by, Mapping):
+        example = "{'perf_model': …, 'top_k': 8}"
+        raise InvalidInputError(f"prune_configs_by={shown(prune_configs_by)}: give a mapping, such as {example}")
     if prune_configs_by and "configs_top_k" in prune_configs_by:
         return {"top_k": prune_configs_by["configs_top_k"], **prune_configs_by}
     return prune_configs_by

@@ -30,6 +30,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from rehearsed import BEST, call, configs, launched, own_triton_cache, playing, scale, tuned  # noqa: E402
 
+from forecast_autotune import autotune  # noqa: E402
 from forecast_autotune.compilers.triton_pool import WorkerPool  # noqa: E402
 from forecast_autotune.compilers.triton_worker import Task  # noqa: E402
 from forecast_autotune.frontends import dispatch  # noqa: E402
@@ -986,12 +987,25 @@ def test_a_top_k_that_is_no_number_is_refused() -> None:
         ({"check": "close"}, "check='close': accepted are"),
         ({"key_buckets": {"factor": "pow2"}}, "key_buckets of scale names 'factor': key is n"),
         ({"key_buckets": {"n": "pow3"}}, "key_buckets of scale: n='pow3'; accepted are pow2"),
+        ({"key_buckets": ["n"]}, "key_buckets=['n'] of scale: give a mapping, such as {'n': 'pow2'}"),
+        ({"prune_configs_by": "top"}, "prune_configs_by='top': give a mapping, such as {'perf_model'"),
+        ({"isolate": "0"}, "isolate='0' of scale: accepted are True and False"),
+        ({"shard": 1}, "shard=1 of scale: accepted are True and False"),
+        ({"key": "n"}, "key='n': give a list of names, such as key=['n'], or [] for one key"),
+        ({"key": None}, "key=None: give a list of names"),
     ],
 )
 def test_arguments_that_say_nothing_are_refused_at_once(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidInputError) as refusal:
         tuned(**arguments)
     assert told in str(refusal.value)
+
+
+def test_what_is_no_kernel_is_told_where_the_decorator_belongs() -> None:
+    def scale(x_ptr: Any) -> None: ...
+
+    with pytest.raises(InvalidInputError, match=r"scale is no Triton kernel, but a function: .* above @triton.jit"):
+        autotune(configs=configs(), key=["n"])(scale)
 
 
 def test_two_kernels_of_one_name_do_not_share_decisions() -> None:
