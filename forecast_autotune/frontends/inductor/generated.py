@@ -7,13 +7,18 @@ of its sizes. What the table tells is the one config that is compiled, and nothi
 
 from __future__ import annotations
 
+import ast
+import copy
 import functools
+import logging
 import math
 import os
+import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,20 +36,47 @@ from ...tuning.decision_rule import Findings, decide
 from .hook import is_wanted
 from .request import GENERATED, stand_aside, stood_aside
 
+log = logging.getLogger(__name__)
+
 PROGRAM = Program(name=GENERATED, language="triton", source="kernels that torch._inductor generates")
 KINDS = ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION")
 NUMBERS = ("num_warps", "num_stages")
 BLOCK = "BLOCK"  # in the names of the other knobs that the table can tell
 NAMED = "_fused_"  # in the names of kernels that Inductor looks up
 
+SIGNATURE = re.compile(r"'signature': (\{[^{}]*\})")
+DEVICE = re.compile(r"DeviceProperties\(type='cuda', index=(\d+)")
+
+_UNKNOWN = Config({"unknown": True})  # stands for one that is none of ours
+_thread = threading.local()  # `asked`: what Inductor has compiled in this thread
 _UNASKED = Abstention(source="inductor", reason="Inductor lists and times these itself")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What tells apart kernels of one hash: the types of their parameters, by name, and the device."""
+
+    types: Mapping[str, str]
+    device: str
+
+    @classmethod
+    def of(cls, source: str) -> Asked | None:
+        """What Inductor's text of a kernel says; None where it says nothing of the kind, as of other devices than CUDA's."""
+        signature, device = SIGNATURE.search(source), DEVICE.search(source)
+        if signature is None or device is None:
+            return None
+        try:
+            types = ast.literal_eval(signature[1])
+        except (ValueError, SyntaxError):
+            return None
+        return cls(types, f"cuda:{device[1]}")
 
 
 class LookupTable(dict[str, dict[str, Any]]):
     """Inductor's table of configs by a kernel's hash, answered by what is stored where it holds nothing itself.
 
-    A copy of it is itself, and what is pickled of it is what it holds: so the keys of Inductor's caches, which take in its
-    settings, are the same whatever is stored.
+    What is pickled of it is what it holds itself: so the keys of Inductor's caches, which take in its settings, are the same
+    whatever is stored.
 
     Args:
         theirs: the table that it takes the place of.
@@ -56,8 +88,8 @@ class LookupTable(dict[str, dict[str, Any]]):
         self._best = best
 
     def __len__(self) -> int:
-        """At least one: Inductor asks no table that is empty."""
-        return max(1, super().__len__())
+        """At least one while it answers: Inductor asks no table that is empty."""
+        return max(int(_is_answered()), super().__len__())
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (isinstance(name, str) and self._best(name) is not None)
@@ -71,10 +103,10 @@ class LookupTable(dict[str, dict[str, Any]]):
         return dict, (dict(self.items()),)
 
     def __copy__(self) -> LookupTable:
-        return self
+        return LookupTable(dict(self.items()), self._best)
 
-    def __deepcopy__(self, _: object) -> LookupTable:
-        return self
+    def __deepcopy__(self, memo: dict[int, Any]) -> LookupTable:
+        return LookupTable(copy.deepcopy(dict(self.items()), memo), self._best)
 
 
 class GeneratedKernels:
@@ -100,8 +132,15 @@ class GeneratedKernels:
 
     def note(self, kernel: Any, launcher: Any, ms: float | None) -> None:
         """Note what a config took by our clock, in milliseconds, infinite if it cannot run; None: by another clock."""
+        try:
+            if not (_is_answered() and _is_looked_up(kernel)):
+                return
+            config = config_of(launcher.config)
+        except Exception:
+            log.debug("a config of a generated kernel is no config of ours", exc_info=True)
+            config, ms = _UNKNOWN, None
         with self._lock:
-            self._times.setdefault(kernel, {})[config_of(launcher.config)] = ms
+            self._times.setdefault(kernel, {})[config] = ms
 
     def keep(self, kernel: Any) -> None:
         """Store the outcomes of a kernel whose configs Inductor has timed, and the decision by them."""
@@ -124,7 +163,8 @@ class GeneratedKernels:
         if len(times_ms) < len(times):
             return
         run = uuid.uuid4().hex
-        job = _job(hash_of(kernel), Space(times_ms), f"cuda:{kernel.device_props.index or 0}")
+        asked = Asked(kernel.triton_meta["signature"], f"cuda:{kernel.device_props.index or 0}")
+        job = _job(hash_of(kernel), asked, Space(times_ms))
         store = open_store(Settings.from_environment())
         outcomes = {
             config: Measurement(samples_us=(ms * 1e3,))
@@ -151,33 +191,59 @@ class GeneratedKernels:
             self.timed += 1
 
     def best(self, name: str) -> Mapping[str, Any] | None:
-        """The stored config of a kernel on the current device, as the table tells it; the same while the process lives."""
+        """The stored config of the kernel that Inductor compiles now, in this thread; the same while the process lives."""
+        asked: Asked | None = getattr(_thread, "asked", None)
+        return None if asked is None else self.best_of(name, asked)
+
+    def best_of(self, name: str, asked: Asked) -> Mapping[str, Any] | None:
+        """The stored config of a kernel; None where nothing is to be answered."""
         if not _is_answered() or os.getpid() != self._process:
             return None
         try:
-            return self._best_of(name)
+            return self._best_of(name, asked)
         except Exception as err:
             stand_aside(err)
             return None
 
-    def _best_of(self, name: str) -> Mapping[str, Any] | None:
-        settings, device = Settings.from_environment(), _current_device()
-        asked = (name, device, str(settings.dir))
+    def _best_of(self, name: str, asked: Asked) -> Mapping[str, Any] | None:
+        settings = Settings.from_environment()
+        known = (name, str(asked), str(settings.dir))
         with self._lock:
-            if asked in self._best:
-                return self._best[asked]
-        found = _stored(name, device, settings) if device and settings.mode != "first" else None
+            if known in self._best:
+                return self._best[known]
+        found = None if settings.mode == "first" else _stored(name, asked, settings)
         with self._lock:
             self.recalled += found is not None
-            return self._best.setdefault(asked, found)
+            return self._best.setdefault(known, found)
 
     def is_stored(self, kernel: Any, launcher: Any) -> bool:
         """Whether a kernel runs the config that is stored: Inductor need not look for a better one."""
-        return _is_looked_up(kernel) and self.best(hash_of(kernel)) == dict(config_of(launcher.config).knobs)
+        if not _is_looked_up(kernel):
+            return False
+        asked = Asked(kernel.triton_meta["signature"], f"cuda:{kernel.device_props.index or 0}")
+        return self.best_of(hash_of(kernel), asked) == dict(config_of(launcher.config).knobs)
 
 
 kernels = GeneratedKernels()
 """Those of this process."""
+
+
+def compiled(triton: Callable[..., Any]) -> Any:
+    """Inductor's method that has a kernel compiled, given its name and text; the table then answers for this kernel alone.
+
+    What tells kernels apart that have one hash, the types of what they are given and the device, is in that text.
+    """
+
+    @functools.wraps(triton)
+    def compiling(pool: Any, kernel_name: str, source_code: str, *others: Any, **named: Any) -> Any:
+        before = getattr(_thread, "asked", None)
+        _thread.asked = Asked.of(source_code) if _is_answered() else None
+        try:
+            return triton(pool, kernel_name, source_code, *others, **named)
+        finally:
+            _thread.asked = before
+
+    return compiling
 
 
 def kept(autotune_to_one_config: Callable[..., None]) -> Any:
@@ -208,9 +274,19 @@ def kept_or_stored(coordinate_descent_tuning: Callable[..., Any]) -> Any:
 
 
 def _is_answered() -> bool:
+    """Whether the table is to be answered: not where Inductor chooses so that results never vary."""
+    if not is_wanted() or stood_aside():
+        return False
+    import torch
     from torch._inductor import config
 
-    return is_wanted() and not stood_aside() and not getattr(config, "deterministic", False)
+    rules = getattr(config, "test_configs", None)
+    return not (
+        torch.are_deterministic_algorithms_enabled()
+        or getattr(config, "deterministic", False)
+        or getattr(config, "batch_invariant", False)
+        or getattr(rules, "force_filter_reduction_configs", False)
+    )
 
 
 def config_of(theirs: Any) -> Config:
@@ -230,9 +306,9 @@ def _is_looked_up(kernel: Any) -> bool:
     return kind in KINDS and not kernel.custom_kernel and NAMED in kernel.fn.src
 
 
-def _stored(name: str, device: str, settings: Settings) -> Mapping[str, Any] | None:
+def _stored(name: str, asked: Asked, settings: Settings) -> Mapping[str, Any] | None:
     """The fastest config that is stored of a kernel, if the table can tell it."""
-    outcomes = open_store(settings).outcomes(_job(name, Space([Config({"num_warps": 4})]), device))
+    outcomes = open_store(settings).outcomes(_job(name, asked, Space([Config({"num_warps": 4})])))
     times_us = {config: each.median_us for config, each in outcomes.items() if isinstance(each, Measurement)}
     if not times_us:
         return None
@@ -242,23 +318,16 @@ def _stored(name: str, device: str, settings: Settings) -> Mapping[str, Any] | N
     return knobs if told and all(type(value) is int for value in knobs.values()) else None
 
 
-def _job(name: str, space: Space, device: str) -> Job:
+def _job(name: str, asked: Asked, space: Space) -> Job:
     from .candidates import toolchain_of
 
     return Job(
-        workload=Workload(program=PROGRAM, key={"kernel": name}, timing="inductor"),
+        workload=Workload(program=PROGRAM, key={"kernel": name, "types": asked.types}, timing="inductor"),
         space=space,
-        hardware=_hardware(device),
+        hardware=_hardware(asked.device),
         toolchain=toolchain_of("cuda"),
     )
 
 
 def _hardware(device: str) -> Hardware:
     return detect_hardware(device)
-
-
-def _current_device() -> str:
-    """The device that is compiled for; empty where there is none that our clock can time."""
-    import torch
-
-    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else ""

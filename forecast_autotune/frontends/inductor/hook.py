@@ -181,18 +181,16 @@ def _answer_table(config: Any) -> None:
 
     theirs = getattr(config, TABLE, None)
     if isinstance(theirs, dict) and not isinstance(theirs, LookupTable):
-        table = LookupTable(theirs, kernels.best)
-        setattr(config, TABLE, table)
-        _give_other_threads(config, TABLE, table)
+        setattr(config, TABLE, LookupTable(theirs, kernels.best))
+        _give_other_threads(config, TABLE, LookupTable({}, kernels.best))
 
 
 def _give_table_back(config: Any) -> None:
     from .generated import LookupTable
 
+    _give_other_threads(config, TABLE, {})
     if isinstance(table := getattr(config, TABLE, None), LookupTable):
-        theirs = dict(table.items())
-        setattr(config, TABLE, theirs)
-        _give_other_threads(config, TABLE, theirs)
+        setattr(config, TABLE, dict(table.items()))
 
 
 def _register(config: Any, module: Any) -> None:

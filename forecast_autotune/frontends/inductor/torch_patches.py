@@ -16,7 +16,7 @@ import torch
 from .cache_key import CACHE_KEY, with_decisions
 from .candidate_times import by_our_clock, fused_by_our_clock, generated_by_our_clock
 from .capture import decide_before
-from .generated import kept, kept_or_stored, kernels
+from .generated import compiled, kept, kept_or_stored, kernels
 from .stragglers import completed_or_left
 
 log = logging.getLogger(__name__)
@@ -127,6 +127,8 @@ def patch_generated(is_wanted: Callable[[], bool]) -> None:
     """Have our clock time the configs of kernels that Inductor generates, and what they took kept, once that is loaded."""
     if (module := _first_look(GENERATED)) is None:
         return
+    from torch._inductor.async_compile import AsyncCompile
+
     kernel: Any = getattr(module, "CachingAutotuner", None)
     methods = ("maybe_clone_args", "restore_args_from_cpu", "copy_args_to_cpu_if_needed")
     if _takes(kernel, "bench", "self", "launcher", "args", "with_profiler", "kwargs") and all(
@@ -140,7 +142,9 @@ def patch_generated(is_wanted: Callable[[], bool]) -> None:
         _takes(kernel, "autotune_to_one_config", "self", "args", "kwargs")
         and _takes(kernel, "coordinate_descent_tuning", "self", "launcher", "args", "kwargs")
         and _takes(module, "generate_lookup_hash_from_source_code", "size_hints_str", "source_code")
+        and _takes(AsyncCompile, "triton", "self", "kernel_name", "source_code", "device_str")
     ):
+        AsyncCompile.triton = compiled(AsyncCompile.triton)
         kernel.autotune_to_one_config = kept(kernel.autotune_to_one_config)
         kernel.coordinate_descent_tuning = kept_or_stored(kernel.coordinate_descent_tuning)
     else:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch._inductor import config as inductor_config
+from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.hints import HeuristicType
 from triton import Config as TritonConfig
@@ -47,6 +48,7 @@ def triton_poi_fused_add_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
     tl.store(out_ptr0 + xindex, tl.load(in_ptr0 + xindex) + 1.0)
 """
 SIZES = {"x": 1048576}
+TYPES = {"in_ptr0": "*fp32", "out_ptr0": "*fp32", "xnumel": "i32", "XBLOCK": "constexpr"}
 SMALL, LARGE, SPILLS = (TritonConfig({"XBLOCK": block}, num_warps=4, num_stages=1) for block in (256, 512, 1024))
 SPLIT = TritonConfig({"XBLOCK": 512, "RSPLIT": 8}, num_warps=4, num_stages=1)  # a knob that the table does not tell
 TIMES_MS = {SMALL: 0.02, LARGE: 0.01, SPILLS: math.inf}
@@ -59,7 +61,6 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(folder))
     monkeypatch.setattr(product_request, "_aside", "")
     monkeypatch.setattr(generated, "_hardware", lambda _: sheet_for("H200"))
-    monkeypatch.setattr(generated, "_current_device", lambda: "cuda:0")
     fresh(monkeypatch)
     fa.install(inductor=True)
     try:
@@ -88,12 +89,29 @@ def function(tmp_path: Path, name: str = "triton_poi_fused_add_0") -> Any:
     return getattr(module, name)
 
 
+def looked_up(fn: Any, sizes: Any = None, *, types: Any = None, device: str = "type='cuda', index=0") -> Any:
+    """The config that Inductor's table tells where it has a kernel compiled, by its text as Inductor writes it."""
+    meta = (
+        f"triton_meta={{'signature': {types or TYPES}, 'device': DeviceProperties({device}, cc=90), 'constants': {{}}}}"
+    )
+    told: list[Any] = []
+
+    class Pool:
+        @generated.compiled
+        def triton(self, kernel_name: str, source_code: str) -> None:
+            told.append(triton_heuristics.lookup_autotune_config(sizes or SIZES, fn))
+
+    Pool().triton("triton_", f"@triton_heuristics.pointwise(size_hints={sizes or SIZES}, {meta})\n@triton.jit\n")
+    return told[0]
+
+
 class Kernel(triton_heuristics.CachingAutotuner):
     """One of Inductor's, whose configs take given times."""
 
     def __init__(self, fn: Any, kind: HeuristicType = HeuristicType.POINTWISE, **meta: Any) -> None:
         self.fn, self.size_hints, self.heuristic_type, self.custom_kernel = fn, SIZES, kind, False
         self.inductor_meta, self.device_props = meta, SimpleNamespace(type="cuda", index=0)
+        self.triton_meta = {"signature": TYPES}
         self.times_ms = dict(TIMES_MS)
 
     @property
@@ -114,17 +132,20 @@ def test_inductor_looks_up_what_another_process_has_timed(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fn = function(tmp_path)
-    assert triton_heuristics.lookup_autotune_config(SIZES, fn) is None
+    assert looked_up(fn) is None
     Kernel(fn).time(generated.kernels)
     (stored,) = StoreFile(store).decisions(kernel=GENERATED)
     assert stored.decision.config.knobs == {"XBLOCK": 512, "num_warps": 4, "num_stages": 1}
     assert stored.decision.measured == 3
     assert len(StoreFile(store).failures(limit=9)) == 1
-    assert triton_heuristics.lookup_autotune_config(SIZES, fn) is None  # what a process was told, it is told again
+    assert looked_up(fn) is None  # what a process was told, it is told again
     kernels = fresh(monkeypatch)
-    found = triton_heuristics.lookup_autotune_config(SIZES, fn)
+    found = looked_up(fn)
     assert (found.kwargs, found.num_warps, found.num_stages) == ({"XBLOCK": 512}, 4, 1)
-    assert triton_heuristics.lookup_autotune_config({"x": 4096}, fn) is None
+    assert looked_up(fn, {"x": 4096}) is None
+    assert looked_up(fn, types={**TYPES, "in_ptr0": "*i8"}) is None
+    assert looked_up(fn, device="type='xpu', index=0") is None
+    assert triton_heuristics.lookup_autotune_config(SIZES, fn) is None  # nothing is compiled now
     assert kernels.text == "of the kernels that Inductor generated 0 were timed, 1 took a stored config"
 
 
@@ -133,8 +154,8 @@ def test_the_same_kernel_under_another_name_is_known(
 ) -> None:
     Kernel(function(tmp_path)).time(generated.kernels)
     fresh(monkeypatch)
-    assert triton_heuristics.lookup_autotune_config(SIZES, function(tmp_path, "triton_poi_fused_mul_7")) is not None
-    assert triton_heuristics.lookup_autotune_config(SIZES, function(tmp_path, "triton_poi_mul_7")) is None
+    assert looked_up(function(tmp_path, "triton_poi_fused_mul_7")) is not None
+    assert looked_up(function(tmp_path, "triton_poi_mul_7")) is None
 
 
 def test_the_hash_is_what_inductor_makes_of_the_text_that_it_hands_to_compilers(store: Path, tmp_path: Path) -> None:
@@ -148,10 +169,10 @@ def test_a_pack_answers_on_another_machine(store: Path, tmp_path: Path, monkeypa
     Kernel(fn).time(generated.kernels)
     StoreFile(store).export(tmp_path / "pack.jsonl")
     monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "another"))
-    assert triton_heuristics.lookup_autotune_config(SIZES, fn) is None
+    assert looked_up(fn) is None
     monkeypatch.setenv("FORECAST_AUTOTUNE_PACKS", str(tmp_path / "pack.jsonl"))
     fresh(monkeypatch)
-    assert triton_heuristics.lookup_autotune_config(SIZES, fn).kwargs == {"XBLOCK": 512}
+    assert looked_up(fn).kwargs == {"XBLOCK": 512}
 
 
 def test_a_stored_config_is_where_the_search_by_knobs_ends(
@@ -197,29 +218,47 @@ def test_what_the_table_cannot_tell_is_left_to_inductor(
     fresh(monkeypatch)
     if what == "the first is wanted":
         monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "first")
-    assert triton_heuristics.lookup_autotune_config(SIZES, fn) is None
+    assert looked_up(fn) is None
 
 
-def test_nothing_is_answered_in_a_fork_or_where_inductor_is_deterministic(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["in a fork", "deterministic", "batch invariant", "torch is deterministic"])
+def test_nothing_is_answered_where_nothing_may_vary(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    name = hash_of(kernel := Kernel(function(tmp_path)))
-    kernel.time(generated.kernels)
-    table = inductor_config.autotune_lookup_table
+    fn = function(tmp_path)
+    Kernel(fn).time(generated.kernels)
     fresh(monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: -1)
-        assert name not in table
-    if hasattr(inductor_config, "deterministic"):
-        with inductor_config.patch(deterministic=True):
-            assert name not in table
-    assert name in table
+        if where == "in a fork":
+            patch.setattr(os, "getpid", lambda: -1)
+        elif where == "torch is deterministic":
+            patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        else:
+            name = where.replace(" ", "_")
+            if not hasattr(inductor_config, name):
+                pytest.skip(f"this torch has no {name}")
+            patch.setattr(inductor_config, name, True)
+        assert looked_up(fn) is None
+    assert looked_up(fn) is not None
 
 
-def test_without_a_gpu_nobody_is_asked(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generated, "_current_device", lambda: "")
-    monkeypatch.setattr(generated, "_hardware", lambda _: pytest.fail("a device is asked"))
-    assert hash_of(Kernel(function(tmp_path))) not in inductor_config.autotune_lookup_table
+def test_each_device_is_told_what_was_stored_of_its_own(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generated, "_hardware", lambda device: sheet_for("H200" if device == "cuda:0" else "A100"))
+    fn = function(tmp_path)
+    Kernel(fn).time(generated.kernels)
+    assert looked_up(fn, device="type='cuda', index=1") is None
+    fresh(monkeypatch)
+    assert looked_up(fn).kwargs == {"XBLOCK": 512}
+
+
+def test_a_config_that_is_none_of_ours_stops_no_timing(store: Path, tmp_path: Path) -> None:
+    kernel = Kernel(function(tmp_path))
+    theirs = TritonConfig({"KNOB": (16, torch.float32)}, num_warps=4, num_stages=1)
+    kernel.times_ms[theirs] = 0.001
+    kernel.time(generated.kernels)
+    assert not StoreFile(store).exists()
 
 
 def test_a_store_that_cannot_be_asked_leaves_inductor_alone(
@@ -232,7 +271,7 @@ def test_a_store_that_cannot_be_asked_leaves_inductor_alone(
 
     monkeypatch.setattr(generated, "_hardware", fails)
     with pytest.warns(TuningWarning, match="no device"):
-        assert triton_heuristics.lookup_autotune_config(SIZES, fn) is None
+        assert looked_up(fn) is None
 
 
 def test_a_kernel_that_cannot_be_kept_runs_all_the_same(
@@ -253,7 +292,7 @@ def test_what_is_stored_changes_no_key_of_inductors_caches(
     before, named = settings(), cache_name()
     Kernel(function(tmp_path)).time(generated.kernels)
     fresh(monkeypatch)
-    assert triton_heuristics.lookup_autotune_config(SIZES, function(tmp_path)) is not None
+    assert looked_up(function(tmp_path)) is not None
     assert settings() == before
     assert cache_name() == named
 
@@ -273,7 +312,13 @@ def test_the_table_holds_what_somebody_put_in_and_is_given_back(monkeypatch: pyt
             thread = threading.Thread(target=lambda: seen.append(inductor_config.autotune_lookup_table))
             thread.start()
             thread.join()
-            assert seen[0] is copy.deepcopy(table) is copy.copy(table) is table
+            assert isinstance(seen[0], LookupTable)
+            assert dict(seen[0].items()) == {}
+            for copied in (copy.deepcopy(table), copy.copy(table)):
+                assert isinstance(copied, LookupTable)
+                assert copied is not table
+                assert copied == table
+            assert "autotune_lookup_table" in inductor_config.codegen_config()
             assert pickle.loads(pickle.dumps(table)) == {"theirs": entry}  # noqa: S301  # our own
         finally:
             fa.uninstall()
@@ -290,6 +335,7 @@ def test_the_methods_that_time_generated_kernels_are_as_they_are_known() -> None
         kernel = triton_heuristics.CachingAutotuner
         assert kernel.autotune_to_one_config.__wrapped__ is not None
         assert kernel.coordinate_descent_tuning.__wrapped__ is not None
+        assert AsyncCompile.triton.__wrapped__ is not None
     finally:
         fa.uninstall()
     assert hook.why_not_in() == ""
