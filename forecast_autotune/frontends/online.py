@@ -156,31 +156,41 @@ class Learning:
         """
         if turn is None:
             return make(launcher)
-        turn.begin()
-        if turn.dropped:
-            return make(self.best())
         try:
-            result = make(launcher)
-        except Exception as err:
-            if turn.trial is None:
-                turn.failed("")
-                raise
+            turn.begin()
+            if turn.dropped:
+                return make(self.best())
             try:
-                result = make(self.best())
-            except Exception:
-                turn.failed(raised(err), transient=True)  # where this raises too, it is the call
-                raise
-            turn.failed(raised(err), transient=of_memory(err))
-        except BaseException:  # Ctrl-C, which is nobody's fault
+                result = make(launcher)
+            except Exception as err:
+                if turn.trial is None or _is_the_programs(err):
+                    raise
+                return self._make_otherwise(turn, err, make)
+            turn.end()
+            return result
+        except BaseException:  # nothing is held for a call that is over
             turn.drop()
             raise
-        else:
-            turn.end()
+
+    def _make_otherwise(self, turn: Turn, err: Exception, make: Callable[[Any], _Result]) -> _Result:
+        """Make a call under the best known config, for its candidate has raised."""
+        try:
+            result = make(self.best())
+        except Exception:
+            turn.failed(raised(err), transient=True)  # where this raises too, it is the call
+            raise
+        turn.failed(raised(err), transient=of_memory(err))
         return result
 
     def best(self) -> Any:
         """The launcher of the best known config."""
         return self._launcher(self.calls.incumbent)
+
+
+def _is_the_programs(err: Exception) -> bool:
+    """Whether an error is none that a launch raises, as of a handler of signals: the kernel may have been launched."""
+    root = type(err).__module__.partition(".")[0]
+    return isinstance(err, TimeoutError) or root not in ("builtins", "torch", "triton")
 
 
 def compare_on_copies(measuring: AbstractContextManager[Any], config: Config) -> Failure | None:

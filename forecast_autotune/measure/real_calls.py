@@ -31,6 +31,9 @@ FIRST_TIMES = 2.0  # the first call of a candidate may take so many times the ot
 OPEN_PAIRS = 2  # launched and not read yet: the host runs ahead of the device
 STRAY_TURNS = 64  # calls of the key after which the second call of a pair comes no more
 MOST_STRAYS = 3  # pairs so given up: then calls of one pair may come on different streams
+MOST_STALLS = 8  # pairs in turn in which a candidate's launch alone is long: then that is its own
+MOST_REFUSED = 1000  # calls at which a candidate could not be compared: it is not tried
+MOST_UNREAD = 64  # looks in turn at a call for which the device does not answer
 COLD_US = 1000.0  # a first launch that takes the host longer than this has compiled or loaded something
 LOAD_US = 3000.0  # what loading a candidate takes, before any was loaded
 MOST_EARNED = 2.0  # times the usual, of one call: an event may also have waited for the host
@@ -113,7 +116,7 @@ class Turn:
     trial: Trial | None = None  # that the config is a candidate of
     pair: Pair | None = None
     first: bool = False  # of the config
-    held_us: float = 0.0
+    hold: Hold | None = None
     load_us: float = 0.0  # that loading the config took, which held up the call
     head_us: float = 0.0  # for which the device was kept busy before
     before: Any = None  # the moment before that
@@ -162,11 +165,11 @@ class Turn:
         self.stalled = waited and self.host_us > COLD_US
 
     def drop(self) -> None:
-        """Forget that the call was to be timed; another takes its place."""
-        log.debug("a call of %s is not timed", self.config, exc_info=True)
-        self.calls.drop(self)
-        self.timed, self.dropped = False, True
-        self.trial, self.pair, self.held_us = None, None, 0.0
+        """Forget that the call was to be timed; another takes its place. Once is enough."""
+        if not self.dropped:
+            log.debug("a call of %s is not timed", self.config, exc_info=True)
+            self.timed, self.dropped = False, True
+            self.calls.drop(self)
 
     @property
     def to_compare(self) -> bool:
@@ -179,16 +182,26 @@ class Turn:
 
 
 @dataclass(slots=True, eq=False)
+class Hold:
+    """What the account holds for a candidate's call until that is settled, which is done once."""
+
+    us: float
+
+
+@dataclass(slots=True, eq=False)
 class Pair:
     """A call of a candidate and one of what would have run, one after the other on one stream, in an order that is drawn."""
 
     trial: Trial
     candidate_first: bool
-    held_us: float
+    hold: Hold
     opened: int  # at which call
     candidate_us: float = math.nan
     incumbent_us: float = math.nan
     held_up: bool = False  # it tells nothing: within one of the calls the device waited for the host
+    candidate_stalled: bool = False
+    incumbent_stalled: bool = False
+    closed: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -202,6 +215,8 @@ class Trial:
     samples_us: list[float] = field(default_factory=list)
     open_pairs: int = 0
     thrown: int = 0  # pairs in turn that told nothing
+    stalls: int = 0  # pairs in turn in which its own launch alone took the host far longer than launches do
+    refused: int = 0  # calls at which it could not be compared
     dropped: int = 0  # calls that could not be timed
     first_us: float = math.nan  # of its first call, which is compared with nothing
     run_us: float = 0.0
@@ -281,7 +296,12 @@ class RealCalls:
         self._trial: Trial | None = None
         self._open: dict[Hashable, Pair] = {}  # by stream: pairs whose second call is still to come
         self._turns = self._strays = 0  # calls; pairs whose second call never came
-        self._thrown = 0  # samples of the first incumbent in turn that told nothing
+        self._thrown = self._dropped = (
+            0  # of the first incumbent, calls in turn that told nothing, or could not be timed
+        )
+        self._unread = 0  # looks in turn at a call that the device did not answer
+        self._compared: set[Config] = set()  # with the default, before a call that was not timed then
+        self._holds: set[Hold] = set()
         self._tried: set[Config] = set()
         self._pending: deque[Turn] = deque()
         self._spare: list[tuple[Any, Any]] = []
@@ -351,10 +371,12 @@ class RealCalls:
         with self._changed:
             self.over = True
             for turn in self._pending:
-                self._allowance.settle(turn.held_us, turn.held_us)
+                self._settle(turn.hold, 0.0 if turn.hold is None else turn.hold.us)
             self._pending.clear()
             for stream in list(self._open):
                 self._drop(stream)
+            for hold in list(self._holds):  # of calls that are being launched
+                self._settle(hold, 0.0)
             self._changed.notify_all()
         self._on_wanted()
 
@@ -416,15 +438,18 @@ class RealCalls:
         cost_us = self._cost_us(trial)
         if not trial.loaded:
             if self._may_compare is not None and self.compares(trial.config) and not self._may_compare():
+                trial.refused += 1
+                if trial.refused >= MOST_REFUSED:
+                    self._fail(trial, "check", "there was no idle moment to compare it with the default")
                 return None
-            if trial.open_pairs or not self._allowance.hold(cost_us, self._share):
+            if trial.open_pairs or (hold := self._hold(cost_us)) is None:
                 return None
             trial.loaded = True
             trial.open_pairs = OPEN_PAIRS + most  # nothing beside it
-            return Turn(self, trial.config, timed=True, trial=trial, first=True, held_us=cost_us)
-        if not self._allowance.hold(cost_us, self._share):
+            return Turn(self, trial.config, timed=True, trial=trial, first=True, hold=hold)
+        if (hold := self._hold(cost_us)) is None:
             return None
-        pair = Pair(trial, self._random.random() < 0.5, cost_us, self._turns)
+        pair = Pair(trial, self._random.random() < 0.5, hold, self._turns)
         trial.open_pairs += 1
         self._open[stream] = pair
         return self._turn_in(pair, candidate=pair.candidate_first)
@@ -438,15 +463,41 @@ class RealCalls:
 
     def _drop(self, stream: Hashable) -> None:
         pair = self._open.pop(stream)
-        pair.trial.open_pairs -= 1
+        self._shut(pair)
         if not pair.candidate_first:
-            self._allowance.settle(pair.held_us, 0.0)
+            self._settle(pair.hold, 0.0)
+
+    @staticmethod
+    def _shut(pair: Pair) -> None:
+        pair.trial.open_pairs -= not pair.closed
+        pair.closed = True
+
+    def _hold(self, us: float) -> Hold | None:
+        """Hold what a call may cost; None where the account does not cover it."""
+        if not self._allowance.hold(us, self._share):
+            return None
+        self._holds.add(hold := Hold(us))
+        return hold
+
+    def _settle(self, hold: Hold | None, cost_us: float) -> None:
+        """Pay what a call did cost, in the place of what was held for it, if that is held still."""
+        held_us = 0.0
+        if hold is not None:
+            held_us, hold.us = hold.us, 0.0
+            self._holds.discard(hold)
+        self._allowance.settle(held_us, cost_us)
+        self.explored_s += cost_us * 1e-6
+
+    def _fail(self, trial: Trial, stage: str, message: str) -> None:
+        if trial.outcome is None:
+            trial.outcome = Failure(stage=stage, message=message, transient=True)
+            self._changed.notify_all()
 
     def _turn_in(self, pair: Pair, *, candidate: bool) -> Turn:
         if candidate and pair.trial.outcome is None:
-            return Turn(self, pair.trial.config, timed=True, trial=pair.trial, pair=pair, held_us=pair.held_us)
+            return Turn(self, pair.trial.config, timed=True, trial=pair.trial, pair=pair, hold=pair.hold)
         if candidate:  # it is out by now
-            self._allowance.settle(pair.held_us, 0.0)
+            self._settle(pair.hold, 0.0)
             return Turn(self, self.incumbent)
         return Turn(self, self.incumbent, timed=True, pair=pair)
 
@@ -474,7 +525,8 @@ class RealCalls:
 
     def compares(self, config: Config) -> bool:
         """Whether a candidate is compared with the default before its first launch here."""
-        return self._may_compare is not None and config != self._default and config not in self._levels_us
+        known = config == self._default or config in self._levels_us or config in self._compared
+        return self._may_compare is not None and not known
 
     def beyond_usual(self, host_us: float) -> float:
         """What a first call takes the host that later ones will not."""
@@ -493,8 +545,8 @@ class RealCalls:
             self._met = True
             if turn.timed and not self.over:
                 self._pending.append(turn)
-            elif turn.held_us:
-                self._allowance.settle(turn.held_us, 0.0)
+            else:
+                self._settle(turn.hold, 0.0)
 
     def failed(self, turn: Turn, message: str, *, transient: bool, stage: str = "launch") -> None:
         """End the trial of a candidate that does not run."""
@@ -505,8 +557,7 @@ class RealCalls:
             if trial is None:
                 return
             cost_us = turn.load_us + turn.compared_us
-            self._allowance.settle(turn.held_us, cost_us)
-            self.explored_s += cost_us * 1e-6
+            self._settle(turn.hold, cost_us)
             if trial.outcome is None:
                 cost_s = cost_us * 1e-6
                 trial.outcome = Failure(stage=stage, message=message, cost_s=cost_s, transient=transient)
@@ -515,25 +566,29 @@ class RealCalls:
     def drop(self, turn: Turn) -> None:
         """Give up timing a call. A candidate whose calls cannot be timed, again and again, is not tried further."""
         with self._changed:
-            trial, pair = turn.trial, turn.pair
-            if turn.held_us:
-                self._allowance.settle(turn.held_us, 0.0)
-            if pair is not None:
-                self._forget(turn, pair)
-            if trial is None:
-                return
-            if turn.first:
-                trial.loaded, trial.open_pairs = False, 0
-            trial.dropped += 1
-            if trial.dropped >= MOST_THROWN and trial.outcome is None:
-                trial.outcome = Failure(stage="launch", message="its calls could not be timed", transient=True)
-                self._changed.notify_all()
+            self._settle(turn.hold, turn.load_us + turn.compared_us + turn.head_us)
+            if turn.compared_us:
+                self._compared.add(turn.config)
+            if turn.pair is not None:
+                self._forget(turn, turn.pair)
+            if turn.trial is not None and turn.first:
+                turn.trial.loaded, turn.trial.open_pairs = False, 0
+            trial = turn.trial if turn.pair is None else turn.pair.trial
+            if trial is not None:
+                trial.dropped += 1
+                if trial.dropped >= MOST_THROWN:
+                    self._fail(trial, "launch", "its calls could not be timed")
+            elif self.incumbent not in self._levels_us:
+                self._dropped += 1
+            is_hopeless = self._dropped >= MOST_THROWN_AT_FIRST and not self.over
+        if is_hopeless:
+            self.end()
 
     def _forget(self, turn: Turn, pair: Pair) -> None:
         """A pair that will not be complete."""
-        pair.trial.open_pairs -= 1
+        self._shut(pair)
         if turn.trial is None and not pair.candidate_first:
-            self._allowance.settle(pair.held_us, 0.0)
+            self._settle(pair.hold, 0.0)
         for stream in [stream for stream, each in self._open.items() if each is pair]:
             del self._open[stream]
 
@@ -543,12 +598,29 @@ class RealCalls:
         """Take in the calls that the device is through with."""
         for _ in range(len(self._pending)):
             turn = self._pending[0]
-            if not turn.stop.query():
+            try:
+                if not turn.stop.query():
+                    return
+                us = max(float(turn.start.elapsed_time(turn.stop)) * 1e3, 1e-3)
+            except Exception:  # such as while another thread captures a graph: another time
+                log.debug("a call of %s cannot be read", turn.config, exc_info=True)
+                self._unread += 1
+                if self._unread >= MOST_UNREAD:
+                    self._unread = 0
+                    self._give_up(self._pending.popleft())
                 return
+            self._unread = 0
             self._pending.popleft()
-            us = max(float(turn.start.elapsed_time(turn.stop)) * 1e3, 1e-3)
             self._spare.append((turn.start, turn.stop))
             self._take_in(turn, us)
+
+    def _give_up(self, turn: Turn) -> None:
+        """A call that the device never answers for."""
+        self._settle(turn.hold, 0.0)
+        if turn.pair is not None:
+            self._shut(turn.pair)
+        if turn.trial is not None:
+            self._fail(turn.trial, "launch", "its calls could not be timed")
 
     def _take_in(self, turn: Turn, us: float) -> None:
         if self._tells_nothing(turn, us):
@@ -566,20 +638,23 @@ class RealCalls:
         if turn.first:
             return False
         if turn.pair is not None:
-            return is_hosts and turn.pair.trial.thrown < MOST_THROWN
+            own = (
+                turn.trial is not None and turn.stalled and turn.trial.stalls >= MOST_STALLS
+            )  # every launch of it is long
+            return is_hosts and not own and turn.pair.trial.thrown < MOST_THROWN
         self._thrown = self._thrown + 1 if is_hosts else 0
         return is_hosts and self._thrown <= MOST_THROWN_AT_FIRST
 
     def _of_held_up(self, turn: Turn, us: float) -> None:
         """A call that is no sample; what it took beyond the host's part is a cost."""
         if turn.trial is not None:
-            cost_us = max(0.0, us - turn.host_us - self._last_us) + turn.head_us
-            self._allowance.settle(turn.held_us, cost_us)
-            self.explored_s += cost_us * 1e-6
+            self._settle(turn.hold, max(0.0, us - turn.host_us - self._last_us) + turn.head_us)
         else:
             self._charge_head(turn)
         if turn.pair is not None:
             turn.pair.held_up = True
+            turn.pair.candidate_stalled |= turn.stalled and turn.trial is not None
+            turn.pair.incumbent_stalled |= turn.stalled and turn.trial is None
             if turn.trial is None:
                 turn.pair.incumbent_us = us
             else:
@@ -587,8 +662,7 @@ class RealCalls:
 
     def _charge_head(self, turn: Turn) -> None:
         if turn.head_us:
-            self._allowance.settle(0.0, turn.head_us)
-            self.explored_s += turn.head_us * 1e-6
+            self._settle(None, turn.head_us)
 
     def _of_incumbent(self, turn: Turn, us: float) -> None:
         self._charge_head(turn)
@@ -613,8 +687,7 @@ class RealCalls:
         cost_us = max(0.0, us - reference_us, turn.load_us) if turn.config != self.incumbent else turn.load_us
         cost_us += turn.compared_us + turn.head_us
         self._allowance.earn(min(us, reference_us))
-        self._allowance.settle(turn.held_us, cost_us)
-        self.explored_s += cost_us * 1e-6
+        self._settle(turn.hold, cost_us)
         trial.run_us += us
         if turn.first:
             trial.open_pairs = 0
@@ -630,7 +703,8 @@ class RealCalls:
 
     def _close(self, pair: Pair) -> None:
         trial = pair.trial
-        trial.open_pairs -= 1
+        self._shut(pair)
+        trial.stalls = trial.stalls + 1 if pair.candidate_stalled and not pair.incumbent_stalled else 0
         trial.thrown = trial.thrown + 1 if pair.held_up else 0
         if trial.outcome is None and not pair.held_up:
             trial.samples_us.append(pair.candidate_us / pair.incumbent_us * self._levels_us[self.incumbent])

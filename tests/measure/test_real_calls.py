@@ -15,7 +15,7 @@ from simulated_calls import Device, Event
 
 from forecast_autotune.core.allowance import Allowance
 from forecast_autotune.core.config import Config
-from forecast_autotune.core.outcome import Measurement
+from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.frontends.online import Learning
 from forecast_autotune.measure import head_start, real_calls
 from forecast_autotune.measure.real_calls import MOST_PAIRS, LearningEndedError, RealCalls
@@ -379,6 +379,140 @@ def test_an_interrupt_in_a_candidates_launch_is_nobodys_fault() -> None:
     assert interrupted == 3
     assert [type(outcome) for outcome in outcomes] == [Measurement, Measurement]
     assert allowance._held_us == pytest.approx(0, abs=1e-3)
+
+
+def test_a_call_is_made_though_the_events_of_others_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    calls = make_calls(device)
+    make_call(calls, device)
+    device.host_us = 0.0
+    make_call(calls, device)
+    with monkeypatch.context() as patch:
+        patch.setattr(Event, "query", lambda _: raising())
+        for _ in range(3):
+            assert calls.turn().config == DEFAULT
+    for _ in range(10):
+        make_call(calls, device)
+    assert calls._levels_us == {DEFAULT: pytest.approx(100.0)}
+
+
+class ProgramsError(Exception):
+    """One of the program's own, as a handler of signals raises it."""
+
+
+@pytest.mark.parametrize("err", [TimeoutError("the program's own limit"), ProgramsError("likewise")])
+def test_an_error_of_the_program_is_raised_and_nothing_is_launched_again(err: Exception) -> None:
+    device, allowance = Device(), Allowance()
+    calls = make_calls(device, allowance=allowance)
+    learning = Learning(calls, lambda config: config, lambda *_: None, lambda _: True, lambda: None)
+    interrupted, made = [], 0
+
+    def make(config: Config) -> None:
+        nonlocal made
+        made += 1
+        device.launch(TIMES_US[config])
+        if config == FAST and not interrupted:
+            interrupted.append(made)
+            raise err
+
+    outcomes: list[object] = []
+    thread = threading.Thread(target=lambda: outcomes.extend(map(calls.measure, (DEFAULT, FAST))), daemon=True)
+    thread.start()
+    asked = 0
+    while thread.is_alive():
+        asked += 1
+        with contextlib.suppress(type(err)):
+            learning.run(*learning.turn(0), make)
+        device.host_us = device.free_us
+        time.sleep(0)
+    assert interrupted
+    assert made == asked
+    assert [type(outcome) for outcome in outcomes] == [Measurement, Measurement]
+    assert allowance._held_us == pytest.approx(0, abs=1e-3)
+
+
+@pytest.mark.parametrize("moment", ["begin", "end"])
+def test_an_interrupt_while_a_moment_is_noted_leaves_nothing_held(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    device, allowance = Device(), Allowance()
+    calls = make_calls(device, allowance=allowance)
+    learning = Learning(calls, lambda config: config, lambda *_: None, lambda _: True, lambda: None)
+    outcomes: list[object] = []
+    thread = threading.Thread(target=lambda: outcomes.extend(map(calls.measure, (DEFAULT, FAST))), daemon=True)
+    thread.start()
+    interrupts = 0
+
+    def interrupt(_: Event) -> None:
+        raise KeyboardInterrupt
+
+    while thread.is_alive():
+        turn, launcher = learning.turn(0)
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            if turn.config == FAST and interrupts < 3:
+                interrupts += 1
+                patch.setattr(Event, "record" if moment == "begin" else "query", interrupt)
+            learning.run(turn, launcher, lambda config: device.launch(TIMES_US[config]))
+        device.host_us = device.free_us
+        time.sleep(0)
+    assert interrupts == 3
+    assert [type(outcome) for outcome in outcomes] == [Measurement, Measurement]
+    assert allowance._held_us == pytest.approx(0, abs=1e-3)
+
+
+def test_a_pair_whose_calls_are_in_two_threads_is_settled_once() -> None:
+    device, allowance = Device(), Allowance()
+    calls = make_calls(device, allowance=allowance)
+    outcomes: list[object] = []
+    thread = threading.Thread(target=lambda: outcomes.append(calls.measure(FAST)), daemon=True)
+    thread.start()
+    while True:
+        turn = calls.turn()
+        if turn.pair is not None and turn.trial is None and not turn.pair.candidate_first:
+            break
+        turn.begin()
+        device.launch(TIMES_US[turn.config])
+        turn.end()
+        device.host_us = device.free_us
+        time.sleep(0)
+    other = calls.turn()
+    assert other.pair is turn.pair
+    turn.failed("")
+    other.begin()
+    device.launch(TIMES_US[FAST])
+    other.end()
+    device.host_us = device.free_us
+    while thread.is_alive():
+        make_call(calls, device)
+        time.sleep(0)
+    calls.end()
+    assert len(outcomes) == 1
+    assert allowance._held_us == pytest.approx(0, abs=1e-3)
+
+
+def test_what_can_never_be_compared_is_not_tried() -> None:
+    device = Device()
+    calls = RealCalls(
+        incumbent=DEFAULT, default=DEFAULT, allowance=Allowance(), share=1.0, new_event=device.event,
+        may_compare=lambda: False,
+    )  # fmt: skip
+    outcomes: list[object] = []
+    thread = threading.Thread(target=lambda: outcomes.extend(map(calls.measure, (DEFAULT, FAST))), daemon=True)
+    thread.start()
+    while thread.is_alive():
+        make_call(calls, device)
+        time.sleep(0)
+    assert isinstance(outcomes[0], Measurement)
+    assert isinstance(outcomes[1], Failure)
+    assert outcomes[1].transient
+    assert "no idle moment" in outcomes[1].message
+
+
+def test_where_no_call_can_be_timed_learning_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    calls = make_calls(device)
+    monkeypatch.setattr(Event, "record", lambda _: raising())
+    for _ in range(200):
+        make_call(calls, device)
+    assert calls.over
 
 
 def test_what_a_call_holds_is_given_back_where_learning_ends_meanwhile() -> None:

@@ -99,13 +99,12 @@ class Autotune:
                 f"autotune was given the kernel {kernel} itself: write @autotune(configs=[…], key=[…]) above it, or space="
             )
 
-        if key is None or isinstance(key, str):
-            raise InvalidInputError(f"key={key!r}: give a list of names, such as key=['n'], or [] for one key")
-
         def decorate(fn: Any) -> ForecastAutotuner:
             if not hasattr(fn, "arg_names"):
                 what = f"{getattr(fn, '__name__', fn)} is no Triton kernel, but a {type(fn).__name__}"
                 raise InvalidInputError(f"{what}: write @autotune(…) above @triton.jit, not below it")
+            if key is None or (isinstance(key, str) and not set(key) <= set(fn.arg_names)):
+                raise InvalidInputError(f"key={key!r}: give a list of names, such as key=['n'], or [] for one key")
             from .autotuner import ForecastAutotuner
             from .config_checks import misspelt_refused
 

@@ -42,7 +42,7 @@ def bucket_functions(
     Raises:
         InvalidInputError: a name is not in `key`, or a bucket is neither known nor callable.
     """
-    if buckets is not None and not isinstance(buckets, Mapping):
+    if buckets and not isinstance(buckets, Mapping):
         raise InvalidInputError(f"key_buckets={shown(buckets)} of {kernel}: give a mapping, such as {{'n': 'pow2'}}")
     functions: dict[str, Callable[[Any], Any]] = {}
     for name, bucket in (buckets or {}).items():
@@ -64,7 +64,7 @@ def check_flags(kernel: str, **flags: object) -> None:
         InvalidInputError: one is something else, such as the text of a setting.
     """
     for name, value in flags.items():
-        if not isinstance(value, bool):
+        if type(value).__name__ not in ("bool", "bool_") and value not in (0, 1):
             raise InvalidInputError(f"{name}={shown(value)} of {kernel}: accepted are True and False")
 
 
@@ -85,7 +85,7 @@ def pruning_options(prune_configs_by: Mapping[str, Any] | None) -> Mapping[str, 
     Raises:
         InvalidInputError: it is no mapping.
     """
-    if prune_configs_by is not None and not isinstance(prune_configs_by, Mapping):
+    if prune_configs_by and not hasattr(prune_configs_by, "get"):
         example = "{'perf_model': …, 'top_k': 8}"
         raise InvalidInputError(f"prune_configs_by={shown(prune_configs_by)}: give a mapping, such as {example}")
     if prune_configs_by and "configs_top_k" in prune_configs_by:
@@ -100,7 +100,7 @@ def check_names(kernel: str, arg_names: Sequence[str], **named: Sequence[str] | 
         ValueError: one does not, and the installed Triton raises too; with an older Triton it is a warning.
     """
     for parameter, names in named.items():
-        unknown = [n for n in names or () if n not in arg_names]
+        unknown = [n for n in (() if names is None else names) if n not in arg_names]
         if not unknown:
             continue
         message = (

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from forecast_autotune.core.config import Config
@@ -990,8 +991,8 @@ def test_a_top_k_that_is_no_number_is_refused() -> None:
         ({"key_buckets": ["n"]}, "key_buckets=['n'] of scale: give a mapping, such as {'n': 'pow2'}"),
         ({"prune_configs_by": "top"}, "prune_configs_by='top': give a mapping, such as {'perf_model'"),
         ({"isolate": "0"}, "isolate='0' of scale: accepted are True and False"),
-        ({"shard": 1}, "shard=1 of scale: accepted are True and False"),
-        ({"key": "n"}, "key='n': give a list of names, such as key=['n'], or [] for one key"),
+        ({"shard": "no"}, "shard='no' of scale: accepted are True and False"),
+        ({"key": "factor"}, "key='factor': give a list of names, such as key=['n'], or [] for one key"),
         ({"key": None}, "key=None: give a list of names"),
     ],
 )
@@ -999,6 +1000,17 @@ def test_arguments_that_say_nothing_are_refused_at_once(arguments: dict[str, Any
     with pytest.raises(InvalidInputError) as refusal:
         tuned(**arguments)
     assert told in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"key": "n"}, {"key": np.array(["n"])}, {"key": ("n",)}, {"prune_configs_by": {}}, {"prune_configs_by": ()},
+        {"isolate": np.bool_(False), "shard": 0}, {"key_buckets": {}}, {"reset_to_zero": np.array(["x_ptr"])},
+    ],
+)  # fmt: skip
+def test_what_triton_takes_is_taken(arguments: dict[str, Any]) -> None:
+    assert tuned(**arguments).configs
 
 
 def test_what_is_no_kernel_is_told_where_the_decorator_belongs() -> None:
