@@ -163,8 +163,7 @@ class GeneratedKernels:
         if len(times_ms) < len(times):
             return
         run = uuid.uuid4().hex
-        asked = Asked(kernel.triton_meta["signature"], f"cuda:{kernel.device_props.index or 0}")
-        job = _job(hash_of(kernel), asked, Space(times_ms))
+        job = _job(hash_of(kernel), _asked(kernel), Space(times_ms))
         store = open_store(Settings.from_environment())
         outcomes = {
             config: Measurement(samples_us=(ms * 1e3,))
@@ -218,10 +217,14 @@ class GeneratedKernels:
 
     def is_stored(self, kernel: Any, launcher: Any) -> bool:
         """Whether a kernel runs the config that is stored: Inductor need not look for a better one."""
-        if not _is_looked_up(kernel):
+        try:
+            return _is_looked_up(kernel) and self._is_stored(kernel, config_of(launcher.config))
+        except Exception as err:
+            stand_aside(err)
             return False
-        asked = Asked(kernel.triton_meta["signature"], f"cuda:{kernel.device_props.index or 0}")
-        return self.best_of(hash_of(kernel), asked) == dict(config_of(launcher.config).knobs)
+
+    def _is_stored(self, kernel: Any, config: Config) -> bool:
+        return self.best_of(hash_of(kernel), _asked(kernel)) == dict(config.knobs)
 
 
 kernels = GeneratedKernels()
@@ -264,6 +267,7 @@ def kept_or_stored(coordinate_descent_tuning: Callable[..., Any]) -> Any:
     @functools.wraps(coordinate_descent_tuning)
     def tuned(kernel: Any, launcher: Any, *args: Any, **named: Any) -> Any:
         if _is_answered() and kernels.is_stored(kernel, launcher):
+            launcher.config.found_by_coordesc = True  # else it is asked for at every launch
             return launcher
         best = coordinate_descent_tuning(kernel, launcher, *args, **named)
         if _is_answered():
@@ -299,6 +303,10 @@ def hash_of(kernel: Any) -> str:
     from torch._inductor.runtime.triton_heuristics import generate_lookup_hash_from_source_code
 
     return str(generate_lookup_hash_from_source_code(str(kernel.size_hints), kernel.fn.src))
+
+
+def _asked(kernel: Any) -> Asked:
+    return Asked(kernel.triton_meta["signature"], f"cuda:{kernel.device_props.index or 0}")
 
 
 def _is_looked_up(kernel: Any) -> bool:

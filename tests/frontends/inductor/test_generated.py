@@ -196,6 +196,7 @@ def test_a_stored_config_is_where_the_search_by_knobs_ends(
     assert stored.decision.config.knobs == {"XBLOCK": 512, "num_warps": 8, "num_stages": 1}
     fresh(monkeypatch)
     assert generated.kept_or_stored(search)(kernel, found) is found
+    assert found.config.found_by_coordesc  # Inductor asks no more
     assert len(searched) == 1
     assert generated.kept_or_stored(search)(kernel, kernel.launchers[0]) is not kernel.launchers[0]
     assert len(searched) == 2
