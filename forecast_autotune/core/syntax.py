@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -13,8 +12,7 @@ def parsed(parse: Callable[[], T], tries: int = 10) -> T:
     """What `parse` returns, which makes a syntax tree; tried again where another thread parsed in the middle of it.
 
     CPython 3.11 counts the depth of the tree in one place for all threads. A garbage collection within the parser can let
-    another thread run; if that one parses too, the first fails though its text is well. So it is tried again without
-    collections. Other versions have no such fault.
+    another thread run; if that one parses too, the first fails though its text is well. Other versions have no such fault.
 
     Raises:
         SyntaxError, ValueError: as `ast.parse`.
@@ -25,10 +23,4 @@ def parsed(parse: Callable[[], T], tries: int = 10) -> T:
     except SystemError as err:
         if tries <= 1 or "recursion depth mismatch" not in str(err):
             raise
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return parsed(parse, tries - 1)
-    finally:
-        if collects:
-            gc.enable()
+    return parsed(parse, tries - 1)

@@ -19,12 +19,18 @@ CALLS = "tuning_calls"
 
 
 def find_module(name: str) -> ModuleSpec | None:
-    """A module by its name, looked for in the current folder first, as for a program that is run; None if there is none."""
+    """A module by its name, looked for in the current folder first, as for a program that is run; None if there is none.
+
+    Raises:
+        InvalidInputError: a package that it is in cannot be imported.
+    """
     _look_here()
     try:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError):  # a package on the way to it is not there, or it is no name
         return None
+    except Exception as err:  # a package on the way to it raises
+        raise InvalidInputError(f"module {name}: {type(err).__name__}: {error_text(err)}") from err
 
 
 def _look_here() -> None:

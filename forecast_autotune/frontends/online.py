@@ -13,8 +13,10 @@ import itertools
 import logging
 import math
 import os
+import signal
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
@@ -163,6 +165,7 @@ class Learning:
             try:
                 result = make(launcher)
             except Exception as err:
+                turn.note_host()
                 if turn.trial is None or _is_the_programs(err):
                     raise
                 return self._make_otherwise(turn, err, make)
@@ -187,10 +190,11 @@ class Learning:
         return self._launcher(self.calls.incumbent)
 
 
-def _is_the_programs(err: Exception) -> bool:
-    """Whether an error is none that a launch raises, as of a handler of signals: the kernel may have been launched."""
-    root = type(err).__module__.partition(".")[0]
-    return isinstance(err, TimeoutError) or root not in ("builtins", "torch", "triton")
+def _is_the_programs(err: BaseException) -> bool:
+    """Whether a handler of signals has raised: that is the program's, and the kernel may have been launched before."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
+    frames = traceback.walk_tb(err.__traceback__)
+    return bool(handlers) and any(frame.f_code in handlers for frame, _ in frames)
 
 
 def compare_on_copies(measuring: AbstractContextManager[Any], config: Config) -> Failure | None:

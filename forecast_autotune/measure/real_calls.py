@@ -30,8 +30,9 @@ APART = 3.0  # standard errors by which a candidate is slower or faster, looked 
 FIRST_TIMES = 2.0  # the first call of a candidate may take so many times the others: its code and data are cold
 OPEN_PAIRS = 2  # launched and not read yet: the host runs ahead of the device
 STRAY_TURNS = 64  # calls of the key after which the second call of a pair comes no more
+LOST_S = 10.0  # and seconds after which a call that was to be timed, and never came to its end, is given up
 MOST_STRAYS = 3  # pairs so given up: then calls of one pair may come on different streams
-MOST_STALLS = 8  # pairs in turn in which a candidate's launch alone is long: then that is its own
+FEW_STALLS, MOST_STALLS = 2, 8  # pairs in turn in which a candidate's launch alone is long: then it pays, and counts
 MOST_REFUSED = 1000  # calls at which a candidate could not be compared: it is not tried
 MOST_UNREAD = 64  # looks in turn at a call for which the device does not answer
 COLD_US = 1000.0  # a first launch that takes the host longer than this has compiled or loaded something
@@ -124,7 +125,7 @@ class Turn:
     waited: bool = False  # the device waited for the host between the two moments, and can be kept busy the next time
     stalled: bool = False  # it waited, and the launch took far longer than launches do
     compared_us: float = 0.0  # that comparing it with the default took, which held up the call
-    dropped: bool = False  # it cannot be timed
+    dropped: bool = False  # it is not to be timed, or not any more
     began_s: float = 0.0
     start: Any = None
     stop: Any = None
@@ -142,10 +143,7 @@ class Turn:
 
     def end(self) -> None:
         """Record the moment after it."""
-        self.host_us = (time.perf_counter() - self.began_s) * 1e6
-        cold_us = self.calls.beyond_usual(self.host_us)
-        if self.first and cold_us > COLD_US:
-            self.load_us = cold_us
+        self.note_host()
         if self.timed:
             try:
                 self._note_waiting()
@@ -154,6 +152,13 @@ class Turn:
                 self.drop()
         if self.timed or self.first:
             self.calls.launched(self)
+
+    def note_host(self) -> None:
+        """Note what the launch took the host, whether it came to an end or raised."""
+        self.host_us = (time.perf_counter() - self.began_s) * 1e6
+        cold_us = self.calls.beyond_usual(self.host_us)
+        if self.first and cold_us > COLD_US:
+            self.load_us = cold_us
 
     def _note_waiting(self) -> None:
         if self.calls.on_host:
@@ -178,6 +183,7 @@ class Turn:
 
     def failed(self, message: str, *, transient: bool = False, stage: str = "launch") -> None:
         """Note that the candidate does not run, or where `transient` that the call itself may be to blame."""
+        self.dropped = True
         self.calls.failed(self, message, transient=transient, stage=stage)
 
 
@@ -302,10 +308,12 @@ class RealCalls:
         self._unread = 0  # looks in turn at a call that the device did not answer
         self._compared: set[Config] = set()  # with the default, before a call that was not timed then
         self._holds: set[Hold] = set()
+        self._is_choosing = False  # a handler of signals may launch the kernel while a call asks for its turn
+        self._under_way: dict[Turn, tuple[int, float]] = {}  # since which call, and second
         self._tried: set[Config] = set()
         self._pending: deque[Turn] = deque()
         self._spare: list[tuple[Any, Any]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
 
     # The measurer ---------------------------------------------------------------------------------------------------
@@ -382,11 +390,15 @@ class RealCalls:
 
     def after_fork_in_child(self) -> None:
         """Learn nothing more: the thread that asked is the parent's, and so are the events."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self.over = True
         self._pending.clear()
         self._open.clear()
+        self._under_way.clear()
+        for hold in self._holds:  # of the parent's account
+            hold.us = 0.0
+        self._holds.clear()
 
     @property
     def is_met(self) -> bool:
@@ -410,23 +422,33 @@ class RealCalls:
     def turn(self, stream: Hashable = 0) -> Turn:
         """What a call runs."""
         with self._lock:
-            if self.over:
+            if self.over or self._is_choosing:
                 return Turn(self, self.incumbent)
-            self._turns += 1
-            self._read()
-            if self._strays >= MOST_STRAYS:
-                stream = None
-            if (pair := self._open.pop(stream, None)) is not None:
-                return self._turn_in(pair, candidate=not pair.candidate_first)
-            if not self._met:
-                return Turn(self, self.incumbent, first=True)
-            if self.incumbent not in self._levels_us:
-                return Turn(self, self.incumbent, timed=len(self._pending) < LEVEL_SAMPLES)
-            trial = self._trial
-            if trial is not None and trial.outcome is None and (turn := self._candidate(trial, stream)) is not None:
-                return turn
-            self._earn(min(self._levels_us[self.incumbent], self._last_us))
-            return Turn(self, self.incumbent)
+            self._is_choosing = True
+            try:
+                turn = self._next(stream)
+            finally:
+                self._is_choosing = False
+            if turn.trial is not None or turn.pair is not None:
+                self._under_way[turn] = self._turns, time.monotonic()
+            return turn
+
+    def _next(self, stream: Hashable) -> Turn:
+        self._turns += 1
+        self._read()
+        if self._strays >= MOST_STRAYS:
+            stream = None
+        if (pair := self._open.pop(stream, None)) is not None:
+            return self._turn_in(pair, candidate=not pair.candidate_first)
+        if not self._met:
+            return Turn(self, self.incumbent, first=True)
+        if self.incumbent not in self._levels_us:
+            return Turn(self, self.incumbent, timed=len(self._pending) < LEVEL_SAMPLES)
+        trial = self._trial
+        if trial is not None and trial.outcome is None and (turn := self._candidate(trial, stream)) is not None:
+            return turn
+        self._earn(min(self._levels_us[self.incumbent], self._last_us))
+        return Turn(self, self.incumbent)
 
     def _candidate(self, trial: Trial, stream: Hashable) -> Turn | None:
         """A call of the candidate, or the first of a pair with it; None where it is not its time."""
@@ -460,6 +482,11 @@ class RealCalls:
             if self._turns - pair.opened > STRAY_TURNS:
                 self._drop(stream)
                 self._strays += 1
+        now_s = time.monotonic()
+        for turn, (since, since_s) in list(self._under_way.items()):
+            if self._turns - since > STRAY_TURNS and now_s - since_s > LOST_S:
+                turn.timed, turn.dropped = False, True
+                self._lose(turn)
 
     def _drop(self, stream: Hashable) -> None:
         pair = self._open.pop(stream)
@@ -543,6 +570,7 @@ class RealCalls:
         """Take a call in; one that is timed is read at a later call."""
         with self._lock:
             self._met = True
+            self._under_way.pop(turn, None)
             if turn.timed and not self.over:
                 self._pending.append(turn)
             else:
@@ -552,11 +580,12 @@ class RealCalls:
         """End the trial of a candidate that does not run."""
         with self._changed:
             trial = turn.trial
+            self._under_way.pop(turn, None)
             if turn.pair is not None:
                 self._forget(turn, turn.pair)
             if trial is None:
                 return
-            cost_us = turn.load_us + turn.compared_us
+            cost_us = turn.load_us + turn.compared_us + turn.head_us
             self._settle(turn.hold, cost_us)
             if trial.outcome is None:
                 cost_s = cost_us * 1e-6
@@ -566,23 +595,27 @@ class RealCalls:
     def drop(self, turn: Turn) -> None:
         """Give up timing a call. A candidate whose calls cannot be timed, again and again, is not tried further."""
         with self._changed:
-            self._settle(turn.hold, turn.load_us + turn.compared_us + turn.head_us)
-            if turn.compared_us:
-                self._compared.add(turn.config)
-            if turn.pair is not None:
-                self._forget(turn, turn.pair)
-            if turn.trial is not None and turn.first:
-                turn.trial.loaded, turn.trial.open_pairs = False, 0
-            trial = turn.trial if turn.pair is None else turn.pair.trial
-            if trial is not None:
-                trial.dropped += 1
-                if trial.dropped >= MOST_THROWN:
-                    self._fail(trial, "launch", "its calls could not be timed")
-            elif self.incumbent not in self._levels_us:
-                self._dropped += 1
+            self._lose(turn)
             is_hopeless = self._dropped >= MOST_THROWN_AT_FIRST and not self.over
         if is_hopeless:
             self.end()
+
+    def _lose(self, turn: Turn) -> None:
+        self._under_way.pop(turn, None)
+        self._settle(turn.hold, turn.load_us + turn.compared_us + turn.head_us)
+        if turn.compared_us:
+            self._compared.add(turn.config)
+        if turn.pair is not None:
+            self._forget(turn, turn.pair)
+        if turn.trial is not None and turn.first:
+            turn.trial.loaded, turn.trial.open_pairs = False, 0
+        trial = turn.trial if turn.pair is None else turn.pair.trial
+        if trial is not None:
+            trial.dropped += 1
+            if trial.dropped >= MOST_THROWN:
+                self._fail(trial, "launch", "its calls could not be timed")
+        elif self.incumbent not in self._levels_us:
+            self._dropped += 1
 
     def _forget(self, turn: Turn, pair: Pair) -> None:
         """A pair that will not be complete."""
@@ -616,13 +649,17 @@ class RealCalls:
 
     def _give_up(self, turn: Turn) -> None:
         """A call that the device never answers for."""
-        self._settle(turn.hold, 0.0)
+        if turn.trial is not None and turn.hold is not None:
+            self._settle(turn.hold, turn.hold.us + turn.load_us + turn.compared_us + turn.head_us)
         if turn.pair is not None:
-            self._shut(turn.pair)
+            self._forget(turn, turn.pair)
         if turn.trial is not None:
             self._fail(turn.trial, "launch", "its calls could not be timed")
 
     def _take_in(self, turn: Turn, us: float) -> None:
+        if turn.pair is not None:
+            turn.pair.candidate_stalled |= turn.stalled and turn.trial is not None
+            turn.pair.incumbent_stalled |= turn.stalled and turn.trial is None
         if self._tells_nothing(turn, us):
             self._of_held_up(turn, us)
         elif turn.trial is None:
@@ -648,13 +685,12 @@ class RealCalls:
     def _of_held_up(self, turn: Turn, us: float) -> None:
         """A call that is no sample; what it took beyond the host's part is a cost."""
         if turn.trial is not None:
-            self._settle(turn.hold, max(0.0, us - turn.host_us - self._last_us) + turn.head_us)
+            is_own = turn.stalled and turn.trial.stalls >= FEW_STALLS
+            self._settle(turn.hold, max(0.0, us - (0.0 if is_own else turn.host_us) - self._last_us) + turn.head_us)
         else:
             self._charge_head(turn)
         if turn.pair is not None:
             turn.pair.held_up = True
-            turn.pair.candidate_stalled |= turn.stalled and turn.trial is not None
-            turn.pair.incumbent_stalled |= turn.stalled and turn.trial is None
             if turn.trial is None:
                 turn.pair.incumbent_us = us
             else:
@@ -666,7 +702,8 @@ class RealCalls:
 
     def _of_incumbent(self, turn: Turn, us: float) -> None:
         self._charge_head(turn)
-        self._last_us = us
+        if turn.config == self.incumbent:
+            self._last_us = us
         level_us = self._levels_us.get(self.incumbent)
         if level_us is not None:
             self._earn(min(us, MOST_EARNED * level_us))  # what lies beyond is the host's
@@ -738,6 +775,7 @@ class RealCalls:
         gain = level_us / measurement.median_us - 1
         if len(measurement.samples_us) > 1 and gain > max(SWITCH_MARGIN, 2 * measurement.relative_error):
             self.incumbent = config
+            self._last_us *= measurement.median_us / level_us
             for stream in list(self._open):
                 self._drop(stream)
 

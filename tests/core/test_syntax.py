@@ -62,20 +62,6 @@ def test_a_parse_that_is_always_refused_is_the_callers() -> None:
     assert len(tries) == 4
 
 
-def test_collections_go_on_after_a_parse_that_was_refused() -> None:
-    refusals = 2
-
-    def refused() -> None:
-        nonlocal refusals
-        refusals -= 1
-        if refusals >= 0:
-            raise SystemError("AST constructor recursion depth mismatch (before=18, after=9)")
-        assert not gc.isenabled()
-
-    parsed(refused)
-    assert gc.isenabled()
-
-
 def test_what_is_no_program_is_tried_once() -> None:
     tries = []
 

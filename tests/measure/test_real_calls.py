@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -396,16 +397,17 @@ def test_a_call_is_made_though_the_events_of_others_cannot_be_read(monkeypatch: 
     assert calls._levels_us == {DEFAULT: pytest.approx(100.0)}
 
 
-class ProgramsError(Exception):
-    """One of the program's own, as a handler of signals raises it."""
-
-
-@pytest.mark.parametrize("err", [TimeoutError("the program's own limit"), ProgramsError("likewise")])
-def test_an_error_of_the_program_is_raised_and_nothing_is_launched_again(err: Exception) -> None:
+@pytest.mark.parametrize("kind", [TimeoutError, RuntimeError])
+def test_an_error_of_the_programs_signal_handler_is_raised_and_nothing_is_launched_again(kind: type[Exception]) -> None:
     device, allowance = Device(), Allowance()
     calls = make_calls(device, allowance=allowance)
     learning = Learning(calls, lambda config: config, lambda *_: None, lambda _: True, lambda: None)
     interrupted, made = [], 0
+
+    def handler(*_: object) -> None:
+        raise kind("the program's own limit")
+
+    before = signal.signal(signal.SIGALRM, handler)
 
     def make(config: Config) -> None:
         nonlocal made
@@ -413,7 +415,7 @@ def test_an_error_of_the_program_is_raised_and_nothing_is_launched_again(err: Ex
         device.launch(TIMES_US[config])
         if config == FAST and not interrupted:
             interrupted.append(made)
-            raise err
+            signal.raise_signal(signal.SIGALRM)
 
     outcomes: list[object] = []
     thread = threading.Thread(target=lambda: outcomes.extend(map(calls.measure, (DEFAULT, FAST))), daemon=True)
@@ -421,14 +423,89 @@ def test_an_error_of_the_program_is_raised_and_nothing_is_launched_again(err: Ex
     asked = 0
     while thread.is_alive():
         asked += 1
-        with contextlib.suppress(type(err)):
+        with contextlib.suppress(kind):
             learning.run(*learning.turn(0), make)
         device.host_us = device.free_us
         time.sleep(0)
+    signal.signal(signal.SIGALRM, before)
     assert interrupted
     assert made == asked
     assert [type(outcome) for outcome in outcomes] == [Measurement, Measurement]
     assert allowance._held_us == pytest.approx(0, abs=1e-3)
+
+
+class OthersError(Exception):
+    """One that neither torch nor Triton raises."""
+
+
+def test_whatever_a_candidate_raises_the_call_runs_under_the_best_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, allowance = Device(), Allowance()
+    clock = SimpleNamespace(perf_counter=lambda: device.host_us * 1e-6, monotonic=time.monotonic)
+    monkeypatch.setattr(real_calls, "time", clock)
+    calls = make_calls(device, allowance=allowance)
+    learning = Learning(calls, lambda config: config, lambda *_: None, lambda _: True, lambda: None)
+
+    def make(config: Config) -> Config:
+        if config == FAST:
+            device.host_us += 20_000.0
+            raise OthersError("singular")
+        device.launch(TIMES_US[config])
+        return config
+
+    outcomes: list[object] = []
+    thread = threading.Thread(target=lambda: outcomes.extend(map(calls.measure, (DEFAULT, FAST))), daemon=True)
+    thread.start()
+    while thread.is_alive():
+        assert learning.run(*learning.turn(0), make) == DEFAULT
+        device.host_us = max(device.host_us, device.free_us)
+        time.sleep(0)
+    assert isinstance(outcomes[1], Failure)
+    assert allowance.explored_us == pytest.approx(20_000.0)  # that it held the program up is paid for
+    assert allowance._held_us == pytest.approx(0, abs=1e-3)
+
+
+def test_a_turn_that_is_lost_blocks_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt between the call's asking for its turn and its launch."""
+    device, allowance = Device(), Allowance()
+    calls = make_calls(device, allowance=allowance)
+    monkeypatch.setattr(real_calls, "LOST_S", 0.0)
+    outcomes: list[object] = []
+    thread = threading.Thread(target=lambda: outcomes.extend(map(calls.measure, (DEFAULT, FAST))), daemon=True)
+    thread.start()
+    lost = 0
+    while thread.is_alive():
+        turn = calls.turn()
+        if turn.config == FAST and lost < 4:
+            lost += 1
+            continue
+        turn.begin()
+        device.launch(TIMES_US[turn.config])
+        turn.end()
+        device.host_us = device.free_us
+        time.sleep(0)
+    assert lost == 4
+    assert [type(outcome) for outcome in outcomes] == [Measurement, Measurement]
+    calls.end()
+    assert allowance._held_us == pytest.approx(0, abs=1e-3)
+
+
+def test_a_handler_of_signals_may_make_a_call_while_another_asks_for_its_turn() -> None:
+    device = Device()
+    calls = make_calls(device)
+    for _ in range(10):
+        make_call(calls, device)
+    before = signal.signal(signal.SIGALRM, lambda *_: make_call(calls, device))
+    read, nested = calls._read, []
+
+    def interrupted() -> None:
+        nested.append(1)
+        signal.raise_signal(signal.SIGALRM)
+        read()
+
+    calls._read = interrupted  # type: ignore[method-assign]
+    assert make_call(calls, device) == DEFAULT
+    signal.signal(signal.SIGALRM, before)
+    assert nested == [1]
 
 
 @pytest.mark.parametrize("moment", ["begin", "end"])

@@ -266,6 +266,8 @@ def kept_or_stored(coordinate_descent_tuning: Callable[..., Any]) -> Any:
 
     @functools.wraps(coordinate_descent_tuning)
     def tuned(kernel: Any, launcher: Any, *args: Any, **named: Any) -> Any:
+        if not _is_looked_up(kernel):  # such as a template, for which this is asked at every launch
+            return coordinate_descent_tuning(kernel, launcher, *args, **named)
         if _is_answered() and kernels.is_stored(kernel, launcher):
             launcher.config.found_by_coordesc = True  # else it is asked for at every launch
             return launcher
