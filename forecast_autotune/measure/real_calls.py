@@ -302,9 +302,8 @@ class RealCalls:
         self._trial: Trial | None = None
         self._open: dict[Hashable, Pair] = {}  # by stream: pairs whose second call is still to come
         self._turns = self._strays = 0  # calls; pairs whose second call never came
-        self._thrown = self._dropped = (
-            0  # of the first incumbent, calls in turn that told nothing, or could not be timed
-        )
+        # Of the first incumbent: calls in turn that told nothing, and calls that could not be timed.
+        self._thrown = self._dropped = 0
         self._unread = 0  # looks in turn at a call that the device did not answer
         self._compared: set[Config] = set()  # with the default, before a call that was not timed then
         self._holds: set[Hold] = set()
@@ -675,9 +674,8 @@ class RealCalls:
         if turn.first:
             return False
         if turn.pair is not None:
-            own = (
-                turn.trial is not None and turn.stalled and turn.trial.stalls >= MOST_STALLS
-            )  # every launch of it is long
+            # Every launch of it is long, then.
+            own = turn.trial is not None and turn.stalled and turn.trial.stalls >= MOST_STALLS
             return is_hosts and not own and turn.pair.trial.thrown < MOST_THROWN
         self._thrown = self._thrown + 1 if is_hosts else 0
         return is_hosts and self._thrown <= MOST_THROWN_AT_FIRST

@@ -42,6 +42,19 @@ def make_calls(
     )
 
 
+def measuring(calls: RealCalls) -> tuple[threading.Thread, list[object]]:
+    """A thread that measures the default and the faster one, and what it has found."""
+    outcomes: list[object] = []
+    thread = threading.Thread(target=lambda: outcomes.extend(map(calls.measure, (DEFAULT, FAST))), daemon=True)
+    thread.start()
+    return thread, outcomes
+
+
+def learning_of(calls: RealCalls) -> Learning:
+    """What makes calls in their turn; a config is its own launcher."""
+    return Learning(calls, lambda config: config, lambda *_: None, lambda _: True, lambda: None)
+
+
 def make_call(calls: RealCalls, device: Device, stream: int = 0) -> Config:
     """One call of the program; returns the config that it ran."""
     turn = calls.turn(stream)
@@ -323,16 +336,14 @@ def test_a_call_whose_moments_cannot_be_noted_is_made_once_and_timed_another_tim
     """As while another thread captures a graph: events may not be asked then."""
     device, allowance = Device(), Allowance()
     calls = make_calls(device, allowance=allowance)
-    learning = Learning(calls, lambda config: config, lambda *_: None, lambda _: True, lambda: None)
+    learning = learning_of(calls)
     made: list[Config] = []
 
     def make(config: Config) -> None:
         made.append(config)
         device.launch(TIMES_US[config])
 
-    outcomes: list[object] = []
-    thread = threading.Thread(target=lambda: outcomes.extend(map(calls.measure, (DEFAULT, FAST))), daemon=True)
-    thread.start()
+    thread, outcomes = measuring(calls)
     asked = 0
     while thread.is_alive():
         asked += 1
@@ -359,7 +370,7 @@ def raising() -> None:
 def test_an_interrupt_in_a_candidates_launch_is_nobodys_fault() -> None:
     device, allowance = Device(), Allowance()
     calls = make_calls(device, allowance=allowance)
-    learning = Learning(calls, lambda config: config, lambda *_: None, lambda _: True, lambda: None)
+    learning = learning_of(calls)
     interrupted = 0
 
     def make(config: Config) -> None:
@@ -369,9 +380,7 @@ def test_an_interrupt_in_a_candidates_launch_is_nobodys_fault() -> None:
             raise KeyboardInterrupt
         device.launch(TIMES_US[config])
 
-    outcomes: list[object] = []
-    thread = threading.Thread(target=lambda: outcomes.extend(map(calls.measure, (DEFAULT, FAST))), daemon=True)
-    thread.start()
+    thread, outcomes = measuring(calls)
     while thread.is_alive():
         with contextlib.suppress(KeyboardInterrupt):
             learning.run(*learning.turn(0), make)
@@ -401,7 +410,7 @@ def test_a_call_is_made_though_the_events_of_others_cannot_be_read(monkeypatch: 
 def test_an_error_of_the_programs_signal_handler_is_raised_and_nothing_is_launched_again(kind: type[Exception]) -> None:
     device, allowance = Device(), Allowance()
     calls = make_calls(device, allowance=allowance)
-    learning = Learning(calls, lambda config: config, lambda *_: None, lambda _: True, lambda: None)
+    learning = learning_of(calls)
     interrupted, made = [], 0
 
     def handler(*_: object) -> None:
@@ -417,9 +426,7 @@ def test_an_error_of_the_programs_signal_handler_is_raised_and_nothing_is_launch
             interrupted.append(made)
             signal.raise_signal(signal.SIGALRM)
 
-    outcomes: list[object] = []
-    thread = threading.Thread(target=lambda: outcomes.extend(map(calls.measure, (DEFAULT, FAST))), daemon=True)
-    thread.start()
+    thread, outcomes = measuring(calls)
     asked = 0
     while thread.is_alive():
         asked += 1
@@ -443,7 +450,7 @@ def test_whatever_a_candidate_raises_the_call_runs_under_the_best_known(monkeypa
     clock = SimpleNamespace(perf_counter=lambda: device.host_us * 1e-6, monotonic=time.monotonic)
     monkeypatch.setattr(real_calls, "time", clock)
     calls = make_calls(device, allowance=allowance)
-    learning = Learning(calls, lambda config: config, lambda *_: None, lambda _: True, lambda: None)
+    learning = learning_of(calls)
 
     def make(config: Config) -> Config:
         if config == FAST:
@@ -452,9 +459,7 @@ def test_whatever_a_candidate_raises_the_call_runs_under_the_best_known(monkeypa
         device.launch(TIMES_US[config])
         return config
 
-    outcomes: list[object] = []
-    thread = threading.Thread(target=lambda: outcomes.extend(map(calls.measure, (DEFAULT, FAST))), daemon=True)
-    thread.start()
+    thread, outcomes = measuring(calls)
     while thread.is_alive():
         assert learning.run(*learning.turn(0), make) == DEFAULT
         device.host_us = max(device.host_us, device.free_us)
@@ -469,9 +474,7 @@ def test_a_turn_that_is_lost_blocks_no_key(monkeypatch: pytest.MonkeyPatch) -> N
     device, allowance = Device(), Allowance()
     calls = make_calls(device, allowance=allowance)
     monkeypatch.setattr(real_calls, "LOST_S", 0.0)
-    outcomes: list[object] = []
-    thread = threading.Thread(target=lambda: outcomes.extend(map(calls.measure, (DEFAULT, FAST))), daemon=True)
-    thread.start()
+    thread, outcomes = measuring(calls)
     lost = 0
     while thread.is_alive():
         turn = calls.turn()
@@ -512,10 +515,8 @@ def test_a_handler_of_signals_may_make_a_call_while_another_asks_for_its_turn() 
 def test_an_interrupt_while_a_moment_is_noted_leaves_nothing_held(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     device, allowance = Device(), Allowance()
     calls = make_calls(device, allowance=allowance)
-    learning = Learning(calls, lambda config: config, lambda *_: None, lambda _: True, lambda: None)
-    outcomes: list[object] = []
-    thread = threading.Thread(target=lambda: outcomes.extend(map(calls.measure, (DEFAULT, FAST))), daemon=True)
-    thread.start()
+    learning = learning_of(calls)
+    thread, outcomes = measuring(calls)
     interrupts = 0
 
     def interrupt(_: Event) -> None:
@@ -571,9 +572,7 @@ def test_what_can_never_be_compared_is_not_tried() -> None:
         incumbent=DEFAULT, default=DEFAULT, allowance=Allowance(), share=1.0, new_event=device.event,
         may_compare=lambda: False,
     )  # fmt: skip
-    outcomes: list[object] = []
-    thread = threading.Thread(target=lambda: outcomes.extend(map(calls.measure, (DEFAULT, FAST))), daemon=True)
-    thread.start()
+    thread, outcomes = measuring(calls)
     while thread.is_alive():
         make_call(calls, device)
         time.sleep(0)

@@ -24,7 +24,6 @@ from weakref import WeakKeyDictionary
 
 from ...core.config import Config
 from ...core.forecast import Abstention
-from ...core.hardware import Hardware
 from ...core.job import Job, Stop
 from ...core.outcome import Failure, Measurement
 from ...core.space import Space
@@ -334,10 +333,6 @@ def _job(name: str, asked: Asked, space: Space) -> Job:
     return Job(
         workload=Workload(program=PROGRAM, key={"kernel": name, "types": asked.types}, timing="inductor"),
         space=space,
-        hardware=_hardware(asked.device),
+        hardware=detect_hardware(asked.device),
         toolchain=toolchain_of("cuda"),
     )
-
-
-def _hardware(device: str) -> Hardware:
-    return detect_hardware(device)

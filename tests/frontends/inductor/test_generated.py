@@ -60,7 +60,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "store"
     monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(folder))
     monkeypatch.setattr(product_request, "_aside", "")
-    monkeypatch.setattr(generated, "_hardware", lambda _: sheet_for("H200"))
+    monkeypatch.setattr(generated, "detect_hardware", lambda _: sheet_for("H200"))
     fresh(monkeypatch)
     fa.install(inductor=True)
     try:
@@ -245,7 +245,9 @@ def test_nothing_is_answered_where_nothing_may_vary(
 def test_each_device_is_told_what_was_stored_of_its_own(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generated, "_hardware", lambda device: sheet_for("H200" if device == "cuda:0" else "A100"))
+    monkeypatch.setattr(
+        generated, "detect_hardware", lambda device: sheet_for("H200" if device == "cuda:0" else "A100")
+    )
     fn = function(tmp_path)
     Kernel(fn).time(generated.kernels)
     assert looked_up(fn, device="type='cuda', index=1") is None
@@ -269,7 +271,7 @@ def test_a_store_that_cannot_be_asked_leaves_inductor_alone(
     def fails(_: str) -> Any:
         raise RuntimeError("no device")
 
-    monkeypatch.setattr(generated, "_hardware", fails)
+    monkeypatch.setattr(generated, "detect_hardware", fails)
     with pytest.warns(TuningWarning, match="no device"):
         assert looked_up(fn) is None
 
