@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-TIMES = 1.5  # times what a launch takes the host: for so long the device is kept busy
+TIMES = 1.1  # times what a launch takes the host: for so long the device is kept busy
 MOST_US = 500.0  # where that is more, the launch counts as a part of the call's time
 USUAL, OF = 0.8, 16  # of so many launches, this share took the host no longer than a usual one
 MOST_SHORT = 16  # calls in turn in which the device waited though it was kept busy: it cannot be
@@ -36,6 +37,11 @@ class HeadStart:
         """For how long the device is kept busy before the next call."""
         return TIMES * self._usual_us() if self._is_wanted and self._can_help() else 0.0
 
+    @property
+    def cost_us(self) -> float:
+        """For how long of it the device is likely to be kept from a call that is launched."""
+        return max(0.0, us - statistics.median(self._hosts_us)) if (us := self.us) else 0.0
+
     def _usual_us(self) -> float:
         hosts_us = sorted(self._hosts_us)
         return hosts_us[int(USUAL * (len(hosts_us) - 1))] if hosts_us else 0.0
@@ -57,7 +63,7 @@ class HeadStart:
         """Note a timed call. Returns whether its time is the host's, and another is to be timed with a head start.
 
         Args:
-            host_us: that it took the host.
+            host_us: that it took the host, since the device was kept busy for it.
             given_us, before: what `give` has returned before it.
             waited: whether the device had come to the moment before the launch once that was made.
             first: whether the config was launched for the first time: what that takes the host is not usual.

@@ -121,7 +121,7 @@ class Turn:
     load_us: float = 0.0  # that loading the config took, which held up the call
     head_us: float = 0.0  # for which the device was kept busy before
     before: Any = None  # the moment before that
-    host_us: float = 0.0  # that the call took the host
+    host_us: float = 0.0  # that the call took the host, since then
     waited: bool = False  # the device waited for the host between the two moments, and can be kept busy the next time
     stalled: bool = False  # it waited, and the launch took far longer than launches do
     compared_us: float = 0.0  # that comparing it with the default took, which held up the call
@@ -137,6 +137,8 @@ class Turn:
             try:
                 self.start, self.stop = self.calls.events()
                 self.head_us, self.before = self.calls.head_start.give()
+                if self.head_us:
+                    self.began_s = time.perf_counter()
                 self.start.record()
             except Exception:  # such as while another thread captures a graph
                 self.drop()
@@ -168,6 +170,11 @@ class Turn:
             self.host_us, given_us=self.head_us, before=self.before, waited=waited, first=self.first
         )
         self.stalled = waited and self.host_us > COLD_US
+
+    @property
+    def head_cost_us(self) -> float:
+        """For how long the device was kept busy beyond the launch: before that it would have waited."""
+        return max(0.0, self.head_us - self.host_us)
 
     def drop(self) -> None:
         """Forget that the call was to be timed; another takes its place. Once is enough."""
@@ -529,7 +536,7 @@ class RealCalls:
 
     def _cost_us(self, trial: Trial) -> float:
         """What the next call of a candidate is expected to cost beyond the incumbent's time, with that of its pair."""
-        return 2 * self.head_start.us + self._beyond_us(trial)
+        return 2 * self.head_start.cost_us + self._beyond_us(trial)
 
     def _beyond_us(self, trial: Trial) -> float:
         level_us = self._levels_us[self.incumbent]
@@ -584,7 +591,7 @@ class RealCalls:
                 self._forget(turn, turn.pair)
             if trial is None:
                 return
-            cost_us = turn.load_us + turn.compared_us + turn.head_us
+            cost_us = turn.load_us + turn.compared_us + turn.head_cost_us
             self._settle(turn.hold, cost_us)
             if trial.outcome is None:
                 cost_s = cost_us * 1e-6
@@ -601,7 +608,7 @@ class RealCalls:
 
     def _lose(self, turn: Turn) -> None:
         self._under_way.pop(turn, None)
-        self._settle(turn.hold, turn.load_us + turn.compared_us + turn.head_us)
+        self._settle(turn.hold, turn.load_us + turn.compared_us + turn.head_cost_us)
         if turn.compared_us:
             self._compared.add(turn.config)
         if turn.pair is not None:
@@ -649,7 +656,7 @@ class RealCalls:
     def _give_up(self, turn: Turn) -> None:
         """A call that the device never answers for."""
         if turn.trial is not None and turn.hold is not None:
-            self._settle(turn.hold, turn.hold.us + turn.load_us + turn.compared_us + turn.head_us)
+            self._settle(turn.hold, turn.hold.us + turn.load_us + turn.compared_us + turn.head_cost_us)
         if turn.pair is not None:
             self._forget(turn, turn.pair)
         if turn.trial is not None:
@@ -684,7 +691,7 @@ class RealCalls:
         """A call that is no sample; what it took beyond the host's part is a cost."""
         if turn.trial is not None:
             is_own = turn.stalled and turn.trial.stalls >= FEW_STALLS
-            self._settle(turn.hold, max(0.0, us - (0.0 if is_own else turn.host_us) - self._last_us) + turn.head_us)
+            self._settle(turn.hold, max(0.0, us - (0.0 if is_own else turn.host_us) - self._last_us) + turn.head_cost_us)
         else:
             self._charge_head(turn)
         if turn.pair is not None:
@@ -696,7 +703,7 @@ class RealCalls:
 
     def _charge_head(self, turn: Turn) -> None:
         if turn.head_us:
-            self._settle(None, turn.head_us)
+            self._settle(None, turn.head_cost_us)
 
     def _of_incumbent(self, turn: Turn, us: float) -> None:
         self._charge_head(turn)
@@ -720,7 +727,7 @@ class RealCalls:
             if not math.isnan(turn.pair.incumbent_us):
                 reference_us = turn.pair.incumbent_us
         cost_us = max(0.0, us - reference_us, turn.load_us) if turn.config != self.incumbent else turn.load_us
-        cost_us += turn.compared_us + turn.head_us
+        cost_us += turn.compared_us + turn.head_cost_us
         self._allowance.earn(min(us, reference_us))
         self._settle(turn.hold, cost_us)
         trial.run_us += us

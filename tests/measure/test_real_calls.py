@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 import signal
 import threading
 import time
@@ -201,6 +202,7 @@ class HostBound:
         *,
         helps: bool,
         may: bool = True,
+        share: float = 1.0,
         launch_us: Callable[[int], float] = lambda _: 20.0,
     ) -> None:
         self.device, self.allowance, self.launch_us = Device(), Allowance(), launch_us
@@ -215,7 +217,8 @@ class HostBound:
             if helps:
                 self.device.launch(seconds * 1e6)
 
-        self.calls = make_calls(self.device, allowance=self.allowance, keep_busy=keep_busy if may else None)
+        keeping = keep_busy if may else None
+        self.calls = make_calls(self.device, allowance=self.allowance, share=share, keep_busy=keeping)
 
     def call(self, us: dict[Config, float]) -> None:
         turn = self.calls.turn()
@@ -251,8 +254,19 @@ def test_a_device_that_would_wait_for_the_host_is_kept_busy_until_the_launch(mon
     assert slow.samples_us == pytest.approx([10.0] * len(slow.samples_us))
     assert fast.samples_us == pytest.approx([5.0] * len(fast.samples_us))
     assert program.calls.incumbent == FAST
-    assert all(29.9 < us < 37.6 for us in program.kept_busy)
-    assert program.allowance.explored_us >= 30.0 * 2 * len(fast.samples_us)  # it is paid for as what is explored
+    assert all(21.9 < us < 22.1 for us in program.kept_busy)
+    later_us = 22.0 - 20.0  # what the device is kept from a call that is launched is paid for as what is explored
+    assert program.allowance.explored_us == pytest.approx(later_us * len(program.kept_busy))
+
+
+def test_to_keep_a_device_busy_costs_no_more_than_what_it_works_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(0)
+    program = HostBound(monkeypatch, helps=True, share=0.05, launch_us=lambda _: draw.uniform(80.0, 240.0))
+    slow, fast = program.measure({DEFAULT: 70.0, FAST: 60.0})
+    assert slow.samples_us == pytest.approx([70.0] * len(slow.samples_us))
+    assert fast.samples_us == pytest.approx([60.0] * len(fast.samples_us))
+    assert program.allowance.explored_us <= 0.05 * program.allowance.kernels_us + 3000.0  # of one launch
+    assert len(program.launched) < 1000
 
 
 def test_where_it_cannot_be_kept_busy_the_launch_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:

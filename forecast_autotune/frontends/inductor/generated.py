@@ -278,6 +278,21 @@ def kept_or_stored(coordinate_descent_tuning: Callable[..., Any]) -> Any:
     return tuned
 
 
+def varied_unless_stored(dynamic_scale_rblock: Callable[..., None]) -> Any:
+    """Inductor's method that adds smaller blocks to a reduction which fills the device's registers; none to what is stored.
+
+    What is stored was chosen among them.
+    """
+
+    @functools.wraps(dynamic_scale_rblock)
+    def varied(kernel: Any, *args: Any, **named: Any) -> None:
+        only = kernel.compile_results[0] if len(kernel.compile_results) == 1 else None
+        if only is None or not (_is_answered() and kernels.is_stored(kernel, only)):
+            dynamic_scale_rblock(kernel, *args, **named)
+
+    return varied
+
+
 def _is_answered() -> bool:
     """Whether the table is to be answered: not where Inductor chooses so that results never vary."""
     if not is_wanted() or stood_aside():

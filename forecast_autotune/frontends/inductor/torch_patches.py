@@ -16,7 +16,7 @@ import torch
 from .cache_key import CACHE_KEY, with_decisions
 from .candidate_times import by_our_clock, fused_by_our_clock, generated_by_our_clock
 from .capture import decide_before
-from .generated import compiled, kept, kept_or_stored, kernels
+from .generated import compiled, kept, kept_or_stored, kernels, varied_unless_stored
 from .stragglers import completed_or_left
 
 log = logging.getLogger(__name__)
@@ -141,12 +141,14 @@ def patch_generated(is_wanted: Callable[[], bool]) -> None:
     if (
         _takes(kernel, "autotune_to_one_config", "self", "args", "kwargs")
         and _takes(kernel, "coordinate_descent_tuning", "self", "launcher", "args", "kwargs")
+        and _takes(kernel, "_dynamic_scale_rblock", "self")
         and _takes(module, "generate_lookup_hash_from_source_code", "size_hints_str", "source_code")
         and _takes(AsyncCompile, "triton", "self", "kernel_name", "source_code", "device_str")
     ):
         AsyncCompile.triton = compiled(AsyncCompile.triton)
         kernel.autotune_to_one_config = kept(kernel.autotune_to_one_config)
         kernel.coordinate_descent_tuning = kept_or_stored(kernel.coordinate_descent_tuning)
+        kernel._dynamic_scale_rblock = varied_unless_stored(kernel._dynamic_scale_rblock)
     else:
         log.warning("torch %s tunes what it generates in a way unknown here: nothing of it is kept", torch.__version__)
 
