@@ -47,6 +47,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 OF_DTYPES = (8, 1, 1)  # of ten
 MOST_FLOPS = 1e12
 PRODUCTS, SEED = 64, 292
+OF_FP8 = 16
+FP8, FP8_FAST = "fp8", "fp8-fast"  # of the second, sums may be held in fewer bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class Product:
 
     def make(self) -> Operation:
         """The product with tensors of its own."""
+        if self.dtype in (FP8, FP8_FAST):
+            return self._make_of_fp8()
         dtype = DTYPES[self.dtype]
         if self.kind == "bmm":
             a, b = _random(dtype, self.batch, self.m, self.k), _random(dtype, self.batch, self.n, self.k)
@@ -81,6 +85,13 @@ class Product:
             "addmm+gelu": lambda: nn.functional.gelu(nn.functional.linear(x, weight, bias)),
         }
         return Operation(functions[self.kind], lambda function: function())
+
+    def _make_of_fp8(self) -> Operation:
+        """Of e4m3 with one scale for each operand; the result is bf16."""
+        x, weight = (_random(torch.float32, rows, self.k).to(torch.float8_e4m3fn) for rows in (self.m, self.n))
+        scale = torch.ones((), device="cuda")
+        given = {"out_dtype": torch.bfloat16, "use_fast_accum": self.dtype == FP8_FAST}
+        return Operation(lambda: torch._scaled_mm(x, weight.T, scale, scale, **given), lambda function: function())
 
 
 def products(count: int = PRODUCTS) -> list[Product]:
@@ -99,6 +110,18 @@ def products(count: int = PRODUCTS) -> list[Product]:
     listed = list(chosen)
     draw.shuffle(listed)
     return listed[:count]
+
+
+def fp8_products() -> list[Product]:
+    """Products of fp8: `OF_FP8` of them, of layers whose sizes the library takes."""
+    draw = random.Random(SEED)
+    layers = [(n, k) for n, k in LAYERS if n % 16 == k % 16 == 0]
+    chosen: dict[Product, None] = {}
+    while len(chosen) < OF_FP8:
+        n, k = draw.choice(layers)
+        m = draw.choice([tokens for tokens in TOKENS if 2 * tokens * n * k <= MOST_FLOPS])
+        chosen[Product("scaled_mm", 1, m, n, k, (FP8, FP8_FAST)[len(chosen) % 2])] = None
+    return list(chosen)
 
 
 def _random(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -163,4 +186,4 @@ def operation_of(name: str) -> Make:
     Raises:
         KeyError: there is none.
     """
-    return {**{product.name: product.make for product in products()}, **MODELS}[name]
+    return {**{product.name: product.make for product in (*products(), *fp8_products())}, **MODELS}[name]

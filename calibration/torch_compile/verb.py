@@ -15,6 +15,7 @@ only a process's first compile takes does not count, in any way.
     python -m calibration inductor-report                        # 64 products in all ways but the exhaustive one
     python -m calibration inductor-report --exhaustive 6         # the first six at the end with the exhaustive list too
     python -m calibration inductor-report --products 0 --models  # three parts of models
+    python -m calibration inductor-report --fp8                  # sixteen products of fp8
     python -m calibration inductor-report --only "addmm+gelu 2048x1408x6144 bf16" "mm 48x4096x2304 bf16"    # these, by name
     python -m calibration inductor-report --share 2/4 --limit-s 540 --keep two.jsonl    # every fourth, from the second on
     python -m calibration inductor-report --print one.jsonl two.jsonl                   # what was kept, without a GPU
@@ -63,6 +64,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--products", type=int, default=64, metavar="N", help="how many, up to 64 (default: 64)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="products and parts of models, by name")
+    parser.add_argument("--fp8", action="store_true", help="products of fp8 instead")
     parser.add_argument("--models", action="store_true", help="three parts of models, before the products")
     parser.add_argument("--ways", default=WAYS, help="of those above, any budgets (default: %(default)s)")
     parser.add_argument(
@@ -94,11 +96,12 @@ def main(words: Sequence[str] | None = None) -> int:
     if unknown := [way for way in ways if way not in STOCK and budget_of(way) is None]:
         print(f"inductor-report: --ways {unknown[0]!r} is none of {', '.join(STOCK)}, and no budget", file=sys.stderr)
         return 2
-    from .operations import MODELS, products
+    from .operations import MODELS, fp8_products, products
 
-    names = [product.name for product in products(max(0, min(64, given.products)))]
+    chosen = fp8_products() if given.fp8 else products(max(0, min(64, given.products)))
+    names = [product.name for product in chosen]
     if given.only:
-        known = {*MODELS, *(product.name for product in products())}
+        known = {*MODELS, *(product.name for product in (*products(), *fp8_products()))}
         if unknown := [name for name in given.only if name not in known]:
             print(f"inductor-report: --only {unknown[0]!r} is none of {', '.join(sorted(known))}", file=sys.stderr)
             return 2

@@ -691,7 +691,9 @@ class RealCalls:
         """A call that is no sample; what it took beyond the host's part is a cost."""
         if turn.trial is not None:
             is_own = turn.stalled and turn.trial.stalls >= FEW_STALLS
-            self._settle(turn.hold, max(0.0, us - (0.0 if is_own else turn.host_us) - self._last_us) + turn.head_cost_us)
+            self._settle(
+                turn.hold, max(0.0, us - (0.0 if is_own else turn.host_us) - self._last_us) + turn.head_cost_us
+            )
         else:
             self._charge_head(turn)
         if turn.pair is not None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).with_name("prior.json")
 PRODUCTS = Path(__file__).with_name("products.json")  # of Inductor's candidates for matrix products
+FP8_PRODUCTS = Path(__file__).with_name("products_fp8.json")  # and for those of fp8
 FORMAT = FileFormat(
     schema="forecast_autotune.prior", version=4, reads_too=(2, 3)
 )  # 2 is one of trees alone, 3 knows no CUDA
@@ -462,13 +463,15 @@ def shipped_prior() -> Prior:
 
 
 @cache
-def products_prior() -> Prior:
+def products_prior(*, fp8: bool = False) -> Prior:
     """The model of Inductor's candidates for matrix products, which knows what the vendor's library takes beside them.
 
+    Args:
+        fp8: the model of products of fp8: one of both is worse at either.
     Raises:
         OSError, InvalidInputError: as `read_prior`.
     """
-    return read_prior(PRODUCTS)
+    return read_prior(FP8_PRODUCTS if fp8 else PRODUCTS)
 
 
 def held_prior(held: str) -> Prior:

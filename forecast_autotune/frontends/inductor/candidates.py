@@ -37,10 +37,13 @@ OPERANDS = {
     "mm_plus_mm": ("a", "b", "c", "d"),
     "scaled_mm": ("a", "b", "a_scale", "b_scale", "bias"),
 }
-FORESEEN = ("mm", "bmm", "addmm", "baddbmm")  # operations that are one product
+FORESEEN = ("mm", "bmm", "addmm", "baddbmm", "scaled_mm")  # operations that are one product
 # Of tf32 and of sums of few the library is slower than forecast, up to half as fast (H200).
-FORESEEN_ITEMSIZE, LONG_K = 2, 65
-FITTED = (2, 4)  # bytes of the elements that the model of products was fitted on: fp8 and int8 are none of them
+FORESEEN_ITEMSIZE, LONG_ROW = 2, 130  # bytes of an element; bytes that are multiplied for one of the results
+FITTED = (
+    2,
+    4,
+)  # bytes of the elements that the model of products was fitted on, beside that of fp8; int8 is none of them
 LAUNCH_US = 2.0  # of next to nothing, by the profiler (H200)
 WIDEST = 16  # bytes of one access
 TILES = ("BLOCK_M", "BLOCK_N", "BLOCK_K")
@@ -125,6 +128,7 @@ class Lowered:
     def product(self) -> Product:
         """What is to be multiplied."""
         m, n, k = self.sizes
+        scales = [each for name, each in zip(OPERANDS.get(self.op, ()), self.operands, strict=False) if "scale" in name]
         matrices = [operand for operand in self.operands if len(operand.shape) >= 2]
         a = next((o for o in matrices if o.shape[-2:] == (m, k)), self.operands[0])
         b = next((o for o in matrices if o is not a and o.shape[-2:] == (k, n)), self.operands[-1])
@@ -138,13 +142,20 @@ class Lowered:
             itemsize=a.dtype.itemsize,
             out_itemsize=self.out_dtype.itemsize,
             tf32=self.tf32,
+            fp8=is_fp8(a.dtype) and all(math.prod(each.shape) == 1 for each in scales),
             fast_accum=self.fast_accum,
         )
 
 
+def is_fp8(dtype: torch.dtype) -> bool:
+    """Whether elements are fp8."""
+    return bool(dtype.is_floating_point and dtype.itemsize == 1)
+
+
 def library_is_foreseen(product: Product) -> bool:
     """Whether forecasts are to be believed where they say that nothing beats the library."""
-    return product.itemsize == FORESEEN_ITEMSIZE and product.k >= LONG_K
+    is_known = product.fp8 or product.itemsize == FORESEEN_ITEMSIZE
+    return is_known and product.k * product.itemsize >= LONG_ROW
 
 
 class Candidates:
@@ -196,7 +207,7 @@ class Candidates:
     @property
     def unmeasured_job(self) -> Job:
         """The job where nothing can be measured: the model decides nothing on elements that it was not fitted on."""
-        return self.job if self._product.itemsize in FITTED else self.undescribed_job
+        return self.job if self._product.fp8 or self._product.itemsize in FITTED else self.undescribed_job
 
     @property
     def externs(self) -> tuple[Config, ...]:
@@ -228,7 +239,11 @@ def is_library(config: Config) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A batch of products, (m, k) by (k, n), each operand by rows or by columns; sizes of elements in bytes."""
+    """A batch of products, (m, k) by (k, n), each operand by rows or by columns; sizes of elements in bytes.
+
+    Attributes:
+        fp8: whether it is one of fp8, each operand with one scale; by rows the library scales at another speed.
+    """
 
     batch: int
     m: int
@@ -239,6 +254,7 @@ class Product:
     itemsize: int
     out_itemsize: int
     tf32: bool = False
+    fp8: bool = False
     fast_accum: bool = False
 
 

@@ -65,11 +65,15 @@ def operation_request() -> Request:
     return request(None, default_budget=DEFAULT_BUDGET)
 
 
-def product_request() -> Request:
-    """How products are decided: as kernels are, by a model that was fitted on products where the settings name none."""
+def product_request(*, fp8: bool = False) -> Request:
+    """How products are decided: as kernels are, by a model that was fitted on products where the settings name none.
+
+    Args:
+        fp8: whether these are products of fp8.
+    """
     how = operation_request()
     if how.settings.model is None and how.settings.surrogate in (None, "auto"):
-        return replace(how, surrogate=make_surrogate("auto", prior=products_prior()))
+        return replace(how, surrogate=make_surrogate("auto", prior=products_prior(fp8=fp8)))
     return how
 
 
@@ -84,7 +88,7 @@ def cache_name() -> str:
     how = product_request()
     measures = how.budget.measures
     parts = [how.settings.mode, str(measures), how.surrogate.name, how.surrogate.model_version, how.settings.toolchain]
-    parts.append(operation_request().surrogate.model_version)
+    parts += [other.surrogate.model_version for other in (operation_request(), product_request(fp8=True))]
     if how.settings.mode not in ("first", "forecast"):
         parts += sorted(_decided(how.settings))
     return f"forecast_autotune {digest(*parts)}"

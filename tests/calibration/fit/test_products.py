@@ -18,9 +18,12 @@ from forecast_autotune.surrogates.prior import products_prior  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
+KINDS = ["products", "products_fp8"]
+
+
 @cache
-def some() -> list[Recorded]:
-    (path,) = RECORDED.glob("*.jsonl.gz")
+def some(kind: str = "products") -> list[Recorded]:
+    (path,) = RECORDED.glob(f"{kind}.*.jsonl.gz")
     return list(itertools.islice(read_recorded(path), 24))
 
 
@@ -35,14 +38,16 @@ def test_the_short_list_is_inductors(dtype: str, theirs: str) -> None:
     assert set(short_list(dtype)) == listed
 
 
-def test_no_recorded_config_was_faster_than_its_bound() -> None:
-    for each in some():
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_recorded_config_was_faster_than_its_bound(kind: str) -> None:
+    for each in some(kind):
         for features, us in zip(each.job.static_features, each.times_us, strict=True):
             assert features["us_bound"] <= us, each.name
 
 
-def test_a_model_fitted_on_other_shapes_chooses_better_than_the_first_config_listed() -> None:
-    fitted, others = some()[::2], some()[1::2]
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_fitted_on_other_shapes_chooses_better_than_the_first_config_listed(kind: str) -> None:
+    fitted, others = some(kind)[::2], some(kind)[1::2]
     pairs = {each.pair for each in fitted}
     prior = fit(fitted, trees=4)
     scores = [losses(each, prior) for each in others if each.pair not in pairs]
@@ -58,3 +63,13 @@ def test_the_shipped_model_says_how_it_does_on_what_was_left_out() -> None:
         < left_out["0"]["over_max_autotune"]
         < left_out["library"]["over_max_autotune"]
     )
+
+
+def test_of_fp8_it_does_as_well_as_max_autotune_and_compiles_nothing_for_half_of_the_products() -> None:
+    card = products_prior(fp8=True).card
+    assert card["library_sure"] > 0.5
+    assert card["left_out"]["4 unsure"]["over_max_autotune"] < 1.002
+    assert (
+        card["left_out"]["4 unsure"]["worst_over_max_autotune"] < card["left_out"]["library"]["worst_over_max_autotune"]
+    )
+    assert products_prior(fp8=True).version != products_prior().version

@@ -15,7 +15,7 @@ from calibration.fit.products import read_recorded  # noqa: E402
 from calibration.paths import PRODUCTS  # noqa: E402
 from calibration.torch_compile import table, verb, ways  # noqa: E402
 from calibration.torch_compile.compiles import given_to_compile  # noqa: E402
-from calibration.torch_compile.operations import MODELS, operation_of, products  # noqa: E402
+from calibration.torch_compile.operations import MODELS, fp8_products, operation_of, products  # noqa: E402
 
 WAYS = ["default", "max-autotune", "4"]
 
@@ -68,8 +68,11 @@ def test_where_the_seconds_go_is_told_of_an_operation_in_the_mean() -> None:
 def test_no_product_was_recorded_at_that_size() -> None:
     listed = products()
     assert len({product.name for product in listed}) == 64
-    recorded = {tuple(each.job.workload.key["shape"][2:]) for each in read_recorded(next(PRODUCTS.glob("*.gz")))}
-    assert not {(product.batch, product.m, product.n, product.k) for product in listed} & recorded
+    files = list(PRODUCTS.glob("*.gz"))
+    recorded = {tuple(each.job.workload.key["shape"][2:]) for file in files for each in read_recorded(file)}
+    assert len(files) == 2
+    assert not {(product.batch, product.m, product.n, product.k) for product in (*listed, *fp8_products())} & recorded
+    assert len({product.name for product in fp8_products()}) == 16
     assert {product.kind for product in products(6)} == {product.kind for product in listed}
     assert products(6) == listed[:6]
     assert operation_of(listed[-1].name).__self__ == listed[-1]

@@ -203,7 +203,7 @@ def test_templates_are_timed_where_the_library_is_not_sure(timed: Timed, monkeyp
     if unsure == "an epilogue":
         monkeypatch.setattr(candidates, "_epilogue_us", lambda *_: 50.0)
     if unsure == "few are summed":
-        monkeypatch.setattr(candidates, "LONG_K", 10_000)
+        monkeypatch.setattr(candidates, "LONG_ROW", 20_000)
     if unsure == "float32":
         monkeypatch.setattr(candidates, "FORESEEN_ITEMSIZE", 4)
     sure()

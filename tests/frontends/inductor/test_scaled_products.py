@@ -1,4 +1,4 @@
-"""Products of fp8: narrowed like the others, by their own sizes and rate; where nothing is timed, the library's."""
+"""Products of fp8: narrowed like the others, by their own sizes and rate and by a model of their own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from rehearsed_inductor import Timed, decisions, lowered, names
 
 from forecast_autotune.features.hardware_sheets import sheet_for
-from forecast_autotune.frontends.inductor import narrowing
+from forecast_autotune.frontends.inductor import choices, narrowing
 from forecast_autotune.frontends.inductor.candidates import Product, described
+from forecast_autotune.surrogates.prior import products_prior
 
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -22,9 +23,10 @@ pytestmark = [  # torch's own
 TILE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_stages": 3, "num_warps": 8}
 
 
-def scaled(m: int = 256, *, fast: bool = False, rowwise: bool = False) -> None:
-    a, b = torch.ones(m, 256).to(torch.float8_e4m3fn), torch.ones(256, 256).to(torch.float8_e4m3fn).t()
-    scales = (torch.ones(m, 1), torch.ones(1, 256)) if rowwise else (torch.tensor(1.0), torch.tensor(1.0))
+def scaled(k: int = 128, *, fast: bool = False, rowwise: bool = False) -> None:
+    """A product; where fewer than 130 are summed, templates may beat the library."""
+    a, b = torch.ones(256, k).to(torch.float8_e4m3fn), torch.ones(256, k).to(torch.float8_e4m3fn).t()
+    scales = (torch.ones(256, 1), torch.ones(1, 256)) if rowwise else (torch.tensor(1.0), torch.tensor(1.0))
     lowered(
         lambda a, b, of_a, of_b: torch._scaled_mm(
             a, b, of_a, of_b, out_dtype=torch.bfloat16, use_fast_accum=fast
@@ -55,7 +57,29 @@ def test_how_sums_are_held_is_part_of_the_key_and_never_changed(timed: Timed) ->
     assert sorted(stored.place.workload.key.get("fast_accum", False) for stored in decisions()) == [False, True]
 
 
-def test_forecasts_of_a_model_that_saw_no_fp8_replace_no_library(timed: Timed, monkeypatch: Any) -> None:
+def test_no_template_is_timed_where_the_library_is_forecast_to_be_far_faster(timed: Timed, monkeypatch: Any) -> None:
+    scaled(k=4096)
+    assert timed.lists == []
+    assert choices.narrowing.counts.forecast == 1
+    scaled(k=4096, rowwise=True)  # nobody has timed a library that scales by rows
+    assert len(timed.lists) == 1
+    monkeypatch.setattr(narrowing, "FAR_SLOWER", 16.0)
+    scaled(k=2048)
+    assert len(timed.lists) == 2
+
+
+def test_products_of_fp8_are_forecast_by_their_own_model(timed: Timed) -> None:
+    scaled()
+    lowered(lambda a, b: a @ b, torch.ones(256, 64), torch.ones(64, 256))
+    models = {stored.place.workload.program.name: stored.decision.model for stored in decisions()}
+    assert len(timed.lists) == 2
+    assert models == {
+        "inductor.scaled_mm": products_prior(fp8=True).version,
+        "inductor.mm": products_prior().version,
+    }
+
+
+def test_forecasts_replace_no_library_that_the_model_has_not_seen(timed: Timed, monkeypatch: Any) -> None:
     asked: list[Any] = []
 
     def decide(job: Any, *args: Any, **options: Any) -> Any:
@@ -65,11 +89,12 @@ def test_forecasts_of_a_model_that_saw_no_fp8_replace_no_library(timed: Timed, m
     real = narrowing.decide
     monkeypatch.setattr(narrowing, "decide", decide)
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "forecast")
+    scaled(rowwise=True)
     scaled()
     lowered(lambda a, b: a @ b, torch.ones(256, 256), torch.ones(256, 256))
-    fp8, fp32 = asked
-    assert not fp8.static_features
-    assert fp32.static_features
+    by_rows, *whole = asked
+    assert not by_rows.static_features
+    assert [bool(each.static_features) for each in whole] == [True, True]
     assert timed.lists == []
 
 
