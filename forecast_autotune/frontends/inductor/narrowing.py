@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 
 LEAST_CHANCE = 1e-9  # of running: its logarithm is finite
 # Times what the library is forecast to take: where the best template is beyond, none is compiled. Of 275 products, those of
-# equal n and k left out, 47 % then have none, and 0.1 % is lost by that with a budget of 4 (`calibration fit-products`). Of fp8
-# 55 % of 196 products have none, and as much is lost.
+# equal n and k left out, 47 % then have none, and 0.1 % is lost by that with a budget of 4 (`calibration fit-products`). Of
+# 196 products of fp8 55 % have none, and as much is lost.
 FAR_SLOWER = 1.2
 MARK = "forecast_autotune"  # in a candidate's annotations: what was chosen with it, and its config
 DROPPED = "forecast_autotune dropped"  # there: whether it is to be left out of the whole list
