@@ -24,7 +24,7 @@ class LearnableCallable:
         launcher: from a config to what makes calls under it.
         measurer: makes the measurer by which a config is compared with the default on copies of a call's arguments; None
             where nothing is compared.
-        load: makes a built config ready to launch.
+        load: makes a built config ready to launch; None where only the launch does.
         is_built_for: whether `compiler` builds what a call runs.
         new_event: instead of that of `device`.
     """
@@ -36,7 +36,7 @@ class LearnableCallable:
         compiler: Compiler,
         launcher: Callable[[Config], Any],
         measurer: Callable[[Any], AbstractContextManager[Any]] | None,
-        load: Callable[[Config], object] = lambda _: None,
+        load: Callable[[Config], object] | None = None,
         is_built_for: Callable[[Any], bool] = lambda _: True,
         new_event: Callable[[], Any] | None = None,
     ) -> None:
@@ -47,9 +47,11 @@ class LearnableCallable:
         self.new_event = new_event or (HostEvent if device == "cpu" else lambda: StreamEvent(device))
         self.keep_busy: Callable[[float], object] | None = None  # what a call takes the host is compared, too
 
-    def load(self, config: Config) -> None:
+    def load(self, config: Config) -> bool:
         """See `Learnable`."""
-        self._load(config)
+        if self._load is not None:
+            self._load(config)
+        return self._load is not None
 
     def for_other_calls(self) -> Iterable[tuple[Compiler, Callable[[Config], None]]]:
         """See `Learnable`: each compiles what it needs."""

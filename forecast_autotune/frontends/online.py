@@ -70,8 +70,8 @@ class Learnable(Protocol):
     def launcher(self, config: Config) -> Any:
         """Makes calls of the key under a config."""
 
-    def load(self, config: Config) -> None:
-        """Make a built config ready to launch, once; it may raise what a launch would."""
+    def load(self, config: Config) -> bool:
+        """Make a built config ready to launch, once, and tell whether it is; it may raise what a launch would."""
 
     def is_built_for(self, call: Any) -> bool:
         """Whether `compiler` builds what a call runs: another of the same key may be compiled apart, for a flag perhaps."""

@@ -36,7 +36,7 @@ FEW_STALLS, MOST_STALLS = 2, 8  # pairs in turn in which a candidate's launch al
 MOST_REFUSED = 1000  # calls at which a candidate could not be compared: it is not tried
 MOST_UNREAD = 64  # looks in turn at a call for which the device does not answer
 COLD_US = 1000.0  # a first launch that takes the host longer than this has compiled or loaded something
-LOAD_US = 3000.0  # what loading a candidate takes, before any was loaded
+LOAD_US = 3000.0  # what loading a candidate takes that is not ready to launch, before any was loaded
 MOST_EARNED = 2.0  # times the usual, of one call: an event may also have waited for the host
 COMPARE_US, COMPARE_TIMES = 20_000.0, 8.0  # and times a call's: what comparing takes, before any was compared
 MOST_THROWN = 8  # pairs in turn that told nothing: then one counts as it is
@@ -154,6 +154,8 @@ class Turn:
                 self.drop()
         if self.timed or self.first:
             self.calls.launched(self)
+        else:
+            self.calls.head_start.saw(self.host_us)
 
     def note_host(self) -> None:
         """Note what the launch took the host, whether it came to an end or raised."""
@@ -224,6 +226,7 @@ class Trial:
     config: Config
     early_stop_us: float
     final: bool  # it is timed in turns with others: as long as they are
+    is_ready: bool = False  # its first launch loads nothing
     loaded: bool = False
     samples_us: list[float] = field(default_factory=list)
     open_pairs: int = 0
@@ -256,8 +259,8 @@ class RealCalls:
         on_host: whether a call is done when it returns, so that the time it takes the host is its own.
         may_compare: whether this call may hold the program up to compare a candidate with the default, before the candidate
             is first launched; None where candidates are not compared.
-        load: makes a config ready to launch in the thread of `measure`, so that no call is held up; it may raise. Asked for
-            every measurement.
+        load: makes a config ready to launch in the thread of `measure`, so that no call is held up, and tells whether it is;
+            it may raise. Asked for every measurement.
         expected: a candidate's expected time as a multiple of the default's; None where nobody says.
         seed: of the draws.
         keep_busy: see `HeadStart`; for calls that take the host the same under every config.
@@ -277,7 +280,7 @@ class RealCalls:
         new_event: Callable[[], Event],
         on_host: bool = False,
         may_compare: Callable[[], bool] | None = None,
-        load: Callable[[Config], object] = lambda _: None,
+        load: Callable[[Config], bool] = lambda _: False,
         expected: Callable[[Config], float | None] = lambda _: None,
         seed: int = 0,
         keep_busy: Callable[[float], object] | None = None,
@@ -348,7 +351,7 @@ class RealCalls:
                 return Measurement(samples_us=(level_us,))
         trial = Trial(config, early_stop_us, final)
         try:
-            self._load(config)
+            trial.is_ready = self._load(config)
         except Exception as err:  # its first call says whether the config is to blame
             log.debug("%s is not loaded ahead: %s", config, err)
         began = time.perf_counter()
@@ -546,7 +549,7 @@ class RealCalls:
             return max(0.0, self._levels_us[trial.config] - level_us)
         if not math.isnan(trial.first_us):
             return max(0.0, trial.first_us - self._last_us)
-        load_us = statistics.median(self._loads_us) if self._loads_us else LOAD_US
+        load_us = statistics.median(self._loads_us) if self._loads_us else 0.0 if trial.is_ready else LOAD_US
         if not trial.loaded and self.compares(trial.config):
             seen = self._compares_us
             load_us += statistics.median(seen) if seen else COMPARE_US + COMPARE_TIMES * level_us

@@ -211,12 +211,13 @@ class LearnableKernel:
         """See `Learnable`."""
         return self._theirs[config]
 
-    def load(self, config: Config) -> None:
+    def load(self, config: Config) -> bool:
         """See `Learnable`."""
         arguments, which = self._specializations.arguments, (self._specializations.name, config)
         if which not in self._loaded:
             self._loaded.add(which)
             self._load(arguments, config)
+        return True
 
     def _load(self, arguments: Arguments, config: Config) -> None:
         """As a launch would, up to the launch itself."""
