@@ -268,8 +268,7 @@ def test_to_keep_a_device_busy_costs_no_more_than_what_it_works_later(monkeypatc
     slow, fast = program.measure({DEFAULT: 70.0, FAST: 60.0})
     assert slow.samples_us == pytest.approx([70.0] * len(slow.samples_us))
     assert fast.samples_us == pytest.approx([60.0] * len(fast.samples_us))
-    assert program.allowance.explored_us <= 0.05 * program.allowance.kernels_us + 3000.0  # of one launch
-    assert len(program.launched) < 1000
+    assert program.allowance.explored_us < 40.0 * len(program.kept_busy)  # launches take 80 to 240 us
 
 
 def test_launches_that_are_seldom_long_keep_no_device_busy_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,20 +279,20 @@ def test_launches_that_are_seldom_long_keep_no_device_busy_for_as_long(monkeypat
     assert statistics.median(program.kept_busy) == pytest.approx(1.15 * 80.0)
 
 
-@pytest.mark.parametrize(("is_ready", "most"), [(False, math.inf), (True, 200)])
-def test_a_candidate_that_is_ready_to_launch_is_expected_to_load_nothing(is_ready: bool, most: float) -> None:
+@pytest.mark.parametrize(("is_ready", "least", "most"), [(False, 600, 700), (True, 5, 20)])
+def test_a_candidate_that_is_ready_to_launch_is_expected_to_load_nothing(is_ready: bool, least: int, most: int) -> None:
     device = Device()
     calls = make_calls(device, share=0.05, load=lambda _: is_ready)
-    outcomes: list[object] = []
-    thread = threading.Thread(target=lambda: outcomes.append(calls.measure(FAST)), daemon=True)
+    thread = threading.Thread(target=calls.measure, args=(FAST,), daemon=True)
     thread.start()
-    made = 0
+    while calls._trial is None:
+        time.sleep(0.001)
+    made = 1
+    while make_call(calls, device) != FAST:
+        made += 1
     while thread.is_alive():
         make_call(calls, device)
-        made += 1
-        time.sleep(0)
-    assert 3000.0 / (0.05 * TIMES_US[DEFAULT]) <= made or is_ready
-    assert made <= most
+    assert least <= made <= most  # of 5 us each, and where it is not ready 3,000 are to be loaded
 
 
 def test_where_it_cannot_be_kept_busy_the_launch_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
