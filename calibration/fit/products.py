@@ -27,7 +27,8 @@ from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.job import Job
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Workload
-from forecast_autotune.features.hardware_sheets import hardware_named
+from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.features.hardware_sheets import sheet_for
 from forecast_autotune.frontends.inductor.candidates import Product, described, library_is_foreseen, program_of
 from forecast_autotune.frontends.inductor.narrowing import library_is_sure, promises
 from forecast_autotune.frontends.inductor.template_kernels import GROUP_M
@@ -76,10 +77,18 @@ class Recorded:
 
 
 def read_recorded(path: Path) -> Iterator[Recorded]:
-    """The products of a recording, but those of which too few configs were timed."""
+    """The products of a recording, but those of which too few configs were timed.
+
+    Raises:
+        InvalidInputError: its name tells no GPU.
+    """
     import numpy as np
 
-    hardware = hardware_named(path.name.split(".")[1].replace("_", " "))
+    try:
+        hardware = sheet_for(path.name.split(".")[1].replace("_", " "))
+    except InvalidInputError as err:
+        hint = "a recording is called products.NVIDIA_H200.jsonl.gz, with the GPU's name"
+        raise InvalidInputError(f"{path.name}: {err}; {hint}") from None
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
             row = json.loads(line)
@@ -259,7 +268,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, metavar="FILE", help="default: the model that ships")
     parser.add_argument("--trees", type=positive, default=TREES, metavar="N", help="default: %(default)s")
     given = parser.parse_args(words)
-    every = [each for path in sorted(RECORDED.glob("*.jsonl.gz")) for each in read_recorded(path)]
+    try:
+        every = [each for path in sorted(RECORDED.glob("*.jsonl.gz")) for each in read_recorded(path)]
+    except InvalidInputError as err:
+        print(f"fit-products: {err}", file=sys.stderr)
+        return 2
     recorded = [each for each in every if each.fp8 == given.fp8]
     prior, card = fit_and_score(recorded, trees=given.trees)
     to = given.to or (FP8_PRODUCTS if given.fp8 else PRODUCTS)

@@ -372,7 +372,13 @@ def _timed(
 def main(words: Sequence[str] | None = None) -> int:
     """Record, into a compressed file of JSON lines."""
     parser = argparse.ArgumentParser(prog="python -m calibration record-products", description=__doc__)
-    parser.add_argument("--to", type=Path, required=True, metavar="FILE")
+    parser.add_argument(
+        "--to",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="to be fitted: products.NVIDIA_H200.jsonl.gz, by the GPU's name",
+    )
     parser.add_argument("--seconds", type=float, default=180.0, help="default: %(default)s")
     parser.add_argument("--shapes", type=int, default=300, metavar="N", help="default: %(default)s")
     parser.add_argument(

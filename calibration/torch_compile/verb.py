@@ -62,7 +62,9 @@ def main(words: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--products", type=int, default=64, metavar="N", help="how many, up to 64 (default: 64)")
+    parser.add_argument(
+        "--products", type=int, default=64, metavar="N", help="how many, up to 64, or 16 of fp8 (default: all)"
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="products and parts of models, by name")
     parser.add_argument("--fp8", action="store_true", help="products of fp8 instead")
     parser.add_argument("--models", action="store_true", help="three parts of models, before the products")
@@ -98,7 +100,10 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     from .operations import MODELS, fp8_products, products
 
-    chosen = fp8_products() if given.fp8 else products(max(0, min(64, given.products)))
+    if given.fp8 and given.only:
+        print("inductor-report: --fp8 lists products, and so does --only: give one of them", file=sys.stderr)
+        return 2
+    chosen = (fp8_products() if given.fp8 else products())[: max(0, given.products)]
     names = [product.name for product in chosen]
     if given.only:
         known = {*MODELS, *(product.name for product in (*products(), *fp8_products()))}

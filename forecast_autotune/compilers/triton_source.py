@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AutotuneError, InvalidInputError
+from .triton_hash import wait_for_hash
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 """What a Triton config sets beside the kernel's own parameters; None in one of them means that it is not set."""
@@ -337,4 +338,5 @@ def _source_class(kernel: Any) -> Any:
 def _cache_key(source: Any, backend: Any, options: Any, environment: dict[str, str]) -> str:
     from triton.compiler import compiler
 
+    wait_for_hash()
     return str(compiler.get_cache_key(source, backend, options, env_vars=environment))

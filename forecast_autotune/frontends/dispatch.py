@@ -298,6 +298,7 @@ class Dispatcher:
             new_event=learnable.new_event,
             on_host=learnable.on_host,
             keep_busy=learnable.keep_busy,
+            is_idle=learnable.may_compare,
             may_compare=learnable.may_compare if learnable.compares else None,
             load=learnable.load,
             expected=observed.expected,

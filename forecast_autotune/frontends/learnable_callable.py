@@ -24,7 +24,7 @@ class LearnableCallable:
         launcher: from a config to what makes calls under it.
         measurer: makes the measurer by which a config is compared with the default on copies of a call's arguments; None
             where nothing is compared.
-        load: makes a built config ready to launch; None where only the launch does.
+        load: makes a built config ready to launch, and tells whether it is; None where only the launch does.
         is_built_for: whether `compiler` builds what a call runs.
         new_event: instead of that of `device`.
     """
@@ -49,9 +49,7 @@ class LearnableCallable:
 
     def load(self, config: Config) -> bool:
         """See `Learnable`."""
-        if self._load is not None:
-            self._load(config)
-        return self._load is not None
+        return self._load is not None and bool(self._load(config))
 
     def for_other_calls(self) -> Iterable[tuple[Compiler, Callable[[Config], None]]]:
         """See `Learnable`: each compiles what it needs."""

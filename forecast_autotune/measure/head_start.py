@@ -2,87 +2,153 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+from ..core.config import Config
 
 TIMES = 1.15  # times what a launch takes the host: for so long the device is kept busy
 MOST_US = 500.0  # where that is more, the launch counts as a part of the call's time
 # Of so many launches, this share took the host no longer than a usual one: threads that work in Python hold up every third,
 # by up to 150 us (H100), and to keep a device busy for those costs more than to time another call.
 USUAL, OF = 0.65, 16
+FEW = 4  # launches of a config, from which on they tell what is usual for it
 MOST_SHORT = 16  # calls in turn in which the device waited though it was kept busy: it cannot be
+LEAST_STRETCH, MOST_STRETCH = 0.25, 8.0
+
+
+@dataclass(slots=True)
+class Head:
+    """One head start: a device that had nothing to do was kept busy before a call.
+
+    Attributes:
+        us: between the moment before and that before the launch: what was asked for, and what it was once that is read.
+        before: that moment.
+        began_s: when the host began to record it; the device passes it soon after.
+        covered_us: that the host took from then until the call was launched.
+    """
+
+    us: float
+    before: Any
+    began_s: float
+    covered_us: float = 0.0
+
+    @property
+    def cost_us(self) -> float:
+        """For how long the device was kept busy beyond the launch; before that it would have waited."""
+        return max(0.0, self.us - self.covered_us)
+
+    @property
+    def short_us(self) -> float:
+        """For how long the device waited for the launch all the same."""
+        return max(0.0, self.covered_us - self.us)
 
 
 class HeadStart:
-    """Keeps a device that is ahead of the host busy before a call is timed, until that is launched.
+    """Keeps a device that has nothing to do busy before a call is timed, until that is launched.
 
-    A device with nothing to do passes the moment before the launch at once, and what the launch takes the host, some 20 us,
-    counts as the kernel's: of two kernels of 5 and 10 us, the second seems slower by a fifth, not twice as slow. A device
-    that is behind the host is left alone: one call in which it was found so ends this, until it is found to wait again.
+    Such a device passes the moment before the launch at once, and what the launch takes the host, some 20 us, counts as the
+    kernel's: of two kernels of 5 and 10 us, the second seems slower by a fifth, not twice as slow. A device that has work is
+    left alone.
 
     Args:
-        keep_busy: keeps the device of the call busy for so many seconds; None where it cannot be.
+        keep_busy: keeps the device of the call busy for about so many seconds; None where it cannot be. How long it really
+            does, by whatever clock the device has, is learned.
+        is_idle: whether that device has nothing to do.
         new_event: makes an event of the device; see `real_calls.Event`.
     """
 
-    def __init__(self, keep_busy: Callable[[float], object] | None, new_event: Callable[[], Any]) -> None:
-        self._keep_busy, self._new_event = keep_busy, new_event
-        self._hosts_us: tuple[float, ...] = ()  # a new one for each launch: other threads may read it
+    def __init__(
+        self, keep_busy: Callable[[float], object] | None, is_idle: Callable[[], bool], new_event: Callable[[], Any]
+    ) -> None:
+        self._keep_busy, self._is_idle, self._new_event = keep_busy, is_idle, new_event
+        # What launches took the host, by config, and what keeping the device busy took before them. New tuples each time:
+        # other threads may read them.
+        self._hosts_us: dict[Config | None, tuple[float, ...]] = {}  # None: of any
+        self._records_us: tuple[float, ...] = ()
+        self._stretch = 1.0  # of how long the device is kept busy, over what was asked for
         self._is_wanted = False
         self._short = 0
         self._spare: list[Any] = []
 
-    @property
-    def us(self) -> float:
-        """For how long the device is kept busy before the next call."""
-        return TIMES * self._usual_us() if self._is_wanted and self._can_help() else 0.0
+    def us(self, config: Config) -> float:
+        """For how long the device is to be kept busy before the next call, under a config."""
+        is_wanted = self._is_wanted and self._can_help(config)
+        return TIMES * self._usual_us(config) + self._record_us() if is_wanted else 0.0
 
-    @property
-    def cost_us(self) -> float:
+    def cost_us(self, config: Config) -> float:
         """For how long of it the device is likely to be kept from a call that is launched."""
-        return max(0.0, us - statistics.median(self._hosts_us)) if (us := self.us) else 0.0
+        us = self.us(config)
+        return max(0.0, us - self._usual_us(config, 0.5) - self._record_us()) if us else 0.0
 
-    def _usual_us(self) -> float:
-        hosts_us = sorted(self._hosts_us)
-        return hosts_us[int(USUAL * (len(hosts_us) - 1))] if hosts_us else 0.0
+    def _record_us(self) -> float:
+        return statistics.median(self._records_us) if self._records_us else 0.0
 
-    def _can_help(self) -> bool:
-        return self._keep_busy is not None and TIMES * self._usual_us() <= MOST_US
+    def _usual_us(self, config: Config, share: float = USUAL) -> float:
+        """That a share of the launches of a config took the host no longer than; of those of any, while there are few."""
+        of_any, own = (sorted(self._hosts_us.get(which, ())) for which in (None, config))
+        if len(own) >= FEW:
+            return own[int(share * (len(own) - 1))]
+        usual_us = of_any[int(share * (len(of_any) - 1))] if of_any else 0.0
+        least_us = min(own, default=0.0)  # it may take longer than those of others, or something held it up
+        return max(usual_us, least_us) if TIMES * least_us <= MOST_US else usual_us
 
-    def give(self) -> tuple[float, Any]:
-        """Keep the device busy, where it would wait; for how many microseconds, and the moment before that."""
-        us = self.us
+    def _can_help(self, config: Config) -> bool:
+        return self._keep_busy is not None and TIMES * self._usual_us(config) <= MOST_US
+
+    def give(self, config: Config) -> Head | None:
+        """Keep the device busy, where it would wait for the launch of a config; None where it is left alone."""
+        us = self.us(config)
         if not us or self._keep_busy is None:
-            return 0.0, None
+            return None
+        if not self._is_idle():
+            self._is_wanted = False
+            return None
         before = self._spare.pop() if self._spare else self._new_event()
+        began_s = time.perf_counter()
         before.record()
-        self._keep_busy(us * 1e-6)
-        return us, before
+        self._keep_busy(us * 1e-6 / self._stretch)
+        return Head(us, before, began_s)
 
-    def saw(self, host_us: float) -> None:
+    def recorded(self, head: Head) -> None:
+        """Note that the moment before the launch is recorded."""
+        self._records_us = (*self._records_us[1 - OF :], (time.perf_counter() - head.began_s) * 1e6)
+
+    def saw(self, config: Config, host_us: float) -> None:
         """Note what a launch took the host, timed or not."""
-        self._hosts_us = (*self._hosts_us[1 - OF :], host_us)
+        for which in (config, None):
+            self._hosts_us[which] = (*self._hosts_us.get(which, ())[1 - OF :], host_us)
 
-    def note(self, host_us: float, *, given_us: float, before: Any, waited: bool, first: bool) -> bool:
+    def note(self, config: Config, host_us: float, head: Head | None, *, waited: bool, first: bool) -> bool:
         """Note a timed call. Returns whether its time is the host's, and another is to be timed with a head start.
 
         Args:
-            host_us: that it took the host, since the device was kept busy for it.
-            given_us, before: what `give` has returned before it.
+            host_us: that its launch took the host.
+            head: what `give` has returned before it.
             waited: whether the device had come to the moment before the launch once that was made.
             first: whether the config was launched for the first time: what that takes the host is not usual.
         """
         if self._keep_busy is None:
             return False
         if not first:
-            self.saw(host_us)
-        if before is not None:
-            self._is_wanted = before.query()
-            self._spare.append(before)
-            self._short = self._short + 1 if waited and host_us < given_us else 0
+            self.saw(config, host_us)
+        if head is None:
+            self._is_wanted |= waited
+        else:
+            head.covered_us = (time.perf_counter() - head.began_s) * 1e6
+            self._short = self._short + 1 if waited and not head.short_us else 0
             if self._short > MOST_SHORT:
                 self._keep_busy = None
-        elif waited:
-            self._is_wanted = True
-        return waited and self._can_help()
+        return waited and self._can_help(config)
+
+    def read(self, head: Head, us: float) -> None:
+        """Note for how long a device was kept busy, by its own moments."""
+        stretch = self._stretch * us / head.us if head.us else math.nan
+        if LEAST_STRETCH <= stretch <= MOST_STRETCH:
+            self._stretch = stretch
+        head.us = us
+        self._spare.append(head.before)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from ..core.allowance import Allowance
 from ..core.config import Config
 from ..core.outcome import SWITCH_MARGIN, TIE_MARGIN, Failure, Measurement, Outcome
-from .head_start import HeadStart
+from .head_start import Head, HeadStart
 
 LEVEL_SAMPLES = 4  # of what runs anyhow, before anything is compared with it
 LEAST_PAIRS, MOST_PAIRS = 4, 16  # of a candidate and what would have run; more than the least only while it is open
@@ -119,9 +119,8 @@ class Turn:
     first: bool = False  # of the config
     hold: Hold | None = None
     load_us: float = 0.0  # that loading the config took, which held up the call
-    head_us: float = 0.0  # for which the device was kept busy before
-    before: Any = None  # the moment before that
-    host_us: float = 0.0  # that the call took the host, since then
+    head: Head | None = None  # for which the device was kept busy before
+    host_us: float = 0.0  # that the launch took the host
     waited: bool = False  # the device waited for the host between the two moments, and can be kept busy the next time
     stalled: bool = False  # it waited, and the launch took far longer than launches do
     compared_us: float = 0.0  # that comparing it with the default took, which held up the call
@@ -136,10 +135,11 @@ class Turn:
         if self.timed:
             try:
                 self.start, self.stop = self.calls.events()
-                self.head_us, self.before = self.calls.head_start.give()
-                if self.head_us:
-                    self.began_s = time.perf_counter()
+                self.head = self.calls.head_start.give(self.config)
                 self.start.record()
+                if self.head is not None:
+                    self.calls.head_start.recorded(self.head)
+                self.began_s = time.perf_counter()
             except Exception:  # such as while another thread captures a graph
                 self.drop()
 
@@ -155,7 +155,7 @@ class Turn:
         if self.timed or self.first:
             self.calls.launched(self)
         else:
-            self.calls.head_start.saw(self.host_us)
+            self.calls.head_start.saw(self.config, self.host_us)
 
     def note_host(self) -> None:
         """Note what the launch took the host, whether it came to an end or raised."""
@@ -168,15 +168,18 @@ class Turn:
         if self.calls.on_host:
             return
         waited = self.start.query()  # a device that is behind has not come to it yet
-        self.waited = self.calls.head_start.note(
-            self.host_us, given_us=self.head_us, before=self.before, waited=waited, first=self.first
-        )
+        self.waited = self.calls.head_start.note(self.config, self.host_us, self.head, waited=waited, first=self.first)
         self.stalled = waited and self.host_us > COLD_US
 
     @property
     def head_cost_us(self) -> float:
-        """For how long the device was kept busy beyond the launch: before that it would have waited."""
-        return max(0.0, self.head_us - self.host_us)
+        """What its head start has cost."""
+        return 0.0 if self.head is None else self.head.cost_us
+
+    @property
+    def waited_us(self) -> float:
+        """For how long the device waited for the host between the two moments, at most."""
+        return self.host_us if self.head is None else self.head.short_us
 
     def drop(self) -> None:
         """Forget that the call was to be timed; another takes its place. Once is enough."""
@@ -263,7 +266,7 @@ class RealCalls:
             it may raise. Asked for every measurement.
         expected: a candidate's expected time as a multiple of the default's; None where nobody says.
         seed: of the draws.
-        keep_busy: see `HeadStart`; for calls that take the host the same under every config.
+        keep_busy, is_idle: see `HeadStart`; for calls that take the host the same under every config.
         waiting: held while `measure` waits for calls.
         on_wanted: told when calls are to ask for turns again: one has something to tell, or all is over.
     """
@@ -284,6 +287,7 @@ class RealCalls:
         expected: Callable[[Config], float | None] = lambda _: None,
         seed: int = 0,
         keep_busy: Callable[[float], object] | None = None,
+        is_idle: Callable[[], bool] = lambda: False,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
         on_wanted: Callable[[], None] = lambda: None,
     ) -> None:
@@ -293,7 +297,7 @@ class RealCalls:
         self.explored_s = self.saved_s = 0.0
         self.waited_s = 0.0
         self.on_host = on_host
-        self.head_start = HeadStart(keep_busy, new_event)
+        self.head_start = HeadStart(keep_busy, is_idle, new_event)
         self._default = default
         self._allowance, self._share = allowance, share
         self._new_event = new_event
@@ -307,7 +311,7 @@ class RealCalls:
         self._levels_us: dict[Config, float] = {}  # of configs that are measured, on the scale of the run
         self._first_us: list[float] = []  # of the first incumbent, until its level is known
         self._last_us = math.nan  # the incumbent's newest time
-        self._loads_us: list[float] = []
+        self._loads_us: list[float] = []  # of configs that were not ready
         self._compares_us: list[float] = []
         self._trial: Trial | None = None
         self._open: dict[Hashable, Pair] = {}  # by stream: pairs whose second call is still to come
@@ -539,7 +543,8 @@ class RealCalls:
 
     def _cost_us(self, trial: Trial) -> float:
         """What the next call of a candidate is expected to cost beyond the incumbent's time, with that of its pair."""
-        return 2 * self.head_start.cost_us + self._beyond_us(trial)
+        heads_us = map(self.head_start.cost_us, (trial.config, self.incumbent))
+        return sum(heads_us) + self._beyond_us(trial)
 
     def _beyond_us(self, trial: Trial) -> float:
         level_us = self._levels_us[self.incumbent]
@@ -549,7 +554,8 @@ class RealCalls:
             return max(0.0, self._levels_us[trial.config] - level_us)
         if not math.isnan(trial.first_us):
             return max(0.0, trial.first_us - self._last_us)
-        load_us = statistics.median(self._loads_us) if self._loads_us else 0.0 if trial.is_ready else LOAD_US
+        usual_us = statistics.median(self._loads_us) if self._loads_us else LOAD_US
+        load_us = 0.0 if trial.is_ready else usual_us
         if not trial.loaded and self.compares(trial.config):
             seen = self._compares_us
             load_us += statistics.median(seen) if seen else COMPARE_US + COMPARE_TIMES * level_us
@@ -644,6 +650,8 @@ class RealCalls:
                 if not turn.stop.query():
                     return
                 us = max(float(turn.start.elapsed_time(turn.stop)) * 1e3, 1e-3)
+                if turn.head is not None:
+                    self.head_start.read(turn.head, float(turn.head.before.elapsed_time(turn.start)) * 1e3)
             except Exception:  # such as while another thread captures a graph: another time
                 log.debug("a call of %s cannot be read", turn.config, exc_info=True)
                 self._unread += 1
@@ -694,9 +702,8 @@ class RealCalls:
         """A call that is no sample; what it took beyond the host's part is a cost."""
         if turn.trial is not None:
             is_own = turn.stalled and turn.trial.stalls >= FEW_STALLS
-            self._settle(
-                turn.hold, max(0.0, us - (0.0 if is_own else turn.host_us) - self._last_us) + turn.head_cost_us
-            )
+            own_us = us - (0.0 if is_own else turn.waited_us)
+            self._settle(turn.hold, max(0.0, own_us - self._last_us) + turn.head_cost_us)
         else:
             self._charge_head(turn)
         if turn.pair is not None:
@@ -707,7 +714,7 @@ class RealCalls:
                 turn.pair.candidate_us = us
 
     def _charge_head(self, turn: Turn) -> None:
-        if turn.head_us:
+        if turn.head is not None:
             self._settle(None, turn.head_cost_us)
 
     def _of_incumbent(self, turn: Turn, us: float) -> None:
@@ -738,12 +745,13 @@ class RealCalls:
         trial.run_us += us
         if turn.first:
             trial.open_pairs = 0
-            self._loads_us.append(turn.load_us)
+            if not trial.is_ready:
+                self._loads_us.append(turn.load_us)
             if turn.compared_us:
                 self._compares_us.append(turn.compared_us)
             if turn.load_us:  # it lies between the events, too
                 return
-            own_us = max(us - turn.host_us, 1e-3) if turn.waited else us
+            own_us = max(us - turn.waited_us, 1e-3) if turn.waited else us
             trial.first_us = own_us
             if own_us * self._scale() > FIRST_TIMES * trial.early_stop_us:
                 self._finish(trial, (own_us * self._scale(),))

@@ -31,6 +31,7 @@ class Device:
 
     def __init__(self) -> None:
         self.host_us = self.free_us = 0.0
+        self.record_us = 0.0  # what recording an event takes the host
 
     def launch(self, us: float) -> None:
         self.free_us = max(self.free_us, self.host_us) + us
@@ -46,6 +47,7 @@ class Event:
 
     def record(self) -> None:
         self.at_us = max(self.device.free_us, self.device.host_us)
+        self.device.host_us += self.device.record_us
 
     def query(self) -> bool:
         return self.device.host_us >= self.at_us

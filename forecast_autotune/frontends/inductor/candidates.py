@@ -40,10 +40,9 @@ OPERANDS = {
 FORESEEN = ("mm", "bmm", "addmm", "baddbmm", "scaled_mm")  # operations that are one product
 # Of tf32 and of sums of few the library is slower than forecast, up to half as fast (H200).
 FORESEEN_ITEMSIZE, LONG_ROW = 2, 130  # bytes of an element; bytes that are multiplied for one of the results
-FITTED = (
-    2,
-    4,
-)  # bytes of the elements that the model of products was fitted on, beside that of fp8; int8 is none of them
+# Bytes of the elements of products that a model decides where nothing can be measured: none was fitted on int8, and of fp8
+# the library alone is as good as what its model chooses (`calibration fit-products --fp8`).
+FITTED = (2, 4)
 LAUNCH_US = 2.0  # of next to nothing, by the profiler (H200)
 WIDEST = 16  # bytes of one access
 TILES = ("BLOCK_M", "BLOCK_N", "BLOCK_K")
@@ -128,7 +127,6 @@ class Lowered:
     def product(self) -> Product:
         """What is to be multiplied."""
         m, n, k = self.sizes
-        scales = [each for name, each in zip(OPERANDS.get(self.op, ()), self.operands, strict=False) if "scale" in name]
         matrices = [operand for operand in self.operands if len(operand.shape) >= 2]
         a = next((o for o in matrices if o.shape[-2:] == (m, k)), self.operands[0])
         b = next((o for o in matrices if o is not a and o.shape[-2:] == (k, n)), self.operands[-1])
@@ -142,9 +140,16 @@ class Lowered:
             itemsize=a.dtype.itemsize,
             out_itemsize=self.out_dtype.itemsize,
             tf32=self.tf32,
-            fp8=is_fp8(a.dtype) and all(math.prod(each.shape) == 1 for each in scales),
+            fp8=self.op == "scaled_mm" and self._is_as_recorded(a, b),
             fast_accum=self.fast_accum,
         )
+
+    def _is_as_recorded(self, a: Operand, b: Operand) -> bool:
+        """Whether a product of fp8 is one as the model was fitted on, library and all."""
+        are_e4m3 = a.dtype == b.dtype == torch.float8_e4m3fn
+        scales = [each for each in self.operands if each is not a and each is not b]
+        are_single = len(scales) == 2 and all(math.prod(scale.shape) == 1 for scale in scales)
+        return bool(are_e4m3 and self.out_dtype.itemsize == 2 and are_single)
 
 
 def is_fp8(dtype: torch.dtype) -> bool:
@@ -207,7 +212,7 @@ class Candidates:
     @property
     def unmeasured_job(self) -> Job:
         """The job where nothing can be measured: the model decides nothing on elements that it was not fitted on."""
-        return self.job if self._product.fp8 or self._product.itemsize in FITTED else self.undescribed_job
+        return self.job if self._product.itemsize in FITTED else self.undescribed_job
 
     @property
     def externs(self) -> tuple[Config, ...]:
@@ -242,7 +247,8 @@ class Product:
     """A batch of products, (m, k) by (k, n), each operand by rows or by columns; sizes of elements in bytes.
 
     Attributes:
-        fp8: whether it is one of fp8, each operand with one scale; by rows the library scales at another speed.
+        fp8: whether it is one of fp8 as was recorded: e4m3, each operand with one scale, no bias, a result of two bytes. Who
+            scales by rows calls another function of the library's.
     """
 
     batch: int

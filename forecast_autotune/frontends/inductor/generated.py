@@ -121,6 +121,7 @@ class GeneratedKernels:
         self._lock = threading.Lock()
         self._times: WeakKeyDictionary[Any, dict[Config, float | None]] = WeakKeyDictionary()
         self._best: dict[tuple[str, str, str], Mapping[str, Any] | None] = {}
+        self._told: set[tuple[str, str]] = set()  # kernels that took a stored config
 
     @property
     def text(self) -> str:
@@ -151,7 +152,7 @@ class GeneratedKernels:
     def _keep(self, kernel: Any) -> None:
         with self._lock:
             times = self._times.pop(kernel, {})
-        if len(times) < 2 or not _is_looked_up(kernel):
+        if len(times) < 2 or not _is_looked_up(kernel) or not _is_varied(kernel):
             return
         names = dict.fromkeys(name for config in times for name in config.knobs)
         times_ms = {
@@ -191,7 +192,12 @@ class GeneratedKernels:
     def best(self, name: str) -> Mapping[str, Any] | None:
         """The stored config of the kernel that Inductor compiles now, in this thread; the same while the process lives."""
         asked: Asked | None = getattr(_thread, "asked", None)
-        return None if asked is None else self.best_of(name, asked)
+        best = None if asked is None else self.best_of(name, asked)
+        if best is not None:
+            with self._lock:
+                self._told.add((name, str(asked)))
+                self.recalled = len(self._told)
+        return best
 
     def best_of(self, name: str, asked: Asked) -> Mapping[str, Any] | None:
         """The stored config of a kernel; None where nothing is to be answered."""
@@ -211,7 +217,6 @@ class GeneratedKernels:
                 return self._best[known]
         found = None if settings.mode == "first" else _stored(name, asked, settings)
         with self._lock:
-            self.recalled += found is not None
             return self._best.setdefault(known, found)
 
     def is_stored(self, kernel: Any, launcher: Any) -> bool:
@@ -286,8 +291,8 @@ def varied_unless_stored(dynamic_scale_rblock: Callable[..., None]) -> Any:
 
     @functools.wraps(dynamic_scale_rblock)
     def varied(kernel: Any, *args: Any, **named: Any) -> None:
-        only = kernel.compile_results[0] if len(kernel.compile_results) == 1 else None
-        if only is None or not (_is_answered() and kernels.is_stored(kernel, only)):
+        may_be_stored = len(kernel.compile_results) == 1 and _has_blocks_added(kernel) and _is_answered()
+        if not (may_be_stored and kernels.is_stored(kernel, kernel.compile_results[0])):
             dynamic_scale_rblock(kernel, *args, **named)
 
     return varied
@@ -328,6 +333,16 @@ def _asked(kernel: Any) -> Asked:
 def _is_looked_up(kernel: Any) -> bool:
     kind = getattr(kernel.heuristic_type, "name", "")
     return kind in KINDS and not kernel.custom_kernel and NAMED in kernel.fn.src
+
+
+def _has_blocks_added(kernel: Any) -> bool:
+    """Whether Inductor adds configs of smaller blocks to a kernel on this kind of device."""
+    return getattr(kernel.heuristic_type, "name", "") == "REDUCTION" and kernel.device_props.type == "cuda"
+
+
+def _is_varied(kernel: Any) -> bool:
+    """Whether what was timed of a kernel holds all that would be timed with Inductor's usual settings."""
+    return not _has_blocks_added(kernel) or bool(kernel.inductor_meta.get("dynamic_scale_rblock", True))
 
 
 def _stored(name: str, asked: Asked, settings: Settings) -> Mapping[str, Any] | None:

@@ -40,7 +40,7 @@ from ..engine import (
 from .candidates import LAUNCH_US, Candidates, Lowered, as_listed, is_extern, is_fp8, is_library, is_number
 from .generated import kernels
 from .rendered import ATTENTION, RenderedCandidates, operation_of, sizes_of
-from .request import DEFAULT_BUDGET, operation_request, product_request
+from .request import DEFAULT_BUDGET, knows_libraries, operation_request, product_request
 from .stragglers import LEFT, is_left
 
 log = logging.getLogger(__name__)
@@ -232,7 +232,8 @@ class Narrowing:
             job = candidates.unmeasured_job
             decision = decide(job, how, compiler=NoCompiler(), measurer=NO_MEASURER, store=store).decision
             self._count(recalled=decision.tried, forecast=not decision.tried)
-            keeps_library = is_library(job.space.default) and not candidates.library_is_foreseen
+            is_foreseen = candidates.library_is_foreseen and knows_libraries(how)
+            keeps_library = is_library(job.space.default) and not is_foreseen
             config = job.space.default if keeps_library and not decision.tried else decision.config
             return _chosen_of(candidates, [config])
         job = candidates.undescribed_job
@@ -246,6 +247,7 @@ class Narrowing:
         if (
             not budget.all
             and candidates.library_is_foreseen
+            and knows_libraries(how)
             and library_is_sure(job, forecasts, candidates.epilogue_us)
         ):
             self._count(forecast=True)

@@ -72,9 +72,14 @@ def product_request(*, fp8: bool = False) -> Request:
         fp8: whether these are products of fp8.
     """
     how = operation_request()
-    if how.settings.model is None and how.settings.surrogate in (None, "auto"):
+    if knows_libraries(how):
         return replace(how, surrogate=make_surrogate("auto", prior=products_prior(fp8=fp8)))
     return how
+
+
+def knows_libraries(how: Request) -> bool:
+    """Whether what forecasts products was fitted on the library's function beside the templates."""
+    return how.settings.model is None and how.settings.surrogate in (None, "auto")
 
 
 def cache_name() -> str:

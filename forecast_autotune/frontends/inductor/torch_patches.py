@@ -141,14 +141,14 @@ def patch_generated(is_wanted: Callable[[], bool]) -> None:
     if (
         _takes(kernel, "autotune_to_one_config", "self", "args", "kwargs")
         and _takes(kernel, "coordinate_descent_tuning", "self", "launcher", "args", "kwargs")
-        and _takes(kernel, "_dynamic_scale_rblock", "self")
         and _takes(module, "generate_lookup_hash_from_source_code", "size_hints_str", "source_code")
         and _takes(AsyncCompile, "triton", "self", "kernel_name", "source_code", "device_str")
     ):
         AsyncCompile.triton = compiled(AsyncCompile.triton)
         kernel.autotune_to_one_config = kept(kernel.autotune_to_one_config)
         kernel.coordinate_descent_tuning = kept_or_stored(kernel.coordinate_descent_tuning)
-        kernel._dynamic_scale_rblock = varied_unless_stored(kernel._dynamic_scale_rblock)
+        if _takes(kernel, "_dynamic_scale_rblock", "self"):
+            kernel._dynamic_scale_rblock = varied_unless_stored(kernel._dynamic_scale_rblock)
     else:
         log.warning("torch %s tunes what it generates in a way unknown here: nothing of it is kept", torch.__version__)
 

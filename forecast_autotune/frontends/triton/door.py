@@ -215,8 +215,8 @@ class LearnableKernel:
         """See `Learnable`."""
         arguments, which = self._specializations.arguments, (self._specializations.name, config)
         if which not in self._loaded:
-            self._loaded.add(which)
             self._load(arguments, config)
+            self._loaded.add(which)
         return True
 
     def _load(self, arguments: Arguments, config: Config) -> None:

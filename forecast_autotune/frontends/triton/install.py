@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...compilers.triton_hash import begin_hashing
 from ...core.text import shown
 from ...core.user_warnings import warn_user
 from ...errors import InvalidInputError, MissingExtraError, SettingError, TuningWarning
 from ...settings import wants_inductor
 from ..inductor import hook
-from .ahead import hash_triton_ahead
 
 if TYPE_CHECKING:
     from .autotuner import ForecastAutotuner
@@ -105,7 +105,7 @@ def install(
         importlib.import_module("triton")
     except ImportError as err:
         raise MissingExtraError("Triton is not installed, so there is no tuner to reach: pip install triton") from err
-    hash_triton_ahead()
+    begin_hashing()
     kind = autotuner_class()
     with lock:
         _packages = chosen

@@ -202,11 +202,11 @@ def _compiled_in_background(launched: VariantLaunches, device: str, form: Hashab
     """
     from ...compilers.triton_pool import background_pool
 
-    def load(config: Config) -> None:
+    def load(config: Config) -> bool:
         import torch
 
         with torch.cuda.device(device) if device != "cpu" else contextlib.nullcontext():
-            launched.load(config)
+            return launched.load(config)
 
     return {
         "compiler": _ahead(launched, pool=background_pool()),

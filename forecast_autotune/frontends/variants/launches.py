@@ -73,15 +73,17 @@ class VariantLaunches:
 
         self._made = made_as_then
 
-    def load(self, config: Config) -> None:
-        """Make the kernels of a config ready to launch on the current device, as their launches would.
+    def load(self, config: Config) -> bool:
+        """Make the kernels of a config ready to launch on the current device, as launches would; whether there are any.
 
         Raises:
             Exception: what their launches would raise.
         """
-        for launched in self(config):
+        every = self(config)
+        for launched in every:
             kernel = launched.kernel.run(*launched.args, grid=(1,), warmup=True, **launched.kwargs)
             getattr(kernel, "run", None)  # by which Triton loads it
+        return bool(every)
 
     @cached_property
     def _dataless(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -58,7 +58,7 @@ def test_what_was_timed_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
             raise KeyboardInterrupt
 
     monkeypatch.setattr(products, "_record_times", time_some)
-    to = tmp_path / "products.gz"
+    to = tmp_path / "products.NVIDIA_H200.jsonl.gz"
     try:
         products.main(["--to", str(to), "--fp8"])
     except KeyboardInterrupt:

@@ -203,6 +203,44 @@ def test_a_stored_config_is_where_the_search_by_knobs_ends(
 
 
 @pytest.mark.parametrize(
+    ("runs", "varies"),
+    [
+        ("what is stored", False),
+        ("another config", True),
+        ("two configs", True),
+        ("what varies nothing", True),
+        ("deterministic", True),
+        ("on another device", True),
+    ],
+)
+def test_a_reduction_that_runs_what_is_stored_is_given_no_smaller_blocks(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: str, varies: bool
+) -> None:
+    Kernel(function(tmp_path), HeuristicType.REDUCTION).time(generated.kernels)
+    fresh(monkeypatch)
+    kernel = Kernel(function(tmp_path), HeuristicType.REDUCTION)
+    best, other = sorted(kernel.launchers, key=lambda launcher: kernel.times_ms[launcher.config])[:2]
+    kernel.compile_results = {"another config": [other], "two configs": [best, other]}.get(runs, [best])
+    if runs == "what varies nothing":
+        kernel.heuristic_type = HeuristicType.POINTWISE
+    if runs == "deterministic":
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    if runs == "on another device":
+        kernel.device_props = SimpleNamespace(type="xpu", index=0)
+    varied: list[Any] = []
+    generated.varied_unless_stored(varied.append)(kernel)
+    assert varied == [kernel] * varies
+    assert generated.kernels.recalled == 0  # nothing was answered
+    assert not product_request.stood_aside()
+    assert StoreFile(store).exists()
+
+
+def test_a_reduction_that_is_timed_without_its_smaller_blocks_is_not_kept(store: Path, tmp_path: Path) -> None:
+    Kernel(function(tmp_path), HeuristicType.REDUCTION, dynamic_scale_rblock=False).time(generated.kernels)
+    assert not StoreFile(store).exists()
+
+
+@pytest.mark.parametrize(
     "what", ["another clock", "a template", "a user's", "one config", "other settings", "the first is wanted"]
 )
 def test_what_the_table_cannot_tell_is_left_to_inductor(

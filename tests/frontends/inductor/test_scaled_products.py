@@ -10,7 +10,7 @@ import torch
 from rehearsed_inductor import Timed, decisions, lowered, names
 
 from forecast_autotune.features.hardware_sheets import sheet_for
-from forecast_autotune.frontends.inductor import choices, narrowing
+from forecast_autotune.frontends.inductor import choices, narrowing, request
 from forecast_autotune.frontends.inductor.candidates import Product, described
 from forecast_autotune.surrogates.prior import products_prior
 
@@ -23,13 +23,22 @@ pytestmark = [  # torch's own
 TILE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_stages": 3, "num_warps": 8}
 
 
-def scaled(k: int = 128, *, fast: bool = False, rowwise: bool = False) -> None:
+def scaled(
+    k: int = 128,
+    *,
+    fast: bool = False,
+    rowwise: bool = False,
+    to: torch.dtype = torch.bfloat16,
+    of_b: torch.dtype = torch.float8_e4m3fn,
+    biased: bool = False,
+) -> None:
     """A product; where fewer than 130 are summed, templates may beat the library."""
-    a, b = torch.ones(256, k).to(torch.float8_e4m3fn), torch.ones(256, k).to(torch.float8_e4m3fn).t()
+    a, b = torch.ones(256, k).to(torch.float8_e4m3fn), torch.ones(256, k).to(of_b).t()
+    bias = torch.ones(256, dtype=torch.bfloat16) if biased else None
     scales = (torch.ones(256, 1), torch.ones(1, 256)) if rowwise else (torch.tensor(1.0), torch.tensor(1.0))
     lowered(
         lambda a, b, of_a, of_b: torch._scaled_mm(
-            a, b, of_a, of_b, out_dtype=torch.bfloat16, use_fast_accum=fast
+            a, b, of_a, of_b, bias=bias, out_dtype=to, use_fast_accum=fast
         ),
         a, b, *scales,
     )  # fmt: skip
@@ -61,11 +70,28 @@ def test_no_template_is_timed_where_the_library_is_forecast_to_be_far_faster(tim
     scaled(k=4096)
     assert timed.lists == []
     assert choices.narrowing.counts.forecast == 1
-    scaled(k=4096, rowwise=True)  # nobody has timed a library that scales by rows
-    assert len(timed.lists) == 1
     monkeypatch.setattr(narrowing, "FAR_SLOWER", 16.0)
     scaled(k=2048)
-    assert len(timed.lists) == 2
+    assert len(timed.lists) == 1
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        {"rowwise": True},
+        {"to": torch.float32},
+        {"of_b": torch.float8_e5m2},
+        {"biased": True},
+        {"surrogate": "roofline"},
+    ],
+)
+def test_templates_are_timed_of_products_unlike_those_that_were_recorded(
+    timed: Timed, monkeypatch: Any, unlike: dict[str, Any]
+) -> None:
+    if "surrogate" in unlike:
+        monkeypatch.setenv("FORECAST_AUTOTUNE_SURROGATE", unlike.pop("surrogate"))
+    scaled(k=4096, **unlike)
+    assert len(timed.lists) == 1
 
 
 def test_products_of_fp8_are_forecast_by_their_own_model(timed: Timed) -> None:
@@ -79,7 +105,15 @@ def test_products_of_fp8_are_forecast_by_their_own_model(timed: Timed) -> None:
     }
 
 
-def test_forecasts_replace_no_library_that_the_model_has_not_seen(timed: Timed, monkeypatch: Any) -> None:
+def test_a_model_of_fp8_that_differs_is_another_name_in_caches(timed: Timed, monkeypatch: Any) -> None:
+    before = request.cache_name()
+    of_fp8 = replace(products_prior(fp8=True), version="another")
+    monkeypatch.setattr(request, "products_prior", lambda *, fp8=False: of_fp8 if fp8 else products_prior())
+    assert request.cache_name() != before
+    assert timed.lists == []
+
+
+def test_forecasts_alone_replace_no_library_of_fp8(timed: Timed, monkeypatch: Any) -> None:
     asked: list[Any] = []
 
     def decide(job: Any, *args: Any, **options: Any) -> Any:
@@ -89,12 +123,11 @@ def test_forecasts_replace_no_library_that_the_model_has_not_seen(timed: Timed, 
     real = narrowing.decide
     monkeypatch.setattr(narrowing, "decide", decide)
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "forecast")
-    scaled(rowwise=True)
     scaled()
     lowered(lambda a, b: a @ b, torch.ones(256, 256), torch.ones(256, 256))
-    by_rows, *whole = asked
-    assert not by_rows.static_features
-    assert [bool(each.static_features) for each in whole] == [True, True]
+    fp8, fp32 = asked
+    assert not fp8.static_features
+    assert fp32.static_features
     assert timed.lists == []
 
 
