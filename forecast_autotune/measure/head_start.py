@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -16,31 +15,37 @@ MOST_US = 500.0  # where that is more, the launch counts as a part of the call's
 # Of so many launches, this share took the host no longer than a usual one: threads that work in Python hold up every third,
 # by up to 150 us (H100), and to keep a device busy for those costs more than to time another call.
 USUAL, OF = 0.65, 16
+MOST_RECORD_US = 50.0  # that keeping a device busy takes the host; the first may load something, another be held up
 FEW = 4  # launches of a config, from which on they tell what is usual for it
+WANTED = 4  # calls that find a device behind the host, after one that waited: then it is left alone
 MOST_SHORT = 16  # calls in turn in which the device waited though it was kept busy: it cannot be
-LEAST_STRETCH, MOST_STRETCH = 0.25, 8.0
+LEAST_STRETCH, MOST_STRETCH, STRETCHES = 0.25, 8.0, 5
 
 
 @dataclass(slots=True)
 class Head:
-    """One head start: a device that had nothing to do was kept busy before a call.
+    """One head start: what a device was kept busy for before a call.
 
     Attributes:
-        us: between the moment before and that before the launch: what was asked for, and what it was once that is read.
-        before: that moment.
-        began_s: when the host began to record it; the device passes it soon after.
+        us: between the moment before and that before the launch: what is expected, and what it was once that is read.
+        asked_us: for which the device was asked to be busy.
+        was_idle: whether it had nothing to do.
+        before: the moment before.
+        began_s: when the host began to record that.
         covered_us: that the host took from then until the call was launched.
     """
 
     us: float
+    asked_us: float
+    was_idle: bool
     before: Any
     began_s: float
     covered_us: float = 0.0
 
     @property
     def cost_us(self) -> float:
-        """For how long the device was kept busy beyond the launch; before that it would have waited."""
-        return max(0.0, self.us - self.covered_us)
+        """For how long at most it has kept the device from the call: an idle one would have waited for the launch."""
+        return max(0.0, self.us - self.covered_us) if self.was_idle else self.us
 
     @property
     def short_us(self) -> float:
@@ -49,16 +54,16 @@ class Head:
 
 
 class HeadStart:
-    """Keeps a device that has nothing to do busy before a call is timed, until that is launched.
+    """Keeps a device busy before a call is timed, until that is launched, where it would wait for the host.
 
-    Such a device passes the moment before the launch at once, and what the launch takes the host, some 20 us, counts as the
-    kernel's: of two kernels of 5 and 10 us, the second seems slower by a fifth, not twice as slow. A device that has work is
-    left alone.
+    A device with nothing to do passes the moment before the launch at once, and what the launch takes the host, some 20 us,
+    counts as the kernel's: of two kernels of 5 and 10 us, the second seems slower by a fifth, not twice as slow. Where a
+    call was found to wait, the next ones are given a head start, until `WANTED` of them find the device behind the host.
 
     Args:
-        keep_busy: keeps the device of the call busy for about so many seconds; None where it cannot be. How long it really
-            does, by whatever clock the device has, is learned.
-        is_idle: whether that device has nothing to do.
+        keep_busy: keeps the current stream of the call's device busy for about so many seconds; None where it cannot be. How
+            long it really does, by whatever clock the device has, is learned.
+        is_idle: whether that stream has nothing to do.
         new_event: makes an event of the device; see `real_calls.Event`.
     """
 
@@ -70,23 +75,28 @@ class HeadStart:
         # other threads may read them.
         self._hosts_us: dict[Config | None, tuple[float, ...]] = {}  # None: of any
         self._records_us: tuple[float, ...] = ()
-        self._stretch = 1.0  # of how long the device is kept busy, over what was asked for
-        self._is_wanted = False
+        self._stretches: tuple[float, ...] = ()  # of how long the device was busy, over what was asked for
+        self._wanted = 0
+        self._was_idle = True
         self._short = 0
         self._spare: list[Any] = []
 
     def us(self, config: Config) -> float:
         """For how long the device is to be kept busy before the next call, under a config."""
-        is_wanted = self._is_wanted and self._can_help(config)
+        is_wanted = self._wanted > 0 and self._can_help(config)
         return TIMES * self._usual_us(config) + self._record_us() if is_wanted else 0.0
 
     def cost_us(self, config: Config) -> float:
-        """For how long of it the device is likely to be kept from a call that is launched."""
+        """For how long that is likely to keep the device from a call."""
         us = self.us(config)
-        return max(0.0, us - self._usual_us(config, 0.5) - self._record_us()) if us else 0.0
+        covered_us = self._usual_us(config, 0.5) + self._record_us() if self._was_idle else 0.0
+        return max(0.0, us - covered_us)
 
     def _record_us(self) -> float:
-        return statistics.median(self._records_us) if self._records_us else 0.0
+        return min(*self._records_us, MOST_RECORD_US) if self._records_us else 0.0
+
+    def _stretch(self) -> float:
+        return statistics.median(self._stretches) if self._stretches else 1.0
 
     def _usual_us(self, config: Config, share: float = USUAL) -> float:
         """That a share of the launches of a config took the host no longer than; of those of any, while there are few."""
@@ -105,14 +115,13 @@ class HeadStart:
         us = self.us(config)
         if not us or self._keep_busy is None:
             return None
-        if not self._is_idle():
-            self._is_wanted = False
-            return None
+        self._was_idle = was_idle = self._is_idle()
         before = self._spare.pop() if self._spare else self._new_event()
         began_s = time.perf_counter()
         before.record()
-        self._keep_busy(us * 1e-6 / self._stretch)
-        return Head(us, before, began_s)
+        asked_us = us / self._stretch()
+        self._keep_busy(asked_us * 1e-6)
+        return Head(us, asked_us, was_idle, before, began_s)
 
     def recorded(self, head: Head) -> None:
         """Note that the moment before the launch is recorded."""
@@ -136,10 +145,12 @@ class HeadStart:
             return False
         if not first:
             self.saw(config, host_us)
-        if head is None:
-            self._is_wanted |= waited
-        else:
+        if waited:
+            self._wanted = WANTED
+        if head is not None:
             head.covered_us = (time.perf_counter() - head.began_s) * 1e6
+            if not head.before.query():  # it is behind the host
+                self._wanted -= 1
             self._short = self._short + 1 if waited and not head.short_us else 0
             if self._short > MOST_SHORT:
                 self._keep_busy = None
@@ -147,8 +158,7 @@ class HeadStart:
 
     def read(self, head: Head, us: float) -> None:
         """Note for how long a device was kept busy, by its own moments."""
-        stretch = self._stretch * us / head.us if head.us else math.nan
-        if LEAST_STRETCH <= stretch <= MOST_STRETCH:
-            self._stretch = stretch
+        if head.asked_us and LEAST_STRETCH <= (stretch := us / head.asked_us) <= MOST_STRETCH:
+            self._stretches = (*self._stretches[1 - STRETCHES :], stretch)
         head.us = us
         self._spare.append(head.before)

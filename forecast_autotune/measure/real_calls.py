@@ -39,7 +39,8 @@ COLD_US = 1000.0  # a first launch that takes the host longer than this has comp
 LOAD_US = 3000.0  # what loading a candidate takes that is not ready to launch, before any was loaded
 MOST_EARNED = 2.0  # times the usual, of one call: an event may also have waited for the host
 COMPARE_US, COMPARE_TIMES = 20_000.0, 8.0  # and times a call's: what comparing takes, before any was compared
-MOST_THROWN = 8  # pairs in turn that told nothing: then one counts as it is
+MOST_THROWN = 8  # pairs in turn that told nothing: then one counts in which the device waited in both calls
+MOST_HELD_UP = 64  # pairs in turn that told nothing: the candidate is not tried further
 MOST_THROWN_AT_FIRST = 64  # calls, before the incumbent's level is known: a program begins slowly
 UNSEEN = 0.25  # by which share a candidate nobody has forecast is expected to take longer
 
@@ -216,7 +217,8 @@ class Pair:
     opened: int  # at which call
     candidate_us: float = math.nan
     incumbent_us: float = math.nan
-    held_up: bool = False  # it tells nothing: within one of the calls the device waited for the host
+    candidate_held_up: bool = False  # within that call the device waited for the host
+    incumbent_held_up: bool = False
     candidate_stalled: bool = False
     incumbent_stalled: bool = False
     closed: bool = False
@@ -311,7 +313,7 @@ class RealCalls:
         self._levels_us: dict[Config, float] = {}  # of configs that are measured, on the scale of the run
         self._first_us: list[float] = []  # of the first incumbent, until its level is known
         self._last_us = math.nan  # the incumbent's newest time
-        self._loads_us: list[float] = []  # of configs that were not ready
+        self._loads_us: dict[bool, list[float]] = {True: [], False: []}  # by whether the config was ready
         self._compares_us: list[float] = []
         self._trial: Trial | None = None
         self._open: dict[Hashable, Pair] = {}  # by stream: pairs whose second call is still to come
@@ -472,7 +474,7 @@ class RealCalls:
             return None
         cost_us = self._cost_us(trial)
         if not trial.loaded:
-            if self._may_compare is not None and self.compares(trial.config) and not self._may_compare():
+            if self.compares(trial.config) and not self._may_compare_now():
                 trial.refused += 1
                 if trial.refused >= MOST_REFUSED:
                     self._fail(trial, "check", "there was no idle moment to compare it with the default")
@@ -488,6 +490,13 @@ class RealCalls:
         trial.open_pairs += 1
         self._open[stream] = pair
         return self._turn_in(pair, candidate=pair.candidate_first)
+
+    def _may_compare_now(self) -> bool:
+        try:
+            return self._may_compare is not None and self._may_compare()
+        except Exception:  # such as while another thread captures a graph
+            log.debug("whether candidates can be compared is not known", exc_info=True)
+            return False
 
     def _drop_strays(self) -> None:
         """Give up pairs whose stream makes no more calls; where every call has a stream of its own, pair across them."""
@@ -554,8 +563,8 @@ class RealCalls:
             return max(0.0, self._levels_us[trial.config] - level_us)
         if not math.isnan(trial.first_us):
             return max(0.0, trial.first_us - self._last_us)
-        usual_us = statistics.median(self._loads_us) if self._loads_us else LOAD_US
-        load_us = 0.0 if trial.is_ready else usual_us
+        seen_us = self._loads_us[trial.is_ready]
+        load_us = statistics.median(seen_us) if seen_us else 0.0 if trial.is_ready else LOAD_US
         if not trial.loaded and self.compares(trial.config):
             seen = self._compares_us
             load_us += statistics.median(seen) if seen else COMPARE_US + COMPARE_TIMES * level_us
@@ -694,7 +703,7 @@ class RealCalls:
         if turn.pair is not None:
             # Every launch of it is long, then.
             own = turn.trial is not None and turn.stalled and turn.trial.stalls >= MOST_STALLS
-            return is_hosts and not own and turn.pair.trial.thrown < MOST_THROWN
+            return is_hosts and not own
         self._thrown = self._thrown + 1 if is_hosts else 0
         return is_hosts and self._thrown <= MOST_THROWN_AT_FIRST
 
@@ -707,11 +716,10 @@ class RealCalls:
         else:
             self._charge_head(turn)
         if turn.pair is not None:
-            turn.pair.held_up = True
             if turn.trial is None:
-                turn.pair.incumbent_us = us
+                turn.pair.incumbent_us, turn.pair.incumbent_held_up = us, True
             else:
-                turn.pair.candidate_us = us
+                turn.pair.candidate_us, turn.pair.candidate_held_up = us, True
 
     def _charge_head(self, turn: Turn) -> None:
         if turn.head is not None:
@@ -745,8 +753,7 @@ class RealCalls:
         trial.run_us += us
         if turn.first:
             trial.open_pairs = 0
-            if not trial.is_ready:
-                self._loads_us.append(turn.load_us)
+            self._loads_us[trial.is_ready].append(turn.load_us)
             if turn.compared_us:
                 self._compares_us.append(turn.compared_us)
             if turn.load_us:  # it lies between the events, too
@@ -760,8 +767,15 @@ class RealCalls:
         trial = pair.trial
         self._shut(pair)
         trial.stalls = trial.stalls + 1 if pair.candidate_stalled and not pair.incumbent_stalled else 0
-        trial.thrown = trial.thrown + 1 if pair.held_up else 0
-        if trial.outcome is None and not pair.held_up:
+        # Of two calls that hold the host's part the ratio says something; of one such and another nothing.
+        are_alike = pair.candidate_held_up == pair.incumbent_held_up
+        tells = are_alike and (not pair.candidate_held_up or trial.thrown >= MOST_THROWN)
+        trial.thrown = trial.thrown + 1 if pair.candidate_held_up or pair.incumbent_held_up else 0
+        if trial.outcome is None and trial.thrown >= MOST_HELD_UP:
+            if trial.samples_us:
+                self._finish(trial, tuple(trial.samples_us))
+            self._fail(trial, "launch", "its calls could not be timed: the device waits for the host")
+        if trial.outcome is None and tells:
             trial.samples_us.append(pair.candidate_us / pair.incumbent_us * self._levels_us[self.incumbent])
             if self._is_enough(trial):
                 self._finish(trial, tuple(trial.samples_us))
