@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from calibration.fit.products import RECORDED, Recorded, fit, losses, read_recorded  # noqa: E402
 from calibration.tiles import short_list  # noqa: E402
+from forecast_autotune.errors import InvalidInputError  # noqa: E402
 from forecast_autotune.surrogates.prior import products_prior  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -53,6 +55,11 @@ def test_a_model_fitted_on_other_shapes_chooses_better_than_the_first_config_lis
     scores = [losses(each, prior) for each in others if each.pair not in pairs]
     assert sum(score["4"] for score in scores) < sum(score["library"] for score in scores)
     assert sum(score["8"] for score in scores) <= sum(score["4"] for score in scores)
+
+
+def test_a_recording_says_by_its_name_on_which_gpu_it_was_made(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"mine\.jsonl\.gz: .*products\.NVIDIA_H200\.jsonl\.gz"):
+        next(read_recorded(tmp_path / "mine.jsonl.gz"))
 
 
 def test_the_shipped_model_says_how_it_does_on_what_was_left_out() -> None:

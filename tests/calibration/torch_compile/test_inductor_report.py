@@ -164,3 +164,8 @@ def test_what_cannot_be_reported_is_one_line(words: list[str], told: str, capsys
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert told in err
+
+
+def test_products_of_fp8_are_not_listed_beside_named_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb.main(["--fp8", "--only", products()[0].name]) == 2
+    assert "--only" in capsys.readouterr().err
