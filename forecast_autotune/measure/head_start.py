@@ -19,7 +19,8 @@ MOST_RECORD_US = 50.0  # that keeping a device busy takes the host; the first ma
 FEW = 4  # launches of a config, from which on they tell what is usual for it
 WANTED = 4  # calls that find a device behind the host, after one that waited: then it is left alone
 MOST_SHORT = 16  # calls in turn in which the device waited though it was kept busy: it cannot be
-LEAST_STRETCH, MOST_STRETCH, STRETCHES = 0.25, 8.0, 5
+# For how long a device was busy, over what it was asked for: the middle of so many counts, those beyond are other work's.
+STRETCHES, LEAST_STRETCH, MOST_STRETCH = 5, 0.25, 8.0
 
 
 @dataclass(slots=True)
