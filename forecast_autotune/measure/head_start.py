@@ -77,6 +77,10 @@ class HeadStart:
         self._hosts_us: dict[Config | None, tuple[float, ...]] = {}  # None: of any
         self._records_us: tuple[float, ...] = ()
         self._stretches: tuple[float, ...] = ()  # of how long the device was busy, over what was asked for
+        self._costs_us: dict[
+            Config, float
+        ] = {}  # as reckoned last: that takes 5 us, and calls that wait for the account ask
+        self._seen = 0
         self._wanted = 0
         self._was_idle = True
         self._short = 0
@@ -88,10 +92,13 @@ class HeadStart:
         return TIMES * self._usual_us(config) + self._record_us() if is_wanted else 0.0
 
     def cost_us(self, config: Config) -> float:
-        """For how long that is likely to keep the device from a call."""
+        """For how long that is likely to keep the device from a call, by the launches that were seen until lately."""
+        if (known_us := self._costs_us.get(config)) is not None:
+            return known_us
         us = self.us(config)
         covered_us = self._usual_us(config, 0.5) + self._record_us() if self._was_idle else 0.0
-        return max(0.0, us - covered_us)
+        self._costs_us[config] = cost_us = max(0.0, us - covered_us)
+        return cost_us
 
     def _record_us(self) -> float:
         return min(*self._records_us, MOST_RECORD_US) if self._records_us else 0.0
@@ -132,6 +139,9 @@ class HeadStart:
         """Note what a launch took the host, timed or not."""
         for which in (config, None):
             self._hosts_us[which] = (*self._hosts_us.get(which, ())[1 - OF :], host_us)
+        self._seen += 1
+        if self._seen % OF == 0:
+            self._costs_us.clear()
 
     def note(self, config: Config, host_us: float, head: Head | None, *, waited: bool, first: bool) -> bool:
         """Note a timed call. Returns whether its time is the host's, and another is to be timed with a head start.
@@ -146,6 +156,7 @@ class HeadStart:
             return False
         if not first:
             self.saw(config, host_us)
+        self._costs_us.clear()
         if waited:
             self._wanted = WANTED
         if head is not None:
