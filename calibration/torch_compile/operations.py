@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..tiles import FP8, FP8_FAST, is_fp8
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -48,7 +50,6 @@ OF_DTYPES = (8, 1, 1)  # of ten
 MOST_FLOPS = 1e12
 PRODUCTS, SEED = 64, 292
 OF_FP8 = 16
-FP8, FP8_FAST = "fp8", "fp8-fast"  # of the second, sums may be held in fewer bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Product:
 
     def make(self) -> Operation:
         """The product with tensors of its own."""
-        if self.dtype in (FP8, FP8_FAST):
+        if is_fp8(self.dtype):
             return self._make_of_fp8()
         dtype = DTYPES[self.dtype]
         if self.kind == "bmm":

@@ -77,9 +77,8 @@ class HeadStart:
         self._hosts_us: dict[Config | None, tuple[float, ...]] = {}  # None: of any
         self._records_us: tuple[float, ...] = ()
         self._stretches: tuple[float, ...] = ()  # of how long the device was busy, over what was asked for
-        self._costs_us: dict[
-            Config, float
-        ] = {}  # as reckoned last: that takes 5 us, and calls that wait for the account ask
+        # As reckoned last: that takes 5 us, and calls that wait for the account ask.
+        self._costs_us: dict[Config, float] = {}
         self._seen = 0
         self._wanted = 0
         self._was_idle = True
@@ -137,6 +136,8 @@ class HeadStart:
 
     def saw(self, config: Config, host_us: float) -> None:
         """Note what a launch took the host, timed or not."""
+        if self._keep_busy is None:
+            return
         for which in (config, None):
             self._hosts_us[which] = (*self._hosts_us.get(which, ())[1 - OF :], host_us)
         self._seen += 1
