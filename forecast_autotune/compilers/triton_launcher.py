@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import logging
 import time
+from concurrent.futures import wait
 from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0
+PATIENCE_S = 2.0  # for a launcher that is being built when its first launch comes; a second one would take 0.2 to 0.4 s
 
 _DRIVERS = {
     "cuda": ("triton.backends.nvidia.driver", "CudaLauncher"),
@@ -59,7 +61,7 @@ class LauncherBuilds:
     """Has launchers built into Triton's cache, where a kernel's first launch finds them."""
 
     def __init__(self) -> None:
-        self._begun: set[tuple[str, str]] = set()
+        self._begun: dict[tuple[str, str], Compiling | None] = {}
         self._refused: set[str] = set()  # backends
 
     def builds(self, backend: str) -> bool:
@@ -76,11 +78,10 @@ class LauncherBuilds:
 
         Launchers of descriptors need what only a compile tells of them.
         """
-        backend = made.target.backend
-        alike = backend, str(tuple(made.source.signature.values()))
+        backend, alike = made.target.backend, _alike(made)
         if alike in self._begun or "tensordesc" in alike[1] or not self.builds(backend):
             return None
-        self._begun.add(alike)
+        self._begun[alike] = None
         task = LauncherTask(name=made.source.name, signature=dict(made.source.signature), target=made.target)
         try:
             building = pool.submit(task, setup, TIMEOUT_S)
@@ -93,7 +94,22 @@ class LauncherBuilds:
                 log.info("launchers are built by first launches: %s", error)
 
         building.add_done_callback(note)  # type: ignore[arg-type]
+        self._begun[alike] = building
         return building
+
+    def finish(self, made: Source) -> None:
+        """Wait for a source's launcher where a worker is at it; where none is yet, its first launch builds it."""
+        building = self._begun.get(_alike(made))
+        if building is None:
+            return
+        if not building.cancel():
+            wait([building], PATIENCE_S)
+        self._begun[_alike(made)] = None
+
+
+def _alike(made: Source) -> tuple[str, str]:
+    """What sources with one launcher have in common."""
+    return made.target.backend, str(tuple(made.source.signature.values()))
 
 
 launcher_builds = LauncherBuilds()

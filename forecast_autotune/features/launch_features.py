@@ -125,9 +125,9 @@ def launch_features(
     """
     model = kernel_model(kernel)
     if isinstance(call, Call):
-        counted = _Counted(model, call)
-        return [_features_of(lambda _: counted, knobs, grid, hardware) for knobs in configs]
-    return [_features_of(lambda knobs: _Counted(model, call(knobs)), knobs, grid, hardware) for knobs in configs]
+        counted = _Counted(model, call, hardware)
+        return [_features_of(lambda _: counted, knobs, grid) for knobs in configs]
+    return [_features_of(lambda knobs: _Counted(model, call(knobs), hardware), knobs, grid) for knobs in configs]
 
 
 _SUMMED = (
@@ -198,34 +198,45 @@ def knob_roles(kernel: Any, knobs: Mapping[str, Any]) -> dict[str, str]:
 _ROLE_OF_OPTION = {"num_warps": "threads", "num_stages": "stages", "maxnreg": "flag", "waves_per_eu": "flag"}
 
 
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What the programs of a launch do and move, and the least of both where nothing runs that data may skip."""
+
+    counts: Counts
+    least: Counts
+    memory: _Memory
+    at_least: _Memory
+
+
 class _Counted:
     """What the programs of a call do, counted once for all configs that differ in nothing which that depends on."""
 
-    def __init__(self, model: KernelModel, call: Call) -> None:
-        self.model, self.call = model, call
+    def __init__(self, model: KernelModel, call: Call, hardware: Hardware | None) -> None:
+        self.model, self.call, self.hardware = model, call, hardware
         self._read = _names_in(model.code) if model.code is not None else frozenset()
         self._counts: dict[Hashable, tuple[Counts, Counts]] = {}
-        self._memory: dict[Hashable, tuple[_Memory, _Memory]] = {}
+        self._done: dict[Hashable, _Done] = {}
+        self._peaks: dict[float, float] = {}  # of matrix units, by the bytes of an element
 
-    def counts(self, knobs: Mapping[str, Any], extents: tuple[float, ...] | None) -> tuple[Counts, Counts]:
+    def done(self, knobs: Mapping[str, Any], extents: tuple[float, ...] | None, threads: float) -> _Done:
         """What is done, and the least of it; see `kernel_counts.count`."""
         key = self._key(knobs, extents)
-        if key not in self._counts:
-            self._counts[key] = count(self.model, {**self.call.numbers, **knobs}, extents, self.call.sizes)
-        return self._counts[key]
-
-    def memory(
-        self, knobs: Mapping[str, Any], extents: tuple[float, ...] | None, threads: float
-    ) -> tuple[_Memory, _Memory]:
-        """What is moved, and the least of it."""
-        key = self._key(knobs, extents), threads
-        if key not in self._memory:
+        done = self._done.get((key, threads))
+        if done is None:
             numbers, programs = {**self.call.numbers, **knobs}, math.prod(extents or (math.inf,)) or math.inf
-            counts, least = self.counts(knobs, extents)
+            if key not in self._counts:
+                self._counts[key] = count(self.model, numbers, extents, self.call.sizes)
+            counts, least = self._counts[key]
             memory = _memory(counts, self.call, numbers, programs, threads)
             at_least = memory if least is counts else _memory(least, self.call, numbers, programs, threads)
-            self._memory[key] = memory, at_least
-        return self._memory[key]
+            done = self._done[key, threads] = _Done(counts, least, memory, at_least)
+        return done
+
+    def tensor_peak_gflops(self, element_bytes: float) -> float:
+        """See `hardware_sheets.tensor_peak_gflops`."""
+        if element_bytes not in self._peaks and self.hardware is not None:
+            self._peaks[element_bytes] = tensor_peak_gflops(self.hardware, element_bytes)
+        return self._peaks.get(element_bytes, 0.0)
 
     def _key(self, knobs: Mapping[str, Any], extents: tuple[float, ...] | None) -> Hashable:
         read = {name: value for name, value in knobs.items() if name in self._read}
@@ -246,25 +257,18 @@ def _features_of(
     counted: Callable[[Mapping[str, Any]], _Counted],
     knobs: Mapping[str, Any],
     grid: Grid,
-    hardware: Hardware | None,
 ) -> dict[str, float]:
     features: dict[str, float] = {}
     try:
-        _fill(features, counted(knobs), knobs, grid, hardware)
+        _fill(features, counted(knobs), knobs, grid)
     except Exception as err:  # what was filled in before stays
         log.debug("features of %s end early: %r", dict(knobs), err)
     return {name: value for name, value in features.items() if math.isfinite(value)}
 
 
-def _fill(
-    features: dict[str, float],
-    counted: _Counted,
-    knobs: Mapping[str, Any],
-    grid: Grid,
-    hardware: Hardware | None,
-) -> None:
+def _fill(features: dict[str, float], counted: _Counted, knobs: Mapping[str, Any], grid: Grid) -> None:
     """Fill in all that can be said of a config, in the order in which one thing follows from another."""
-    model, call = counted.model, counted.call
+    model, call, hardware = counted.model, counted.call, counted.hardware
     numbers: dict[str, Any] = {**call.numbers, **knobs}
     stages = float(knobs.get("num_stages") or 3)
     warps = float(knobs.get("num_warps") or 4)
@@ -277,8 +281,8 @@ def _fill(
     programs = math.prod(extents) if extents is not None else None
     if programs is not None:
         features["programs"] = programs
-    counts, least = counted.counts(knobs, extents)
-    memory, at_least = counted.memory(knobs, extents, threads)
+    done = counted.done(knobs, extents, threads)
+    counts, least, memory, at_least = done.counts, done.least, done.memory, done.at_least
     features["loaded_bytes"], features["stored_bytes"] = memory.loaded, memory.stored
     if memory.atomic:
         features["atomic_bytes"] = memory.atomic * (programs or 1.0)
@@ -313,7 +317,7 @@ def _fill(
         occupancy(features, hardware, shared)
         ahead = memory.per_trip * (stages if memory.pipelined else 1.0)
         features["in_flight_bytes"] = max(ahead, memory.outside) * features["blocks_per_unit"]
-        _times(features, hardware, counts, least, memory, at_least)
+        _times(features, hardware, done, counted.tensor_peak_gflops)
 
 
 def _extents(grid: Grid, call: Call, knobs: Mapping[str, Any]) -> tuple[float, ...] | None:
@@ -501,10 +505,9 @@ def occupancy(features: dict[str, float], hardware: Hardware, shared: float) -> 
     features["wave_tail"] = 1.0 - waves / math.ceil(waves) if waves > 0 else 0.0
 
 
-def _times(
-    features: dict[str, float], hardware: Hardware, counts: Counts, least: Counts, memory: _Memory, at_least: _Memory
-) -> None:
+def _times(features: dict[str, float], hardware: Hardware, done: _Done, peak: Callable[[float], float]) -> None:
     """Times in microseconds by the hardware's sheet: estimates of computing and of moving, and a bound from below."""
+    counts, least, memory, at_least = done.counts, done.least, done.memory, done.at_least
     programs = features["programs"]
     rounds = programs / hardware.units
     if rounds <= 0:
@@ -512,21 +515,21 @@ def _times(
     idle = math.ceil(rounds) / rounds
     if hardware.peak_gflops:
         by_elements = counts.operations * programs / hardware.peak_gflops * 1e-3
-        features["us_flops"] = max(_us_of_dots(counts, hardware) * programs * idle, by_elements)
+        features["us_flops"] = max(_us_of_dots(counts, peak) * programs * idle, by_elements)
     if hardware.bandwidth_gb_per_s:
         bandwidth = hardware.bandwidth_gb_per_s * 1e3  # bytes per microsecond
         through_l2 = features["traffic_bytes"] / (bandwidth * L2_FACTOR * min(1.0, rounds))
         features["us_memory"] = max(memory.touched / bandwidth, through_l2)
         # What is written may stay in L2.
         fetched = at_least.read_surely + max(0.0, at_least.written_surely - hardware.l2_bytes)
-        computing = _us_of_dots(least, hardware) * programs * (idle if least.even else 1.0) if least.dots else 0.0
+        computing = _us_of_dots(least, peak) * programs * (idle if least.even else 1.0) if least.dots else 0.0
         features["us_bound"] = max(fetched / bandwidth, computing)
 
 
-def _us_of_dots(counts: Counts, hardware: Hardware) -> float:
-    """What the products of one program take when all units share them, at their operands' peak rate."""
+def _us_of_dots(counts: Counts, peak: Callable[[float], float]) -> float:
+    """What the products of one program take when all units share them, at their operands' peak rate in GFLOP/s."""
     time_us = 0.0
     for dot in counts.dots:
-        if peak := tensor_peak_gflops(hardware, dot.element_bytes or 2):
-            time_us += 2 * dot.m * dot.n * dot.k * dot.times / peak * 1e-3
+        if gflops := peak(dot.element_bytes or 2):
+            time_us += 2 * dot.m * dot.n * dot.k * dot.times / gflops * 1e-3
     return time_us

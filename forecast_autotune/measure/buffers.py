@@ -106,17 +106,19 @@ class Buffer:
 
     def overrun(self) -> str | None:
         """What was written in its guard zones, in words."""
-        for zone, where in zip(self._zones(), ("before", "past the end of"), strict=False):
+        for zone, where in zip(self.zones, ("before", "past the end of"), strict=False):
             if wrong := int((zone != _GUARD).sum()):
                 return f"wrote {wrong} bytes {where} {self.name}"
         return None
 
     def mend_guard(self) -> None:
         """Fill its guard zones with the known bytes again."""
-        for zone in self._zones():
+        for zone in self.zones:
             zone.fill_(_GUARD)
 
-    def _zones(self) -> Sequence[torch.Tensor]:
+    @property
+    def zones(self) -> Sequence[torch.Tensor]:
+        """The bytes before and behind a copy."""
         if self.guarded is None:
             return ()
         start = self.memory.storage_offset() * self.memory.itemsize
@@ -171,7 +173,18 @@ class Buffers:
         return [b for b in self.buffers if b.touched]
 
     def overrun(self) -> str | None:
-        """What was written outside of the arguments, in words; None if nothing was."""
+        """What was written outside of the arguments, in words; None if nothing was.
+
+        All zones of a device are looked at together: each look waits for the device.
+        """
+        import torch
+
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for buffer in self.buffers:
+            if zones := buffer.zones:
+                by_device.setdefault(zones[0].device, []).extend(zones)
+        if all(bool((torch.cat(zones) == _GUARD).all()) for zones in by_device.values()):
+            return None
         return next((overrun for b in self.buffers if (overrun := b.overrun())), None)
 
     def holding(self, tensor: torch.Tensor) -> list[str]:
@@ -307,7 +320,7 @@ def reads_itself(
     for before, began, one, two in chunks(buffer.before, first if start is None else start, first, buffer.now):
         tells = different(one, before) | different(two, began)
         whole = whole and bool(tells.all())
-        reads = reads or close(two[tells], one[tells]) is not None
+        reads = reads or not (equal(one, two) or close(two[tells], one[tells]) is None)
     return Learned(reads=reads, whole=whole)
 
 

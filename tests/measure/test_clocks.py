@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from forecast_autotune.measure.clocks import (
     MAX_SAMPLES,
     MIN_SAMPLES,
     MOST_BURSTS,
+    PRECISE_FROM,
     Clock,
     CpuClock,
     EventClock,
@@ -160,9 +161,36 @@ def test_a_long_config_among_neighbours_is_not_timed_for_ever(timed: Any, kind: 
 
 
 def test_one_burst_is_not_trusted_while_another_process_times_too(timed: Any) -> None:
-    times = itertools.chain(itertools.repeat(160.0, MAX_SAMPLES), itertools.repeat(100.0))
+    times = itertools.chain(itertools.islice(quiet(160), MAX_SAMPLES), quiet())
     measured, launches = timed(times, "events", claim=lambda: contextlib.nullcontext(False))
-    assert (measured.median_us, launches) == (100.0, 2 * MAX_SAMPLES)
+    assert measured.median_us == pytest.approx(100, rel=0.02)
+    assert launches == 2 * MAX_SAMPLES
+
+
+# Samples that agree -----------------------------------------------------------------------------------------------------
+
+
+def test_samples_that_agree_are_enough_on_a_device(timed: Any) -> None:
+    measured, launches = timed(itertools.cycle([1000.0, 1004.0, 998.0]), "events")
+    assert launches == PRECISE_FROM
+    assert measured.median_us == pytest.approx(1000, rel=0.004)
+
+
+@pytest.mark.parametrize(
+    ("us", "kind", "why"),
+    [
+        ((1000.0, 1025.0, 975.0, 1012.0, 988.0), "events", "they do not agree"),
+        ((50.0, 50.1, 49.9), "events", "all of them take less than a neighbour's turn may"),
+        ((1000.0, 1004.0, 998.0), "cpu", "neighbours come and go"),
+    ],
+)
+def test_else_as_many_are_taken_as_ever(us: Sequence[float], kind: str, why: str, timed: Any) -> None:
+    assert timed(itertools.cycle(us), kind)[1] == MAX_SAMPLES, why
+
+
+def test_samples_that_agree_but_for_one_in_ten_are_enough(timed: Any) -> None:
+    times = (1500.0 if i % 10 == 4 else 1000.0 + i % 3 for i in itertools.count())
+    assert timed(times, "events")[1] == PRECISE_FROM
 
 
 def test_processes_that_share_a_store_time_on_a_device_in_turns(

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
+from torch._inductor import config as inductor_config
+
 from ...tuning.stragglers import patience_s
 
-# What the slowest of the others took: so long it is waited after one has ended, for others may queue. There are few of one
-# product, so one is enough to compare with.
-TIMES, ENOUGH, LEAST_S = 1.5, 1, 1.5
+# So long it is waited after one has ended: as many times what the slowest of the others took, and as many seconds at least.
+# Longer where some may have queued. There are few of one product, so one is enough to compare with.
+AT_ONCE, QUEUED, ENOUGH = 0.75, 1.5, 1
 LEFT = "forecast_autotune left"  # in a choice's annotations: what was left behind of its product and of equal ones
 
 
@@ -36,10 +38,11 @@ def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Cal
         if not all(map(may_leave, futures.values())):
             yield from as_completed(futures, timeout=timeout)
             return
+        times = AT_ONCE if (inductor_config.compile_threads or 0) >= 2 * len(futures) else QUEUED
         until = math.inf if timeout is None else time.monotonic() + timeout
         pending, took_s = set(futures), list[float]()
         while pending:
-            patience = patience_s(took_s, 0.0, times=TIMES, enough=ENOUGH, least_s=LEAST_S)
+            patience = patience_s(took_s, 0.0, times=times, enough=ENOUGH, least_s=times)
             wait_s = min(patience, until - time.monotonic())
             done, pending = wait(pending, None if wait_s == math.inf else wait_s, FIRST_COMPLETED)
             if not done and wait_s < patience:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future, as_completed
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rehearsed_inductor import Timed, decisions, product, store
+from torch._inductor import config as inductor_config
 from torch._inductor import select_algorithm
 from torch._inductor.async_compile import AsyncCompile
 
@@ -52,8 +54,8 @@ def futures_of(**seconds: float | Exception | None) -> dict[Future[Any], Any]:
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stragglers, "LEAST_S", 0.01)
-    monkeypatch.setattr(stragglers, "TIMES", 0.01)
+    monkeypatch.setattr(stragglers, "AT_ONCE", 0.01)
+    monkeypatch.setattr(stragglers, "QUEUED", 0.01)
 
 
 def waited(futures: dict[Future[Any], Any], *, may_leave: bool = True, timeout: float = 0.2) -> set[str]:
@@ -66,6 +68,17 @@ def test_what_compiles_far_longer_than_others_is_left_behind(others: Any) -> Non
     futures = futures_of(**others, library=0.0, broken=RuntimeError(), slow=UNDER_WAY)
     assert waited(futures, timeout=60) == {*others, "library", "broken"}
     assert [each.name for each in futures.values() if is_left(each)] == ["slow"]
+
+
+@pytest.mark.parametrize(("threads", "least_s"), [(16, 0.0), (3, 0.2), (None, 0.2)])
+def test_where_some_may_have_queued_it_is_waited_longer(
+    threads: int | None, least_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stragglers, "QUEUED", 0.2)
+    began = time.monotonic()
+    with inductor_config.patch(compile_threads=threads):
+        assert waited(futures_of(quick=1.0, slow=UNDER_WAY), timeout=60) == {"quick"}
+    assert time.monotonic() - began >= least_s
 
 
 @pytest.mark.parametrize(
