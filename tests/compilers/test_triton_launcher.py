@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +22,12 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from triton.backends.nvidia import driver as nvidia  # noqa: E402
 
-from forecast_autotune.compilers import triton_compile  # noqa: E402
+from forecast_autotune.compilers import triton_compile, triton_launcher  # noqa: E402
 from forecast_autotune.compilers.triton_compile import SourceCompiler  # noqa: E402
 from forecast_autotune.compilers.triton_launcher import LauncherBuilds  # noqa: E402
-from forecast_autotune.compilers.triton_pool import WorkerPool, current_setup  # noqa: E402
+from forecast_autotune.compilers.triton_pool import Compiling, WorkerPool, current_setup  # noqa: E402
 from forecast_autotune.compilers.triton_source import compile_here, gpu_target, make_source  # noqa: E402
+from forecast_autotune.compilers.triton_worker import Built  # noqa: E402
 
 BUILDS = hasattr(nvidia, "make_launcher")
 DRIVERS_FUNCTIONS = (
@@ -138,3 +140,52 @@ def test_a_c_compiler_that_hangs_is_ended_with_the_process_and_without_a_word(
 
 def test_a_backend_that_nobody_knows_builds_nothing(pool: WorkerPool) -> None:
     assert not LauncherBuilds().builds("abacus")
+
+
+class Handed:
+    """A pool that takes a launcher and leaves it to the test when it is begun and done."""
+
+    def __init__(self) -> None:
+        self.building = Compiling()
+
+    def submit(self, *_: Any) -> Compiling:
+        return self.building
+
+
+@pytest.fixture
+def handed(monkeypatch: pytest.MonkeyPatch) -> tuple[LauncherBuilds, Any, Handed]:
+    builds, made, pool = LauncherBuilds(), source(64), Handed()
+    monkeypatch.setattr(builds, "builds", lambda _: True)
+    assert begin(builds, made, pool) is pool.building  # type: ignore[arg-type]
+    return builds, made, pool
+
+
+def test_a_launch_waits_for_the_launcher_that_a_worker_is_at(handed: tuple[LauncherBuilds, Any, Handed]) -> None:
+    builds, made, pool = handed
+    pool.building.set_running_or_notify_cancel()
+    later = threading.Timer(0.2, pool.building.set_result, [Built(cost_s=0.2)])
+    later.start()
+    builds.finish(made)
+    assert pool.building.done()
+    assert begin(builds, made, pool) is None  # type: ignore[arg-type] # it is there
+    later.join()
+
+
+def test_a_launcher_that_no_worker_is_at_is_left_to_its_launch(handed: tuple[LauncherBuilds, Any, Handed]) -> None:
+    builds, made, pool = handed
+    builds.finish(made)
+    assert pool.building.cancelled()
+    assert builds.builds("cuda")  # nothing was wrong with it
+
+
+def test_a_launcher_that_takes_too_long_is_waited_for_once(
+    handed: tuple[LauncherBuilds, Any, Handed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds, made, pool = handed
+    waited: list[float] = []
+    monkeypatch.setattr(triton_launcher, "wait", lambda _, seconds: waited.append(seconds))
+    pool.building.set_running_or_notify_cancel()
+    builds.finish(made)
+    builds.finish(made)
+    builds.finish(source(64, torch.float16))  # of which none was begun
+    assert waited == [triton_launcher.PATIENCE_S]

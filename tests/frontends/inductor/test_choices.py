@@ -568,3 +568,31 @@ def test_before_hopper_the_last_stage_of_a_tile_needs_no_room() -> None:
     a100 = Hardware(kind="cuda", name="NVIDIA A100", capability="8.0", warp_size=32, shared_bytes=166_912)
     tiles = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}
     assert [candidates.fits(product, {**tiles, "num_stages": stages}, a100) for stages in (4, 5)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("small", "m", "tiles"),
+    [
+        (True, 8192, {"BLOCK_M": 64, "BLOCK_N": 32}),
+        pytest.param(False, 8192, {"BLOCK_M": 64, "BLOCK_N": 64}, id="large enough"),
+        pytest.param(False, 512, {"BLOCK_M": 64, "BLOCK_N": 32}, id="few of them"),
+        pytest.param(False, 8192, {}, id="no tiles"),
+    ],
+)
+def test_tiles_of_which_there_would_be_very_many_are_too_small(small: bool, m: int, tiles: dict[str, Any]) -> None:
+    product = candidates.Product(
+        batch=1, m=m, n=6144, k=1536, a_by_rows=True, b_by_rows=False, itemsize=2, out_itemsize=2
+    )
+    h100 = Hardware(kind="cuda", name="NVIDIA H100", capability="9.0", units=132)
+    assert candidates.is_too_small(product, tiles, h100) is small
+    assert not candidates.is_too_small(product, tiles, replace(h100, units=0))  # a device that nothing is known of
+
+
+@pytest.mark.usefixtures("timed")
+def test_tiles_that_are_too_small_are_no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    product(m=16384, n=16384)
+    monkeypatch.setattr(candidates, "is_too_small", lambda *_: False)
+    monkeypatch.setattr(choices, "narrowing", narrowing.Narrowing())
+    product(m=16384, n=16384)
+    fewer, all_that_fit = sorted(stored.decision.space_size for stored in decisions())
+    assert fewer < 0.7 * all_that_fit
