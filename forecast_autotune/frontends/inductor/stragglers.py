@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from torch._inductor import config as inductor_config
-
 from ...tuning.stragglers import patience_s
 
 # So long it is waited after one has ended: as many times what the slowest of the others took, and as many seconds at least.
@@ -35,6 +33,8 @@ def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Cal
     """
 
     def completed(futures: Mapping[Future[Any], Any], timeout: float | None = None) -> Iterator[Future[Any]]:
+        from torch._inductor import config as inductor_config
+
         if not all(map(may_leave, futures.values())):
             yield from as_completed(futures, timeout=timeout)
             return
