@@ -70,7 +70,12 @@ class TuningPlan:
         self._open: dict[Member, int] = {}  # calls or keys that a device is at
         self._start = 0.0  # when the first device began
         self.decided: set[tuple[str, str]] = set()
-        self.ended_tasks: list[Ended] = []
+        self._ended: dict[tuple[str, str], Ended] = {}  # by hardware, and by call or key
+
+    @property
+    def ended_tasks(self) -> list[Ended]:
+        """What became of each call or key, in the order in which they ended."""
+        return list(self._ended.values())
 
     @property
     def is_done(self) -> bool:
@@ -99,12 +104,12 @@ class TuningPlan:
         """
         store = member.what.get("store")
         beside = [m.task for m in product.devices if m.task is not None and m.what.get("store") == store]
-        helped = [_contents(task) for task in beside if task.get("helps")]
+        helped = [_parts(task) for task in beside if task.get("helps")]
         to_help = [task for task in beside if _count(task) and not task.get("helps")]
         if not to_help or store is None:
             return None
         self._told[member], self._began[member], self._open[member] = [], time.monotonic(), 0
-        least: Value = min(to_help, key=lambda task: helped.count(_contents(task)))
+        least: Value = min(to_help, key=lambda task: helped.count(_parts(task)))
         return {**least, "helps": True}
 
     def _product(self, member: Member) -> _Product:
@@ -141,7 +146,8 @@ class TuningPlan:
             self._again(member, task, str(value["died"]))
         else:
             self._open[member] = 0
-            self._keep(member, str(task["call"]), value["problem"], value["warnings"])
+            for name, what in _parts(task).items():
+                self._keep(member, name, what, value["problem"], value["warnings"])
 
     def _keys_ended(self, member: Member, task: Value, value: Value) -> None:
         self._open[member] = 0
@@ -154,7 +160,7 @@ class TuningPlan:
                 product.keys.append(key)
                 continue
             problem = (value["problem"] or "it was not met again, or tuning it failed") if digests in left else ""
-            self._keep(member, key["what"], problem, ())
+            self._keep(member, key["workload"], key["what"], problem, ())
 
     def ended(self, member: Member, task: Value, problem: str) -> None:
         """See `Plan`; how a task went that ended well, its worker has told."""
@@ -162,8 +168,8 @@ class TuningPlan:
         if task.get("helps"):
             return
         if problem:
-            for what in _contents(task):
-                self._keep(member, what, problem, ())
+            for name, what in _parts(task).items():
+                self._keep(member, name, what, problem, ())
         self._say(self.progress())
 
     def lost(self, member: Member, task: Value, how: str) -> None:
@@ -186,22 +192,24 @@ class TuningPlan:
     def _helper_lost(self, member: Member, task: Value, how: str) -> None:
         """Who came first to a key leads it, and that may be who was to help: where nobody is left, it is done once more."""
         others = (m.task for m in self._product(member).devices if m is not member and m.task is not None)
-        if _contents(task) not in map(_contents, others):
+        if _parts(task) not in map(_parts, others):
+            for name in _parts(task):  # it has ended for who was to lead; how it ends now is what counts
+                self._ended.pop((member.what["hardware"], name), None)
             self._again(member, {name: value for name, value in task.items() if name != "helps"}, how)
 
-    def _keep(self, member: Member, what: str, problem: str, warnings: Sequence[str]) -> None:
+    def _keep(self, member: Member, name: str, what: str, problem: str, warnings: Sequence[str]) -> None:
         seconds = time.monotonic() - self._began[member]
         on = str(member.what["name"])
-        self.ended_tasks.append(
-            Ended(what=what, on=on, by=str(member), seconds=seconds, problem=problem, warnings=list(warnings))
+        self._ended[member.what["hardware"], name] = Ended(
+            what=what, on=on, by=str(member), seconds=seconds, problem=problem, warnings=list(warnings)
         )
 
     def progress(self) -> str:
         """How far it is, and how long what is left may take."""
-        done = len(self.ended_tasks)
+        done = len(self._ended)
         waiting = sum(len(p.keys) + sum(map(_count, p.todo)) for p in self._products.values())
         left = waiting + sum(self._open.values())
-        failed = sum(bool(each.problem) for each in self.ended_tasks)
+        failed = sum(bool(each.problem) for each in self._ended.values())
         text = f"{done} of {done + left} done" + (f", {failed} failed" if failed else "")
         if not done or not left:
             return text
@@ -209,7 +217,7 @@ class TuningPlan:
 
     def as_json(self) -> list[dict[str, Any]]:
         """What became of each call or key."""
-        return [asdict(each) for each in self.ended_tasks]
+        return [asdict(each) for each in self._ended.values()]
 
 
 def _count(task: Value) -> int:
@@ -217,7 +225,9 @@ def _count(task: Value) -> int:
     return len(task["keys"]) if "keys" in task else int("call" in task)
 
 
-def _contents(task: Value) -> list[str]:
+def _parts(task: Value) -> dict[str, str]:
+    """What a task is made of, in words, by what tells it from others."""
     if "keys" in task:
-        return [str(key["what"]) for key in task["keys"]]
-    return [str(task.get("call", "finding the program's keys"))]
+        return {str(key["workload"]): str(key["what"]) for key in task["keys"]}
+    name = str(task.get("call", ""))
+    return {name: name or "finding the program's keys"}

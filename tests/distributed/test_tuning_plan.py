@@ -96,8 +96,12 @@ def test_a_task_whose_last_helper_dies_is_done_once_more_for_it_may_have_led(tmp
     plan.ended(one, task, "")
     one.task = None
     plan.lost(two, helping, "the node died")
+    assert plan.progress() == "0 of 1 done"
     again = given(plan, one)
     assert (again["call"], "helps" in again) == ("a", False)
+    plan.told(one, again, {"problem": "", "warnings": []})
+    plan.ended(one, again, "")
+    assert [each.what for each in plan.ended_tasks] == ["a"], "one call is told of once"
 
 
 def test_h100_and_h200_share_forecasts_and_never_decisions(tmp_path: Path) -> None:

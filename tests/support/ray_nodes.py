@@ -61,7 +61,7 @@ def main() -> None:
     cluster = Cluster()
     nodes = []
     for folder in sys.argv[1:]:
-        given = {} if nodes else {"include_dashboard": False}
+        given = {} if nodes else {"include_dashboard": False, "_system_config": {"worker_niceness": 0}}
         nodes.append(cluster.add_node(num_cpus=1, num_gpus=0, env_vars={"FORECAST_AUTOTUNE_DIR": folder}, **given))
     raylets = [node.all_processes["raylet"][0].process.pid for node in nodes]
     print(json.dumps({"address": cluster.address, "raylets": raylets}), flush=True)
