@@ -120,11 +120,13 @@ class Measurer(Protocol):
     repeatable: bool
     """Whether measuring a config again tells anything new (a recording's does not)."""
 
-    explored_s: float
-    """What candidates cost real calls; 0 where none is made."""
+    @property
+    def explored_s(self) -> float:
+        """What candidates cost real calls; 0 where none is made."""
 
-    saved_s: float
-    """What real calls took less than under the default meanwhile."""
+    @property
+    def saved_s(self) -> float:
+        """What real calls took less than under the default meanwhile."""
 
     def skip_default(self) -> None:
         """The default is known to take its process down: it is not to be run, not even to compare others with."""

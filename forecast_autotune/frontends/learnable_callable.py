@@ -10,7 +10,7 @@ from typing import Any
 from ..core.config import Config
 from ..core.decision import Decision
 from ..core.outcome import Failure
-from ..measure.real_calls import HostEvent, StreamEvent
+from ..measure.call_events import HostEvent, StreamEvent
 from ..protocols import Compiler, Store
 from .online import compare_on_copies
 

@@ -30,7 +30,8 @@ from ..core.job import Compile, Measure, Stop, View
 from ..core.outcome import Evidence, Failure
 from ..errors import AutotuneError
 from ..measure.base import of_memory, raised
-from ..measure.real_calls import LearningEndedError, RealCalls, Turn
+from ..measure.real_calls import LearningEndedError, RealCalls
+from ..measure.turns import Turn
 from ..protocols import Compiler, Policy, Store, without_limit
 from ..tuning.policies import StoredOnly
 from .tuning_lock import tuning_lock
@@ -58,7 +59,7 @@ class Learnable(Protocol):
 
     @property
     def new_event(self) -> Callable[[], Any]:
-        """Makes an event of the device; see `real_calls.Event`."""
+        """Makes an event of the device; see `call_events.Event`."""
 
     keep_busy: Callable[[float], object] | None
     """Keeps the device busy for so many seconds; see `HeadStart`."""

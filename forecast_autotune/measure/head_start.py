@@ -65,7 +65,7 @@ class HeadStart:
         keep_busy: keeps the current stream of the call's device busy for about so many seconds; None where it cannot be. How
             long it really does, by whatever clock the device has, is learned.
         is_idle: whether that stream has nothing to do.
-        new_event: makes an event of the device; see `real_calls.Event`.
+        new_event: makes an event of the device; see `call_events.Event`.
     """
 
     def __init__(

@@ -14,13 +14,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ..core.allowance import Allowance
 from ..core.config import Config
 from ..core.outcome import SWITCH_MARGIN, TIE_MARGIN, Failure, Measurement, Outcome
-from .head_start import Head, HeadStart
+from .call_account import CallAccount
+from .call_events import Event
+from .head_start import HeadStart
+from .turns import Pair, Trial, Turn
 
 LEVEL_SAMPLES = 4  # of what runs anyhow, before anything is compared with it
 LEAST_PAIRS, MOST_PAIRS = 4, 16  # of a candidate and what would have run; more than the least only while it is open
@@ -35,7 +37,6 @@ MOST_STRAYS = 3  # pairs so given up: then calls of one pair may come on differe
 FEW_STALLS, MOST_STALLS = 2, 8  # pairs in turn in which a candidate's launch alone is long: then it pays, and counts
 MOST_REFUSED = 1000  # calls at which a candidate could not be compared: it is not tried
 MOST_UNREAD = 64  # looks in turn at a call for which the device does not answer
-COLD_US = 1000.0  # a first launch that takes the host longer than this has compiled or loaded something
 LOAD_US = 3000.0  # what loading a candidate takes that is not ready to launch, before any was loaded
 MOST_EARNED = 2.0  # times the usual, of one call: an event may also have waited for the host
 COMPARE_US, COMPARE_TIMES = 20_000.0, 8.0  # and times a call's: what comparing takes, before any was compared
@@ -47,201 +48,8 @@ UNSEEN = 0.25  # by which share a candidate nobody has forecast is expected to t
 log = logging.getLogger(__name__)
 
 
-class Event(Protocol):
-    """A moment on a device's stream, as torch has it."""
-
-    def record(self) -> None: ...
-
-    def query(self) -> bool: ...
-
-    def elapsed_time(self, later: Any, /) -> float:
-        """Milliseconds from this moment to a later one."""
-
-
-class HostEvent:
-    """A moment of the calling thread, for calls that are done when they return."""
-
-    def record(self) -> None:
-        """Note the moment."""
-        self._at_s = time.perf_counter()
-
-    def query(self) -> bool:
-        """It is over once it is noted."""
-        return True
-
-    def elapsed_time(self, later: HostEvent, /) -> float:
-        """Milliseconds from this moment to a later one."""
-        return (later._at_s - self._at_s) * 1e3
-
-
-class StreamEvent:
-    """A moment on the current stream of one device, which need not be the current device.
-
-    Args:
-        device: its name, such as `cuda:1`.
-    """
-
-    def __init__(self, device: str) -> None:
-        import torch
-
-        self._device, self._event = device, torch.cuda.Event(enable_timing=True)
-
-    def record(self) -> None:
-        """Note the moment, when the stream comes to it."""
-        import torch
-
-        self._event.record(torch.cuda.current_stream(self._device))
-
-    def query(self) -> bool:
-        """Whether the stream has come to it."""
-        return bool(self._event.query())
-
-    def elapsed_time(self, later: StreamEvent, /) -> float:
-        """Milliseconds from this moment to a later one."""
-        return float(self._event.elapsed_time(later._event))
-
-
 class LearningEndedError(Exception):
     """Nothing more is to be learned from calls: the process ends, or exploring was ended."""
-
-
-@dataclass(slots=True, eq=False)
-class Turn:
-    """One call of the key: which config it runs, and whether that is timed.
-
-    The front door calls `begin`, launches, calls `end`; `failed` where that raised.
-    """
-
-    calls: RealCalls
-    config: Config
-    timed: bool = False
-    trial: Trial | None = None  # that the config is a candidate of
-    pair: Pair | None = None
-    first: bool = False  # of the config
-    hold: Hold | None = None
-    load_us: float = 0.0  # that loading the config took, which held up the call
-    head: Head | None = None  # for which the device was kept busy before
-    host_us: float = 0.0  # that the launch took the host
-    waited: bool = False  # the device waited for the host between the two moments, and can be kept busy the next time
-    stalled: bool = False  # it waited, and the launch took far longer than launches do
-    compared_us: float = 0.0  # that comparing it with the default took, which held up the call
-    dropped: bool = False  # it is not to be timed, or not any more
-    began_s: float = 0.0
-    start: Any = None
-    stop: Any = None
-
-    def begin(self) -> None:
-        """Record the moment before the launch."""
-        self.began_s = time.perf_counter()
-        if self.timed:
-            try:
-                self.start, self.stop = self.calls.events()
-                self.head = self.calls.head_start.give(self.config)
-                self.start.record()
-                if self.head is not None:
-                    self.calls.head_start.recorded(self.head)
-                self.began_s = time.perf_counter()
-            except Exception:  # such as while another thread captures a graph
-                self.drop()
-
-    def end(self) -> None:
-        """Record the moment after it."""
-        self.note_host()
-        if self.timed:
-            try:
-                self._note_waiting()
-                self.stop.record()
-            except Exception:  # it was launched, and must not be again
-                self.drop()
-        if self.timed or self.first:
-            self.calls.launched(self)
-        else:
-            self.calls.head_start.saw(self.config, self.host_us)
-
-    def note_host(self) -> None:
-        """Note what the launch took the host, whether it came to an end or raised."""
-        self.host_us = (time.perf_counter() - self.began_s) * 1e6
-        cold_us = self.calls.beyond_usual(self.host_us)
-        if self.first and cold_us > COLD_US:
-            self.load_us = cold_us
-
-    def _note_waiting(self) -> None:
-        if self.calls.on_host:
-            return
-        waited = self.start.query()  # a device that is behind has not come to it yet
-        self.waited = self.calls.head_start.note(self.config, self.host_us, self.head, waited=waited, first=self.first)
-        self.stalled = waited and self.host_us > COLD_US
-
-    @property
-    def head_cost_us(self) -> float:
-        """What its head start has cost."""
-        return 0.0 if self.head is None else self.head.cost_us
-
-    @property
-    def waited_us(self) -> float:
-        """For how long the device waited for the host between the two moments, at most."""
-        return self.host_us if self.head is None else self.head.short_us
-
-    def drop(self) -> None:
-        """Forget that the call was to be timed; another takes its place. Once is enough."""
-        if not self.dropped:
-            log.debug("a call of %s is not timed", self.config, exc_info=True)
-            self.timed, self.dropped = False, True
-            self.calls.drop(self)
-
-    @property
-    def to_compare(self) -> bool:
-        """Whether the config is to be compared with the default before it is launched."""
-        return self.first and self.trial is not None and self.calls.compares(self.config)
-
-    def failed(self, message: str, *, transient: bool = False, stage: str = "launch") -> None:
-        """Note that the candidate does not run, or where `transient` that the call itself may be to blame."""
-        self.dropped = True
-        self.calls.failed(self, message, transient=transient, stage=stage)
-
-
-@dataclass(slots=True, eq=False)
-class Hold:
-    """What the account holds for a candidate's call until that is settled, which is done once."""
-
-    us: float
-
-
-@dataclass(slots=True, eq=False)
-class Pair:
-    """A call of a candidate and one of what would have run, one after the other on one stream, in an order that is drawn."""
-
-    trial: Trial
-    candidate_first: bool
-    hold: Hold
-    opened: int  # at which call
-    candidate_us: float = math.nan
-    incumbent_us: float = math.nan
-    candidate_held_up: bool = False  # within that call the device waited for the host
-    incumbent_held_up: bool = False
-    candidate_stalled: bool = False
-    incumbent_stalled: bool = False
-    closed: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Trial:
-    """One config that is being timed: its samples, as times on the scale of the run."""
-
-    config: Config
-    early_stop_us: float
-    final: bool  # it is timed in turns with others: as long as they are
-    is_ready: bool = False  # its first launch loads nothing
-    loaded: bool = False
-    samples_us: list[float] = field(default_factory=list)
-    open_pairs: int = 0
-    thrown: int = 0  # pairs in turn that told nothing
-    stalls: int = 0  # pairs in turn in which its own launch alone took the host far longer than launches do
-    refused: int = 0  # calls at which it could not be compared
-    dropped: int = 0  # calls that could not be timed
-    first_us: float = math.nan  # of its first call, which is compared with nothing
-    run_us: float = 0.0
-    outcome: Outcome | None = None
 
 
 class RealCalls:
@@ -296,12 +104,11 @@ class RealCalls:
         self.incumbent = incumbent
         self.measured = 0
         self.over = False
-        self.explored_s = self.saved_s = 0.0
         self.waited_s = 0.0
         self.on_host = on_host
         self.head_start = HeadStart(keep_busy, is_idle, new_event)
         self._default = default
-        self._allowance, self._share = allowance, share
+        self._account = CallAccount(allowance, share)
         self._new_event = new_event
         self._may_compare = may_compare
         self._load = load
@@ -322,7 +129,6 @@ class RealCalls:
         self._thrown = self._dropped = 0
         self._unread = 0  # looks in turn at a call that the device did not answer
         self._compared: set[Config] = set()  # with the default, before a call that was not timed then
-        self._holds: set[Hold] = set()
         self._is_choosing = False  # a handler of signals may launch the kernel while a call asks for its turn
         self._under_way: dict[Turn, tuple[int, float]] = {}  # since which call, and second
         self._tried: set[Config] = set()
@@ -394,12 +200,11 @@ class RealCalls:
         with self._changed:
             self.over = True
             for turn in self._pending:
-                self._settle(turn.hold, 0.0 if turn.hold is None else turn.hold.us)
+                self._account.settle(turn.hold, 0.0 if turn.hold is None else turn.hold.us)
             self._pending.clear()
             for stream in list(self._open):
                 self._drop(stream)
-            for hold in list(self._holds):  # of calls that are being launched
-                self._settle(hold, 0.0)
+            self._account.release_all()
             self._changed.notify_all()
         self._on_wanted()
 
@@ -411,9 +216,17 @@ class RealCalls:
         self._pending.clear()
         self._open.clear()
         self._under_way.clear()
-        for hold in self._holds:  # of the parent's account
-            hold.us = 0.0
-        self._holds.clear()
+        self._account.after_fork_in_child()
+
+    @property
+    def explored_s(self) -> float:
+        """Seconds that candidates took longer than what would have run."""
+        return self._account.explored_s
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds that calls took less than under the default config."""
+        return self._account.saved_s
 
     @property
     def is_met(self) -> bool:
@@ -479,12 +292,12 @@ class RealCalls:
                 if trial.refused >= MOST_REFUSED:
                     self._fail(trial, "check", "there was no idle moment to compare it with the default")
                 return None
-            if trial.open_pairs or (hold := self._hold(cost_us)) is None:
+            if trial.open_pairs or (hold := self._account.hold(cost_us)) is None:
                 return None
             trial.loaded = True
             trial.open_pairs = OPEN_PAIRS + most  # nothing beside it
             return Turn(self, trial.config, timed=True, trial=trial, first=True, hold=hold)
-        if (hold := self._hold(cost_us)) is None:
+        if (hold := self._account.hold(cost_us)) is None:
             return None
         pair = Pair(trial, self._random.random() < 0.5, hold, self._turns)
         trial.open_pairs += 1
@@ -514,28 +327,12 @@ class RealCalls:
         pair = self._open.pop(stream)
         self._shut(pair)
         if not pair.candidate_first:
-            self._settle(pair.hold, 0.0)
+            self._account.settle(pair.hold, 0.0)
 
     @staticmethod
     def _shut(pair: Pair) -> None:
         pair.trial.open_pairs -= not pair.closed
         pair.closed = True
-
-    def _hold(self, us: float) -> Hold | None:
-        """Hold what a call may cost; None where the account does not cover it."""
-        if not self._allowance.hold(us, self._share):
-            return None
-        self._holds.add(hold := Hold(us))
-        return hold
-
-    def _settle(self, hold: Hold | None, cost_us: float) -> None:
-        """Pay what a call did cost, in the place of what was held for it, if that is held still."""
-        held_us = 0.0
-        if hold is not None:
-            held_us, hold.us = hold.us, 0.0
-            self._holds.discard(hold)
-        self._allowance.settle(held_us, cost_us)
-        self.explored_s += cost_us * 1e-6
 
     def _fail(self, trial: Trial, stage: str, message: str) -> None:
         if trial.outcome is None:
@@ -546,7 +343,7 @@ class RealCalls:
         if candidate and pair.trial.outcome is None:
             return Turn(self, pair.trial.config, timed=True, trial=pair.trial, pair=pair, hold=pair.hold)
         if candidate:  # it is out by now
-            self._settle(pair.hold, 0.0)
+            self._account.settle(pair.hold, 0.0)
             return Turn(self, self.incumbent)
         return Turn(self, self.incumbent, timed=True, pair=pair)
 
@@ -598,7 +395,7 @@ class RealCalls:
             if turn.timed and not self.over:
                 self._pending.append(turn)
             else:
-                self._settle(turn.hold, 0.0)
+                self._account.settle(turn.hold, 0.0)
 
     def failed(self, turn: Turn, message: str, *, transient: bool, stage: str = "launch") -> None:
         """End the trial of a candidate that does not run."""
@@ -610,7 +407,7 @@ class RealCalls:
             if trial is None:
                 return
             cost_us = turn.load_us + turn.compared_us + turn.head_cost_us
-            self._settle(turn.hold, cost_us)
+            self._account.settle(turn.hold, cost_us)
             if trial.outcome is None:
                 cost_s = cost_us * 1e-6
                 trial.outcome = Failure(stage=stage, message=message, cost_s=cost_s, transient=transient)
@@ -626,7 +423,7 @@ class RealCalls:
 
     def _lose(self, turn: Turn) -> None:
         self._under_way.pop(turn, None)
-        self._settle(turn.hold, turn.load_us + turn.compared_us + turn.head_cost_us)
+        self._account.settle(turn.hold, turn.load_us + turn.compared_us + turn.head_cost_us)
         if turn.compared_us:
             self._compared.add(turn.config)
         if turn.pair is not None:
@@ -645,7 +442,7 @@ class RealCalls:
         """A pair that will not be complete."""
         self._shut(pair)
         if turn.trial is None and not pair.candidate_first:
-            self._settle(pair.hold, 0.0)
+            self._account.settle(pair.hold, 0.0)
         for stream in [stream for stream, each in self._open.items() if each is pair]:
             del self._open[stream]
 
@@ -676,7 +473,7 @@ class RealCalls:
     def _give_up(self, turn: Turn) -> None:
         """A call that the device never answers for."""
         if turn.trial is not None and turn.hold is not None:
-            self._settle(turn.hold, turn.hold.us + turn.load_us + turn.compared_us + turn.head_cost_us)
+            self._account.settle(turn.hold, turn.hold.us + turn.load_us + turn.compared_us + turn.head_cost_us)
         if turn.pair is not None:
             self._forget(turn, turn.pair)
         if turn.trial is not None:
@@ -712,7 +509,7 @@ class RealCalls:
         if turn.trial is not None:
             is_own = turn.stalled and turn.trial.stalls >= FEW_STALLS
             own_us = us - (0.0 if is_own else turn.waited_us)
-            self._settle(turn.hold, max(0.0, own_us - self._last_us) + turn.head_cost_us)
+            self._account.settle(turn.hold, max(0.0, own_us - self._last_us) + turn.head_cost_us)
         else:
             self._charge_head(turn)
         if turn.pair is not None:
@@ -723,7 +520,7 @@ class RealCalls:
 
     def _charge_head(self, turn: Turn) -> None:
         if turn.head is not None:
-            self._settle(None, turn.head_cost_us)
+            self._account.settle(None, turn.head_cost_us)
 
     def _of_incumbent(self, turn: Turn, us: float) -> None:
         self._charge_head(turn)
@@ -748,8 +545,8 @@ class RealCalls:
                 reference_us = turn.pair.incumbent_us
         cost_us = max(0.0, us - reference_us, turn.load_us) if turn.config != self.incumbent else turn.load_us
         cost_us += turn.compared_us + turn.head_cost_us
-        self._allowance.earn(min(us, reference_us))
-        self._settle(turn.hold, cost_us)
+        self._account.earn(min(us, reference_us))
+        self._account.settle(turn.hold, cost_us)
         trial.run_us += us
         if turn.first:
             trial.open_pairs = 0
@@ -819,5 +616,4 @@ class RealCalls:
         """Note a call of the incumbent."""
         level_us, default_us = self._levels_us.get(self.incumbent), self._levels_us.get(self._default)
         saved_us = 0.0 if level_us is None or default_us is None else us * (default_us / level_us - 1)
-        self.saved_s += saved_us * 1e-6
-        self._allowance.earn(us, saved_us)
+        self._account.earn(us, saved_us)

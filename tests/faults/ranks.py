@@ -169,7 +169,7 @@ class Toy:
 
 
 class Moment:
-    """An event of a device that is always through with what it was given; see `real_calls.Event`."""
+    """An event of a device that is always through with what it was given; see `call_events.Event`."""
 
     now_us = 0.0
 

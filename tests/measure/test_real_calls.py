@@ -21,7 +21,7 @@ from forecast_autotune.core.allowance import Allowance
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.frontends.online import Learning
-from forecast_autotune.measure import head_start, real_calls
+from forecast_autotune.measure import head_start, real_calls, turns
 from forecast_autotune.measure.real_calls import MOST_PAIRS, LearningEndedError, RealCalls
 
 DEFAULT, FAST, SLOW, BROKEN = (Config({"n": n}) for n in range(4))
@@ -168,6 +168,7 @@ def test_what_holds_the_host_up_within_a_call_is_no_time_of_the_kernels(monkeypa
     allowance, device = Allowance(), Device()
     clock = SimpleNamespace(perf_counter=lambda: device.host_us * 1e-6, monotonic=time.monotonic)
     monkeypatch.setattr(real_calls, "time", clock)
+    monkeypatch.setattr(turns, "time", clock)
     calls = make_calls(device, allowance=allowance)
     outcomes: list[object] = []
     configs = (DEFAULT, FAST)
@@ -230,6 +231,7 @@ class HostBound:
         self.kept_busy: list[float] = []
         clock = SimpleNamespace(perf_counter=lambda: self.device.host_us * 1e-6, monotonic=time.monotonic)
         monkeypatch.setattr(real_calls, "time", clock)
+        monkeypatch.setattr(turns, "time", clock)
         monkeypatch.setattr(head_start, "time", clock)
 
         def keep_busy(seconds: float) -> None:
@@ -599,6 +601,7 @@ def test_whatever_a_candidate_raises_the_call_runs_under_the_best_known(monkeypa
     device, allowance = Device(), Allowance()
     clock = SimpleNamespace(perf_counter=lambda: device.host_us * 1e-6, monotonic=time.monotonic)
     monkeypatch.setattr(real_calls, "time", clock)
+    monkeypatch.setattr(turns, "time", clock)
     calls = make_calls(device, allowance=allowance)
     learning = learning_of(calls)
 
@@ -771,17 +774,18 @@ def test_a_device_that_is_behind_the_host_is_timed_however_long_a_launch_takes(m
     device = Device()
     clock = SimpleNamespace(perf_counter=lambda: device.host_us * 1e-6, monotonic=time.monotonic)
     monkeypatch.setattr(real_calls, "time", clock)
+    monkeypatch.setattr(turns, "time", clock)
     calls = make_calls(device)
-    turns = []
+    taken = []
     for _ in range(20):
         turn = calls.turn()
         turn.begin()
         device.launch(2000.0)
         device.host_us = max(device.host_us, device.free_us - 6000.0)
         turn.end()
-        turns.append(turn)
+        taken.append(turn)
     assert calls._levels_us == {DEFAULT: pytest.approx(2000.0)}
-    assert not any(turn.stalled or turn.waited for turn in turns[3:])
+    assert not any(turn.stalled or turn.waited for turn in taken[3:])
 
 
 def test_the_end_of_learning_wakes_who_waits_and_leaves_nothing_held() -> None:
