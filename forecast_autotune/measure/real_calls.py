@@ -200,7 +200,7 @@ class RealCalls:
         with self._changed:
             self.over = True
             for turn in self._pending:
-                self._account.settle(turn.hold, 0.0 if turn.hold is None else turn.hold.us)
+                self._account.settle(turn.hold, turn.head_cost_us if turn.hold is None else turn.hold.us)
             self._pending.clear()
             for stream in list(self._open):
                 self._drop(stream)
@@ -395,7 +395,7 @@ class RealCalls:
             if turn.timed and not self.over:
                 self._pending.append(turn)
             else:
-                self._account.settle(turn.hold, 0.0)
+                self._account.settle(turn.hold, 0.0 if turn.dropped else turn.lost_us)
 
     def failed(self, turn: Turn, message: str, *, transient: bool, stage: str = "launch") -> None:
         """End the trial of a candidate that does not run."""
@@ -406,7 +406,7 @@ class RealCalls:
                 self._forget(turn, turn.pair)
             if trial is None:
                 return
-            cost_us = turn.load_us + turn.compared_us + turn.head_cost_us
+            cost_us = turn.lost_us
             self._account.settle(turn.hold, cost_us)
             if trial.outcome is None:
                 cost_s = cost_us * 1e-6
@@ -423,7 +423,7 @@ class RealCalls:
 
     def _lose(self, turn: Turn) -> None:
         self._under_way.pop(turn, None)
-        self._account.settle(turn.hold, turn.load_us + turn.compared_us + turn.head_cost_us)
+        self._account.settle(turn.hold, turn.lost_us)
         if turn.compared_us:
             self._compared.add(turn.config)
         if turn.pair is not None:
@@ -472,8 +472,7 @@ class RealCalls:
 
     def _give_up(self, turn: Turn) -> None:
         """A call that the device never answers for."""
-        if turn.trial is not None and turn.hold is not None:
-            self._account.settle(turn.hold, turn.hold.us + turn.load_us + turn.compared_us + turn.head_cost_us)
+        self._account.settle(turn.hold, turn.lost_us + (0.0 if turn.hold is None else turn.hold.us))
         if turn.pair is not None:
             self._forget(turn, turn.pair)
         if turn.trial is not None:

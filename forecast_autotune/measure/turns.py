@@ -94,6 +94,12 @@ class Turn:
         return 0.0 if self.head is None else self.head.cost_us
 
     @property
+    def lost_us(self) -> float:
+        """What exploring cost before and around the launch, whatever the launch itself takes."""
+        of_candidate_us = self.load_us + self.compared_us if self.trial is not None else 0.0
+        return of_candidate_us + self.head_cost_us
+
+    @property
     def waited_us(self) -> float:
         """For how long the device waited for the host between the two moments, at most."""
         return self.host_us if self.head is None else self.head.short_us

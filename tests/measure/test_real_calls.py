@@ -788,6 +788,15 @@ def test_a_device_that_is_behind_the_host_is_timed_however_long_a_launch_takes(m
     assert not any(turn.stalled or turn.waited for turn in taken[3:])
 
 
+def test_the_end_of_learning_pays_the_head_start_of_a_call_that_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = HostBound(monkeypatch, helps=True, launch_us=lambda number: 60.0 if number < 3 else 5.0)
+    while not program.kept_busy:
+        program.call({DEFAULT: 10.0})
+    assert program.allowance.explored_us == 0.0
+    program.calls.end()
+    assert program.allowance.explored_us > 20.0, "the device was kept busy for longer than the launch took"
+
+
 def test_the_end_of_learning_wakes_who_waits_and_leaves_nothing_held() -> None:
     allowance, device = Allowance(), Device()
     calls = make_calls(device, allowance=allowance)
