@@ -35,11 +35,11 @@ from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.text import plain
 from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.evaluation.scores import spearman
 from forecast_autotune.evaluation.traces import read_recorded, read_trace
 from forecast_autotune.store import encoding
 
 from ..paths import TRACES
-from .rank_correlation import rank_correlation
 
 VARIANT_KNOBS = ("variant", "source", "ALGORITHM")  # of Triton, CUDA and C++ kernels with several variants
 NEAR = (0.01, 0.05, 0.1)  # of the best
@@ -338,7 +338,7 @@ def by_stage(traces: Iterable[Trace]) -> dict[str, int]:
 
 def _rank_correlation(trace: Trace) -> float | None:
     again = trace.again_us
-    return rank_correlation([trace.times_us[c] for c in again], list(again.values()))
+    return spearman([trace.times_us[c] for c in again], list(again.values()))
 
 
 def summary(traces: Sequence[Trace]) -> Summary:

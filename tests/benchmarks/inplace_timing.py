@@ -26,7 +26,6 @@ import triton
 from kernel_suite import Call, TritonKernel, add_inplace
 
 from calibration.command import number
-from calibration.evaluate.rank_correlation import rank_correlation
 from calibration.evaluate.side_by_side import (
     cold_times_us,
     device,
@@ -36,6 +35,7 @@ from calibration.evaluate.side_by_side import (
     surroundings,
 )
 from forecast_autotune.cli.output import table_text
+from forecast_autotune.evaluation.scores import spearman
 
 WAYS = ("stock", "ours", "truth")
 ROUNDS = 40
@@ -71,7 +71,7 @@ def summary(
     winners = {**chosen, "truth": best}
     return {
         "configs": [{"config": c, **{f"{way}_us": times_us[way][i] for way in WAYS}} for i, c in enumerate(knobs)],
-        "rank_correlation": {way: rank_correlation(times_us[way], truth) for way in ("stock", "ours")},
+        "rank_correlation": {way: spearman(times_us[way], truth) for way in ("stock", "ours")},
         "winners": {
             way: {"config": knobs[i], "truth_us": truth[i], "of_best": truth[i] / truth[best]}
             for way, i in winners.items()

@@ -6,7 +6,7 @@ from .bins import ForecastScores, against_median, bin_probabilities, score_forec
 from .confidence import FifthErrors, RiskCoverage, errors_by_fifth, risk_coverage
 from .discovery import Discovery, discovery
 from .live import Lessons, lessons_of, member_scores, recalibration
-from .trust import TrustScores, interval_coverage, rank_correlation, regrets_after_trusting, score_trust
+from .trust import TrustScores, interval_coverage, rank_correlation, regrets_after_trusting, score_trust, spearman
 
 __all__ = [
     "Discovery",
@@ -30,4 +30,5 @@ __all__ = [
     "score_pairs",
     "score_probabilities",
     "score_trust",
+    "spearman",
 ]

@@ -13,7 +13,7 @@ from .mixtures import Mixtures, checked
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     Array = NDArray[np.float64]
 
@@ -121,12 +121,22 @@ def _rank_correlation(mixtures: Mixtures, truth: Array) -> float | None:
     import numpy as np
 
     usable = np.isfinite(truth) & ~mixtures.abstained
-    if usable.sum() < 2:
+    return spearman(mixtures.expected()[usable], truth[usable])
+
+
+def spearman(one: ArrayLike, other: ArrayLike) -> float | None:
+    """Spearman's rank correlation of two lists of equal length, equal values sharing their mean rank.
+
+    None for fewer than two values, or where either list has one value alone.
+    """
+    import numpy as np
+
+    left, right = _ranks(np.asarray(one, dtype=float)), _ranks(np.asarray(other, dtype=float))
+    if len(left) < 2:
         return None
-    one, other = _ranks(mixtures.expected()[usable]), _ranks(truth[usable])
-    one, other = one - one.mean(), other - other.mean()
-    spread = math.sqrt(float(one @ one) * float(other @ other))
-    return float(one @ other) / spread if spread > 0 else None
+    left, right = left - left.mean(), right - right.mean()
+    spread = math.sqrt(float(left @ left) * float(right @ right))
+    return float(left @ right) / spread if spread > 0 else None
 
 
 def _ranks(values: Array) -> Array:
