@@ -101,16 +101,25 @@ class Machine:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Measurement, int]]:
-    """Times launches that last so long, on a clock of either kind; the measurement, and how many it took."""
+    """Times launches that last so long, on a clock of either kind; the measurement, and how many it took.
 
-    def timed(times_us: Iterator[float], kind: str, **arguments: Any) -> tuple[Measurement, int]:
+    With `before`, another config is timed first, whose launches last so long.
+    """
+
+    def timed(
+        times_us: Iterator[float], kind: str, *, before: Iterator[float] | None = None, **arguments: Any
+    ) -> tuple[Measurement, int]:
         machine = Machine(times_us)
         now = SimpleNamespace(
             perf_counter=lambda: machine.now_us / 1e6, perf_counter_ns=lambda: round(machine.now_us * 1e3)
         )
         monkeypatch.setattr(clocks, "time", now)
-        measured = machine.clock(kind, **arguments).measure(Launch(call=machine.launch), first_us=100.0)
-        return measured, machine.launches
+        clock = machine.clock(kind, **arguments)
+        if before is not None:
+            machine.times_us = before
+            clock.measure(Launch(call=machine.launch), first_us=100.0)
+            machine.times_us, machine.launches = times_us, 0
+        return clock.measure(Launch(call=machine.launch), first_us=100.0), machine.launches
 
     return timed
 
@@ -170,10 +179,24 @@ def test_one_burst_is_not_trusted_while_another_process_times_too(timed: Any) ->
 # Samples that agree -----------------------------------------------------------------------------------------------------
 
 
-def test_samples_that_agree_are_enough_on_a_device(timed: Any) -> None:
-    measured, launches = timed(itertools.cycle([1000.0, 1004.0, 998.0]), "events")
-    assert launches == PRECISE_FROM
-    assert measured.median_us == pytest.approx(1000, rel=0.004)
+def steady() -> Iterator[float]:
+    return itertools.cycle([1000.0, 1004.0, 998.0])
+
+
+def test_samples_that_agree_are_enough_on_a_device_that_was_seen_without_neighbours(timed: Any) -> None:
+    for before, expected in ((None, MAX_SAMPLES), (steady(), PRECISE_FROM)):
+        measured, launches = timed(steady(), "events", before=before)
+        assert launches == expected
+        assert measured.median_us == pytest.approx(1000, rel=0.004)
+
+
+@pytest.mark.parametrize("begins", [0, 10, 25, 30])
+def test_samples_that_agree_are_not_enough_once_a_neighbour_was_seen(begins: int, timed: Any) -> None:
+    """He is busy for 20 launches of 40: within them all agree."""
+    neighbours = (1000.0 * (1.08 if (i + begins) % 40 < 20 else 1.0) for i in itertools.count())
+    times = itertools.chain(itertools.repeat(1080.0, 20), itertools.repeat(1000.0))
+    measured, launches = timed(times, "events", before=neighbours)
+    assert (measured.median_us, launches) == (1000.0, MAX_SAMPLES)
 
 
 @pytest.mark.parametrize(
@@ -185,12 +208,12 @@ def test_samples_that_agree_are_enough_on_a_device(timed: Any) -> None:
     ],
 )
 def test_else_as_many_are_taken_as_ever(us: Sequence[float], kind: str, why: str, timed: Any) -> None:
-    assert timed(itertools.cycle(us), kind)[1] == MAX_SAMPLES, why
+    assert timed(itertools.cycle(us), kind, before=steady())[1] == MAX_SAMPLES, why
 
 
 def test_samples_that_agree_but_for_one_in_ten_are_enough(timed: Any) -> None:
     times = (1500.0 if i % 10 == 4 else 1000.0 + i % 3 for i in itertools.count())
-    assert timed(times, "events")[1] == PRECISE_FROM
+    assert timed(times, "events", before=steady())[1] == PRECISE_FROM
 
 
 def test_processes_that_share_a_store_time_on_a_device_in_turns(
