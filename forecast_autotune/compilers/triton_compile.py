@@ -136,8 +136,9 @@ class SourceCompiler:
                     ended = [each for each in compiling if each.done()]
                     for future in ended:
                         for c, made, s in compiling.pop(future):
-                            launcher_builds.finish(made)
-                            done(c, self._result(made, future, s))
+                            done(c, result := self._result(made, future, s))
+                            if isinstance(result, Evidence):
+                                launcher_builds.finish(made, patience_s())
                     if ended and not ready:
                         continue  # others may be begun in the place of what is held back
                 if not ready:

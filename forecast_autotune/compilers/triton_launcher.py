@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import os
 import time
 from concurrent.futures import wait
 from dataclasses import dataclass
@@ -89,7 +90,9 @@ class LauncherBuilds:
             return None
 
         def note(done: Compiling) -> None:
-            if not done.cancelled() and done.exception() is None and (error := done.result().error):
+            if done.cancelled() or done.abandoned or done.exception() is not None:
+                return
+            if error := done.result().error:
                 self._refused.add(backend)  # no C compiler, nothing to link with: a launch will say so, if there is one
                 log.info("launchers are built by first launches: %s", error)
 
@@ -97,14 +100,24 @@ class LauncherBuilds:
         self._begun[alike] = building
         return building
 
-    def finish(self, made: Source) -> None:
-        """Wait for a source's launcher where a worker is at it; where none is yet, its first launch builds it."""
+    def finish(self, made: Source, most_s: float) -> None:
+        """Wait for a source's launcher where a worker is at it; where none is yet, its first launch builds it.
+
+        Args:
+            most_s: seconds to wait at most; never more than `PATIENCE_S`.
+        """
         building = self._begun.get(_alike(made))
         if building is None:
             return
-        if not building.cancel():
-            wait([building], PATIENCE_S)
         self._begun[_alike(made)] = None
+        if building.is_begun:
+            wait([building], min(PATIENCE_S, most_s))
+        else:
+            building.abandoned = not building.cancel()
+
+    def after_fork_in_child(self) -> None:
+        """The parent's builds are none of the child's, whose futures nobody would ever complete."""
+        self._begun = {}
 
 
 def _alike(made: Source) -> tuple[str, str]:
@@ -114,6 +127,9 @@ def _alike(made: Source) -> tuple[str, str]:
 
 launcher_builds = LauncherBuilds()
 """This process's."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=launcher_builds.after_fork_in_child)
 
 
 def build_launcher(task: Message) -> Built:

@@ -49,9 +49,13 @@ class Setup:
 
 
 class Compiling(Future["Built"]):
-    """A compile that was handed over; `abandoned` once nobody waits for it any more."""
+    """A compile that waits for a worker, or that one is at."""
+
+    is_begun = False
+    """A worker has it: no longer does it wait for one, for a core, or for a pause to end."""
 
     abandoned = False
+    """Nobody waits for it any more."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -209,7 +213,7 @@ class WorkerPool:
         with self._lock:
             compiler.future = job.future
         try:
-            return compiler.run(job) if not job.future.abandoned else Built(cost_s=0.0, error="it was abandoned")
+            return compiler.run(job)
         finally:
             with self._lock:
                 compiler.future = None
@@ -262,12 +266,15 @@ class _Compiler:
 
     def run(self, job: _Job) -> Built:
         """Have it compile when a core is free; a worker that takes too long, not counting pauses, is killed."""
-        with core_slots().held(given_up=lambda: self.worker.has_ended):
+        with core_slots().held(given_up=lambda: self.worker.has_ended or job.future.abandoned):
             return self._run(job)
 
     def _run(self, job: _Job) -> Built:
+        if job.future.abandoned:
+            return Built(cost_s=0.0, error="it was abandoned")
         began = time.perf_counter()
         try:
+            job.future.is_begun = True
             self.worker.send(job.task)
             return Built.from_json(self.worker.receive(job.timeout_s), job.target)
         except WorkerTimeoutError:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
@@ -22,12 +23,13 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from triton.backends.nvidia import driver as nvidia  # noqa: E402
 
-from forecast_autotune.compilers import triton_compile, triton_launcher  # noqa: E402
+from forecast_autotune.compilers import triton_compile, triton_launcher, triton_pool  # noqa: E402
 from forecast_autotune.compilers.triton_compile import SourceCompiler  # noqa: E402
 from forecast_autotune.compilers.triton_launcher import LauncherBuilds  # noqa: E402
 from forecast_autotune.compilers.triton_pool import Compiling, WorkerPool, current_setup  # noqa: E402
 from forecast_autotune.compilers.triton_source import compile_here, gpu_target, make_source  # noqa: E402
 from forecast_autotune.compilers.triton_worker import Built  # noqa: E402
+from forecast_autotune.processes.core_slots import CoreSlots  # noqa: E402
 
 BUILDS = hasattr(nvidia, "make_launcher")
 DRIVERS_FUNCTIONS = (
@@ -160,12 +162,18 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> tuple[LauncherBuilds, Any, Handed
     return builds, made, pool
 
 
+def taken(building: Compiling) -> None:
+    """As a thread of the pool takes a task, and a worker gets it."""
+    building.set_running_or_notify_cancel()
+    building.is_begun = True
+
+
 def test_a_launch_waits_for_the_launcher_that_a_worker_is_at(handed: tuple[LauncherBuilds, Any, Handed]) -> None:
     builds, made, pool = handed
-    pool.building.set_running_or_notify_cancel()
+    taken(pool.building)
     later = threading.Timer(0.2, pool.building.set_result, [Built(cost_s=0.2)])
     later.start()
-    builds.finish(made)
+    builds.finish(made, math.inf)
     assert pool.building.done()
     assert begin(builds, made, pool) is None  # type: ignore[arg-type] # it is there
     later.join()
@@ -173,19 +181,60 @@ def test_a_launch_waits_for_the_launcher_that_a_worker_is_at(handed: tuple[Launc
 
 def test_a_launcher_that_no_worker_is_at_is_left_to_its_launch(handed: tuple[LauncherBuilds, Any, Handed]) -> None:
     builds, made, pool = handed
-    builds.finish(made)
+    builds.finish(made, math.inf)
     assert pool.building.cancelled()
     assert builds.builds("cuda")  # nothing was wrong with it
 
 
-def test_a_launcher_that_takes_too_long_is_waited_for_once(
+@pytest.mark.parametrize("held", ["core", "pool"])
+def test_a_launcher_that_waits_for_a_core_or_for_the_end_of_a_pause_is_left_to_its_launch(
+    held: str, pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds, made = LauncherBuilds(), source(64)
+    monkeypatch.setattr(builds, "builds", lambda _: True)
+    monkeypatch.setattr(triton_launcher, "PATIENCE_S", math.inf)
+    (tmp_path / "cores").mkdir()
+    slots = CoreSlots(tmp_path / "cores", cores=lambda: [0])
+    monkeypatch.setattr(triton_pool, "core_slots", lambda: slots)
+    with slots.held() if held == "core" else pool.paused():
+        building = begin(builds, made, pool)
+        while not building.running():
+            time.sleep(0.01)
+        builds.finish(made, math.inf)
+    assert "abandoned" in building.result(120).error
+    assert builds.builds("cuda")
+
+
+def test_a_launcher_is_waited_for_as_long_as_the_run_has_left_and_once(
     handed: tuple[LauncherBuilds, Any, Handed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     builds, made, pool = handed
     waited: list[float] = []
     monkeypatch.setattr(triton_launcher, "wait", lambda _, seconds: waited.append(seconds))
-    pool.building.set_running_or_notify_cancel()
-    builds.finish(made)
-    builds.finish(made)
-    builds.finish(source(64, torch.float16))  # of which none was begun
+    taken(pool.building)
+    builds.finish(made, 0.1)
+    builds.finish(made, math.inf)
+    builds.finish(source(64, torch.float16), math.inf)  # of which none was begun
+    assert waited == [0.1]
+
+
+def test_a_launcher_that_takes_too_long_is_not_waited_for_to_the_end(
+    handed: tuple[LauncherBuilds, Any, Handed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds, made, pool = handed
+    waited: list[float] = []
+    monkeypatch.setattr(triton_launcher, "wait", lambda _, seconds: waited.append(seconds))
+    taken(pool.building)
+    builds.finish(made, math.inf)
     assert waited == [triton_launcher.PATIENCE_S]
+
+
+def test_a_forked_child_waits_for_no_launcher_of_its_parents(
+    handed: tuple[LauncherBuilds, Any, Handed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds, made, pool = handed
+    monkeypatch.setattr(triton_launcher, "PATIENCE_S", math.inf)
+    taken(pool.building)
+    builds.after_fork_in_child()
+    builds.finish(made, math.inf)
+    assert not pool.building.done()

@@ -45,7 +45,8 @@ FORESEEN_ITEMSIZE, LONG_ROW = 2, 130  # bytes of an element; bytes that are mult
 FITTED = (2, 4)
 LAUNCH_US = 2.0  # of next to nothing, by the profiler (H200)
 WIDEST = 16  # bytes of one access
-SMALL_TILE, MANY_WAVES = 64 * 64, 32  # elements of a result, and programs for each unit of the device
+SMALL_SIDE, MANY_WAVES = 64, 32  # of a tile, two sides of which make a small one; programs for each unit of the device
+LEAST_SIDE = 16  # of a tile
 TILES = ("BLOCK_M", "BLOCK_N", "BLOCK_K")
 SCALED_IN_LOOP = "TILE_SIZE_A"  # a parameter of the template that scales block by block: nothing that is described
 
@@ -177,13 +178,13 @@ class Candidates:
     Args:
         lowered: the product.
         listed: Inductor's own candidates; the first is the default that others are compared with.
-        more: further ones; those of a template that is not in Inductor's own list, those that do not fit, and those whose
-            tiles are far too small, are left out.
+        more: further ones; those of a template that is not in Inductor's own list, and those that do not fit, are left out.
+        small: whether those whose tiles are far too small stay in.
     """
 
     may_go_on_whole = False
 
-    def __init__(self, lowered: Lowered, listed: Sequence[Any], more: Sequence[Any]) -> None:
+    def __init__(self, lowered: Lowered, listed: Sequence[Any], more: Sequence[Any], *, small: bool = True) -> None:
         own = {candidate.template.uid for candidate in listed}
         hardware, product = detect_hardware(str(lowered.device)), lowered.product
         every = [(candidate, _knobs(candidate)) for candidate in listed]
@@ -191,7 +192,7 @@ class Candidates:
         every += [
             (candidate, knobs)
             for candidate, knobs in further
-            if fits(product, knobs, hardware) and not is_too_small(product, knobs, hardware)
+            if fits(product, knobs, hardware) and (small or not is_too_small(product, knobs, hardware))
         ]
         names = tuple(dict.fromkeys(name for _, knobs in every for name in knobs))
         self.parameters: dict[Config, tuple[str, Any]] = {}
@@ -407,14 +408,17 @@ def fits(product: Product, knobs: Mapping[str, Any], hardware: Hardware) -> bool
 def is_too_small(product: Product, knobs: Mapping[str, Any], hardware: Hardware) -> bool:
     """Whether a template's tiles are so small that the device would run through many waves of them for nothing.
 
-    By none of 471 recorded products is such a tile the best. Of the exhaustive list for a large product it is half, and
-    each candidate costs 0.2 ms to look at.
+    Not where the result itself is as narrow. By none of 471 recorded products is such a tile the best. Of the exhaustive
+    list for a large product it is half, and each candidate costs 0.2 ms to look at.
     """
     m, n = (knobs.get(name) for name in TILES[:2])
     if not (isinstance(m, int) and isinstance(n, int) and hardware.units):
         return False
+    small_m, small_n = (
+        min(SMALL_SIDE, max(LEAST_SIDE, 1 << (size - 1).bit_length())) for size in (product.m, product.n)
+    )
     programs = product.batch * -(-product.m // m) * -(-product.n // n)
-    return m * n < SMALL_TILE and programs > MANY_WAVES * hardware.units
+    return m * n < small_m * small_n and programs > MANY_WAVES * hardware.units
 
 
 def tensor_share(hardware: Hardware) -> float:

@@ -20,6 +20,7 @@ from ...errors import CacheMissError
 from .hook import is_wanted
 from .narrowing import Narrowing
 from .request import stand_aside, stood_aside, uuid
+from .stragglers import note_begun
 from .torch_patches import patch_benchmarking, patch_finalizing, patch_fusion, patch_generated
 
 log = logging.getLogger(__name__)
@@ -199,6 +200,8 @@ def _listen() -> None:
             pooled = AsyncCompile.use_process_pool()  # as it is when they go to compilers, which is next
             for choice in filter(narrowing.may_leave, passed_on):
                 choice.annotations[POOLED] = pooled
+                if pooled:
+                    note_begun(choice)
             return passed_on
         except CacheMissError:
             raise

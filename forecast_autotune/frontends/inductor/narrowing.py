@@ -173,7 +173,8 @@ class Narrowing:
         known = (lowered, how.settings.mode, how.budget, str(how.settings.dir))
         chosen = self._known.get(known)
         if chosen is None:
-            chosen = self._remember(known, self._chosen(Candidates(lowered, listed, exhaustive()), how))
+            candidates = Candidates(lowered, listed, exhaustive(), small=Budget(how.budget).all)
+            chosen = self._remember(known, self._chosen(candidates, how))
         self._count_passed_on(chosen)
         passed_on = []
         for config, parameters in chosen.parameters.items():

@@ -11,13 +11,33 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ...tuning.stragglers import patience_s
 
 # So long it is waited after one has ended: as many times what the slowest of the others took, and as many seconds at least.
-# Longer where some may have queued. There are few of one product, so one is enough to compare with.
+# Longer where some may queue. There are few of one product, so one is enough to compare with.
 AT_ONCE, QUEUED, ENOUGH = 0.75, 1.5, 1
 LEFT = "forecast_autotune left"  # in a choice's annotations: what was left behind of its product and of equal ones
+
+BEHIND = "forecast_autotune behind"  # there: whether it may have queued behind other products' candidates
+
+_compiling: WeakValueDictionary[str, Any] = (
+    WeakValueDictionary()
+)  # choices of all products, by what is compiled for them
+
+
+def note_begun(choice: Any) -> None:
+    """Note a choice that goes to Inductor's compilers next; functions of libraries do not."""
+    if getattr(choice, "bmreq", None) is not None:
+        _compiling[choice.kernel_hash_key()] = choice
+        choice.annotations[BEHIND] = len(_compiling) > _compilers()
+
+
+def _compilers() -> int:
+    from torch._inductor import config as inductor_config
+
+    return inductor_config.compile_threads or 0
 
 
 def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Callable[[Any], bool]) -> Any:
@@ -33,12 +53,13 @@ def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Cal
     """
 
     def completed(futures: Mapping[Future[Any], Any], timeout: float | None = None) -> Iterator[Future[Any]]:
-        from torch._inductor import config as inductor_config
-
         if not all(map(may_leave, futures.values())):
-            yield from as_completed(futures, timeout=timeout)
+            for future in as_completed(futures, timeout=timeout):
+                _note_done(futures[future])
+                yield future
             return
-        times = AT_ONCE if (inductor_config.compile_threads or 0) >= 2 * len(futures) else QUEUED
+        few = _compilers() < 2 * len(futures)
+        times = QUEUED if few or any(each.annotations.get(BEHIND) for each in futures.values()) else AT_ONCE
         until = math.inf if timeout is None else time.monotonic() + timeout
         pending, took_s = set(futures), list[float]()
         while pending:
@@ -52,6 +73,8 @@ def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Cal
                     futures[future].annotations[LEFT].add(futures[future].kernel_hash_key())
                 return
             took_s += map(_seconds, done)
+            for future in done:
+                _note_done(futures[future])
             yield from done
 
     return completed
@@ -67,6 +90,10 @@ def wait_after_all(choices: Sequence[Any]) -> None:
     """Have choices that were left behind count as others do: whoever runs them waits for their compilers."""
     for choice in choices:
         choice.annotations[LEFT].clear()
+
+
+def _note_done(choice: Any) -> None:
+    _compiling.pop(choice.kernel_hash_key(), None)
 
 
 def _seconds(future: Future[Any]) -> float:

@@ -441,7 +441,7 @@ def test_a_signature_that_is_not_known_is_one_warning(timed: Timed) -> None:
 
 
 def test_a_failure_of_ours_is_one_warning_and_inductors_own_list(timed: Timed, monkeypatch: Any) -> None:
-    monkeypatch.setattr(narrowing, "Candidates", lambda *_: 1 // 0)
+    monkeypatch.setattr(narrowing, "Candidates", lambda *_, **__: 1 // 0)
     with pytest.warns(TuningWarning, match="ZeroDivisionError"):
         product()
     with warnings.catch_warnings():
@@ -571,18 +571,26 @@ def test_before_hopper_the_last_stage_of_a_tile_needs_no_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("small", "m", "tiles"),
+    ("small", "sizes", "tile"),
     [
-        (True, 8192, {"BLOCK_M": 64, "BLOCK_N": 32}),
-        pytest.param(False, 8192, {"BLOCK_M": 64, "BLOCK_N": 64}, id="large enough"),
-        pytest.param(False, 512, {"BLOCK_M": 64, "BLOCK_N": 32}, id="few of them"),
-        pytest.param(False, 8192, {}, id="no tiles"),
+        (True, (1, 8192, 6144), (64, 32)),
+        pytest.param(False, (1, 8192, 6144), (64, 64), id="large enough"),
+        pytest.param(False, (1, 512, 6144), (64, 32), id="few of them"),
+        pytest.param(False, (1, 8192, 6144), (), id="no tiles"),
+        pytest.param(False, (8192, 32, 32), (32, 32), id="as large as the result"),
+        pytest.param(True, (8192, 32, 32), (16, 16), id="smaller than a small result"),
+        pytest.param(False, (1, 1 << 20, 16), (64, 16), id="as wide as a narrow result"),
+        pytest.param(True, (1, 1 << 20, 16), (32, 16), id="smaller, of a narrow result"),
     ],
 )
-def test_tiles_of_which_there_would_be_very_many_are_too_small(small: bool, m: int, tiles: dict[str, Any]) -> None:
+def test_tiles_of_which_there_would_be_very_many_are_too_small(
+    small: bool, sizes: tuple[int, int, int], tile: tuple[int, ...]
+) -> None:
+    batch, m, n = sizes
     product = candidates.Product(
-        batch=1, m=m, n=6144, k=1536, a_by_rows=True, b_by_rows=False, itemsize=2, out_itemsize=2
+        batch=batch, m=m, n=n, k=1536, a_by_rows=True, b_by_rows=False, itemsize=2, out_itemsize=2
     )
+    tiles = dict(zip(("BLOCK_M", "BLOCK_N"), tile, strict=False))
     h100 = Hardware(kind="cuda", name="NVIDIA H100", capability="9.0", units=132)
     assert candidates.is_too_small(product, tiles, h100) is small
     assert not candidates.is_too_small(product, tiles, replace(h100, units=0))  # a device that nothing is known of
@@ -596,3 +604,14 @@ def test_tiles_that_are_too_small_are_no_candidates(monkeypatch: pytest.MonkeyPa
     product(m=16384, n=16384)
     fewer, all_that_fit = sorted(stored.decision.space_size for stored in decisions())
     assert fewer < 0.7 * all_that_fit
+
+
+@pytest.mark.usefixtures("timed")
+def test_where_all_are_to_be_timed_tiles_that_are_too_small_are_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for budget in ("2", "all"):
+        monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", budget)
+        monkeypatch.setattr(choices, "narrowing", narrowing.Narrowing())
+        product(m=16384, n=16384)
+    few, every = sorted((stored.decision for stored in decisions()), key=lambda decision: decision.space_size)
+    assert few.space_size < 0.7 * every.space_size
+    assert every.measured == every.space_size

@@ -16,7 +16,7 @@ from torch._inductor.async_compile import AsyncCompile
 from forecast_autotune.frontends.inductor import choices, stragglers
 from forecast_autotune.frontends.inductor.candidate_times import by_our_clock
 from forecast_autotune.frontends.inductor.narrowing import Narrowing
-from forecast_autotune.frontends.inductor.stragglers import LEFT, completed_or_left, is_left
+from forecast_autotune.frontends.inductor.stragglers import LEFT, completed_or_left, is_left, note_begun
 
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -31,6 +31,7 @@ class Choice:
     """A candidate of Inductor's; one behind whose name stands a ' is compiled as another is."""
 
     layout = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+    bmreq = object()
 
     def __init__(self, name: str) -> None:
         self.name, self.annotations = name, {LEFT: set[str]()}
@@ -79,6 +80,28 @@ def test_where_some_may_have_queued_it_is_waited_longer(
     with inductor_config.patch(compile_threads=threads):
         assert waited(futures_of(quick=1.0, slow=UNDER_WAY), timeout=60) == {"quick"}
     assert time.monotonic() - began >= least_s
+
+
+def test_what_may_have_queued_behind_other_products_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def patience(*_: Any, times: float, **__: Any) -> float:
+        asked.append(times)
+        return 60.0
+
+    monkeypatch.setattr(stragglers, "QUEUED", 0.2)
+    monkeypatch.setattr(stragglers, "patience_s", patience)
+    products = [futures_of(**{f"{name}{i}": 1.0 for i in range(4)}) for name in "abcd"]
+    with inductor_config.patch(compile_threads=9):
+        for futures in products[:3]:
+            for choice in futures.values():
+                note_begun(choice)
+        for futures in products[:3]:
+            waited(futures, timeout=60)
+        for choice in products[3].values():  # by then none of those is being compiled any more
+            note_begun(choice)
+        waited(products[3], timeout=60)
+    assert asked == [0.01, 0.01, 0.2, 0.01]
 
 
 @pytest.mark.parametrize(
