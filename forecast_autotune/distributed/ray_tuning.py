@@ -18,6 +18,9 @@ from .tuning_worker import decided_in, taken_in
 DEATHS = 3  # of processes that a task may cost: one that ends three is at fault itself
 PARTS = 2  # into which a device's fair share of the keys left is cut, so that none works alone for long at the end
 
+Part = tuple[str, str]
+"""A call or a key: its hardware's digest, and its name or its workload's digest."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Ended:
@@ -70,7 +73,8 @@ class TuningPlan:
         self._open: dict[Member, int] = {}  # calls or keys that a device is at
         self._start = 0.0  # when the first device began
         self.decided: set[tuple[str, str]] = set()
-        self._ended: dict[tuple[str, str], Ended] = {}  # by hardware, and by call or key
+        self._ended: dict[Part, Ended] = {}
+        self._redone: set[Part] = set()  # ended for who led them, and done once more since the last helper died
 
     @property
     def ended_tasks(self) -> list[Ended]:
@@ -104,12 +108,12 @@ class TuningPlan:
         """
         store = member.what.get("store")
         beside = [m.task for m in product.devices if m.task is not None and m.what.get("store") == store]
-        helped = [_parts(task) for task in beside if task.get("helps")]
+        helped = [_parts(member, task) for task in beside if task.get("helps")]
         to_help = [task for task in beside if _count(task) and not task.get("helps")]
         if not to_help or store is None:
             return None
         self._told[member], self._began[member], self._open[member] = [], time.monotonic(), 0
-        least: Value = min(to_help, key=lambda task: helped.count(_parts(task)))
+        least: Value = min(to_help, key=lambda task: helped.count(_parts(member, task)))
         return {**least, "helps": True}
 
     def _product(self, member: Member) -> _Product:
@@ -146,8 +150,8 @@ class TuningPlan:
             self._again(member, task, str(value["died"]))
         else:
             self._open[member] = 0
-            for name, what in _parts(task).items():
-                self._keep(member, name, what, value["problem"], value["warnings"])
+            for part, what in _parts(member, task).items():
+                self._keep(member, part, what, value["problem"], value["warnings"])
 
     def _keys_ended(self, member: Member, task: Value, value: Value) -> None:
         self._open[member] = 0
@@ -160,16 +164,18 @@ class TuningPlan:
                 product.keys.append(key)
                 continue
             problem = (value["problem"] or "it was not met again, or tuning it failed") if digests in left else ""
-            self._keep(member, key["workload"], key["what"], problem, ())
+            self._keep(member, digests, key["what"], problem, ())
 
     def ended(self, member: Member, task: Value, problem: str) -> None:
-        """See `Plan`; how a task went that ended well, its worker has told."""
+        """See `Plan`; how a task went that ended well, its worker has told. A problem is none of what has ended already."""
         self._open[member] = 0
         if task.get("helps"):
             return
         if problem:
-            for name, what in _parts(task).items():
-                self._keep(member, name, what, problem, ())
+            for part, what in _parts(member, task).items():
+                self._redone.discard(part)
+                if part not in self._ended:
+                    self._keep(member, part, what, problem, ())
         self._say(self.progress())
 
     def lost(self, member: Member, task: Value, how: str) -> None:
@@ -191,25 +197,28 @@ class TuningPlan:
 
     def _helper_lost(self, member: Member, task: Value, how: str) -> None:
         """Who came first to a key leads it, and that may be who was to help: where nobody is left, it is done once more."""
-        others = (m.task for m in self._product(member).devices if m is not member and m.task is not None)
-        if _parts(task) not in map(_parts, others):
-            for name in _parts(task):  # it has ended for who was to lead; how it ends now is what counts
-                self._ended.pop((member.what["hardware"], name), None)
+        product, parts = self._product(member), _parts(member, task)
+        others = (m.task for m in product.devices if m is not member and m.task is not None)
+        if all(parts != _parts(member, other) for other in others):
+            self._redone |= parts.keys() & self._ended.keys()
+            product.keys = deque(key for key in product.keys if (key["hardware"], key["workload"]) not in parts)
             self._again(member, {name: value for name, value in task.items() if name != "helps"}, how)
 
-    def _keep(self, member: Member, name: str, what: str, problem: str, warnings: Sequence[str]) -> None:
+    def _keep(self, member: Member, part: Part, what: str, problem: str, warnings: Sequence[str]) -> None:
         seconds = time.monotonic() - self._began[member]
         on = str(member.what["name"])
-        self._ended[member.what["hardware"], name] = Ended(
+        self._redone.discard(part)
+        self._ended.pop(part, None)
+        self._ended[part] = Ended(
             what=what, on=on, by=str(member), seconds=seconds, problem=problem, warnings=list(warnings)
         )
 
     def progress(self) -> str:
         """How far it is, and how long what is left may take."""
-        done = len(self._ended)
+        done = len(self._ended.keys() - self._redone)
         waiting = sum(len(p.keys) + sum(map(_count, p.todo)) for p in self._products.values())
         left = waiting + sum(self._open.values())
-        failed = sum(bool(each.problem) for each in self._ended.values())
+        failed = sum(bool(each.problem) for part, each in self._ended.items() if part not in self._redone)
         text = f"{done} of {done + left} done" + (f", {failed} failed" if failed else "")
         if not done or not left:
             return text
@@ -225,9 +234,9 @@ def _count(task: Value) -> int:
     return len(task["keys"]) if "keys" in task else int("call" in task)
 
 
-def _parts(task: Value) -> dict[str, str]:
-    """What a task is made of, in words, by what tells it from others."""
+def _parts(member: Member, task: Value) -> dict[Part, str]:
+    """The calls or keys that a task of a device is made of, in words."""
     if "keys" in task:
-        return {str(key["workload"]): str(key["what"]) for key in task["keys"]}
+        return {(str(key["hardware"]), str(key["workload"])): str(key["what"]) for key in task["keys"]}
     name = str(task.get("call", ""))
-    return {name: name or "finding the program's keys"}
+    return {(str(member.what["hardware"]), name): name or "finding the program's keys"}

@@ -40,6 +40,13 @@ def given(plan: TuningPlan, member: Member) -> Any:
     return member.task
 
 
+def keys_of(*workloads: str, hardware: Any = H200) -> list[dict[str, str]]:
+    return [
+        {"hardware": hardware.digest, "workload": name, "what": name, "on": hardware.name, "why": ""}
+        for name in workloads
+    ]
+
+
 def told_of(job: Job) -> list[str]:
     """What a worker tells that has tuned a job."""
     place = TuningKey.of(job)
@@ -102,6 +109,50 @@ def test_a_task_whose_last_helper_dies_is_done_once_more_for_it_may_have_led(tmp
     plan.told(one, again, {"problem": "", "warnings": []})
     plan.ended(one, again, "")
     assert [each.what for each in plan.ended_tasks] == ["a"], "one call is told of once"
+
+
+def test_helpers_that_die_again_and_again_make_no_failure_of_what_was_done(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    one, two = device(H200, calls=["a"]), device(H200, calls=["a"])
+    for member in (one, two):
+        member.what = {**member.what, "store": ["a file"]}
+    for _ in range(DEATHS):
+        task, helping = given(plan, one), given(plan, two)
+        plan.told(one, task, {"problem": "", "warnings": []})
+        plan.ended(one, task, "")
+        one.task = None
+        plan.told(two, helping, {"died": "the process that called it was killed by SIGSEGV"})
+        plan.ended(two, helping, "")
+        two.task = None
+    assert plan.is_done
+    assert plan.progress() == "1 of 1 done"
+    assert [(each.what, each.problem) for each in plan.ended_tasks] == [("a", "")]
+
+
+def test_a_key_that_was_put_back_is_tuned_once_though_a_helper_dies(tmp_path: Path) -> None:
+    plan, one = plan_of(tmp_path, wanted=None), device(H200)
+    two = device(H200)
+    for member in (one, two):
+        member.what = {**member.what, "store": ["a file"]}
+    plan.told(one, given(plan, one), {"keys": keys_of("x", "y")})
+    plan.ended(one, {}, "")
+    task, helping = given(plan, one), given(plan, two)
+    assert helping == {**task, "helps": True}
+    plan.told(one, task, {"left": [[H200.digest, "x"]], "problem": "", "warnings": []})
+    plan.ended(one, task, "")
+    one.task = None
+    plan.lost(two, helping, "the node died")
+    assert plan.progress() == "0 of 2 done"
+    assert given(plan, one)["keys"] == keys_of("x", "y")
+
+
+def test_keys_of_one_workload_on_two_kinds_of_hardware_are_told_of_apart(tmp_path: Path) -> None:
+    plan, member = plan_of(tmp_path, wanted=None), device(H200)
+    keys = [*keys_of("x"), *keys_of("x", hardware=H100)]
+    plan.told(member, given(plan, member), {"keys": keys})
+    for left in ([[H100.digest, "x"]],) * 2:
+        plan.told(member, given(plan, member), {"left": left, "problem": "", "warnings": []})
+    assert [bool(each.problem) for each in plan.ended_tasks] == [False, True]
 
 
 def test_h100_and_h200_share_forecasts_and_never_decisions(tmp_path: Path) -> None:
