@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...compilers.triton_hash import begin_hashing
+from ...compilers.triton_ahead import begin_ahead
 from ...core.text import shown
 from ...core.user_warnings import warn_user
 from ...errors import InvalidInputError, MissingExtraError, SettingError, TuningWarning
@@ -105,7 +105,7 @@ def install(
         importlib.import_module("triton")
     except ImportError as err:
         raise MissingExtraError("Triton is not installed, so there is no tuner to reach: pip install triton") from err
-    begin_hashing()
+    begin_ahead(workers=True)
     kind = autotuner_class()
     with lock:
         _packages = chosen

@@ -1,4 +1,7 @@
-"""Triton's hash of itself, which the first compile of a process waits for, taken while the program still starts."""
+"""What the first compile of a process waits for, begun while the program still starts.
+
+That is Triton's hash of itself, and what compile workers are forked from.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,32 @@ DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # of NVIDIA and AMD on Linux: without 
 _hashing: threading.Thread | None = None
 
 
-def begin_hashing(mode: str | None = None) -> None:
-    """Begin to hash Triton in a thread, once in a process: each compile and look-up needs that, 0.5 to 0.9 s on an H100.
+def begin_ahead(mode: str | None = None, *, workers: bool = False) -> None:
+    """Begin in threads, once in a process, what the first compile will need.
 
-    Triton keeps it. Not in mode `first`, which leaves all to Triton, nor in processes such as those that load data.
+    To hash Triton takes 0.5 to 0.9 s on an H100, and Triton keeps the hash. What workers are forked from takes 0.3 s to
+    start from a warm disk, and ends where no worker is wanted soon.
+
+    Not in mode `first`, which leaves all to Triton, nor in processes such as those that load data.
 
     Args:
         mode: what code says of it; the environment has the last word.
+        workers: whether kernels are sure to be launched: then workers are made ready too, where a first call will wait for
+            them, as in mode `tune`.
     """
     global _hashing
     if _hashing is not None or multiprocessing.current_process().daemon or not any(map(os.path.exists, DRIVERS)):
         return
     # Not the process's own environment, of which mistakes would be warned of: that is for the first call.
     with contextlib.suppress(AutotuneError, RuntimeError):  # as are settings that are wrong; or no more threads
-        if Settings.from_environment(dict(os.environ), mode=mode).mode != "first":
+        mode = Settings.from_environment(dict(os.environ), mode=mode).mode
+        if mode != "first":
             _hashing = threading.Thread(target=_hash_triton, name="forecast_autotune-hash", daemon=True)
             _hashing.start()
+        if workers and mode == "tune":
+            from .triton_pool import shared_pool
+
+            shared_pool().start_ahead()
 
 
 def wait_for_hash() -> None:

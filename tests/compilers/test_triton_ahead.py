@@ -1,10 +1,11 @@
 # ruff: noqa: N803  # Triton kernels write their meta-parameters in capitals
-"""Triton's hash of itself, taken while a program still starts."""
+"""Triton's hash of itself, and what workers are forked from: made ready while a program still starts."""
 
 from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,22 +20,33 @@ import triton.language as tl  # noqa: E402
 from triton.runtime.cache import triton_key  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
-from forecast_autotune.compilers import triton_hash  # noqa: E402
+from forecast_autotune.compilers import triton_ahead, triton_pool  # noqa: E402
+from forecast_autotune.compilers.triton_launcher import LauncherTask  # noqa: E402
+from forecast_autotune.compilers.triton_pool import WorkerPool, current_setup  # noqa: E402
+from forecast_autotune.compilers.triton_source import gpu_target  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
+    pool = WorkerPool(2)
+    monkeypatch.setattr(triton_pool, "shared_pool", lambda: pool)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(autouse=True)
 def with_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     driver = tmp_path / "nvidiactl"
     driver.touch()
-    monkeypatch.setattr(triton_hash, "DRIVERS", (str(driver),))
-    monkeypatch.setattr(triton_hash, "_hashing", None)
+    monkeypatch.setattr(triton_ahead, "DRIVERS", (str(driver),))
+    monkeypatch.setattr(triton_ahead, "_hashing", None)
     triton_key.cache_clear()
     yield
     fa.uninstall()
 
 
 def is_hashed() -> bool:
-    triton_hash.wait_for_hash()
+    triton_ahead.wait_for_hash()
     return bool(triton_key.cache_info().currsize)
 
 
@@ -61,10 +73,10 @@ def test_a_compile_waits_for_the_hash_that_is_under_way(monkeypatch: pytest.Monk
         began.set()
         may_end.wait(60)
 
-    monkeypatch.setattr(triton_hash, "_hash_triton", hash_slowly)
+    monkeypatch.setattr(triton_ahead, "_hash_triton", hash_slowly)
     fa.install()
     assert began.wait(60)
-    waiting = threading.Thread(target=triton_hash.wait_for_hash)
+    waiting = threading.Thread(target=triton_ahead.wait_for_hash)
     waiting.start()
     waiting.join(0.1)
     assert waiting.is_alive()
@@ -87,7 +99,7 @@ def test_a_mistaken_setting_is_left_for_the_first_call_to_tell(monkeypatch: pyte
 )
 def test_triton_is_not_hashed(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     if why == "nothing to launch on":
-        monkeypatch.setattr(triton_hash, "DRIVERS", ("/dev/none",))
+        monkeypatch.setattr(triton_ahead, "DRIVERS", ("/dev/none",))
     if why == "left to Triton":
         monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "first")
     if why == "a setting is wrong":
@@ -96,3 +108,44 @@ def test_triton_is_not_hashed(monkeypatch: pytest.MonkeyPatch, why: str) -> None
         monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     decorated(mode="first") if why == "code leaves it" else fa.install()
     assert not is_hashed()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_what_workers_are_forked_from_is_ready_before_the_first_is_wanted(pool: WorkerPool) -> None:
+    fa.install()
+    wait_for(lambda: pool._server.pid)
+    server = pool._server.pid
+    assert pool.started == 0
+    task = LauncherTask(name="kernel", signature={}, target=gpu_target("cuda:90"))
+    setup = current_setup()
+    assert setup is not None
+    pool.submit(task, setup, 60).result(60)
+    assert pool._server.pid == server
+    assert pool.started == 1
+
+
+def test_it_ends_where_no_worker_is_wanted_soon(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_pool, "IDLE_S", 0.1)
+    fa.install()
+    wait_for(lambda: pool._server._folder)  # one was started
+    wait_for(lambda: pool._server.pid is None)
+
+
+@pytest.mark.parametrize("mode", ["online", "cached", "forecast", "strict", "first"])
+def test_workers_are_not_made_ready_where_no_call_waits_for_them(
+    mode: str, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
+    fa.install()
+    assert not pool._threads
+
+
+def test_workers_are_not_made_ready_where_a_kernel_is_but_decorated(pool: WorkerPool) -> None:
+    decorated()
+    assert not pool._threads
