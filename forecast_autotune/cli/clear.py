@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ..errors import InvalidInputError
 from ._exit_codes import NOTHING, OK
 from ._parsing import Subparsers, add_store_argument, new_parser
 from ._store import is_missing, store_of
@@ -20,13 +21,17 @@ def add_parser(subparsers: Subparsers) -> None:
         nothing="nothing was removed: there is nothing, or the answer was no",
     )
     parser.add_argument("--kernel", metavar="K", help="only the kernel of exactly this name")
-    parser.add_argument("--yes", action="store_true", help="do not ask; at a terminal the command asks otherwise")
+    parser.add_argument("--yes", action="store_true", help="do not ask; required where there is no terminal to ask at")
     add_store_argument(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Remove it, after asking at a terminal."""
+    """Remove it, after asking at a terminal.
+
+    Raises:
+        InvalidInputError: there is no terminal, and no `--yes`.
+    """
     from ..store.config_files.imported import count_imported, remove_imported
     from .prune import remove_builds, say_removed
 
@@ -34,7 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
     imported = arguments.kernel is None and count_imported(store.path.parent)
     if not imported and is_missing(store):
         return NOTHING
-    if not arguments.yes and sys.stdin.isatty():
+    if not arguments.yes:
+        if not sys.stdin.isatty():
+            raise InvalidInputError(
+                "clear asks before it removes anything, and there is no terminal to ask at: add --yes"
+            )
         what = "everything" if arguments.kernel is None else f"everything of {arguments.kernel}"
         print(f"Remove {what} from {store.path}? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif covered:
         _print(covered)
     else:
-        say("no key is known here")
+        say("no key is known here; rehearsals do not count")
     return OK if covered and not open_ones else NOTHING
 
 

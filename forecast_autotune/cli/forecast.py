@@ -70,9 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ._values import read_arguments, read_grid
 
     grid = None if arguments.grid is None else read_grid(arguments.grid)
-    hardware = _hardware(arguments.target)
     named = read_arguments(arguments.arg)
     kernel = load_kernel(arguments.kernel)
+    hardware = _hardware(arguments.target)
     from ..frontends.triton.offline_forecast import OfflineCall
 
     call = OfflineCall(kernel, named, hardware=hardware, grid=grid)

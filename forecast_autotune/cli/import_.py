@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..core.figures import counted
 from ._exit_codes import OK
 from ._parsing import FORMATS, Subparsers, add_store_argument, new_parser
 from ._store import store_of
@@ -40,8 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         kept, others = import_files(store.path.parent, BY_NAME[arguments.format], arguments.file)
         passed_by = f", and passed by {others} that are named otherwise" if others else ""
-        say(f"took in {kept} config {'file' if kept == 1 else 'files'} of {arguments.format}{passed_by}")
+        say(f"imported {counted(kept, 'config file')} of {arguments.format}{passed_by}")
         return OK
     outcomes, decisions = store.import_files(arguments.file)
-    say(f"took in {outcomes} outcomes and {decisions} decisions that were not here")
+    say(f"imported {counted(outcomes, 'new outcome')} and {counted(decisions, 'new decision')}")
     return OK

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..core.figures import as_duration
+from ..core.figures import as_duration, counted
 from ..errors import AutotuneError
 from ..features.kernel_kinds import KINDS
 from ._exit_codes import NOTHING, OK
@@ -91,8 +91,8 @@ def _print(
     facts = [
         ("store", f"{stats.path}, {_size(stats.size_bytes)}, schema {stats.schema}, journal {stats.journal}"),
         ("decisions", f"{decisions}{_by(stats.decisions)}; {stats.superseded} superseded"),
-        ("covering", f"{stats.workloads} workloads of {stats.programs} programs on {stats.hardware} kinds of hardware, "
-                     f"{stats.toolchains} toolchains"),
+        ("covering", f"{counted(stats.workloads, 'workload')} of {counted(stats.programs, 'program')} on {stats.hardware} "
+                     f"{'kind' if stats.hardware == 1 else 'kinds'} of hardware, {counted(stats.toolchains, 'toolchain')}"),
         ("outcomes", f"{stats.measurements} measurements, {failures} failures{_by(stats.failures)}"),
         ("forecasts", f"{stats.forecasts} made before an outcome, {stats.abstentions} abstentions"),
         ("hits", str(stats.hits)),
@@ -151,8 +151,8 @@ def _honesty(scores: Mapping[str, Any]) -> str:
 
 def _falling(falls: bool | None) -> str:
     if falls is None:
-        return "too few to tell whether the confident ones are the right ones"
-    return "the confident ones are the right ones" if falls else "confidence does not tell the right ones"
+        return "too few to tell whether errors fall with confidence"
+    return "errors fall with confidence" if falls else "errors do not fall with confidence"
 
 
 def _fields(scale: SigmaScale) -> dict[str, float]:

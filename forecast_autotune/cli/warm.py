@@ -78,11 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
     elif rows:
         _print(rows)
     results = Counter(row.result for row in rows)
-    took = as_duration(sum(row.seconds for row in rows if row.result == "compiled"))
-    say(
-        f"{counted(results['compiled'], 'config')} compiled, which took compilers {took}; {results['there']} there before; "
-        f"{results['failed']} failed; {results['left']} left to the first launch"
-    )
+    if rows:
+        took = as_duration(sum(row.seconds for row in rows if row.result == "compiled"))
+        say(
+            f"{counted(results['compiled'], 'config')} compiled, {took} of the compilers' time; {results['there']} there "
+            f"before; {results['failed']} failed; {results['left']} left to the first launch"
+        )
     if interrupted:
         raise KeyboardInterrupt
     return OK if rows and not results["failed"] and not results["left"] else NOTHING

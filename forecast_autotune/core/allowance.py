@@ -12,7 +12,7 @@ class Allowance:
     Nothing is tried that it does not cover when it begins. What a launch costs beyond what was expected leaves the account
     in debt, and is repaid before the next one. So exploring never takes more than its share of the time and one launch.
 
-    A candidate that is faster than what would have run pays nothing in.
+    A candidate's call pays in what it took, at most what would have run takes: what it saves is not paid in.
     """
 
     def __init__(self) -> None:
@@ -25,15 +25,12 @@ class Allowance:
         """Time in tuned kernels whose key was not decided yet, of the calls that took a turn."""
         self.explored_us = 0.0
         """Time that candidates took longer than what would have run, loading them included."""
-        self.saved_us = 0.0
-        """Time that calls of undecided keys took less than under the default config, as far as that is known."""
         self._held_us = 0.0
 
-    def earn(self, us: float, saved_us: float = 0.0) -> None:
-        """Note time that a tuned kernel took, and what of the default's time that saved."""
+    def earn(self, us: float) -> None:
+        """Note time that a tuned kernel took."""
         with self._lock:
             self.kernels_us += us
-            self.saved_us += saved_us
 
     def hold(self, us: float, share: float) -> bool:
         """Hold what a candidate is expected to cost, until it is settled; False where the account does not cover it."""

@@ -212,8 +212,8 @@ class JobStore:
         except UnreachableError as err:
             warn_once(
                 f"the other ranks cannot be reached ({err}): {self.channel} decides by its own store from now on, and "
-                "perhaps otherwise than they. Look whether the process that serves the job's key-value store, most often "
-                "rank 0, still runs"
+                "may decide differently. Check that the process that serves the job's key-value store, most often rank 0, "
+                "is still running"
             )
             return None
 

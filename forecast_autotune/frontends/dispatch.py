@@ -178,7 +178,8 @@ class Dispatcher:
     def entry(self, key: Hashable, call: Any) -> Entry:
         """The entry for a call's key, decided now if it is still open.
 
-        While another thread measures, nobody waits: the call gets the default, and the key stays open.
+        While another thread measures, nobody waits: the call runs what the key ran before, else the default, and the key
+        stays open.
 
         Args:
             key: as it is looked up.

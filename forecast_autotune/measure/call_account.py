@@ -44,8 +44,8 @@ class CallAccount:
         self.explored_s += cost_us * 1e-6
 
     def earn(self, us: float, saved_us: float = 0.0) -> None:
-        """Note time that a call took, and what of the default's time that saved."""
-        self._allowance.earn(us, saved_us)
+        """Note time that a call took, and how much less that was than the default's."""
+        self._allowance.earn(us)
         self.saved_s += saved_us * 1e-6
 
     def release_all(self) -> None:

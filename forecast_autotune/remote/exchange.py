@@ -139,7 +139,7 @@ class Exchange:
         """Send decisions that the remote store does not have, with the outcomes of their keys; returns how many."""
         sent = 0
         with self._alone():
-            for (hardware, program), unsent in self._by_folder(self.unsent()).items():
+            for (hardware, program), unsent in self._by_folder(self._unsent()).items():
                 entries = [entry for each in unsent for entry in self._entries(each)]
                 written = self._write(hardware, program, Contents(entries=tuple(entries)))
                 self.mirror.keep_sent({each.note: each.content for each in unsent}, written)
@@ -147,9 +147,12 @@ class Exchange:
         return sent
 
     def unsent(self) -> list[Unsent]:
-        """This machine's own decisions that hold and that were not sent, as far as they are any other machine's concern."""
+        """This machine's own decisions that hold and were not sent; those of rehearsals are no other machine's concern."""
+        return [each for some in self._by_folder(self._unsent()).values() for each in some]
+
+    def _unsent(self) -> Iterator[Unsent]:
         sent = self.mirror.sent()
-        return [each for each in self._decisions() if sent.get(each.note) != each.content]
+        return (each for each in self._decisions() if sent.get(each.note) != each.content)
 
     def _decisions(self) -> Iterator[Unsent]:
         after = -1

@@ -23,7 +23,7 @@ class Spending:
 
     @contextmanager
     def on(self, doing: str) -> Iterator[None]:
-        """While this is held, time is spent on `waiting`, `timing`, or, without a name, on the run's own work."""
+        """While this is held, time counts as `waiting` or `timing`; under any other name, as the run's own work."""
         before = self._doing
         self._turn_to(doing)
         try:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -229,10 +230,19 @@ def test_export_clear_and_import_bring_everything_back(
     assert printed(capsys, "export", str(tmp_path / "out.jsonl"))[0] == ""
     printed(capsys, "clear", "--yes")
     printed(capsys, "list", code=1)
-    assert "9 outcomes and 6 decisions" in printed(capsys, "import", str(tmp_path / "out.jsonl"))[1]
+    assert "9 new outcomes and 6 new decisions" in printed(capsys, "import", str(tmp_path / "out.jsonl"))[1]
     assert printed(capsys, "list", "--json")[0] == before
     assert "3 decisions" in printed(capsys, "prune")[1]
     printed(capsys, "clear", "--yes", "--kernel", "nothing", code=1)
+
+
+def test_clear_asks_a_terminal_alone_and_removes_nothing_where_there_is_none(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = printed(capsys, "list", "--json")[0]
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert "there is no terminal to ask at: add --yes" in printed(capsys, "clear", code=2)[1]
+    assert printed(capsys, "list", "--json")[0] == before
 
 
 def test_hardware_that_is_not_there_is_answered_with_the_nearest(
@@ -325,14 +335,14 @@ def test_a_reader_that_leaves_is_no_error(store: Path) -> None:
     assert (told.returncode, told.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("verb", ["list", "stats --json", "show evil", "pending --json", "clear"])
+@pytest.mark.parametrize("verb", ["list", "stats --json", "show evil", "pending --json", "clear --yes"])
 def test_streams_that_the_caller_closed_change_no_exit_code(store: Path, verb: str) -> None:
     quiet = f"'{sys.executable}' -m forecast_autotune {verb}"
     expected = 1 if "pending" in verb else 0  # nothing is pending
     told = subprocess.run(["sh", "-c", f"{quiet} <&- >&-"], capture_output=True, text=True, check=False)
     assert "Traceback" not in told.stderr
     assert told.returncode == expected
-    if verb != "clear":
+    if not verb.startswith("clear"):
         assert subprocess.run(["sh", "-c", f"{quiet} <&- >&- 2>&-"], check=False).returncode == expected
 
 

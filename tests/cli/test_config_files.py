@@ -97,7 +97,7 @@ def test_import_takes_files_and_folders_and_clear_forgets_them(
     told(capsys, "export", "--format", "vllm", "out")
     (folder / "out" / "other.json").write_text("no JSON")
     assert told(capsys, "import", "--format", "vllm", "out") == (
-        "forecast-autotune: took in 1 config file of vllm, and passed by 1 that are named otherwise\n"
+        "forecast-autotune: imported 1 config file of vllm, and passed by 1 that are named otherwise\n"
     )
     told(capsys, "import", "--format", "vllm", f"out/{FILE}")
     assert "other.json has no name that vllm looks for" in told(

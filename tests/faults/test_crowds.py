@@ -181,7 +181,7 @@ pack, until = sys.argv[1], time.monotonic() + float(sys.argv[2])
 told = io.StringIO()
 while time.monotonic() < until:
     for words in (["list"], ["show", "bowl 1"], ["stats"], ["prune"], ["export", pack], ["import", pack],
-                  ["clear", "--kernel", "another"], ["pending"], ["skills", "--json"]):
+                  ["clear", "--kernel", "another", "--yes"], ["pending"], ["skills", "--json"]):
         with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
             code = main(words)
         if code == 2 and words[0] != "show":  # which may stand for several

@@ -385,7 +385,7 @@ def test_fla_suggests_the_key_then_one_alike_then_the_default(tmp_path: Path) ->
 def test_a_broken_file_is_refused_and_nothing_is_taken_in(tmp_path: Path, content: object, complaint: str) -> None:
     good = a_file(tmp_path / "in", ROWS)
     bad = a_file(tmp_path / "in", content, f"{MIXTRAL},dtype=fp8_w8a8.json")
-    with pytest.raises(InvalidInputError, match="nothing is taken in, for ") as refused:
+    with pytest.raises(InvalidInputError, match="nothing was imported: ") as refused:
         import_files(tmp_path, VLLM, [good, bad])
     assert complaint in str(refused.value)
     assert str(bad) in str(refused.value)

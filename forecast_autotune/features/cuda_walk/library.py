@@ -300,16 +300,9 @@ def _shuffle(m: Machine, _: Sequence[Any], given: Sequence[Code]) -> Any:
     return Unknown(value.type) if isinstance(value, Unknown) else value
 
 
-def _vote(m: Machine, _: Sequence[Any], given: Sequence[Code]) -> Any:
+def _unknown(m: Machine, _: Sequence[Any], given: Sequence[Code]) -> Any:
     for each in given:
         each.value(m)
-    return UNKNOWN_INT
-
-
-def _barrier(m: Machine, _: Sequence[Any], given: Sequence[Code]) -> Any:
-    for each in given:
-        each.value(m)
-    m.barrier()
     return UNKNOWN_INT
 
 
@@ -406,13 +399,13 @@ _CALLS: dict[str, Callable[[Machine, Sequence[Any], Sequence[Any]], Any]] = {
     "min": _least_or_most("<"), "max": _least_or_most(">"), "umin": _least_or_most("<"), "umax": _least_or_most(">"),
     **{name: _computes(count) for name, count in (_UNARY | _BINARY | _FUSED).items()},
     **dict.fromkeys(_SHUFFLES, _shuffle),
-    **dict.fromkeys(_VOTES, _vote),
+    **dict.fromkeys(_VOTES, _unknown),
     **dict.fromkeys(_ATOMICS, _atomic),
     **{name: _converted(kind) for name, kind in _CONVERSIONS.items()},
     **{f"make_{n}": _made(kind) for n, kind in BUILTIN_TYPES.items() if isinstance(kind, StructType)},
     **dict.fromkeys(_WHOLE_LOADS, _whole_load),
     **dict.fromkeys(_WHOLE_STORES, _whole_store),
-    **dict.fromkeys(("__syncthreads", "__syncthreads_or", "__syncthreads_and", "__syncthreads_count"), _barrier),
+    **dict.fromkeys(("__syncthreads", "__syncthreads_or", "__syncthreads_and", "__syncthreads_count"), _unknown),
     **dict.fromkeys(("__syncwarp", "__threadfence", "__threadfence_block", "__pipeline_commit"), _nothing),
     "__builtin_assume": _nothing,
     "__pipeline_memcpy_async": _copy_async, "__pipeline_wait_prior": _wait,

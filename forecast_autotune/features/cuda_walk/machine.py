@@ -83,7 +83,6 @@ class Counts:
     """What the threads of a launch do, on average; accesses one by one."""
 
     operations: float = 0.0
-    barriers: float = 0.0
     shared: dict[str, float] = field(default_factory=dict)  # bytes by array
     local_bytes: float = 0.0  # of arrays that a thread has
     stages: int = 1  # copies past the registers that are under way at once, and the one that is used
@@ -442,11 +441,6 @@ class Machine:
         if mask is True and not isinstance(times, np.ndarray):
             return float(times) * self.weight
         return float((threads.weight * mask * times).sum()) * self.weight
-
-    def barrier(self) -> None:
-        """Count a barrier of the block."""
-        if self.threads is not None and not self._quiet:
-            self.counts.barriers += self._share(self.threads)
 
     # Loops ------------------------------------------------------------------------------------------------------------
 

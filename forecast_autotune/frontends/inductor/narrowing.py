@@ -53,9 +53,7 @@ FAR_SLOWER = 1.2
 MARK = "forecast_autotune"  # in a candidate's annotations: what was chosen with it, and its config
 DROPPED = "forecast_autotune dropped"  # there: whether it is to be left out of the whole list
 MOST_KNOWN = 256  # products
-OTHER_RANKS = (
-    "compiled here until the next process as the best of this rank, for it has not timed what the ranks decided on:"
-)
+OTHER_RANKS = "this rank has not timed what the ranks decided on, and compiles its own best until the next process:"
 
 
 @dataclass(slots=True)

@@ -84,8 +84,8 @@ def install(
     `decisions` and `explain()`. A second call only changes which packages are meant.
 
     Our front end, and torch with it, is imported at the first launch: when Triton is being imported torch may be half
-    imported, and a program without kernels need not wait. In mode `tune`, what compilers are started from is begun beside the
-    program; it ends where none is wanted soon.
+    imported, and a program without kernels need not wait. In mode `tune`, what compilers are started from is begun beside
+    the program; it ends where none is wanted soon.
 
     With `inductor`, `torch.compile` with max-autotune, too, compiles and times only those of its own candidates for matrix
     products that forecasts favour, and their times are remembered. Where this torch is not as it is known here, one warning

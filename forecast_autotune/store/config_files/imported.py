@@ -64,7 +64,7 @@ def import_files(store: Path, known: ConfigFormat, paths: Sequence[Path]) -> tup
     if broken:
         more = f"; and {len(broken) - 5} more" if len(broken) > 5 else ""
         raise InvalidInputError(
-            f"nothing is taken in, for {'; '.join(broken[:5])}{more}. Mend or leave out what is named"
+            f"nothing was imported: {'; '.join(broken[:5])}{more}. Fix these files, or leave them out"
         )
     root = store / FOLDER / known.name
     for name, content in parsed:
