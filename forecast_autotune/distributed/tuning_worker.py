@@ -99,10 +99,10 @@ class TuningWorker:
             raise InvalidInputError(f"there is no folder {folder} on {os.uname().nodename}: share it among the nodes")
         self._suite, self._command, self._cwd, self._keys = suite, list(command), folder, keys
         changes = {
-            "OMP_NUM_THREADS": None,
+            "OMP_NUM_THREADS": None,  # Ray sets it to 1
             **dict.fromkeys(_settings(os.environ), None),
             **environment,
-        }  # Ray sets it to 1
+        }
         if own := os.environ.get(f"{PREFIX}DIR"):
             changes[f"{PREFIX}DIR"] = own
         changes[work_sharing.VARIABLE] = this_process()  # which has its device to itself, as long as it lives
