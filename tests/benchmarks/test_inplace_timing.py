@@ -11,8 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from inplace_timing import main, rank_correlation, shown, summary  # noqa: E402
+from inplace_timing import main, shown, summary  # noqa: E402
 from rehearsed import own_triton_cache  # noqa: E402
+
+from forecast_autotune.evaluation.scores import spearman  # noqa: E402
 
 KNOBS = [{"BLOCK": b} for b in (128, 256, 512)]
 
@@ -24,13 +26,13 @@ def own_cache(tmp_path: Path) -> Iterator[None]:
 
 
 def test_equal_orders_correlate_opposite_negatively_and_flat_not_at_all() -> None:
-    assert rank_correlation([1, 5, 9], [10, 11, 900]) == pytest.approx(1)
-    assert rank_correlation([1, 5, 9], [3, 2, 1]) == pytest.approx(-1)
-    assert rank_correlation([1, 1, 1], [3, 2, 1]) is None
+    assert spearman([1, 5, 9], [10, 11, 900]) == pytest.approx(1)
+    assert spearman([1, 5, 9], [3, 2, 1]) == pytest.approx(-1)
+    assert spearman([1, 1, 1], [3, 2, 1]) is None
 
 
 def test_equal_values_share_their_mean_rank() -> None:
-    assert rank_correlation([1, 1, 2], [1, 2, 3]) == pytest.approx(0.866, abs=1e-3)
+    assert spearman([1, 1, 2], [1, 2, 3]) == pytest.approx(0.866, abs=1e-3)
 
 
 def test_each_choice_is_judged_by_what_it_truly_costs() -> None:

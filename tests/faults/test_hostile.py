@@ -119,7 +119,7 @@ def test_names_of_a_pack_run_nothing_and_command_no_terminal(tmp_path: Path, fau
         before = files_in(case.folder)
         with case.attempt():
             code, shown = on_a_terminal(["import", str(pack)], case, here)
-            assert (code, f"{len(texts)} decisions" in shown) == (0, True), shown
+            assert (code, f"{len(texts)} new decisions" in shown) == (0, True), shown
         store = StoreFile(case.store)
         ours = [stored.digest for stored in store.decisions()]
         assert len(ours) == len(texts)
