@@ -32,12 +32,14 @@ def begin_ahead(mode: str | None = None, *, workers: bool = False) -> None:
             them, as in mode `tune`.
     """
     global _hashing
-    if _hashing is not None or multiprocessing.current_process().daemon or not any(map(os.path.exists, DRIVERS)):
+    if _hashing is not None and not workers:
+        return
+    if multiprocessing.current_process().daemon or not any(map(os.path.exists, DRIVERS)):
         return
     # Not the process's own environment, of which mistakes would be warned of: that is for the first call.
     with contextlib.suppress(AutotuneError, RuntimeError):  # as are settings that are wrong; or no more threads
         mode = Settings.from_environment(dict(os.environ), mode=mode).mode
-        if mode != "first":
+        if mode != "first" and _hashing is None:
             _hashing = threading.Thread(target=_hash_triton, name="forecast_autotune-hash", daemon=True)
             _hashing.start()
         if workers and mode == "tune":

@@ -131,9 +131,9 @@ class WorkerPool:
 
     def _add_thread(self, *, ahead: bool = False) -> None:
         thread = threading.Thread(target=self._serve, args=(ahead,), name="forecast_autotune-compile", daemon=True)
+        thread.start()
         self._threads.append(thread)
         self._idle += 1
-        thread.start()
 
     def paused(self) -> AbstractContextManager[None]:
         """Stop every compile, its tools included, for as long as something is timed that must not be disturbed."""
@@ -174,7 +174,7 @@ class WorkerPool:
         """One thread: take jobs, keep a worker of the right setup for them."""
         compiler: _Compiler | None = None
         if ahead:
-            with contextlib.suppress(OSError):  # the first worker tells of it
+            with contextlib.suppress(Exception):  # the first worker tells of it
                 self._server.begin()
         while True:
             try:

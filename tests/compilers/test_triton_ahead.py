@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import threading
 import time
@@ -24,6 +25,7 @@ from forecast_autotune.compilers import triton_ahead, triton_pool  # noqa: E402
 from forecast_autotune.compilers.triton_launcher import LauncherTask  # noqa: E402
 from forecast_autotune.compilers.triton_pool import WorkerPool, current_setup  # noqa: E402
 from forecast_autotune.compilers.triton_source import gpu_target  # noqa: E402
+from forecast_autotune.processes.fork_server import ForkServer  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +146,30 @@ def test_workers_are_not_made_ready_where_no_call_waits_for_them(
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
     fa.install()
     assert not pool._threads
+
+
+def test_install_makes_workers_ready_though_triton_was_hashed_before(pool: WorkerPool) -> None:
+    decorated()
+    fa.install()
+    wait_for(lambda: pool._server.pid)
+
+
+@pytest.mark.parametrize("fails", ["thread", "server"])
+def test_where_nothing_can_be_made_ready_the_first_task_is_done_all_the_same(
+    fails: str, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("there is no more of it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((threading.Thread, "start") if fails == "thread" else (ForkServer, "begin")), fail)
+        with contextlib.suppress(RuntimeError):
+            pool.start_ahead()
+        time.sleep(0.1)
+    task = LauncherTask(name="kernel", signature={}, target=gpu_target("cuda:90"))
+    setup = current_setup()
+    assert setup is not None
+    assert pool.submit(task, setup, 60).result(60)
 
 
 def test_workers_are_not_made_ready_where_a_kernel_is_but_decorated(pool: WorkerPool) -> None:
