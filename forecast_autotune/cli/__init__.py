@@ -30,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser_with([]).print_help(sys.stderr)
             return BAD_INPUT
         named = next((a for a in arguments if not a.startswith("-")), "")
-        parsed = parser_with([named]).parse_args(arguments)
+        parsed, left_over = parser_with([named]).parse_known_args(arguments)
+        if left_over:
+            parsed.parser.error(f"unrecognized arguments: {' '.join(left_over)}")
         with _warnings_as_lines():
             code = int(parsed.run(parsed))
         sys.stdout.flush()  # a closed pipe raises at this line, not while Python ends

@@ -31,6 +31,7 @@ def new_parser(subparsers: Subparsers, command: str, description: str, *, nothin
         epilog=exit_codes(nothing),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(parser=parser)  # which tells of words that nobody takes, with its own usage
     return parser
 
 

@@ -236,6 +236,15 @@ def test_export_clear_and_import_bring_everything_back(
     printed(capsys, "clear", "--yes", "--kernel", "nothing", code=1)
 
 
+@pytest.mark.parametrize(("words", "verb"), [(["freeze", "--json"], "freeze"), (["skills", "x"], "skills")])
+def test_words_that_a_verb_does_not_take_are_told_with_its_own_usage(
+    words: list[str], verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = printed(capsys, *words, code=2)[1]
+    assert told.startswith(f"usage: forecast-autotune {verb} [-h]")
+    assert f"unrecognized arguments: {words[1]}" in told
+
+
 def test_clear_asks_a_terminal_alone_and_removes_nothing_where_there_is_none(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
