@@ -120,20 +120,11 @@ class WorkerPool:
                 raise WorkersUnavailableError(self._unavailable)
             self._waiting += 1
             if self._waiting > self._idle and len(self._threads) < self.workers:
-                self._add_thread()
+                thread = threading.Thread(target=self._serve, name="forecast_autotune-compile", daemon=True)
+                self._threads.append(thread)
+                self._idle += 1
+                thread.start()
         self._jobs.put(job)
-
-    def start_ahead(self) -> None:
-        """Start in a thread what workers are forked from, before the first is wanted; it ends where none is for `IDLE_S`."""
-        with self._lock:
-            if not self._threads and not self._unavailable:
-                self._add_thread(ahead=True)
-
-    def _add_thread(self, *, ahead: bool = False) -> None:
-        thread = threading.Thread(target=self._serve, args=(ahead,), name="forecast_autotune-compile", daemon=True)
-        thread.start()
-        self._threads.append(thread)
-        self._idle += 1
 
     def paused(self) -> AbstractContextManager[None]:
         """Stop every compile, its tools included, for as long as something is timed that must not be disturbed."""
@@ -170,18 +161,15 @@ class WorkerPool:
                 thread.join(LEAVE_S)
         self._server.stop()
 
-    def _serve(self, ahead: bool) -> None:
+    def _serve(self) -> None:
         """One thread: take jobs, keep a worker of the right setup for them."""
         compiler: _Compiler | None = None
-        if ahead:
-            with contextlib.suppress(Exception):  # the first worker tells of it
-                self._server.begin()
         while True:
             try:
-                job = self._jobs.get(timeout=IDLE_S if compiler or ahead else None)
+                job = self._jobs.get(timeout=IDLE_S if compiler else None)
             except queue.Empty:
                 self._retire(compiler)
-                compiler, ahead = None, False
+                compiler = None
                 if not self.processes():
                     self._server.stop()
                 continue

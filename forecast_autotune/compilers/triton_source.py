@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AutotuneError, InvalidInputError
-from .triton_ahead import wait_for_hash
+from .triton_hash import wait_for_hash
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 """What a Triton config sets beside the kernel's own parameters; None in one of them means that it is not set."""

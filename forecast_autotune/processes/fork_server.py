@@ -108,15 +108,6 @@ class ForkServer:
         except (OSError, WorkerDiedError, WorkerTimeoutError, WorkerRaisedError) as err:
             raise self._unavailable(err) from None
 
-    def begin(self) -> None:
-        """Start the server, whose workers are then started sooner; nothing is waited for.
-
-        Raises:
-            OSError: it cannot be.
-        """
-        with self._lock:
-            self._ensure_running()
-
     def _unavailable(self, err: Exception) -> WorkersUnavailableError:
         why = str(err)
         with self._lock:

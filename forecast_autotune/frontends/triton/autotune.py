@@ -105,11 +105,11 @@ class Autotune:
                 raise InvalidInputError(f"{what}: write @autotune(…) above @triton.jit, not below it")
             if key is None or (isinstance(key, str) and not set(key) <= set(fn.arg_names)):
                 raise InvalidInputError(f"key={key!r}: give a list of names, such as key=['n'], or [] for one key")
-            from ...compilers.triton_ahead import begin_ahead
+            from ...compilers.triton_hash import begin_hashing
             from .autotuner import ForecastAutotuner
             from .config_checks import misspelt_refused
 
-            begin_ahead(mode)
+            begin_hashing(mode)
             with misspelt_refused():
                 return ForecastAutotuner(
                     fn, fn.arg_names, configs, key, reset_to_zero, restore_value, pre_hook, post_hook,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...compilers.triton_ahead import begin_ahead
+from ...compilers.triton_hash import begin_hashing
 from ...core.text import shown
 from ...core.user_warnings import warn_user
 from ...errors import InvalidInputError, MissingExtraError, SettingError, TuningWarning
@@ -84,8 +84,7 @@ def install(
     `decisions` and `explain()`. A second call only changes which packages are meant.
 
     Our front end, and torch with it, is imported at the first launch: when Triton is being imported torch may be half
-    imported, and a program without kernels need not wait. In mode `tune`, what compilers are started from is begun beside
-    the program; it ends where none is wanted soon.
+    imported, and a program without kernels need not wait.
 
     With `inductor`, `torch.compile` with max-autotune, too, compiles and times only those of its own candidates for matrix
     products that forecasts favour, and their times are remembered. Where this torch is not as it is known here, one warning
@@ -106,7 +105,7 @@ def install(
         importlib.import_module("triton")
     except ImportError as err:
         raise MissingExtraError("Triton is not installed, so there is no tuner to reach: pip install triton") from err
-    begin_ahead(workers=True)
+    begin_hashing()
     kind = autotuner_class()
     with lock:
         _packages = chosen
