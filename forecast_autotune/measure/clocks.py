@@ -212,7 +212,7 @@ class EventClock:
         share: float,
         alone: bool,
     ) -> Measurement:
-        taken = 0
+        taken, began = 0, time.perf_counter()
 
         def counted(count: int) -> list[float]:
             nonlocal taken
@@ -226,7 +226,8 @@ class EventClock:
         if taken > len(samples_us):  # a burst was not believed
             self._enough_s = math.inf
         elif taken >= PRECISE_FROM and _is_steady(samples_us):
-            self._enough_s = PRECISE_S
+            is_in_full = taken >= MAX_SAMPLES or time.perf_counter() - began >= self._timed_s
+            self._enough_s = PRECISE_S if is_in_full else self._enough_s
         return self._measurement(samples_us, disturbance)
 
     def _learn_overhead(self) -> float:

@@ -190,6 +190,17 @@ def test_samples_that_agree_are_enough_on_a_device_that_was_seen_without_neighbo
         assert measured.median_us == pytest.approx(1000, rel=0.004)
 
 
+def test_a_measurement_that_is_not_in_full_tells_nothing_of_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(steady())
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: machine.now_us / 1e6))
+    clock, launch = machine.clock("events"), Launch(call=machine.launch)
+    clock.measure(launch, first_us=1000.0, best_us=910.0)  # it is slower, as 21 samples show
+    clock.measure(launch, first_us=1000.0, share=0.2)
+    machine.launches = 0
+    clock.measure(launch, first_us=1000.0)
+    assert machine.launches == MAX_SAMPLES
+
+
 @pytest.mark.parametrize("begins", [0, 10, 25, 30])
 def test_samples_that_agree_are_not_enough_once_a_neighbour_was_seen(begins: int, timed: Any) -> None:
     """He is busy for 20 launches of 40: within them all agree."""
