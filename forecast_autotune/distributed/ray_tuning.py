@@ -196,13 +196,18 @@ class TuningPlan:
         self._product(member).todo.appendleft({**task, "known": known, "deaths": deaths})
 
     def _helper_lost(self, member: Member, task: Value, how: str) -> None:
-        """Who came first to a key leads it, and that may be who was to help: where nobody is left, it is done once more."""
-        product, parts = self._product(member), _parts(member, task)
-        others = (m.task for m in product.devices if m is not member and m.task is not None)
-        if all(parts != _parts(member, other) for other in others):
-            self._redone |= parts.keys() & self._ended.keys()
-            product.keys = deque(key for key in product.keys if (key["hardware"], key["workload"]) not in parts)
-            self._again(member, {name: value for name, value in task.items() if name != "helps"}, how)
+        """Who came first to a key leads it, and that may be who was to help: what is left to nobody is done once more."""
+        product = self._product(member)
+        running = [m.task for m in product.devices if m is not member and m.task is not None]
+        others = {part for other in (*running, *product.todo) for part in _parts(member, other)}
+        left = _parts(member, task).keys() - others - set(map(_part, product.keys))
+        if not left:
+            return
+        self._redone |= left & self._ended.keys()
+        again = {name: value for name, value in task.items() if name != "helps"}
+        if "keys" in task:
+            again["keys"] = [key for key in task["keys"] if _part(key) in left]
+        self._again(member, again, how)
 
     def _keep(self, member: Member, part: Part, what: str, problem: str, warnings: Sequence[str]) -> None:
         seconds = time.monotonic() - self._began[member]
@@ -234,9 +239,13 @@ def _count(task: Value) -> int:
     return len(task["keys"]) if "keys" in task else int("call" in task)
 
 
+def _part(key: Value) -> Part:
+    return str(key["hardware"]), str(key["workload"])
+
+
 def _parts(member: Member, task: Value) -> dict[Part, str]:
     """The calls or keys that a task of a device is made of, in words."""
     if "keys" in task:
-        return {(str(key["hardware"]), str(key["workload"])): str(key["what"]) for key in task["keys"]}
+        return {_part(key): str(key["what"]) for key in task["keys"]}
     name = str(task.get("call", ""))
     return {(str(member.what["hardware"]), name): name or "finding the program's keys"}

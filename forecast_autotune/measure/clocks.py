@@ -223,11 +223,11 @@ class EventClock:
         samples_us, disturbance = collect(
             counted, early_stop_us, self._timed_s, best_us=best_us, share=share, alone=alone, precise_s=self._enough_s
         )
+        is_in_full = taken >= MAX_SAMPLES or time.perf_counter() - began >= self._timed_s
         if taken > len(samples_us):  # a burst was not believed
             self._enough_s = math.inf
-        elif taken >= PRECISE_FROM and _is_steady(samples_us):
-            is_in_full = taken >= MAX_SAMPLES or time.perf_counter() - began >= self._timed_s
-            self._enough_s = PRECISE_S if is_in_full else self._enough_s
+        elif is_in_full and taken >= PRECISE_FROM and _is_steady(samples_us):
+            self._enough_s = PRECISE_S
         return self._measurement(samples_us, disturbance)
 
     def _learn_overhead(self) -> float:

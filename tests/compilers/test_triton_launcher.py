@@ -205,28 +205,18 @@ def test_a_launcher_that_waits_for_a_core_or_for_the_end_of_a_pause_is_left_to_i
     assert builds.builds("cuda")
 
 
-def test_a_launcher_is_waited_for_as_long_as_the_run_has_left_and_once(
-    handed: tuple[LauncherBuilds, Any, Handed], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("left_s", "waited_s"), [(0.1, 0.1), (math.inf, triton_launcher.PATIENCE_S)])
+def test_a_launcher_is_waited_for_once_and_no_longer_than_the_run_has_left(
+    left_s: float, waited_s: float, handed: tuple[LauncherBuilds, Any, Handed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     builds, made, pool = handed
     waited: list[float] = []
     monkeypatch.setattr(triton_launcher, "wait", lambda _, seconds: waited.append(seconds))
     taken(pool.building)
-    builds.finish(made, 0.1)
-    builds.finish(made, math.inf)
-    builds.finish(source(64, torch.float16), math.inf)  # of which none was begun
-    assert waited == [0.1]
-
-
-def test_a_launcher_that_takes_too_long_is_not_waited_for_to_the_end(
-    handed: tuple[LauncherBuilds, Any, Handed], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    builds, made, pool = handed
-    waited: list[float] = []
-    monkeypatch.setattr(triton_launcher, "wait", lambda _, seconds: waited.append(seconds))
-    taken(pool.building)
-    builds.finish(made, math.inf)
-    assert waited == [triton_launcher.PATIENCE_S]
+    builds.finish(made, left_s)
+    builds.finish(made, left_s)
+    builds.finish(source(64, torch.float16), left_s)  # of which none was begun
+    assert waited == [waited_s]
 
 
 def test_a_forked_child_waits_for_no_launcher_of_its_parents(

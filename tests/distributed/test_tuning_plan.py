@@ -143,7 +143,40 @@ def test_a_key_that_was_put_back_is_tuned_once_though_a_helper_dies(tmp_path: Pa
     one.task = None
     plan.lost(two, helping, "the node died")
     assert plan.progress() == "0 of 2 done"
-    assert given(plan, one)["keys"] == keys_of("x", "y")
+    assert [given(plan, one)["keys"] for _ in range(2)] == [keys_of("y"), keys_of("x")]
+    assert plan.is_done
+
+
+def test_what_another_device_is_at_is_not_done_once_more_though_a_helper_dies(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, wanted=None)
+    one, two, three = device(H200), device(H200), device(H200)
+    for member in (one, two, three):
+        member.what = {**member.what, "store": ["a file"]}
+    plan.told(one, given(plan, one), {"keys": keys_of("x", "y")})
+    plan.ended(one, {}, "")
+    task, helping = given(plan, one), given(plan, two)
+    plan.told(one, task, {"left": [[H200.digest, "x"]], "problem": "", "warnings": []})
+    plan.ended(one, task, "")
+    one.task = None
+    assert given(plan, three)["keys"] == keys_of("x")
+    plan.lost(two, helping, "the node died")
+    assert plan.progress() == "0 of 2 done"
+    assert given(plan, one)["keys"] == keys_of("y")
+    assert plan.is_done
+
+
+def test_a_call_whose_leader_and_helper_die_is_done_once_more_and_not_twice(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    one, two, three = (device(H200, calls=["a"]) for _ in range(3))
+    for member in (one, two, three):
+        member.what = {**member.what, "store": ["a file"]}
+    task, helping = given(plan, one), given(plan, two)
+    for member, had in ((one, task), (two, helping)):
+        member.task = None
+        plan.lost(member, had, "the node died")
+    assert plan.progress() == "0 of 1 done"
+    assert given(plan, three)["call"] == "a"
+    assert plan.is_done
 
 
 def test_keys_of_one_workload_on_two_kinds_of_hardware_are_told_of_apart(tmp_path: Path) -> None:

@@ -22,9 +22,8 @@ LEFT = "forecast_autotune left"  # in a choice's annotations: what was left behi
 
 BEHIND = "forecast_autotune behind"  # there: whether it may have queued behind other products' candidates
 
-_compiling: WeakValueDictionary[str, Any] = (
-    WeakValueDictionary()
-)  # choices of all products, by what is compiled for them
+# Choices of all products, by what is compiled for them.
+_compiling: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 def note_begun(choice: Any) -> None:
