@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .errors import TuningWarning as TuningWarning
     from .errors import WorkerError as WorkerError
     from .frontends.load_inline.tuned_module import load_inline as load_inline
-    from .frontends.online import freeze as freeze
+    from .frontends.online.learning_threads import freeze as freeze
     from .frontends.pending import tune_pending as tune_pending
     from .frontends.triton.autotuner import ForecastAutotuner as ForecastAutotuner
     from .frontends.triton.install import install as install
@@ -52,7 +52,7 @@ _HOMES = {
     "installed": "frontends.triton.installed",
     "tuner_of": "frontends.triton.install",
     "tune_pending": "frontends.pending",
-    "freeze": "frontends.online",
+    "freeze": "frontends.online.learning_threads",
     "rehearsal": "frontends.triton.simulated_driver",
     "ForecastAutotuner": "frontends.triton.autotuner",
     "Config": "core.config",

@@ -39,7 +39,10 @@ from ..tuning.progress import show_progress
 from .call_tensors import EMPTY
 from .engine import Request, decide, learn, request, takes_time, untraced
 from .key_table import Entry, KeyTable, Provisional, Recent
-from .online import InBackground, Learnable, Learning, RememberingPolicy, at_work, learners
+from .online.at_work import at_work
+from .online.learning import Learnable, Learning
+from .online.learning_threads import learners
+from .online.unhurried import InBackground, RememberingPolicy
 from .pending import holds_unmeasured, is_unmeasured
 from .tuning_lock import tuning_lock
 

@@ -52,7 +52,8 @@ from ..tuning.forecasting import Forecaster
 from ..tuning.loop import stored, tune
 from ..tuning.policies import Exhaustive, Selective, StoredOnly, SuggestedFirst
 from .kept_models import keep_model
-from .online import RememberingPolicy, learners
+from .online.learning_threads import learners
+from .online.unhurried import RememberingPolicy
 from .pending import measuring_is_wanted, note_if_pending
 
 log = logging.getLogger(__name__)

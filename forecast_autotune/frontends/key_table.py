@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.config import Config
 
 if TYPE_CHECKING:
-    from .online import Learning
+    from .online.learning import Learning
 
 MAX_KEYS = 8192
 """Keys that a table holds, about 400 bytes each. A key that left is recalled from the store at its next call."""

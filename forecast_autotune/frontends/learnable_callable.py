@@ -12,7 +12,7 @@ from ..core.decision import Decision
 from ..core.outcome import Failure
 from ..measure.call_events import HostEvent, StreamEvent
 from ..protocols import Compiler, Store
-from .online import compare_on_copies
+from .online.learning import compare_on_copies
 
 
 class LearnableCallable:

@@ -18,7 +18,7 @@ from .engine import untraced
 from .key_table import Entry
 from .keys import NoKeyError, as_names, key_as_json, make_key_function
 from .learnable_callable import current_stream
-from .online import Learning
+from .online.learning import Learning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

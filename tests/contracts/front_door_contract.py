@@ -21,7 +21,7 @@ from learning_at_once import learning_at_once  # noqa: E402
 from forecast_autotune.core.outcome import Failure  # noqa: E402
 from forecast_autotune.errors import CacheMissError, InvalidInputError, TuningWarning  # noqa: E402
 from forecast_autotune.frontends import dispatch  # noqa: E402
-from forecast_autotune.frontends import online as learning  # noqa: E402
+from forecast_autotune.frontends.online.learning_threads import learners  # noqa: E402
 
 LIMIT_S = 240.0
 
@@ -204,7 +204,7 @@ class FrontDoorContract(ABC):
         assert self.call(self.make(), x) == "best", "recalled"
 
     def test_in_mode_online_no_tensor_of_a_call_is_held(self, online: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(learning.learners, "start", lambda _: None)
+        monkeypatch.setattr(learners, "start", lambda _: None)
         tuned = self.make()
         self.call(tuned, torch.ones(32))  # imports, and what is made once
         gc.collect()

@@ -14,7 +14,8 @@ from forecast_autotune.compilers.no_compile import NoCompiler
 from forecast_autotune.core.allowance import Allowance
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Evidence, Failure
-from forecast_autotune.frontends.online import InBackground, RememberingPolicy, at_work
+from forecast_autotune.frontends.online.at_work import at_work
+from forecast_autotune.frontends.online.unhurried import InBackground, RememberingPolicy
 from forecast_autotune.measure.real_calls import LearningEndedError, RealCalls
 from forecast_autotune.tuning.policies import Selective
 

@@ -20,7 +20,7 @@ from simulated_calls import Device, Event
 from forecast_autotune.core.allowance import Allowance
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement
-from forecast_autotune.frontends.online import Learning
+from forecast_autotune.frontends.online.learning import Learning
 from forecast_autotune.measure import head_start, real_calls, turns
 from forecast_autotune.measure.real_calls import MOST_PAIRS, LearningEndedError, RealCalls
 

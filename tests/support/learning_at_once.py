@@ -8,15 +8,16 @@ from contextlib import contextmanager
 import pytest
 
 from forecast_autotune.core.allowance import PROCESS_ALLOWANCE
-from forecast_autotune.frontends import online
+from forecast_autotune.frontends.online import learning_threads
+from forecast_autotune.frontends.online.at_work import AtWork
 
 
 @contextmanager
 def learning_at_once() -> Iterator[None]:
     """Threads begin with the first call, and work as much as they can; what one test explored is not another one's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(online, "QUIET_S", 0.0)
-        patch.setattr(online.AtWork, "share", property(lambda _: 1.0, lambda *_: None))
+        patch.setattr(learning_threads, "QUIET_S", 0.0)
+        patch.setattr(AtWork, "share", property(lambda _: 1.0, lambda *_: None))
         PROCESS_ALLOWANCE.begin()
         yield
-        online.learners.end()
+        learning_threads.learners.end()

@@ -18,7 +18,7 @@ from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.outcome import Evidence, Failure, Measurement
 from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.replay_runner import HistoryStore
-from forecast_autotune.frontends.online import RememberingPolicy
+from forecast_autotune.frontends.online.unhurried import RememberingPolicy
 from forecast_autotune.measure.real_calls import LearningEndedError, RealCalls
 from forecast_autotune.measure.turns import Turn
 from forecast_autotune.protocols import Policy, Surrogate, without_limit

@@ -22,7 +22,7 @@ from ..inductor.recompilation import EPOCH, recompile
 from ..inductor.torch_patches import patch_torch
 from ..key_table import Entry
 from ..nested_tuning import ever_nested, of_thread
-from ..online import Learning
+from ..online.learning import Learning
 from .call import by_knobs
 from .config_checks import as_list, checked_configs
 from .decision_cache import DecisionCache, tuning_key

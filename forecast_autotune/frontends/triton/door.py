@@ -33,7 +33,7 @@ from ..call_tensors import CAPTURING, EMPTY, is_capturing
 from ..engine import Request
 from ..inductor.recompilation import recompile_measured
 from ..key_table import Entry
-from ..online import compare_on_copies
+from ..online.learning import compare_on_copies
 from ..tuning_lock import tuning_lock
 from .call import TritonCall, device_compiler, timings_ms
 from .config_arguments import Arguments

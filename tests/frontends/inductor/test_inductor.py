@@ -35,8 +35,9 @@ from forecast_autotune.core.allowance import PROCESS_ALLOWANCE  # noqa: E402
 from forecast_autotune.distributed.job_channel import JobChannel  # noqa: E402
 from forecast_autotune.distributed.job_store import JobStore  # noqa: E402
 from forecast_autotune.errors import CacheMissError, TuningWarning  # noqa: E402
-from forecast_autotune.frontends import engine, online  # noqa: E402
+from forecast_autotune.frontends import engine  # noqa: E402
 from forecast_autotune.frontends.inductor import torch_patches, traced_call  # noqa: E402
+from forecast_autotune.frontends.online import learning_threads  # noqa: E402
 from forecast_autotune.settings import Settings  # noqa: E402
 from forecast_autotune.store.queries import StoreFile  # noqa: E402
 from forecast_autotune.store.sqlite import SqliteStore  # noqa: E402
@@ -674,7 +675,7 @@ def test_what_tune_pending_has_measured_is_compiled_in_afterwards(compiling: Com
 def test_what_calls_have_taught_is_compiled_in_afterwards(
     compiling: Compiling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(online, "QUIET_S", 0.0)
+    monkeypatch.setattr(learning_threads, "QUIET_S", 0.0)
     monkeypatch.setenv("FORECAST_AUTOTUNE_ONLINE_CPU", "100%")
     PROCESS_ALLOWANCE.begin()
     kernel = tuned(configs=configs(blocks=(64, 256)), surrogate=Favours(64), mode="online")
@@ -686,7 +687,7 @@ def test_what_calls_have_taught_is_compiled_in_afterwards(
             assert time.monotonic() < ends
             call(kernel, N)
             time.sleep(0.0002)
-        online.learners.end()  # its thread has told whoever listens
+        learning_threads.learners.end()  # its thread has told whoever listens
         compiling.compiled(torch.ones(N))
         assert compiling.configs()[-1]["BLOCK"] == BEST
     assert counters["stats"]["unique_graphs"] == 2

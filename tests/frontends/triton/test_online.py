@@ -39,7 +39,10 @@ from forecast_autotune import cli
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import TuningWarning
-from forecast_autotune.frontends import online
+from forecast_autotune.frontends.online import learning_threads
+from forecast_autotune.frontends.online.at_work import AtWork, at_work
+from forecast_autotune.frontends.online.learning import Learning
+from forecast_autotune.frontends.online.learning_threads import Learners, learners
 from forecast_autotune.frontends.triton.door import LearnableKernel
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
@@ -110,7 +113,7 @@ def test_a_hit_keeps_its_generated_launch_code() -> None:
 
 
 def test_while_nothing_is_tried_calls_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(online.learners, "start", lambda _: None)  # nothing is learned but what this test asks for
+    monkeypatch.setattr(learners, "start", lambda _: None)  # nothing is learned but what this test asks for
     kernel = tuned(mode="online")
     with playing():
         for _ in range(20):  # whose first ones tell how long the incumbent takes
@@ -266,12 +269,12 @@ def test_a_cost_of_nothing_learns_nothing_and_says_so(monkeypatch: pytest.Monkey
 
 
 def test_learning_takes_the_share_of_a_core_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(online.AtWork, "share", 1.0)
+    monkeypatch.setattr(AtWork, "share", 1.0)
     monkeypatch.setenv("FORECAST_AUTOTUNE_ONLINE_CPU", "80%")
     kernel = tuned(mode="online")
     with playing():
         call_until_decided(kernel)
-    assert online.at_work.share == 0.8
+    assert at_work.share == 0.8
 
 
 def test_ranks_of_a_job_do_not_explore_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +379,7 @@ def test_assigned_configs_end_the_learning_of_the_old_ones() -> None:
 
 
 def test_freezing_ends_exploring_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(online.learners, "frozen", False)
+    monkeypatch.setattr(learners, "frozen", False)
     kernel = tuned(mode="online")
     with playing() as on:
         call(kernel)
@@ -463,8 +466,8 @@ def test_a_forked_child_goes_on_with_the_best_known() -> None:
 
 
 def test_after_work_there_is_a_pause_that_leaves_it_its_share_of_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(online.AtWork, "share", 0.2)
-    at_work = online.AtWork()
+    monkeypatch.setattr(AtWork, "share", 0.2)
+    at_work = AtWork()
     at_work.enter()
     began = time.thread_time()
     while (worked_s := time.thread_time() - began) < 0.02:
@@ -477,7 +480,7 @@ def test_after_work_there_is_a_pause_that_leaves_it_its_share_of_a_core(monkeypa
 
 
 def test_a_thread_goes_on_after_a_pause_unless_one_that_began_before_waits() -> None:
-    at_work, worked = online.AtWork(), []
+    at_work, worked = AtWork(), []
     at_work.enter()  # the first
     at_work.leave()
     begun, gate = threading.Event(), threading.Event()
@@ -510,7 +513,7 @@ def test_a_thread_goes_on_after_a_pause_unless_one_that_began_before_waits() -> 
 
 
 def test_whoever_leaves_wakes_one_thread_alone() -> None:
-    at_work = online.AtWork()
+    at_work = AtWork()
     at_work.enter()
     threads = [threading.Thread(target=lambda: (at_work.enter(), at_work.leave())) for _ in range(5)]
     for thread in threads:
@@ -527,8 +530,8 @@ def test_whoever_leaves_wakes_one_thread_alone() -> None:
 
 
 def test_a_key_that_is_never_launched_holds_nobody_up_but_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(online, "MOST_QUIET_S", 0.2)
-    learners = online.Learners()
+    monkeypatch.setattr(learning_threads, "MOST_QUIET_S", 0.2)
+    learners = Learners()
     never, learned = _learning(is_met=False), threading.Event()
     learners._known.add(never)
     learners.start(_learning(is_met=True, decide=learned.set))
@@ -544,20 +547,20 @@ def test_keys_that_come_together_wait_for_one_and_the_same_while(monkeypatch: py
             now_s += timeout or 0.0
             return False
 
-    monkeypatch.setattr(online, "time", SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr(online.at_work, "over", Event())
-    learners, first, second = online.Learners(), _learning(is_met=True), _learning(is_met=True)
+    monkeypatch.setattr(learning_threads, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(at_work, "over", Event())
+    learners, first, second = Learners(), _learning(is_met=True), _learning(is_met=True)
     learners._met_at = now_s
     learners._await_quiet(first)
-    assert now_s >= 100.0 + online.QUIET_S
+    assert now_s >= 100.0 + learning_threads.QUIET_S
     before_s = now_s
     learners._await_quiet(second)
     assert now_s == before_s
 
 
-def _learning(*, is_met: bool, decide: Callable[[], None] = lambda: None) -> online.Learning:
+def _learning(*, is_met: bool, decide: Callable[[], None] = lambda: None) -> Learning:
     calls = SimpleNamespace(is_met=is_met, over=False, end=lambda: None)
-    return online.Learning(calls, None, None, None, decide)  # type: ignore[arg-type]
+    return Learning(calls, None, None, None, decide)  # type: ignore[arg-type]
 
 
 def _until(holds: Callable[[], bool]) -> None:
@@ -568,7 +571,7 @@ def _until(holds: Callable[[], bool]) -> None:
 
 
 def test_of_keys_that_wait_for_work_the_first_is_next() -> None:
-    at_work, worked = online.AtWork(), []
+    at_work, worked = AtWork(), []
     began = [threading.Event() for _ in range(4)]
 
     def work(number: int) -> None:

@@ -18,7 +18,7 @@ from learning_at_once import learning_at_once  # noqa: E402
 from rehearsed import BEST, own_triton_cache, playing, scale  # noqa: E402
 
 import forecast_autotune as fa  # noqa: E402
-from forecast_autotune.frontends import online  # noqa: E402
+from forecast_autotune.frontends.online.learning_threads import learners  # noqa: E402
 
 LIMIT_S = 120.0
 N = 4000
@@ -91,7 +91,7 @@ def test_no_tensor_of_a_call_is_kept_while_its_kernels_are_learned(monkeypatch: 
     tuned = scaled()
     with playing():
         tuned(torch.empty(64), 60)  # imports, and what is made once
-        monkeypatch.setattr(online.learners, "start", lambda _: None)
+        monkeypatch.setattr(learners, "start", lambda _: None)
         gc.collect()
         gc.disable()
         try:

@@ -1,0 +1,193 @@
+"""What the calls of a key teach while it is undecided, and how a call is made that tries a config."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+import traceback
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+from ...core.config import Config
+from ...core.decision import Decision
+from ...core.outcome import Failure
+from ...errors import AutotuneError
+from ...measure.base import of_memory, raised
+from ...measure.real_calls import RealCalls
+from ...measure.turns import Turn
+from ...protocols import Compiler, Store
+from ..tuning_lock import tuning_lock
+
+log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+
+class Learnable(Protocol):
+    """A call as far as it is kept once it is over, to learn its key: no tensor of it."""
+
+    @property
+    def compiler(self) -> Compiler:
+        """Builds the job's configs, for nobody who waits."""
+
+    compares: bool
+    """Whether candidates are compared with the default before their first launch."""
+
+    @property
+    def new_event(self) -> Callable[[], Any]:
+        """Makes an event of the device; see `call_events.Event`."""
+
+    keep_busy: Callable[[float], object] | None
+    """Keeps the device busy for so many seconds; see `HeadStart`."""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether a call is done when it returns; see `RealCalls`."""
+
+    def launcher(self, config: Config) -> Any:
+        """Makes calls of the key under a config."""
+
+    def load(self, config: Config) -> bool:
+        """Make a built config ready to launch, once, and tell whether it is; it may raise what a launch would."""
+
+    def is_built_for(self, call: Any) -> bool:
+        """Whether `compiler` builds what a call runs: another of the same key may be compiled apart, for a flag perhaps."""
+
+    def for_other_calls(self) -> Iterable[tuple[Compiler, Callable[[Config], None]]]:
+        """Calls that `is_built_for` has refused, as what builds and what loads a config for them."""
+
+    def may_compare(self) -> bool:
+        """Whether the device has nothing to do, so that comparing a candidate with the default waits for nothing else."""
+
+    def compared(self, config: Config, call: Any) -> Failure | None:
+        """Why a candidate must not be launched, by a comparison with the default on copies of a call's arguments."""
+
+    def decided(self, decision: Decision, store: Store, *, seconds: float) -> None:
+        """Tell whoever listens."""
+
+
+class Learning:
+    """What the calls of one key teach while it is undecided.
+
+    Args:
+        calls: takes the times.
+        launcher: makes calls under a config of the job.
+        compared, is_built_for: see `Learnable`.
+        decide: runs the loop, in the key's thread; its result is what the key runs from then on.
+    """
+
+    def __init__(
+        self,
+        calls: RealCalls,
+        launcher: Callable[[Config], Any],
+        compared: Callable[[Config, Any], Failure | None],
+        is_built_for: Callable[[Any], bool],
+        decide: Callable[[], None],
+    ) -> None:
+        self.calls = calls
+        self._launcher, self._compared, self._is_built_for = launcher, compared, is_built_for
+        self.decide = decide
+        self.meets_others = False
+        """Whether calls came that teach nothing."""
+
+    def teaches(self, call: Any) -> bool:
+        """Whether configs are built for a call: one that is not would wait for a compiler under each that it tries."""
+        try:
+            built = self._is_built_for(call)
+        except Exception:  # the launch will raise it, too
+            log.debug("a call is not looked into", exc_info=True)
+            built = False
+        self.meets_others |= not built
+        return built
+
+    def turn(self, stream: Hashable) -> tuple[Turn, Any]:
+        """What the next call of the key runs: a turn, and the launcher of its config."""
+        turn = self.calls.turn(stream)
+        return turn, self._launcher(turn.config)
+
+    def passes(self, turn: Turn, call: Any) -> bool:
+        """Whether a turn may launch its config: one that does not compute what the default does is out."""
+        if not turn.to_compare:
+            return True
+        began = time.perf_counter()
+        try:
+            failure = self._compared(turn.config, call)
+        except Exception as err:  # such as memory that is short for copies: what is not compared is not tried
+            log.debug("%s is not compared", turn.config, exc_info=True)
+            failure = Failure(stage="check", message=f"it cannot be compared with the default: {err}", transient=True)
+        except BaseException:
+            turn.drop()
+            raise
+        turn.compared_us = (time.perf_counter() - began) * 1e6
+        if failure is not None:
+            turn.failed(failure.message, transient=failure.transient, stage=failure.stage)
+        return failure is None
+
+    def run(self, turn: Turn | None, launcher: Any, make: Callable[[Any], _Result]) -> _Result:
+        """Make a call in its turn; where a candidate raises, under the best known config instead.
+
+        Args:
+            turn: None for a call that teaches nothing.
+            launcher: of the config that the call runs.
+            make: makes the call by a launcher.
+        Raises:
+            Exception: what the call raises: under the best known config too, where a candidate was tried.
+        """
+        if turn is None:
+            return make(launcher)
+        try:
+            turn.begin()
+            if turn.dropped:
+                return make(self.best())
+            try:
+                result = make(launcher)
+            except Exception as err:
+                turn.note_host()
+                if turn.trial is None or _is_the_programs(err):
+                    raise
+                return self._make_otherwise(turn, err, make)
+            turn.end()
+            return result
+        except BaseException:  # nothing is held for a call that is over
+            turn.drop()
+            raise
+
+    def _make_otherwise(self, turn: Turn, err: Exception, make: Callable[[Any], _Result]) -> _Result:
+        """Make a call under the best known config, for its candidate has raised."""
+        try:
+            result = make(self.best())
+        except Exception:
+            turn.failed(raised(err), transient=True)  # where this raises too, it is the call
+            raise
+        turn.failed(raised(err), transient=of_memory(err))
+        return result
+
+    def best(self) -> Any:
+        """The launcher of the best known config."""
+        return self._launcher(self.calls.incumbent)
+
+
+def _is_the_programs(err: BaseException) -> bool:
+    """Whether a handler of signals has raised: that is the program's, and the kernel may have been launched before."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
+    frames = traceback.walk_tb(err.__traceback__)
+    return bool(handlers) and any(frame.f_code in handlers for frame, _ in frames)
+
+
+def compare_on_copies(measuring: AbstractContextManager[Any], config: Config) -> Failure | None:
+    """Why a candidate must not be launched, by a comparison with the default on copies of a call's arguments.
+
+    Args:
+        measuring: gives the measurer that compares.
+    Raises:
+        AutotuneError: they cannot be compared now.
+    """
+    with tuning_lock.held_unless_slow() as locked, tuning_lock.slow(locked), measuring as measurer:
+        if not locked:
+            raise AutotuneError("another thread is timing")
+        failure: Failure | None = measurer.verify(config)
+        if not measurer.can_compare:
+            raise AutotuneError("the default does not run on copies")
+        return failure
