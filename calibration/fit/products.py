@@ -29,8 +29,9 @@ from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Workload
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.features.hardware_sheets import sheet_for
-from forecast_autotune.frontends.inductor.candidates import Product, described, library_is_foreseen, program_of
+from forecast_autotune.frontends.inductor.candidates import program_of
 from forecast_autotune.frontends.inductor.narrowing import library_is_sure, promises
+from forecast_autotune.frontends.inductor.product import Product, described, library_is_foreseen
 from forecast_autotune.frontends.inductor.template_kernels import GROUP_M
 from forecast_autotune.surrogates.learned import Learned
 from forecast_autotune.surrogates.prior import FP8_PRODUCTS, PRODUCTS, Prior, prior_text

@@ -37,8 +37,11 @@ from ..engine import (
     ranks_decide,
     recall,
 )
-from .candidates import LAUNCH_US, Candidates, Lowered, as_listed, is_extern, is_fp8, is_library, is_number
+from .candidates import Candidates, is_library
 from .generated import kernels
+from .listed import as_listed, is_extern
+from .lowered import Lowered, is_fp8, is_number
+from .product_candidates import LAUNCH_US, ProductCandidates
 from .rendered import ATTENTION, RenderedCandidates, operation_of, sizes_of
 from .request import DEFAULT_BUDGET, knows_libraries, operation_request, product_request
 from .stragglers import LEFT, is_left
@@ -64,7 +67,7 @@ class Trial:
         left: how many were left behind, for they compiled far longer than the others.
     """
 
-    candidates: Candidates | RenderedCandidates
+    candidates: Candidates
     how: Request
     store: SqliteStore
     forecasts: Mapping[Config, Forecast | Abstention]
@@ -171,7 +174,7 @@ class Narrowing:
         known = (lowered, how.settings.mode, how.budget, str(how.settings.dir))
         chosen = self._known.get(known)
         if chosen is None:
-            candidates = Candidates(lowered, listed, exhaustive(), small=Budget(how.budget).all)
+            candidates = ProductCandidates(lowered, listed, exhaustive(), small=Budget(how.budget).all)
             chosen = self._remember(known, self._chosen(candidates, how))
         self._count_passed_on(chosen)
         passed_on = []
@@ -224,7 +227,7 @@ class Narrowing:
             self.counts.candidates += chosen.of
             self.counts.passed_on += len(chosen.parameters)
 
-    def _chosen(self, candidates: Candidates | RenderedCandidates, how: Request) -> Chosen:
+    def _chosen(self, candidates: Candidates, how: Request) -> Chosen:
         store = open_store(how.settings)
         budget = Budget(how.budget)
         if not budget.measures or how.settings.mode == "strict":
@@ -352,15 +355,11 @@ def _leave_decided(timings: MutableMapping[Any, float], choices: Mapping[Config,
             timings[choice] = math.inf
 
 
-def _chosen_of(
-    candidates: Candidates | RenderedCandidates, configs: Sequence[Config], trial: Trial | None = None
-) -> Chosen:
+def _chosen_of(candidates: Candidates, configs: Sequence[Config], trial: Trial | None = None) -> Chosen:
     return Chosen({c: candidates.parameters[c] for c in configs}, len(candidates.parameters), trial)
 
 
-def shortlist(
-    candidates: Candidates | RenderedCandidates, forecasts: Sequence[Forecast | Abstention], most: float
-) -> list[Config]:
+def shortlist(candidates: Candidates, forecasts: Sequence[Forecast | Abstention], most: float) -> list[Config]:
     """The externs and the best by the forecasts, `most` configs beside the externs; without externs the first is among them.
 
     Where nothing is forecast, they are the first that Inductor lists.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
@@ -22,7 +22,9 @@ from ...core.space import Space
 from ...core.workload import Workload
 from ...features.launch_features import describe_call, launch_features
 from ...measure.probe import detect_hardware
-from .candidates import Operand, Product, Sized, described, is_library, program_of, toolchain_of, with_features
+from .candidates import Candidates, program_of, toolchain_of
+from .lowered import Operand
+from .product import Product, Sized, described
 
 CONVOLUTIONS = (
     "convolution2d",
@@ -51,8 +53,8 @@ def _template(choice: Any) -> str:
     return named[1] if named else ""
 
 
-class RenderedCandidates:
-    """What Inductor has rendered for one operation, as the space of a job; attributes as of `Candidates`.
+class RenderedCandidates(Candidates):
+    """What Inductor has rendered for one operation; whatever is fused is fused with all of them.
 
     Attributes:
         places: by config, where it is in the list.
@@ -65,8 +67,6 @@ class RenderedCandidates:
     """
 
     may_go_on_whole = True
-    library_is_foreseen = False
-    epilogue_us = 0.0  # whatever is fused is fused with all of them
 
     def __init__(self, operation: str, listed: Sequence[Any]) -> None:
         ordered = sorted(listed, key=lambda choice: not isinstance(choice, ExternKernelCaller))
@@ -84,7 +84,7 @@ class RenderedCandidates:
             template = operation if id(choice) in own else choice.choice.uid
             knobs = {"template": template, **{name: parameters.get(name) for name in names}}
             self.places.setdefault(Config(knobs), listed.index(choice))
-        self.parameters: dict[Config, tuple[str, Any]] = dict.fromkeys(self.places, ("", None))
+        self.parameters = dict.fromkeys(self.places, ("", None))
         operands = [_operand(node.get_size(), node.get_stride(), node.get_dtype()) for node in first.input_nodes]
         out = _operand(first.layout.size, first.layout.stride, first.layout.dtype)
         key: dict[str, object] = {f"operand{i}": operand.key for i, operand in enumerate(operands)}
@@ -99,21 +99,13 @@ class RenderedCandidates:
         )
         self._features = partial(_features, operation, shared, operands, out)
 
-    @cached_property
-    def job(self) -> Job:
-        """See `Candidates`."""
-        job = self.undescribed_job
-        return with_features(job, self._features(list(job.space), job.hardware))
+    def _described(self, configs: Sequence[Config], hardware: Hardware) -> tuple[Mapping[str, float], ...]:
+        return self._features(configs, hardware)
 
     @property
     def unmeasured_job(self) -> Job:
         """The job where nothing can be measured: no model was fitted on these, so forecasts of one decide nothing."""
         return self.undescribed_job
-
-    @property
-    def externs(self) -> tuple[Config, ...]:
-        """Functions of libraries, which need no compiling."""
-        return tuple(config for config in self.undescribed_job.space if is_library(config))
 
 
 def _parameters(choice: Any) -> dict[str, Any]:

@@ -29,8 +29,9 @@ from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.errors import TuningWarning
-from forecast_autotune.frontends.inductor import candidates, choices, hook, narrowing
+from forecast_autotune.frontends.inductor import candidates, choices, hook, narrowing, product_candidates
 from forecast_autotune.frontends.inductor import request as product_request
+from forecast_autotune.frontends.inductor.product import Product, fits, is_too_small
 
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -81,7 +82,7 @@ def test_a_product_that_is_decided_goes_on_alone_and_is_not_timed(timed: Timed, 
 def test_what_is_decided_is_not_described_for_forecasts(timed: Timed, monkeypatch: Any) -> None:
     product()
     as_another_process(monkeypatch)
-    monkeypatch.setattr(candidates, "described", lambda *_: 1 // 0)
+    monkeypatch.setattr(product_candidates, "described", lambda *_: 1 // 0)
     product()
     assert choices.narrowing.counts.recalled == 1
     assert product_request.stood_aside() == ""
@@ -108,7 +109,7 @@ def test_the_same_product_in_each_layer_is_one_trial(timed: Timed) -> None:
 
 
 def test_a_library_is_charged_for_the_epilogue_that_a_template_takes_in(timed: Timed, monkeypatch: Any) -> None:
-    monkeypatch.setattr(candidates, "_epilogue_us", lambda lowered, _: 50.0 if lowered.epilogue else 0.0)
+    monkeypatch.setattr(product_candidates, "_epilogue_us", lambda lowered, _: 50.0 if lowered.epilogue else 0.0)
     timed.ms = lambda place: 0.1 + 0.01 * place
     product()
     lowered(lambda a, b: a @ b, torch.ones(256, 256), torch.ones(256, 256))
@@ -145,7 +146,7 @@ def test_nothing_is_fused_nor_compiled_for_that_where_the_library_is_decided(tim
 
 def test_what_was_decided_against_is_compared_no_more_but_the_library(timed: Timed, monkeypatch: Any) -> None:
     asked = compared(monkeypatch)
-    monkeypatch.setattr(candidates, "_epilogue_us", lambda lowered, _: 50.0 if lowered.epilogue else 0.0)
+    monkeypatch.setattr(product_candidates, "_epilogue_us", lambda lowered, _: 50.0 if lowered.epilogue else 0.0)
     timed.ms = lambda place: 0.1 + 0.01 * place
     product()
     library, template, *others = asked[0].values()
@@ -155,7 +156,7 @@ def test_what_was_decided_against_is_compared_no_more_but_the_library(timed: Tim
 
 def test_a_template_that_takes_nothing_in_is_decided_without_the_charge(timed: Timed, monkeypatch: Any) -> None:
     compared(monkeypatch)
-    monkeypatch.setattr(candidates, "_epilogue_us", lambda lowered, _: 50.0 if lowered.epilogue else 0.0)
+    monkeypatch.setattr(product_candidates, "_epilogue_us", lambda lowered, _: 50.0 if lowered.epilogue else 0.0)
     timed.ms = lambda place: 0.1 + 0.01 * place
     product()
     (stored,) = decisions()
@@ -201,11 +202,11 @@ def test_templates_are_timed_where_the_library_is_not_sure(timed: Timed, monkeyp
     if unsure == "all":
         monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "all")
     if unsure == "an epilogue":
-        monkeypatch.setattr(candidates, "_epilogue_us", lambda *_: 50.0)
+        monkeypatch.setattr(product_candidates, "_epilogue_us", lambda *_: 50.0)
     if unsure == "few are summed":
-        monkeypatch.setattr(candidates, "LONG_ROW", 20_000)
+        monkeypatch.setattr("forecast_autotune.frontends.inductor.product.LONG_ROW", 20_000)
     if unsure == "float32":
-        monkeypatch.setattr(candidates, "FORESEEN_ITEMSIZE", 4)
+        monkeypatch.setattr("forecast_autotune.frontends.inductor.product.FORESEEN_ITEMSIZE", 4)
     sure()
     assert len(timed.lists) == 1
 
@@ -441,7 +442,7 @@ def test_a_signature_that_is_not_known_is_one_warning(timed: Timed) -> None:
 
 
 def test_a_failure_of_ours_is_one_warning_and_inductors_own_list(timed: Timed, monkeypatch: Any) -> None:
-    monkeypatch.setattr(narrowing, "Candidates", lambda *_, **__: 1 // 0)
+    monkeypatch.setattr(narrowing, "ProductCandidates", lambda *_, **__: 1 // 0)
     with pytest.warns(TuningWarning, match="ZeroDivisionError"):
         product()
     with warnings.catch_warnings():
@@ -553,21 +554,19 @@ def test_we_enter_while_inductor_is_half_imported(tmp_path: Path) -> None:
 def test_tiles_that_an_h100_has_no_room_for_are_not_listed(
     fitting: bool, knobs: dict[str, Any], k: int, itemsize: int
 ) -> None:
-    product = candidates.Product(
+    product = Product(
         batch=1, m=8192, n=6144, k=k, a_by_rows=True, b_by_rows=False, itemsize=itemsize, out_itemsize=itemsize
     )
     h100 = Hardware(kind="cuda", name="NVIDIA H100", capability="9.0", warp_size=32, shared_bytes=232_448)
-    assert candidates.fits(product, knobs, h100) is fitting
-    assert candidates.fits(product, knobs, replace(h100, warp_size=1))  # a CPU's is a cache
+    assert fits(product, knobs, h100) is fitting
+    assert fits(product, knobs, replace(h100, warp_size=1))  # a CPU's is a cache
 
 
 def test_before_hopper_the_last_stage_of_a_tile_needs_no_room() -> None:
-    product = candidates.Product(
-        batch=1, m=8192, n=6144, k=1536, a_by_rows=True, b_by_rows=False, itemsize=2, out_itemsize=2
-    )
+    product = Product(batch=1, m=8192, n=6144, k=1536, a_by_rows=True, b_by_rows=False, itemsize=2, out_itemsize=2)
     a100 = Hardware(kind="cuda", name="NVIDIA A100", capability="8.0", warp_size=32, shared_bytes=166_912)
     tiles = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}
-    assert [candidates.fits(product, {**tiles, "num_stages": stages}, a100) for stages in (4, 5)] == [True, False]
+    assert [fits(product, {**tiles, "num_stages": stages}, a100) for stages in (4, 5)] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -587,19 +586,17 @@ def test_tiles_of_which_there_would_be_very_many_are_too_small(
     small: bool, sizes: tuple[int, int, int], tile: tuple[int, ...]
 ) -> None:
     batch, m, n = sizes
-    product = candidates.Product(
-        batch=batch, m=m, n=n, k=1536, a_by_rows=True, b_by_rows=False, itemsize=2, out_itemsize=2
-    )
+    product = Product(batch=batch, m=m, n=n, k=1536, a_by_rows=True, b_by_rows=False, itemsize=2, out_itemsize=2)
     tiles = dict(zip(("BLOCK_M", "BLOCK_N"), tile, strict=False))
     h100 = Hardware(kind="cuda", name="NVIDIA H100", capability="9.0", units=132)
-    assert candidates.is_too_small(product, tiles, h100) is small
-    assert not candidates.is_too_small(product, tiles, replace(h100, units=0))  # a device that nothing is known of
+    assert is_too_small(product, tiles, h100) is small
+    assert not is_too_small(product, tiles, replace(h100, units=0))  # a device that nothing is known of
 
 
 @pytest.mark.usefixtures("timed")
 def test_tiles_that_are_too_small_are_no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     product(m=16384, n=16384)
-    monkeypatch.setattr(candidates, "is_too_small", lambda *_: False)
+    monkeypatch.setattr(product_candidates, "is_too_small", lambda *_: False)
     monkeypatch.setattr(choices, "narrowing", narrowing.Narrowing())
     product(m=16384, n=16384)
     fewer, all_that_fit = sorted(stored.decision.space_size for stored in decisions())

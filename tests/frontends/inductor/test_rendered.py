@@ -25,7 +25,7 @@ from forecast_autotune.errors import TuningWarning
 from forecast_autotune.features.hardware_sheets import sheet_for
 from forecast_autotune.frontends.inductor import choices, rendered
 from forecast_autotune.frontends.inductor import request as product_request
-from forecast_autotune.frontends.inductor.candidates import Operand
+from forecast_autotune.frontends.inductor.lowered import Operand
 
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

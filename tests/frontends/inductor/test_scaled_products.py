@@ -11,7 +11,7 @@ from rehearsed_inductor import Timed, decisions, lowered, names
 
 from forecast_autotune.features.hardware_sheets import sheet_for
 from forecast_autotune.frontends.inductor import choices, narrowing, request
-from forecast_autotune.frontends.inductor.candidates import Product, described
+from forecast_autotune.frontends.inductor.product import Product, described
 from forecast_autotune.surrogates.prior import products_prior
 
 pytestmark = [  # torch's own
