@@ -12,6 +12,11 @@ def tensors_of_call(values: Sequence[Any]) -> list[Any]:
     return [tensor for _, tensor in _labelled("", enumerate(values))]
 
 
+def versions_of_tensors(values: Sequence[Any]) -> list[int]:
+    """How often torch has written to each tensor of a call; 0 for those of inference mode, of which it does not say."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors_of_call(values)]
+
+
 def labelled_tensors(values: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
     """The tensors of a call by label: the argument's name, and for one in a list or dict its index or key: `xs[0]`."""
     return dict(_labelled("", zip(labels_of(values, names), values, strict=True)))

@@ -307,6 +307,7 @@ class Dispatcher:
             load=learnable.load,
             expected=observed.expected,
             waiting=at_work.left,
+            makes_way=learners.makes_way,
             on_wanted=self._forget_shortcuts,
         )
 
@@ -343,11 +344,12 @@ class Dispatcher:
             self._door.forget_shortcuts()
 
     def settle(self, entry: Entry) -> None:
-        """Have calls of a key that is learned no more run the best known, until it is decided by measuring."""
+        """Have calls of a key that is learned no more run the best known; one that made way is decided anew at its next."""
         with self.table.lock:
             learning, entry.learning = entry.learning, None
             if learning is not None:
-                entry.launcher, entry.provisional = learning.best(), None
+                entry.launcher = learning.best()
+                entry.provisional = Provisional(look_at=-math.inf) if learning.calls.made_way else None
 
     def _refuse(self, job: Job, decision: Decision, failure: Failure, store: Store) -> Decision:
         """The default in the place of a config that was recalled or forecast and does not work in this process."""

@@ -144,10 +144,16 @@ class KeyTable:
         """Remove all entries, those of the program too."""
         with self.lock:
             self.change()
+            self.end_learning()
+            for table in (self._pinned, self._recent, self._older):
+                table.clear()
+
+    def end_learning(self) -> None:
+        """Learn no more from the calls of any key."""
+        with self.lock:
             for table in (self._pinned, self._recent, self._older):
                 for entry in table.values():
                     entry.end_learning()
-                table.clear()
 
     def change(self) -> None:
         """Have every next call look its key up, also one that is being decided now."""

@@ -12,7 +12,7 @@ from ..core.workload import Program, Work
 from ..errors import InvalidInputError, TuningWarning
 from ..store.explanation.explanation import Explanation
 from .call_state import NO_MODULES, CallState, ReachedModules, make_state_function, state_without_data
-from .call_tensors import hold_no_data, why_unmeasured, why_untuned
+from .call_tensors import hold_no_data, versions_of_tensors, why_unmeasured, why_untuned
 from .dispatch import Dispatcher, FrontDoor
 from .engine import untraced
 from .key_table import Entry
@@ -171,7 +171,12 @@ class TunedCallable:
                 if not learning.passes(turn, call):
                     turn, launcher = None, learning.best()
         try:
-            result = learning.run(turn, launcher, lambda runs: runs.call(*call.args, **call.kwargs))
+            result = learning.run(
+                turn,
+                launcher,
+                lambda runs: runs.call(*call.args, **call.kwargs),
+                lambda: versions_of_tensors(call.values),
+            )
         except Exception as err:
             of_candidate = turn is not None and turn.trial is not None
             if of_candidate or entry.fallback is None:

@@ -33,6 +33,7 @@ FIRST_TIMES = 2.0  # the first call of a candidate may take so many times the ot
 OPEN_PAIRS = 2  # launched and not read yet: the host runs ahead of the device
 STRAY_TURNS = 64  # calls of the key after which the second call of a pair comes no more
 LOST_S = 10.0  # and seconds after which a call that was to be timed, and never came to its end, is given up
+LOOK_S = 5.0  # between two looks whether a key that waits for calls is called at all
 MOST_STRAYS = 3  # pairs so given up: then calls of one pair may come on different streams
 FEW_STALLS, MOST_STALLS = 2, 8  # pairs in turn in which a candidate's launch alone is long: then it pays, and counts
 MOST_REFUSED = 1000  # calls at which a candidate could not be compared: it is not tried
@@ -78,6 +79,7 @@ class RealCalls:
         seed: of the draws.
         keep_busy, is_idle: see `HeadStart`; for calls that take the host the same under every config.
         waiting: held while `measure` waits for calls.
+        makes_way: takes for how many seconds no call has come, and tells whether to wait for calls no more.
         on_wanted: told when calls are to ask for turns again: one has something to tell, or all is over.
     """
 
@@ -99,11 +101,13 @@ class RealCalls:
         keep_busy: Callable[[float], object] | None = None,
         is_idle: Callable[[], bool] = lambda: False,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+        makes_way: Callable[[float], bool] = lambda _: False,
         on_wanted: Callable[[], None] = lambda: None,
     ) -> None:
         self.incumbent = incumbent
         self.measured = 0
         self.over = False
+        self.made_way = False
         self.waited_s = 0.0
         self.on_host = on_host
         self.head_start = HeadStart(keep_busy, is_idle, new_event)
@@ -113,9 +117,11 @@ class RealCalls:
         self._may_compare = may_compare
         self._load = load
         self._met = False  # a call has run: what the first ones compile and load is no time of the kernel's
+        self._has_raised = False  # or was given up otherwise
         self._expected = expected
         self._random = random.Random(seed)
         self._waiting = waiting
+        self._makes_way = makes_way
         self._on_wanted = on_wanted
         self._levels_us: dict[Config, float] = {}  # of configs that are measured, on the scale of the run
         self._first_us: list[float] = []  # of the first incumbent, until its level is known
@@ -171,11 +177,15 @@ class RealCalls:
             self._trial = trial
         self._on_wanted()
         with self._waiting(), self._changed:
+            turns, since_s = self._turns, time.monotonic()
             try:
                 while trial.outcome is None:
-                    if self.over:
+                    if self._turns != turns:
+                        turns, since_s = self._turns, time.monotonic()
+                    self.made_way = not self.over and self._makes_way(time.monotonic() - since_s)
+                    if self.over or self.made_way:
                         raise LearningEndedError
-                    self._changed.wait()
+                    self._changed.wait(LOOK_S)
             finally:
                 self._trial = None
                 self.waited_s += time.perf_counter() - began
@@ -230,8 +240,8 @@ class RealCalls:
 
     @property
     def is_met(self) -> bool:
-        """Whether a call has run to its end."""
-        return self._met or self.over
+        """Whether a call has come to its end, or to nothing."""
+        return self._met or self._has_raised or self.over
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
@@ -416,6 +426,7 @@ class RealCalls:
     def drop(self, turn: Turn) -> None:
         """Give up timing a call. A candidate whose calls cannot be timed, again and again, is not tried further."""
         with self._changed:
+            self._has_raised = True
             self._lose(turn)
             is_hopeless = self._dropped >= MOST_THROWN_AT_FIRST and not self.over
         if is_hopeless:
@@ -567,6 +578,7 @@ class RealCalls:
         are_alike = pair.candidate_held_up == pair.incumbent_held_up
         tells = are_alike and (not pair.candidate_held_up or trial.thrown >= MOST_THROWN)
         trial.thrown = trial.thrown + 1 if pair.candidate_held_up or pair.incumbent_held_up else 0
+        trial.dropped = 0
         if trial.outcome is None and trial.thrown >= MOST_HELD_UP:
             if trial.samples_us:
                 self._finish(trial, tuple(trial.samples_us))

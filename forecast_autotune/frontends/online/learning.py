@@ -125,13 +125,21 @@ class Learning:
             turn.failed(failure.message, transient=failure.transient, stage=failure.stage)
         return failure is None
 
-    def run(self, turn: Turn | None, launcher: Any, make: Callable[[Any], _Result]) -> _Result:
+    def run(
+        self,
+        turn: Turn | None,
+        launcher: Any,
+        make: Callable[[Any], _Result],
+        written: Callable[[], object] = lambda: None,
+    ) -> _Result:
         """Make a call in its turn; where a candidate raises, under the best known config instead.
 
         Args:
             turn: None for a call that teaches nothing.
             launcher: of the config that the call runs.
             make: makes the call by a launcher.
+            written: tells what changes when the call's arguments are written to. A call that has written to them before its
+                candidate raised is not made again.
         Raises:
             Exception: what the call raises: under the best known config too, where a candidate was tried.
         """
@@ -141,11 +149,15 @@ class Learning:
             turn.begin()
             if turn.dropped:
                 return make(self.best())
+            before = None if turn.trial is None else written()
             try:
                 result = make(launcher)
             except Exception as err:
                 turn.note_host()
                 if turn.trial is None or _is_the_programs(err):
+                    raise
+                if written() != before:
+                    turn.failed(raised(err), transient=True)
                     raise
                 return self._make_otherwise(turn, err, make)
             turn.end()
@@ -158,8 +170,11 @@ class Learning:
         """Make a call under the best known config, for its candidate has raised."""
         try:
             result = make(self.best())
-        except Exception:
-            turn.failed(raised(err), transient=True)  # where this raises too, it is the call
+        except Exception as another:
+            if raised(another) == raised(err):  # it is the call
+                turn.drop()
+            else:
+                turn.failed(raised(err), transient=True)
             raise
         turn.failed(raised(err), transient=of_memory(err))
         return result

@@ -24,6 +24,9 @@ QUIET_S = 0.5  # after the first call of the newest key: a program's first step 
 MOST_QUIET_S = 30.0  # threads wait for that
 MOST_THREADS = 128  # keys that are learned at once; further ones wait for the end of one
 LEAVE_S = 2.0  # for threads to end with the process
+# Without a call, after which a key is learned another time: where others wait for a thread, and in any case, for its kernel
+# may be gone.
+IDLE_S, GONE_S = 5.0, 60.0
 
 
 class Learners:
@@ -38,6 +41,7 @@ class Learners:
         self._threads: dict[Learning, threading.Thread] = {}
         self._waiting: deque[Learning] = deque()
         self._known: weakref.WeakSet[Learning] = weakref.WeakSet()
+        self._making_way = 0  # keys whose threads are about to end for that
         self._registered = False
         self.frozen = False
 
@@ -81,7 +85,17 @@ class Learners:
             at_work.leave()
             with self._lock:
                 self._threads.pop(learning, None)
+                self._making_way -= learning.calls.made_way
                 self._fill()
+
+    def makes_way(self, idle_s: float) -> bool:
+        """Whether a key is to be learned another time that was not called for so many seconds; its thread then ends."""
+        with self._lock:
+            is_wanted = len(self._waiting) > self._making_way
+            if idle_s < IDLE_S or (idle_s < GONE_S and not is_wanted):
+                return False
+            self._making_way += 1
+            return True
 
     def _await_quiet(self, learning: Learning) -> None:
         """Wait until every key that was met has been launched, and no new one was met for a while."""

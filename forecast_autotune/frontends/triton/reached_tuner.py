@@ -138,7 +138,8 @@ class ReachedTuner(ForecastAutotuner):
         return True
 
     def give_back(self) -> None:
-        """Let the kernel have its cache again, with what was decided meanwhile."""
+        """Let the kernel have its cache again, with what was decided meanwhile, and learn no more from its calls."""
+        self.dispatcher.table.end_learning()
         if self.cache_given_out is not None and self.kernel.cache is self.cache_given_out:
             known = self.cache_given_out.by_tritons_key()
             self._own_cache.clear()

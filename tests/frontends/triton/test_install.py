@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ import forecast_autotune as fa
 from forecast_autotune import forecast_autotune
 from forecast_autotune.core.config import Config
 from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.frontends.online.learning_threads import learners
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -488,6 +490,20 @@ def test_a_method_that_somebody_changed_since_is_left_to_them(monkeypatch: pytes
     assert Autotuner.run is theirs
     assert "prune_configs" in vars(Autotuner)
     assert Autotuner.__hash__ is object.__hash__
+
+
+def test_uninstalling_ends_the_threads_that_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "online")
+    kernel = stock()
+    fa.install()
+    with fa.rehearsal("H100", TIMES):
+        call(kernel)
+        assert learners._threads
+        fa.uninstall()
+        ends = time.monotonic() + 120
+        while learners._threads:
+            assert time.monotonic() < ends
+            time.sleep(0.01)
 
 
 def test_a_wrapper_around_ours_is_found_and_survives_uninstalling(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -44,6 +45,7 @@ from forecast_autotune.frontends.online.at_work import AtWork, at_work
 from forecast_autotune.frontends.online.learning import Learning
 from forecast_autotune.frontends.online.learning_threads import Learners, learners
 from forecast_autotune.frontends.triton.door import LearnableKernel
+from forecast_autotune.measure import real_calls
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 
@@ -231,6 +233,77 @@ def test_a_candidate_that_raises_is_a_failure_and_the_call_runs_another() -> Non
         (decision,) = kernel.decisions.values()
         assert (decision.config["BLOCK"], decision.failed) == (BEST, 1)
         assert sum(on.launches.values()) >= calls  # every call ran something
+
+
+def test_a_call_that_raises_by_itself_leaves_its_candidate_in_the_race() -> None:
+    kernel, draw, x = tuned(mode="online"), random.Random(0), torch.empty(4096)
+    with playing():
+        call(kernel)
+        ends = time.monotonic() + LIMIT_S
+        while is_learning(kernel):
+            assert time.monotonic() < ends
+            if draw.random() < 0.3:
+                with pytest.raises(ValueError, match="no such batch"):
+                    kernel[_no_grid](x, 1000, 2.0)
+            else:
+                call(kernel)
+    ((_, decision),) = kernel.decisions.items()
+    assert decision.config["BLOCK"] == BEST
+    assert decision.measured == len(BLOCKS)
+
+
+def _no_grid(meta: dict[str, Any]) -> tuple[int, ...]:
+    raise ValueError("no such batch")
+
+
+def test_a_key_whose_first_call_raises_holds_nobody_up() -> None:
+    kernel = tuned(mode="online")
+    with playing():
+        with pytest.raises(ValueError, match="no such batch"):
+            kernel[_no_grid](torch.empty(4096), 16, 2.0)
+        assert all(entry.learning.calls.is_met for _, entry in kernel.dispatcher.table.items())
+        call(kernel, 1000)
+        ends = time.monotonic() + LIMIT_S
+        while len(kernel.dispatcher.decisions) < 2 or next(reversed(kernel.decisions.values())).basis != "measured":
+            assert time.monotonic() < ends
+            call(kernel, 1000)
+            time.sleep(0.0002)
+
+
+def test_keys_that_are_called_no_more_make_way_and_are_learned_at_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning_threads, "MOST_THREADS", 2)
+    monkeypatch.setattr(learning_threads, "IDLE_S", 0.2)
+    monkeypatch.setattr(real_calls, "LOOK_S", 0.05)
+    kernel = tuned(mode="online")
+    with playing():
+        for n in (16, 32, 1000):
+            call(kernel, n)
+        ends = time.monotonic() + LIMIT_S
+        for n in (1000, 16, 32):
+            while (decision := _decision(kernel, n)) is None or decision.basis != "measured":
+                assert time.monotonic() < ends, n
+                call(kernel, n)
+                time.sleep(0.0002)
+
+
+def _decision(kernel: Any, n: int) -> Any:
+    return next((decision for key, decision in kernel.decisions.items() if key[0] == n), None)
+
+
+def test_the_thread_of_a_kernel_that_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning_threads, "IDLE_S", 0.1)
+    monkeypatch.setattr(learning_threads, "GONE_S", 0.2)
+    monkeypatch.setattr(real_calls, "LOOK_S", 0.05)
+    kernel = tuned(mode="online")
+    with playing():
+        call(kernel)
+        gone = weakref.ref(kernel)
+        del kernel
+        ends = time.monotonic() + LIMIT_S
+        while learners._threads or gone() is not None:
+            assert time.monotonic() < ends
+            gc.collect()
+            time.sleep(0.01)
 
 
 def test_ten_threads_share_a_key() -> None:
@@ -559,7 +632,7 @@ def test_keys_that_come_together_wait_for_one_and_the_same_while(monkeypatch: py
 
 
 def _learning(*, is_met: bool, decide: Callable[[], None] = lambda: None) -> Learning:
-    calls = SimpleNamespace(is_met=is_met, over=False, end=lambda: None)
+    calls = SimpleNamespace(is_met=is_met, over=False, made_way=False, end=lambda: None)
     return Learning(calls, None, None, None, decide)  # type: ignore[arg-type]
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -169,11 +170,42 @@ def test_an_error_that_is_the_calls_own_reaches_the_caller() -> None:
             raise ValueError("as asked")
         return doubled(x)
 
+    draw = random.Random(0)
     tuned, x = fa.variants([slow_or_error, quick_or_error], key="x", check=None, mode="online"), torch.ones(64)
-    for _ in range(20):
-        assert torch.equal(tuned(x, False), 2 * x)
+
+    def call() -> None:
+        for _ in range(draw.randrange(1, 6)):
+            assert torch.equal(tuned(x, False), 2 * x)
         with pytest.raises(ValueError, match="as asked"):
             tuned(x, True)
+
+    decision = call_until_decided(tuned, call)
+    assert (decision.config["variant"], decision.failed) == ("quick_or_error", 0)
+
+
+def test_a_call_that_has_written_before_its_candidate_raised_is_not_made_again() -> None:
+    def adds(x: Any) -> Any:
+        time.sleep(SLOW_S)
+        return x.add_(1)
+
+    def adds_and_raises(x: Any) -> Any:
+        x.add_(1)
+        raise RuntimeError("too late")
+
+    tuned, x = fa.variants([adds, adds_and_raises], key="x", check=None, mode="online"), torch.zeros(64)
+    calls, raised = 0, 0
+
+    def call() -> None:
+        nonlocal calls, raised
+        calls += 1
+        try:
+            tuned(x)
+        except RuntimeError:
+            raised += 1
+
+    decision = call_until_decided(tuned, call)
+    assert (decision.config["variant"], raised) == ("adds", 1)
+    assert torch.equal(x, torch.full((64,), float(calls)))
 
 
 def test_keys_met_in_turns_are_all_learned() -> None:
