@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from ..core.digest import digest
 from ..core.outcome import Measurement
 from ..processes.file_lock import file_lock
+from .board import sensors
 
 log = logging.getLogger(__name__)
 
@@ -412,16 +413,17 @@ def cuda_clock(device: Any, *, timing: str = "eager", timed_s: float = TIMED_S, 
 
     kind = TIMINGS[timing]
     little = torch.zeros(1, dtype=torch.uint8, device=device)
+    properties = torch.cuda.get_device_properties(device)
     return kind(
         torch.cuda,
         flush=Flush(device),
         spin=spin,
         overhead=little.zero_,
-        sensors=_sensors(device),
+        sensors=sensors(properties),
         timed_s=timed_s,
         warmup_s=warmup_s,
         on=lambda: torch.cuda.device(device),
-        claim=partial(claim_device, str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))),
+        claim=partial(claim_device, str(getattr(properties, "uuid", ""))),
     )
 
 
@@ -459,32 +461,6 @@ def spin(seconds: float) -> None:
     import torch
 
     torch.cuda._sleep(int(seconds * 2e9))  # cycles; clocks run at 1 to 2 GHz
-
-
-def _sensors(device: Any) -> Callable[[], tuple[float | None, float | None]] | None:
-    """Clock (MHz) and temperature (degrees Celsius) of a device as NVML tells them; None where it does not."""
-    import torch
-
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        properties = torch.cuda.get_device_properties(device)
-        bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-        handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus.encode())
-    except Exception as err:  # no NVIDIA library, no such package, an AMD device
-        log.debug("no NVML: %s", err)
-        return None
-
-    def read() -> tuple[float | None, float | None]:
-        clock_mhz = temperature_c = None
-        with contextlib.suppress(pynvml.NVMLError):
-            clock_mhz = float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
-        with contextlib.suppress(pynvml.NVMLError):
-            temperature_c = float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
-        return clock_mhz, temperature_c
-
-    return read
 
 
 Claim = Callable[[], AbstractContextManager[bool]]

@@ -11,11 +11,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from typing import Any
 
 from ..core.hardware import Hardware, Toolchain
 from ..processes.machine import usable_cores
 from ..processes.tools import run_tool
+from .board import power_limit_w
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def _detect_gpu(device: str) -> Hardware:
         capability=getattr(props, "gcnArchName", "").partition(":")[0] if hip else f"{props.major}.{props.minor}",
         units=props.multi_processor_count,
         memory_gib=round(props.total_memory / 2**30),
-        power_limit_w=_power_limit_w(props),
+        power_limit_w=power_limit_w(props),
         partition=props.name[props.name.index("MIG") :] if "MIG" in props.name else "",
         warp_size=getattr(props, "warp_size", 64 if hip else 32),
         max_threads=1024,
@@ -85,22 +85,6 @@ def device_identity(device: str) -> str:
 
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
     return ""
-
-
-def _power_limit_w(properties: Any) -> int:
-    """A board's power limit in watts, of a MIG partition its board's, as NVML tells it; 0 where it does not."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        # By its place, for torch may number devices otherwise.
-        bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-        handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus.encode())
-        limit_mw: int = pynvml.nvmlDeviceGetPowerManagementLimit(handle)
-        return round(limit_mw / 1000)
-    except Exception as err:  # no NVIDIA library, no such package, an AMD device, a board without limits
-        log.debug("no power limit: %r", err)
-        return 0
 
 
 def _cpu_info() -> dict[str, str]:
