@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.figures import as_duration, as_times
+from ..core.model_names import FORMS
 from ..errors import InvalidInputError, MissingExtraError
+from ..settings import SURROGATES
 from ._exit_codes import OK
 from ._loading import load_module
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, count, new_parser
@@ -51,8 +53,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--surrogate",
         metavar="S",
-        help="who forecasts, as in FORECAST_AUTOTUNE_SURROGATE (default: what that says): auto, roofline, "
-        "http://127.0.0.1:8000",
+        help=f"{', '.join(SURROGATES)}, or a language model ({FORMS}); default: as FORECAST_AUTOTUNE_SURROGATE says",
     )
     parser.add_argument("--compile", type=count, default=0, metavar="N", help="also compile the first N")
     parser.add_argument("--top", type=count, metavar="N", help="show the first N only")

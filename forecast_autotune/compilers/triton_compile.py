@@ -37,6 +37,33 @@ TIMEOUT_S = 60.0  # of 48 matmul configs on three targets the slowest took 1.9 s
 Result = Evidence | Failure
 
 
+class _Results:
+    """What is handed over, in its order.
+
+    A failure is held back until something is built: then it is the config's own. Where nothing is, it may be the call's,
+    which no config of it mends, and so it is transient.
+    """
+
+    def __init__(self) -> None:
+        self.ready: deque[tuple[Config, Result]] = deque()
+        self._held: list[tuple[Config, Failure]] = []
+
+    def add(self, config: Config, result: Result, *, any_built: bool) -> None:
+        """Take in a result."""
+        if isinstance(result, Failure) and not (result.transient or result.crashed or any_built):
+            self._held.append((config, result))
+        else:
+            self.ready.append((config, result))
+        if any_built:
+            self.ready.extend(self._held)
+            self._held.clear()
+
+    def give_up(self) -> None:
+        """Hand over what is held back, for nothing is built."""
+        self.ready.extend((config, replace(failure, transient=True)) for config, failure in self._held)
+        self._held.clear()
+
+
 class SourceCompiler:
     """Compiles Triton sources, one for each config, for a GPU that is present or only named.
 
@@ -94,61 +121,57 @@ class SourceCompiler:
 
         Workers go on with what they have been given while the caller does something else between two results. What is
         abandoned ends with its worker, and nothing of it reaches Triton's cache.
-
-        A failure is held back until something is built: then it is the config's own. Where nothing is, it may be the call's,
-        which no config of it mends, and so it is transient.
         """
         most, waiting = workers or self.workers, iter(configs)
         compiling: dict[Compiling, list[tuple[Config, Source, float]]] = {}
         by_hash: dict[str, Compiling] = {}
-        ready: deque[tuple[Config, Result]] = deque()
-        held: list[tuple[Config, Failure]] = []
-
-        def done(config: Config, result: Result) -> None:
-            if isinstance(result, Failure) and not (result.transient or result.crashed or self._any_built):
-                held.append((config, result))
-            else:
-                ready.append((config, result))
-            if self._any_built:
-                ready.extend(held)
-                held.clear()
-
+        results = _Results()
         try:
             while True:
                 while (
-                    sum(map(len, compiling.values())) + len(ready) < most
+                    sum(map(len, compiling.values())) + len(results.ready) < most
                     and (config := next(waiting, None)) is not None
                 ):
                     began = time.perf_counter()
                     begun = self._begin(config, by_hash)
                     seconds = time.perf_counter() - began
                     if isinstance(begun, (Evidence, Failure)):
-                        done(config, begun)
-                        if ready and seconds > 0.05:  # it was compiled here: hand it over before the next one
+                        results.add(config, begun, any_built=self._any_built)
+                        if results.ready and seconds > 0.05:  # it was compiled here: hand it over before the next one
                             break
                     else:
                         made, future = begun
                         by_hash[made.hash] = future
                         compiling.setdefault(future, []).append((config, made, seconds))
-                if not ready and compiling:
-                    limit_s = patience_s()
-                    wait(compiling, None if limit_s == math.inf else limit_s, FIRST_COMPLETED)
-                    ended = [each for each in compiling if each.done()]
-                    for future in ended:
-                        for c, made, s in compiling.pop(future):
-                            done(c, result := self._result(made, future, s))
-                            if isinstance(result, Evidence):
-                                launcher_builds.finish(made, patience_s())
-                    if ended and not ready:
-                        continue  # others may be begun in the place of what is held back
-                if not ready:
-                    if not held:
-                        return
-                    ready.extend((c, replace(failure, transient=True)) for c, failure in held)
-                    held.clear()
-                yield ready.popleft()
+                if not results.ready and self._collect(compiling, results, patience_s) and not results.ready:
+                    continue  # others may be begun in the place of what is held back
+                if not results.ready:
+                    results.give_up()
+                if not results.ready:
+                    return
+                yield results.ready.popleft()
         finally:
             self.pool.abandon(compiling)
+
+    def _collect(
+        self,
+        compiling: dict[Compiling, list[tuple[Config, Source, float]]],
+        results: _Results,
+        patience_s: Callable[[], float],
+    ) -> bool:
+        """Wait until something is compiled, as long as the caller's patience lasts; whether anything was."""
+        if not compiling:
+            return False
+        limit_s = patience_s()
+        wait(compiling, None if limit_s == math.inf else limit_s, FIRST_COMPLETED)
+        ended = [each for each in compiling if each.done()]
+        for future in ended:
+            for config, made, here_s in compiling.pop(future):
+                result = self._result(made, future, here_s)
+                results.add(config, result, any_built=self._any_built)
+                if isinstance(result, Evidence):
+                    launcher_builds.finish(made, patience_s())
+        return bool(ended)
 
     def _begin(self, config: Config, by_hash: Mapping[str, Compiling]) -> Result | tuple[Source, Compiling]:
         """Bind, look the config up in Triton's cache, else lower it and hand it to a worker."""
