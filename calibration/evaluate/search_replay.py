@@ -16,10 +16,11 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from forecast_autotune.cli.output import print_json, print_table, say
+from forecast_autotune.core.cached_property import cached_property
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Forecast

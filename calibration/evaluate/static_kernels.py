@@ -11,11 +11,11 @@ import importlib
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from forecast_autotune.core.cached_property import cached_property
 from forecast_autotune.features.kernel_walk.symbols import last_name
 
 _ACCESSES = frozenset(["load", "store", "make_block_ptr", "make_tensor_descriptor", "advance"])

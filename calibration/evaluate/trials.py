@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forecast_autotune.core.cached_property import cached_property
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.job import Recording

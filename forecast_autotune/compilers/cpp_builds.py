@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import os
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..core.cached_property import cached_property
 from ..core.digest import digest
 from ..core.hardware import Hardware, Toolchain
 from ..core.outcome import Evidence
@@ -37,7 +37,7 @@ class CppBuilds:
         self._hardware = hardware
         self._folder_of_builds = folder
 
-    @functools.cached_property
+    @cached_property
     def root(self) -> Path:
         """The folder to build in, made at its first use."""
         named_by = "build_directory" if self._recipe.arguments.get("build_directory") else "FORECAST_AUTOTUNE_DIR"

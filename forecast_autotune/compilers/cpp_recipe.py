@@ -8,9 +8,9 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
+from ..core.cached_property import cached_property
 from ..core.config import Config
 from ..core.digest import Value, canonical_json, digest
 from ..core.hardware import Hardware, Toolchain

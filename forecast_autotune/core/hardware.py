@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
+from .cached_property import cached_property
 from .digest import canonical_json, digest
 
 REHEARSAL_KINDS = ("stub", "interpreter", "replay")

@@ -7,10 +7,11 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from ..core.cached_property import cached_property
 from ..core.config import Config
 from ..core.forecast import bin_of
 from ..core.job import Job, Recording

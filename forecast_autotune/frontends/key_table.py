@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.config import Config
+from ..core.locks import renew_in_children
 
 if TYPE_CHECKING:
     from .online.learning import Learning
@@ -65,6 +66,7 @@ class KeyTable:
 
     def __init__(self, forget_shortcuts: Callable[[], None] = lambda: None, *, max_keys: int = MAX_KEYS) -> None:
         self.lock = threading.RLock()
+        renew_in_children(self, "lock")
         self.version = 0  # rises with every change from outside
         self._half = max(1, max_keys // 2)
         self._forget_shortcuts = forget_shortcuts
@@ -120,10 +122,10 @@ class KeyTable:
             self._pinned[key] = entry
 
     def update(self, other: KeyTable) -> None:
-        """Take over another's entries, as they are now."""
+        """Take over another's entries, as they are now; not those that are learned from its calls."""
         with other.lock:
             self._recent, self._older, self._pinned = (
-                {key: replace(entry, learning=None) for key, entry in entries.items()}
+                {key: replace(entry) for key, entry in entries.items() if entry.learning is None}
                 for entries in (other._recent, other._older, other._pinned)
             )
 

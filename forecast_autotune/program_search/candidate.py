@@ -7,8 +7,9 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
+from ..core.cached_property import cached_property
 from ..core.config import Config
 from ..core.digest import digest
 from ..core.forecast import Forecast

@@ -6,12 +6,12 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..compilers.cpp_recipe import SOURCE_KNOB, Recipe, with_headers
+from ..core.cached_property import cached_property
 from ..core.digest import canonical_json, digest
 from ..core.space import Space
 from ..core.workload import Work

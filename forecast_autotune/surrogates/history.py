@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 
+from ..core.cached_property import cached_property
 from ..core.config import Config
 from ..core.context import ForecastContext
 from ..core.forecast import Abstention

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ..core.cached_property import cached_property
 from ..core.config import Config
 from ..core.context import ForecastContext
 from ..core.forecast import Abstention

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ..core.cached_property import cached_property
 from ..core.config import Config
 from ..core.context import ForecastContext
 from ..core.forecast import Abstention

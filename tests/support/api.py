@@ -7,10 +7,10 @@ import re
 import sys
 import types
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 
 import forecast_autotune as fa
+from forecast_autotune.core.cached_property import cached_property
 
 API = Path(__file__).parents[2] / "forecast_autotune" / "frontends" / "API.md"
 SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")

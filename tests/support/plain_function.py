@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from forecast_autotune.compilers.no_compile import NoCompiler
+from forecast_autotune.core.cached_property import cached_property
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.hardware import Toolchain

@@ -8,11 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
 
+from ...core.cached_property import cached_property
 from ...core.config import Config
 from ...core.hardware import Hardware, Toolchain
 from ...core.job import Job

@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 from ...core.config import Config
 from ...core.forecast import Abstention
 from ...core.job import Job, Stop
+from ...core.locks import renew_in_children
 from ...core.outcome import Failure, Measurement
 from ...core.space import Space
 from ...core.workload import Program, Workload
@@ -118,7 +119,8 @@ class GeneratedKernels:
     def __init__(self) -> None:
         self.timed = self.recalled = 0
         self._process = os.getpid()  # a fork compiles for Inductor, and may ask neither the store nor the device
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        renew_in_children(self, "_lock")
         self._times: WeakKeyDictionary[Any, dict[Config, float | None]] = WeakKeyDictionary()
         self._best: dict[tuple[str, str, str], Mapping[str, Any] | None] = {}
         self._told: set[tuple[str, str]] = set()  # kernels that took a stored config

@@ -12,6 +12,7 @@ import sys
 import threading
 from typing import Any
 
+from ...core.locks import renew_in_children
 from .assembler import share_assembler, unshare_assembler
 
 CONFIG, VIRTUALIZED = "torch._inductor.config", "torch._inductor.virtualized"
@@ -23,6 +24,7 @@ KEY = "forecast_autotune"  # what our factory is registered as
 TABLE = "autotune_lookup_table"  # Inductor's setting that tells configs of kernels which it generates
 
 _lock = threading.RLock()
+renew_in_children(sys.modules[__name__], "_lock")
 _wanted = False
 _before: Any = None  # the factory that ours took the place of
 _theirs: Any = None  # the factory whose choices ours narrows

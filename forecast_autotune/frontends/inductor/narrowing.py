@@ -18,6 +18,7 @@ from ...core.config import Config
 from ...core.decision import Decision
 from ...core.forecast import Abstention, Forecast
 from ...core.job import Job, Stop
+from ...core.locks import renew_in_children
 from ...core.outcome import Failure, Measurement, Outcome
 from ...core.space import Space
 from ...core.user_warnings import warn_user
@@ -128,7 +129,8 @@ class Narrowing:
     def __init__(self) -> None:
         self.counts = Counts()
         self.listens = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        renew_in_children(self, "_lock")
         self._thread = threading.local()  # `ahead`: operands, and what was listed for them
         self._known: dict[tuple[object, ...], Chosen] = {}  # a model has the same product in each of its layers
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from ...compilers.triton_source import apply_heuristics, jit_function
 from ...core.budget import NOTHING
 from ...core.config import Config
 from ...core.digest import digest
+from ...core.locks import renew_in_children
 from ...core.outcome import Failure, Measurement
 from ...core.user_warnings import warn_user
 from ...errors import CacheMissError, TuningWarning
@@ -41,6 +43,7 @@ AT_THE_CALL = ("num_warps", "num_stages", "num_consumer_groups", "num_buffers_wa
 """Options that torch takes out of a call and puts into every config."""
 
 _lock = threading.RLock()
+renew_in_children(sys.modules[__name__], "_lock")
 captured_tuners: weakref.WeakKeyDictionary[Any, dict[str, Autotuner]] = weakref.WeakKeyDictionary()
 """By tuner: those that torch has captured in its place, by the text of their configs."""
 

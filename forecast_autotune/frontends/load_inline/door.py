@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ...compilers.cpp_compile import CppCompiler
+from ...core.cached_property import cached_property
 from ...core.config import Config
 from ...core.decision import Decision
 from ...core.job import Job
@@ -54,7 +55,7 @@ class FunctionTuning:
         self._is_compared = False  # a variant with the default, in this process
         self.default = self.launcher(tuned.space.default)
 
-    @functools.cached_property
+    @cached_property
     def job(self) -> Job | None:
         """See `Tuning`."""
         if odd := why_untuned(self._call.values, self._tuned.names):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...compilers.cpp_compile import CppCompiler
 from ...compilers.cpp_recipe import Recipe
+from ...core.cached_property import cached_property
 from ...core.config import Config
 from ...core.hardware import Hardware
 from ...core.job import Job
@@ -189,7 +189,7 @@ class Launcher:
     def __init__(self, tuned: TunedFunction, config: Config, device: str) -> None:
         self._tuned, self._config, self._device = tuned, config, device
 
-    @functools.cached_property
+    @cached_property
     def call(self) -> Callable[..., Any]:
         """The variant's bound function."""
         function: Callable[..., Any] = (

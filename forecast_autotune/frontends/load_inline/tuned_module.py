@@ -15,6 +15,7 @@ from ...compilers.cpp_recipe import Recipe, as_sources
 from ...core.config import Config
 from ...core.digest import Value
 from ...core.hardware import Hardware
+from ...core.locks import renew_in_children
 from ...core.outcome import Evidence, Failure
 from ...core.space import Space
 from ...errors import InvalidInputError
@@ -163,6 +164,7 @@ class TunedModule(types.ModuleType):
         self._options = dict(options)
         self._compilers: dict[str, CppCompiler] = {}
         self._lock = threading.RLock()
+        renew_in_children(self, "_lock")
         for function in recipe.functions or ():
             self._add(function)
 

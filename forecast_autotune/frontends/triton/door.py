@@ -7,7 +7,6 @@ import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from triton import knobs
@@ -19,6 +18,7 @@ from ...compilers.triton_compile import TritonCompiler
 from ...compilers.triton_launcher import launcher_builds
 from ...compilers.triton_pool import background_pool, current_setup, shared_pool
 from ...compilers.triton_source import gpu_target, jit_function
+from ...core.cached_property import cached_property
 from ...core.config import Config
 from ...core.decision import Decision
 from ...core.job import Job

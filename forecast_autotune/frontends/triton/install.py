@@ -14,6 +14,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...compilers.triton_hash import begin_hashing
+from ...core.locks import renew_in_children
 from ...core.text import shown
 from ...core.user_warnings import warn_user
 from ...errors import InvalidInputError, MissingExtraError, SettingError, TuningWarning
@@ -63,6 +64,7 @@ class NotReached:
 
 
 lock = threading.RLock()
+renew_in_children(sys.modules[__name__], "lock")
 """Held while a kernel is reached or given back."""
 
 _packages: Packages | None = None  # None: nothing is installed

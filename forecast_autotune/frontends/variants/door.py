@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...compilers.no_compile import NoCompiler
+from ...core.cached_property import cached_property
 from ...core.config import Config
 from ...core.decision import Decision
 from ...core.hardware import Hardware
@@ -70,17 +71,17 @@ class _VariantsTuning:
         self._is_compared = False  # with the default, in this process
         self.default = tuned.default(defaults_only=how.settings.mode == "first")
 
-    @functools.cached_property
+    @cached_property
     def _choices(self) -> Mapping[Config, Choice]:
         return self._tuned.choices(self._call, may_run=not self._unmeasured)
 
-    @functools.cached_property
+    @cached_property
     def _launched(self) -> VariantLaunches | None:
         if self._unmeasured not in ("", COMPILING):
             return None
         return launched_by(self._tuned, self._choices, self._call)
 
-    @functools.cached_property
+    @cached_property
     def job(self) -> Job | None:
         """See `Tuning`."""
         if odd := why_untuned(self._call.values, self._tuned.names):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.cached_property import cached_property
 from ...core.config import Config
 from ...core.digest import Value
 from ...measure.copies import UnportableError, copied_arguments
@@ -40,7 +41,7 @@ class Choice:
     fixed_configs: Mapping[int, Any]
     defaults_only: bool = False
 
-    @functools.cached_property
+    @cached_property
     def call(self) -> Callable[..., Any]:
         """Makes a call this way."""
         function = functools.partial(self.variant.call, **self.knobs) if self.knobs else self.variant.call

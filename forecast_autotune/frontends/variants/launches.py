@@ -8,9 +8,9 @@ import math
 import random
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
+from ...core.cached_property import cached_property
 from ...core.config import Config
 from ...core.hardware import Hardware
 from ..call_state import CallState

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...core.cached_property import cached_property
 from ...core.config import Config
 from ...core.hardware import Toolchain
 from ...core.job import Job
@@ -198,29 +199,29 @@ class TunedVariants(TunedCallable):
         modules, requires_grad = modules_reached(self.callables)
         return ReachedModules(modules=tuple(map(weakref.ref, modules)), requires_grad=requires_grad)
 
-    @functools.cached_property
+    @cached_property
     def reading(self) -> CodeText:
         """The text of all variants, read at the first miss, when all that they name exists."""
         return CodeText(self.callables)
 
-    @functools.cached_property
+    @cached_property
     def calling(self) -> frozenset[int]:
         """Indices of the variants that may call tuners."""
         read = (CodeText([function]).tuners for function in self.callables)
         return frozenset(i for i, tuners in enumerate(read) if any(t is not self for t in tuners))
 
-    @functools.cached_property
+    @cached_property
     def languages(self) -> Mapping[str, frozenset[str]]:
         """By the name of a variant, what its kernels are written in."""
         return {v.name: frozenset(CodeText([v.function]).languages) for v in self.variants}
 
-    @functools.cached_property
+    @cached_property
     def of_triton(self) -> frozenset[str]:
         """Names of the variants whose only kernels are Triton's: their launches can be listed without data."""
         return frozenset(name for name, languages in self.languages.items() if languages == {"triton"})
 
-    @functools.cached_property
-    def program(self) -> Program:  # type: ignore[override]
+    @cached_property
+    def program(self) -> Program:
         """All variants as one program."""
         return self.reading.program(self.full_name)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
+from ...core.cached_property import cached_property
 from ...core.outcome import Failure
 from ..candidate import Candidate, Tried, incumbent
 from ..skills import StepSkill

@@ -6,8 +6,9 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import takewhile
+
+from ...core.cached_property import cached_property
 
 Change = tuple[int, int, str]  # where it begins and ends, in bytes, and what stands there instead
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import os
 import random
@@ -304,6 +305,16 @@ def test_the_thread_of_a_kernel_that_is_gone_ends(monkeypatch: pytest.MonkeyPatc
             assert time.monotonic() < ends
             gc.collect()
             time.sleep(0.01)
+
+
+def test_a_copy_of_a_kernel_that_is_being_learned_learns_its_key_itself() -> None:
+    kernel = tuned(mode="online")
+    with playing():
+        call(kernel)
+        assert is_learning(kernel)
+        other = copy.copy(kernel)
+        call_until_decided(other)
+    assert [decision.config["BLOCK"] for decision in other.decisions.values()] == [BEST]
 
 
 def test_ten_threads_share_a_key() -> None:
