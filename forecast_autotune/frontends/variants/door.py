@@ -34,6 +34,7 @@ from ..keys import NoKeyError, features_of
 from ..learnable_callable import LearnableCallable
 from ..triton.simulated_driver import Rehearsal, current_rehearsal
 from ..tuned_callable import Call, CallableDoor, work_of_call
+from ..tuning_lock import tuning_lock
 from .arguments import KNOB
 from .launches import LONGEST_S, LONGEST_SHARE, LazyStaticFeatures, VariantLaunches, form_of
 
@@ -117,7 +118,8 @@ class _VariantsTuning:
     def refused(self, config: Config, measurer: InProcess) -> Failure | None:
         """See `Tuning`. The functions that a variant calls may have changed though its source has not."""
         try:
-            failure = measurer.verify(config)
+            with tuning_lock.slow(True):  # both may have other threads call tuned functions, for which they wait
+                failure = measurer.verify(config)
         except AutotuneError as err:  # such as memory that is short for copies
             log.debug("%s: %s is not compared with the default: %s", self._tuned.full_name, config, err)
             return None

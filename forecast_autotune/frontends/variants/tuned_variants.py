@@ -31,7 +31,6 @@ from ..nested_tuning import NestedTuner, ever_nested, of_thread
 from ..program_text.code_text import CodeText
 from ..triton.simulated_driver import times_mean_nothing
 from ..tuned_callable import Call, TunedCallable
-from ..tuning_lock import tuning_lock
 from .arguments import KNOB, Arguments, Variant, as_variants
 from .door import COMPILING, VariantsDoor, job_of, launched_by, with_work
 from .dynamo_constants import as_constant, from_constant, traced
@@ -271,7 +270,9 @@ class TunedVariants(TunedCallable):
     def chosen_while_compiling(self, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, Any, Any]:
         """The variant that Dynamo is to trace: its index, its knobs, and the order of arguments given by name.
 
-        A decision of this process or the store counts, else a forecast. Tuners in the variant are captured by themselves.
+        A decision of this process or the store counts, else a forecast; while another thread measures, what the key ran
+        before, else the default. Waiting for that thread would be for ever where it waits for Dynamo's lock, which this one
+        holds. Tuners in the variant are captured by themselves.
 
         Args:
             positional, named: the arguments as `as_constant` describes them.
@@ -283,7 +284,7 @@ class TunedVariants(TunedCallable):
         order = self.arguments.order(len(positional), named)
         if self._state(()) is None:  # under a transform
             return 0, tuple(self.default(defaults_only=True).knobs.items()), order
-        with _disable_current_modes(), torch.set_grad_enabled(True), tuning_lock.held():
+        with _disable_current_modes(), torch.set_grad_enabled(True):
             mode = FakeTensorMode()
             args, kwargs = self.arguments.placed(
                 tuple(from_constant(each, mode) for each in positional),
