@@ -16,7 +16,7 @@ from .call_tensors import hold_no_data, why_unmeasured, why_untuned
 from .dispatch import Dispatcher, FrontDoor
 from .engine import untraced
 from .key_table import Entry
-from .keys import NoKeyError, as_names, key_as_json, make_key_function
+from .keys import NoKeyError, as_names, key_as_json, make_key_function, without_nan
 from .learnable_callable import current_stream
 from .online.learning import Learning
 
@@ -151,6 +151,9 @@ class TunedCallable:
             return untraced(self._door.default)(call).call(*args, **kwargs)
         call = Call(state=CallState(*key[0]), values=values, args=args, kwargs=kwargs)
         entry = self.dispatcher.table.get(key)
+        if entry is None:
+            key = without_nan(key)
+            entry = self.dispatcher.table.get(key)
         if entry is None or entry.learning is None:
             entry = self.dispatcher.entry(key, call)
         if (learning := entry.learning) is not None:

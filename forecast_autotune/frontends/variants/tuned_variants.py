@@ -27,6 +27,7 @@ from ...measure.state import modules_reached
 from ...protocols import Surrogate
 from ...settings import Settings
 from ..call_state import ReachedModules, state_without_data
+from ..keys import without_nan
 from ..nested_tuning import NestedTuner, ever_nested, of_thread
 from ..program_text.code_text import CodeText
 from ..triton.simulated_driver import times_mean_nothing
@@ -293,7 +294,7 @@ class TunedVariants(TunedCallable):
             values = self.arguments.values(args, kwargs)
             state = state_without_data(values, self._reached)
             call = Call(state=state, values=values, args=args, kwargs=kwargs, unmeasured=COMPILING)
-            choice = self.dispatcher.entry((state, self._key(*values)), call).launcher
+            choice = self.dispatcher.entry(without_nan((state, self._key(*values))), call).launcher
         return self.variants.index(choice.variant), tuple(choice.knobs.items()), order
 
     # The joint space ------------------------------------------------------------------------------------------------

@@ -249,6 +249,18 @@ def test_arguments_that_go_by_name_alone_are_part_of_the_key_too() -> None:
     assert len(shifted.decisions) == 2
 
 
+def test_further_arguments_by_position_and_by_name_have_keys_apart() -> None:
+    def slow(x: Any, *rest: Any, **named: Any) -> Any:
+        time.sleep(LAZY_S)
+        return x + named.get("a", 0)
+
+    shifted = fa.variants([slow, lambda x, *rest, **named: x + 0 if rest else x + 2 * named.get("a", 0)])
+    for rest in (("a", 1), (("a", 1),), ({"a": 1},)):
+        assert torch.equal(shifted(X, *rest), X)
+    assert torch.equal(shifted(X, a=1), X + 1)
+    assert len(shifted.decisions) == 4
+
+
 @pytest.mark.parametrize("key", ["x", ["x"], lambda x, _: (x.shape, x.dtype)])
 def test_a_key_is_names_or_a_callable(key: Any) -> None:
     double = fa.variants([lazy, quick], key=key)
@@ -293,6 +305,14 @@ def test_bad_input_is_named(arguments: dict[str, Any], says: str) -> None:
 def test_a_key_that_cannot_be_looked_up_is_named() -> None:
     with pytest.raises(InvalidInputError, match=r"the key of lazy is .* cannot be looked up"):
         fa.variants([lazy, quick], key=lambda *_: [1])(X)
+
+
+@pytest.mark.parametrize("key", ["x, factor", lambda x, factor: (x.shape, (factor / 1,)), lambda _, factor: factor / 1])
+def test_a_key_that_holds_nan_is_decided_once(key: Any) -> None:
+    scaled = fa.variants([lazy, quick], key=key)
+    for _ in range(3):
+        assert scaled(X, float("nan")).isnan().all()
+    assert len(scaled.dispatcher.table) == len(scaled.decisions) == 1
 
 
 # Settings, processes and threads ------------------------------------------------------------------------------------
