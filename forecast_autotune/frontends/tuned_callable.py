@@ -129,6 +129,10 @@ class TunedCallable:
         """The modules that its callables reach; asked at the first call, when all that they name exists."""
         return NO_MODULES
 
+    def weight_names(self) -> list[str]:
+        """Names of the tensors that its callables reach, as `CallState.followed_weights` tells of them."""
+        return self._reached.names()
+
     def _first_state(self, values: Sequence[Any]) -> tuple[Any, ...] | None:
         self._reached = self.reached_modules()
         self._state = make_state_function(self._reached)

@@ -245,7 +245,8 @@ def job_of(
     if launched is not None:
         describe = functools.partial(launched.static_features, hardware=hardware)
         described = LazyStaticFeatures(space, describe, longest_s=longest_s)
-    key = {**tuned.key_as_json(values), **call.state.as_json(list(labelled_tensors(values, names)))}
+    state = call.state.as_json(list(labelled_tensors(values, names)), tuned.weight_names())
+    key = {**tuned.key_as_json(values), **state}
     return Job(
         workload=Workload(
             program=tuned.program,

@@ -23,7 +23,7 @@ from ...core.workload import Program
 from ...errors import InvalidInputError
 from ...measure.checks import Check, validate
 from ...measure.probe import detect_cpp_toolchain
-from ...measure.state import modules_reached
+from ...measure.state import outermost, weights_reached
 from ...protocols import Surrogate
 from ...settings import Settings
 from ..call_state import ReachedModules, state_without_data
@@ -195,8 +195,14 @@ class TunedVariants(TunedCallable):
 
     def reached_modules(self) -> ReachedModules:
         """See `TunedCallable`."""
-        modules, requires_grad = modules_reached(self.callables)
-        return ReachedModules(modules=tuple(map(weakref.ref, modules)), requires_grad=requires_grad)
+        from torch.utils.weak import TensorWeakRef
+
+        holders, tensors = weights_reached(self.callables)
+        return ReachedModules(
+            modules=tuple(map(weakref.ref, outermost(holders.values()))),
+            holders={name: weakref.ref(module) for name, module in holders.items()},
+            tensors={name: TensorWeakRef(tensor) for name, tensor in tensors.items()},
+        )
 
     @functools.cached_property
     def reading(self) -> CodeText:
