@@ -99,6 +99,13 @@ def _part(value: Any) -> Hashable:
     raise NoKeyError(_no_form(value))
 
 
+def without_nan(key: Any) -> Any:
+    """A callable's key with each NaN replaced by the one object `math.nan`: a look-up finds what is equal or the same."""
+    if isinstance(key, tuple):
+        return tuple([without_nan(part) for part in key])
+    return math.nan if isinstance(key, numbers.Number) and key != key else key
+
+
 # The key as JSON ----------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from .call_tensors import hold_no_data, versions_of_tensors, why_unmeasured, why
 from .dispatch import Dispatcher, FrontDoor
 from .engine import untraced
 from .key_table import Entry
-from .keys import NoKeyError, as_names, key_as_json, make_key_function
+from .keys import NoKeyError, as_names, key_as_json, make_key_function, without_nan
 from .learnable_callable import current_stream
 from .online.learning import Learning
 
@@ -129,6 +129,10 @@ class TunedCallable:
         """The modules that its callables reach; asked at the first call, when all that they name exists."""
         return NO_MODULES
 
+    def weight_names(self) -> list[str]:
+        """Names of the tensors that its callables reach, as `CallState.followed_weights` tells of them."""
+        return self._reached.names()
+
     def _first_state(self, values: Sequence[Any]) -> tuple[Any, ...] | None:
         self._reached = self.reached_modules()
         self._state = make_state_function(self._reached)
@@ -151,6 +155,9 @@ class TunedCallable:
             return untraced(self._door.default)(call).call(*args, **kwargs)
         call = Call(state=CallState(*key[0]), values=values, args=args, kwargs=kwargs)
         entry = self.dispatcher.table.get(key)
+        if entry is None:
+            key = without_nan(key)
+            entry = self.dispatcher.table.get(key)
         if entry is None or entry.learning is None:
             entry = self.dispatcher.entry(key, call)
         if (learning := entry.learning) is not None:

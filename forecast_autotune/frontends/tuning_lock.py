@@ -36,7 +36,10 @@ class TuningLock:
 
     @contextlib.contextmanager
     def slow(self, is_slow: bool) -> Iterator[None]:
-        """Tell other threads whether the holder may take long now."""
+        """Tell other threads whether the holder may take long now, or wait for them; nothing from any other thread."""
+        if self._owner != threading.get_ident():
+            yield
+            return
         before = self._is_slow
         self._set_slow(is_slow or before)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -43,18 +44,38 @@ def state_reached(values: Iterable[Any]) -> dict[str, Any]:
     return {"state": tensors_reached(roots), "generators": generators}
 
 
-def modules_reached(values: Iterable[Any]) -> tuple[list[torch.nn.Module], bool]:
-    """The outermost modules that some callables hold, and whether autograd may follow a tensor that they reach."""
+def weights_reached(values: Iterable[Any]) -> tuple[dict[str, torch.nn.Module], dict[str, torch.Tensor]]:
+    """The modules that some callables hold, and the tensors beside their parameters that autograd may follow, now or later.
+
+    By where each was met, with a number where two were met under one name. Buffers count if they require gradients now.
+    """
     import torch
 
-    modules, followed = [], False
-    for _, value in _reached(values):
+    modules: dict[str, torch.nn.Module] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in _reached(values):
         if isinstance(value, torch.nn.Module):
-            modules.append(value)
-        elif isinstance(value, torch.Tensor):  # a parameter may be frozen now and not later
-            followed = followed or value.requires_grad or isinstance(value, torch.nn.Parameter)
+            modules[_unlike(name, modules)] = value
+        elif isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
+            tensors[_unlike(name, tensors)] = value
+    parameters = {id(t) for m in modules.values() for t in m._parameters.values()}
+    gradients = {id(t.grad) for t in tensors.values() if t.is_leaf}
+    buffers = {id(t) for m in modules.values() for t in m._buffers.values() if t is not None and not t.requires_grad}
+    others = parameters | gradients | buffers
+    return modules, {name: tensor for name, tensor in tensors.items() if id(tensor) not in others}
+
+
+def _unlike(name: str, taken: Iterable[str]) -> str:
+    """The name, with a number if it is taken."""
+    taken = set(taken)
+    return next(n for n in itertools.chain([name], (f"{name}{i}" for i in itertools.count(2))) if n not in taken)
+
+
+def outermost(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Those of some modules that are in none of the others."""
+    modules = list(modules)
     inner = {id(child) for module in modules for child in module.modules() if child is not module}
-    return [m for m in modules if id(m) not in inner], followed
+    return [m for m in modules if id(m) not in inner]
 
 
 def _reached(values: Iterable[Any]) -> Iterator[tuple[str, Any]]:

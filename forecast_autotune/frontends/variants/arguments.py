@@ -6,7 +6,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...core.space import Space
 from ...errors import InvalidInputError
@@ -29,6 +29,13 @@ class Variant:
     function: Callable[..., Any]
     call: Callable[..., Any]
     space: Space | None = None
+
+
+class FurtherKeyword(NamedTuple):
+    """A keyword argument that no parameter names. Its type is in the key: arguments by position make no such key."""
+
+    label: str
+    value: Any
 
 
 class Arguments:
@@ -103,7 +110,7 @@ class Arguments:
         omitted = tuple(None if p.default is p.empty else p.default for p in self.positional[len(args) :])
         named = tuple(kwargs.get(p.name, None if p.default is p.empty else p.default) for p in self.named)
         known = {p.name for p in self.named}
-        more = tuple(part for name in sorted(kwargs) if name not in known for part in (name, kwargs[name]))
+        more = tuple(FurtherKeyword(f"{name}=", kwargs[name]) for name in sorted(kwargs) if name not in known)
         count = len(self.positional)
         return (*args[:count], *omitted, *named, *args[count:], *more)
 

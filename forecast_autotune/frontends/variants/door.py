@@ -35,6 +35,7 @@ from ..keys import NoKeyError, features_of
 from ..learnable_callable import LearnableCallable
 from ..triton.simulated_driver import Rehearsal, current_rehearsal
 from ..tuned_callable import Call, CallableDoor, work_of_call
+from ..tuning_lock import tuning_lock
 from .arguments import KNOB
 from .launches import LONGEST_S, LONGEST_SHARE, LazyStaticFeatures, VariantLaunches, form_of
 
@@ -118,7 +119,8 @@ class _VariantsTuning:
     def refused(self, config: Config, measurer: InProcess) -> Failure | None:
         """See `Tuning`. The functions that a variant calls may have changed though its source has not."""
         try:
-            failure = measurer.verify(config)
+            with tuning_lock.slow(True):  # both may have other threads call tuned functions, for which they wait
+                failure = measurer.verify(config)
         except AutotuneError as err:  # such as memory that is short for copies
             log.debug("%s: %s is not compared with the default: %s", self._tuned.full_name, config, err)
             return None
@@ -244,7 +246,8 @@ def job_of(
     if launched is not None:
         describe = functools.partial(launched.static_features, hardware=hardware)
         described = LazyStaticFeatures(space, describe, longest_s=longest_s)
-    key = {**tuned.key_as_json(values), **call.state.as_json(list(labelled_tensors(values, names)))}
+    state = call.state.as_json(list(labelled_tensors(values, names)), tuned.weight_names())
+    key = {**tuned.key_as_json(values), **state}
     return Job(
         workload=Workload(
             program=tuned.program,

@@ -18,6 +18,7 @@ from ...measure.process_state import preserve_process_state
 from ...measure.state import state_reached
 from ..nested_tuning import NestedTuner, NestedTuning, run_nested
 from ..tuned_callable import Call
+from ..tuning_lock import tuning_lock
 from .arguments import KNOB, Variant
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,12 @@ def tuners_called(variant: Variant, call: Call, name: str) -> tuple[NestedTuner,
     knobs = variant.space.default.knobs if variant.space else {}
     reached = state_reached([variant.function, *call.values])
     try:
-        with preserve_process_state(), copied_arguments(call.args, call.kwargs, **reached) as (args, kwargs):
+        # A variant may have other threads call tuned functions, for which it waits.
+        with (
+            tuning_lock.slow(True),
+            preserve_process_state(),
+            copied_arguments(call.args, call.kwargs, **reached) as (args, kwargs),
+        ):
             run_nested(nested, variant.call)(*args, **kwargs, **knobs)
     except UnportableError as err:
         log.info("%s of %s is not asked for tuners: %s", variant.name, name, err)

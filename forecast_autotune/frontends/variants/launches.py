@@ -14,6 +14,7 @@ from ...core.cached_property import cached_property
 from ...core.config import Config
 from ...core.hardware import Hardware
 from ..call_state import CallState
+from ..tuning_lock import tuning_lock
 
 if TYPE_CHECKING:
     from ...compilers.triton_launches import Launched
@@ -52,7 +53,8 @@ class VariantLaunches:
 
         if config not in self._by_config:
             made = self._made(config)
-            with _disable_current_modes():  # keeps this call out of a graph that is being traced
+            # Out of a graph that is being traced; and other threads do not wait, for this may wait for them.
+            with _disable_current_modes(), tuning_lock.slow(True):
                 self._by_config[config] = triton_launches.launches(made, *self._dataless) if made is not None else ()
         return self._by_config[config]
 

@@ -24,15 +24,15 @@ from ...core.workload import Program
 from ...errors import InvalidInputError
 from ...measure.checks import Check, validate
 from ...measure.probe import detect_cpp_toolchain
-from ...measure.state import modules_reached
+from ...measure.state import outermost, weights_reached
 from ...protocols import Surrogate
 from ...settings import Settings
 from ..call_state import ReachedModules, state_without_data
+from ..keys import without_nan
 from ..nested_tuning import NestedTuner, ever_nested, of_thread
 from ..program_text.code_text import CodeText
 from ..triton.simulated_driver import times_mean_nothing
 from ..tuned_callable import Call, TunedCallable
-from ..tuning_lock import tuning_lock
 from .arguments import KNOB, Arguments, Variant, as_variants
 from .door import COMPILING, VariantsDoor, job_of, launched_by, with_work
 from .dynamo_constants import as_constant, from_constant, traced
@@ -196,8 +196,14 @@ class TunedVariants(TunedCallable):
 
     def reached_modules(self) -> ReachedModules:
         """See `TunedCallable`."""
-        modules, requires_grad = modules_reached(self.callables)
-        return ReachedModules(modules=tuple(map(weakref.ref, modules)), requires_grad=requires_grad)
+        from torch.utils.weak import TensorWeakRef
+
+        holders, tensors = weights_reached(self.callables)
+        return ReachedModules(
+            modules=tuple(map(weakref.ref, outermost(holders.values()))),
+            holders={name: weakref.ref(module) for name, module in holders.items()},
+            tensors={name: TensorWeakRef(tensor) for name, tensor in tensors.items()},
+        )
 
     @cached_property
     def reading(self) -> CodeText:
@@ -272,7 +278,9 @@ class TunedVariants(TunedCallable):
     def chosen_while_compiling(self, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, Any, Any]:
         """The variant that Dynamo is to trace: its index, its knobs, and the order of arguments given by name.
 
-        A decision of this process or the store counts, else a forecast. Tuners in the variant are captured by themselves.
+        A decision of this process or the store counts, else a forecast; while another thread measures, what the key ran
+        before, else the default. Waiting for that thread would be for ever where it waits for Dynamo's lock, which this one
+        holds. Tuners in the variant are captured by themselves.
 
         Args:
             positional, named: the arguments as `as_constant` describes them.
@@ -284,7 +292,7 @@ class TunedVariants(TunedCallable):
         order = self.arguments.order(len(positional), named)
         if self._state(()) is None:  # under a transform
             return 0, tuple(self.default(defaults_only=True).knobs.items()), order
-        with _disable_current_modes(), torch.set_grad_enabled(True), tuning_lock.held():
+        with _disable_current_modes(), torch.set_grad_enabled(True):
             mode = FakeTensorMode()
             args, kwargs = self.arguments.placed(
                 tuple(from_constant(each, mode) for each in positional),
@@ -293,7 +301,7 @@ class TunedVariants(TunedCallable):
             values = self.arguments.values(args, kwargs)
             state = state_without_data(values, self._reached)
             call = Call(state=state, values=values, args=args, kwargs=kwargs, unmeasured=COMPILING)
-            choice = self.dispatcher.entry((state, self._key(*values)), call).launcher
+            choice = self.dispatcher.entry(without_nan((state, self._key(*values))), call).launcher
         return self.variants.index(choice.variant), tuple(choice.knobs.items()), order
 
     # The joint space ------------------------------------------------------------------------------------------------

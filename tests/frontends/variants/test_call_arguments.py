@@ -139,6 +139,50 @@ def test_tensors_in_lists_tuples_and_dicts_count_for_key_and_device() -> None:
     assert len(both.decisions) == 3, "by shape, by alignment and overlap"
 
 
+def test_which_tensors_autograd_follows_is_part_of_the_key() -> None:
+    def lazy_product(x: Any, w: Any) -> Any:
+        time.sleep(LAZY_S)
+        return x * w
+
+    product = fa.variants([lazy_product, lambda x, w: x * w.detach()], key="x, w")
+    for follows in ((False, False), (True, False), (True, True), (True, True), (False, True)):
+        x, w = (torch.ones(4, requires_grad=f) for f in follows)
+        assert [t.requires_grad and t.grad is None for t in (x, w)] == list(follows)
+        result = product(x, w)
+        if any(follows):
+            result.sum().backward()
+        assert [t.grad is not None for t in (x, w)] == list(follows)
+    assert chosen(product) == ["<lambda>", "<lambda>", "lazy_product", "lazy_product"]
+    key = product.job((x, w)).workload.key
+    assert key["autograd"] == ["w"]
+
+
+def test_which_weights_are_frozen_is_part_of_the_key() -> None:
+    linear, scale = torch.nn.Linear(4, 4), torch.ones(4)
+
+    def lazily(x: Any) -> Any:
+        time.sleep(LAZY_S)
+        return linear(x) * scale
+
+    def for_frozen_bias(x: Any) -> Any:
+        return torch.nn.functional.linear(x, linear.weight, linear.bias.detach()) * scale.detach()
+
+    tuned, x = fa.variants([lazily, for_frozen_bias]), torch.ones(2, 4)
+    linear.bias.requires_grad_(False)
+    tuned(x)
+    linear.bias.requires_grad_(True)
+    tuned(x).sum().backward()
+    assert linear.bias.grad is not None
+    linear.bias = torch.nn.Parameter(torch.zeros(4), requires_grad=False)
+    scale.requires_grad_(True)
+    tuned(x).sum().backward()
+    assert scale.grad is not None
+    assert tuned.job((x,)).workload.key["autograd of weights"] == {"all but": ["linear.bias"]}
+    with torch.no_grad():
+        tuned(x)
+    assert chosen(tuned) == ["for_frozen_bias", "lazily", "lazily", "for_frozen_bias"]
+
+
 # As an object -------------------------------------------------------------------------------------------------------
 
 

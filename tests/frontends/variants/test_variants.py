@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,18 @@ def test_arguments_that_go_by_name_alone_are_part_of_the_key_too() -> None:
     assert len(shifted.decisions) == 2
 
 
+def test_further_arguments_by_position_and_by_name_have_keys_apart() -> None:
+    def slow(x: Any, *rest: Any, **named: Any) -> Any:
+        time.sleep(LAZY_S)
+        return x + named.get("a", 0)
+
+    shifted = fa.variants([slow, lambda x, *rest, **named: x + 0 if rest else x + 2 * named.get("a", 0)])
+    for rest in (("a", 1), (("a", 1),), ({"a": 1},)):
+        assert torch.equal(shifted(X, *rest), X)
+    assert torch.equal(shifted(X, a=1), X + 1)
+    assert len(shifted.decisions) == 4
+
+
 @pytest.mark.parametrize("key", ["x", ["x"], lambda x, _: (x.shape, x.dtype)])
 def test_a_key_is_names_or_a_callable(key: Any) -> None:
     double = fa.variants([lazy, quick], key=key)
@@ -292,6 +305,14 @@ def test_bad_input_is_named(arguments: dict[str, Any], says: str) -> None:
 def test_a_key_that_cannot_be_looked_up_is_named() -> None:
     with pytest.raises(InvalidInputError, match=r"the key of lazy is .* cannot be looked up"):
         fa.variants([lazy, quick], key=lambda *_: [1])(X)
+
+
+@pytest.mark.parametrize("key", ["x, factor", lambda x, factor: (x.shape, (factor / 1,)), lambda _, factor: factor / 1])
+def test_a_key_that_holds_nan_is_decided_once(key: Any) -> None:
+    scaled = fa.variants([lazy, quick], key=key)
+    for _ in range(3):
+        assert scaled(X, float("nan")).isnan().all()
+    assert len(scaled.dispatcher.table) == len(scaled.decisions) == 1
 
 
 # Settings, processes and threads ------------------------------------------------------------------------------------
@@ -396,6 +417,35 @@ def test_while_one_thread_measures_another_runs_the_default_of_an_open_key() -> 
     assert len(double.decisions) == 1
 
 
+def finishes(function: Callable[..., Any], *args: Any) -> bool:
+    """Whether a call comes to its end, in a thread that is left behind if it does not."""
+    done = threading.Event()
+    threading.Thread(target=lambda: (function(*args), done.set()), daemon=True).start()
+    return done.wait(60)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_variant_may_have_other_threads_call_tuned_functions(is_named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = fa.variants([lazy, quick], name="inner", key="x")
+    call = inner if is_named else functools.partial(lambda hidden, x: hidden()(x), weakref.ref(inner))
+    pool = ThreadPool(2)
+
+    def whole(x: Any) -> Any:
+        time.sleep(10 * LAZY_S)
+        return call(x)
+
+    def in_halves(x: Any) -> Any:
+        return torch.cat(pool.map(call, x.chunk(2)))
+
+    assert finishes(fa.variants([whole, in_halves], name="outer"), X)
+    inner.dispatcher.table.clear()
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "cached")
+    recalling = fa.variants([whole, in_halves], name="outer")
+    assert finishes(recalling, X)
+    assert chosen(recalling)["variant"] == "in_halves"
+    pool.terminate()
+
+
 def test_memory_too_short_to_look_runs_the_default_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forecast_autotune.measure.copies.usable_memory_bytes", lambda: 100)
     with pytest.warns(TuningWarning, match=r"lazy is not tuned, its first config is run: .* MiB are free"):
@@ -466,6 +516,25 @@ def test_sizes_that_change_are_compiled_each_for_its_own_key(compiling: Any) -> 
     compiled = compiling(lambda x: double(x) + 1, dynamic=True)
     for rows in (8, 16):
         assert torch.equal(compiled(X[:rows]), 2 * X[:rows] + 1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_call_does_not_wait_for_a_thread_that_measures(compiling: Any) -> None:
+    """It holds Dynamo's lock, which a variant that is being measured may need."""
+    measuring, go_on = threading.Event(), threading.Event()
+
+    def waiting(x: Any) -> Any:
+        measuring.set()
+        assert go_on.wait(120)
+        return x * 2
+
+    thread = threading.Thread(target=fa.variants([lazy, waiting], key="x"), args=(X,))
+    thread.start()
+    assert measuring.wait(120)
+    traced = fa.variants([quick, marked_first])
+    assert finishes(compiling(lambda x: traced(x) + 1), X)
+    go_on.set()
+    thread.join()
 
 
 def test_fake_tensors_take_what_is_decided_and_measure_nothing(timed: list[Any]) -> None:
