@@ -307,7 +307,12 @@ def test_the_thread_of_a_kernel_that_is_gone_ends(monkeypatch: pytest.MonkeyPatc
             time.sleep(0.01)
 
 
-def test_a_copy_of_a_kernel_that_is_being_learned_learns_its_key_itself() -> None:
+def test_a_copy_of_a_kernel_that_is_being_learned_learns_its_key_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        learning_threads, "IDLE_S", 0.5
+    )  # the original's thread has the key, until it is called no more
+    monkeypatch.setattr(learning_threads, "GONE_S", 1.0)
+    monkeypatch.setattr(real_calls, "LOOK_S", 0.05)
     kernel = tuned(mode="online")
     with playing():
         call(kernel)
