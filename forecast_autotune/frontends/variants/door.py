@@ -116,6 +116,8 @@ class _VariantsTuning:
 
     def refused(self, config: Config, measurer: InProcess) -> Failure | None:
         """See `Tuning`. The functions that a variant calls may have changed though its source has not."""
+        if measurer.measured:
+            return None  # in this process
         try:
             failure = measurer.verify(config)
         except AutotuneError as err:  # such as memory that is short for copies
