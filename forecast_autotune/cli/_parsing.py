@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from pathlib import Path
 from typing import TypeAlias
 
@@ -46,14 +47,14 @@ def add_store_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1, as an option's `type`.
+    """A whole number of at least 1, as an option's `type`; of larger ones the largest that counts items.
 
     Raises:
         argparse.ArgumentTypeError: it is another text.
     """
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
-    return int(text)
+    return min(int(text), sys.maxsize)
 
 
 def days(text: str) -> float:

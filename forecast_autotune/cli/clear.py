@@ -17,7 +17,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = new_parser(
         subparsers,
         "clear",
-        "Remove everything from the store, builds and imported config files included, or\neverything of one kernel.",
+        "Remove everything from the store, builds, imported config files and the archive of\n"
+        "searches included, or decisions, outcomes and pending keys of one kernel.",
         nothing="nothing was removed: there is nothing, or the answer was no",
     )
     parser.add_argument("--kernel", metavar="K", help="only the kernel of exactly this name")
@@ -33,18 +34,21 @@ def run(arguments: argparse.Namespace) -> int:
         InvalidInputError: there is no terminal, and no `--yes`.
     """
     from ..store.config_files.imported import count_imported, remove_imported
+    from ..store.searches import SearchFile
     from .prune import remove_builds, say_removed
 
     store = store_of(arguments)
-    imported = arguments.kernel is None and count_imported(store.path.parent)
-    if not imported and is_missing(store):
+    searches = SearchFile(store.path.parent)
+    everything = arguments.kernel is None
+    imported = count_imported(store.path.parent) if everything else 0
+    if not imported and not (everything and searches.path.exists()) and is_missing(store):
         return NOTHING
     if not arguments.yes:
         if not sys.stdin.isatty():
             raise InvalidInputError(
                 "clear asks before it removes anything, and there is no terminal to ask at: add --yes"
             )
-        what = "everything" if arguments.kernel is None else f"everything of {arguments.kernel}"
+        what = "everything" if everything else f"everything of {arguments.kernel}"
         print(f"Remove {what} from {store.path}? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             say("nothing removed")
@@ -52,10 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
     if imported:
         remove_imported(store.path.parent)
         say(f"removed {imported} imported config {'file' if imported == 1 else 'files'}")
+    if everything and searches.path.exists():
+        count = searches.remove()
+        say(f"removed the archive of {count} {'search' if count == 1 else 'searches'}")
     if not store.exists():
         return OK
     removed = store.clear(kernel=arguments.kernel)
     say_removed(removed)
-    if arguments.kernel is None:
+    if everything:
         remove_builds(store.path.parent / "builds", 0.0)
-    return OK if arguments.kernel is None or removed.decisions + removed.outcomes + removed.pending else NOTHING
+    return OK if everything or removed.decisions + removed.outcomes + removed.pending else NOTHING

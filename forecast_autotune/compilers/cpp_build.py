@@ -20,7 +20,8 @@ from ..processes.channel import Channel
 from ..processes.file_lock import file_lock
 from ..processes.machine import give_way
 from ..processes.serving import redirect_output
-from .cpp_headers import KEPT, drop_outdated_objects, header_digests, read_by_compiler, read_by_ninja
+from .cpp_headers import drop_outdated_objects, header_digests, keep_headers, read_by_compiler, read_by_ninja
+from .cpp_recipe import headers_digest
 
 BEGUN = "begun.json"  # in a slot while something is built there: what it held before
 
@@ -101,7 +102,8 @@ def _build_with_torch(
         # This process holds the slot's lock, so whoever made torch's is gone.
         (slot / "lock").unlink(missing_ok=True)
         _drop_what_was_cut_off(slot)
-        drop_outdated_objects(slot)
+        reached = headers_digest(plan["torchs_text"], plan["include_folders"])  # as they are now that the slot is ours
+        drop_outdated_objects(slot, reached)
         began_ns = time.time_ns()
         _announce_loading(channel)
         cpp_extension.load_inline(
@@ -115,7 +117,7 @@ def _build_with_torch(
         )
         built = next(path for path in slot.iterdir() if path.suffix in (".so", ".pyd"))
         headers = header_digests(read_by_ninja(slot), not_in=[slot], folders=plan["include_folders"], began_ns=began_ns)
-        (slot / KEPT).write_text(json.dumps(headers))
+        keep_headers(slot, headers, reached)
         os.replace(built, folder / built.name)  # under the lock: the next build of this slot writes to the same name
         (slot / BEGUN).unlink()
     return folder / built.name, headers

@@ -293,6 +293,7 @@ class CppCompiler:
             "cpp": variant.cpp,
             "cuda": variant.cuda,
             "kernel": variant.kernel,
+            "torchs_text": recipe.torchs_text,
             "functions": None if recipe.functions is None or not recipe.is_python_module else dict(recipe.functions),
             "is_python_module": recipe.is_python_module,
             "arguments": {k: v for k, v in recipe.arguments.items() if k != "build_directory"},

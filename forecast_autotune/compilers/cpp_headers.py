@@ -70,17 +70,31 @@ def changed(headers: Mapping[str, str]) -> str | None:
     return None
 
 
-def drop_outdated_objects(slot: Path) -> None:
-    """Remove a build folder's objects if a header of theirs has changed.
+def keep_headers(slot: Path, headers: Mapping[str, str], reached: str) -> None:
+    """Note what a build folder's objects were compiled from, for `drop_outdated_objects`.
+
+    Args:
+        headers: what the build has read, with digests.
+        reached: a digest of what the sources reached in the caller's folders when the build began.
+    """
+    (slot / KEPT).write_text(json.dumps({"read": headers, "reached": reached}))
+
+
+def drop_outdated_objects(slot: Path, reached: str) -> None:
+    """Remove a build folder's objects if a header of theirs has changed, or another would be read in its place.
 
     ninja goes by times: a header that was put back, or copied with its time, is older than the object and another one.
+    Nor does it see a new header in a folder that is searched before the old one's.
+
+    Args:
+        reached: a digest of what the sources reach in the caller's folders now.
     """
     try:
-        headers = json.loads((slot / KEPT).read_text())
-        outdated = changed(headers) is not None
+        kept = json.loads((slot / KEPT).read_text())
+        outdated = kept["reached"] != reached or changed(kept["read"]) is not None
     except FileNotFoundError:
         return
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):  # older versions kept the headers alone
         outdated = True
     if outdated:
         for path in slot.glob("*.o"):

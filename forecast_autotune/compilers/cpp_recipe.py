@@ -63,11 +63,12 @@ class Recipe:
     @cached_property
     def sources_text(self) -> str:
         """All source text, without the headers, of which ninja keeps account itself."""
-        parts = []
-        for sources in (self.kernel_sources, self.cuda_sources, self.cpp_sources):
-            texts = sources.items() if isinstance(sources, Mapping) else ((None, text) for text in sources)
-            parts += [text if name is None else f"// source = {name}\n{text}" for name, text in texts]
-        return "\n\n".join(parts)
+        return _joined(self.kernel_sources, self.cuda_sources, self.cpp_sources)
+
+    @cached_property
+    def torchs_text(self) -> str:
+        """What of the source text torch compiles, in a slot: all but the kernels that are compiled alone."""
+        return _joined(self.cuda_sources, self.cpp_sources)
 
     @cached_property
     def headers(self) -> str:
@@ -76,8 +77,7 @@ class Recipe:
         It is read off the texts, whatever their conditions say, so that it is known before anything is compiled. Which
         headers a build did read, its compiler says (see `CppCompiler`).
         """
-        headers = included_headers(self.sources_text, self.include_folders)
-        return f"{len(headers)}, {digest(*headers)}" if headers else ""
+        return headers_digest(self.sources_text, self.include_folders)
 
     @cached_property
     def include_folders(self) -> tuple[str, ...]:
@@ -218,6 +218,12 @@ def as_sources(value: object, argument: str) -> Sources:
     raise InvalidInputError(f"{argument} is {type(value).__name__}: give a text, a list of texts, or texts by name")
 
 
+def headers_digest(text: str, folders: Sequence[str]) -> str:
+    """How many headers a source reaches in its include folders, and a digest of them; empty where it reaches none."""
+    headers = included_headers(text, folders)
+    return f"{len(headers)}, {digest(*headers)}" if headers else ""
+
+
 def included_headers(text: str, folders: Sequence[str]) -> list[str]:
     """Texts of the headers that a source reaches in its include folders, each with its name: they are part of the code.
 
@@ -266,6 +272,14 @@ def with_headers(text: str, folders: Sequence[str]) -> str:
         return _QUOTED.sub(header, text)
 
     return written(text, ())
+
+
+def _joined(*kinds: Sources) -> str:
+    parts = []
+    for sources in kinds:
+        texts = sources.items() if isinstance(sources, Mapping) else ((None, text) for text in sources)
+        parts += [text if name is None else f"// source = {name}\n{text}" for name, text in texts]
+    return "\n\n".join(parts)
 
 
 def picked(sources: Sources, chosen: Value) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ class Tuning(Protocol):
         """Makes the call under a config of the job."""
 
     def refused(self, config: Config, measurer: Any) -> Failure | None:
-        """Why a config that was recalled or forecast must not run in this process, by a comparison with the default."""
+        """Why a config must not run in this process, by a comparison with the default; None where it was compared here."""
 
     def fallback(self, decision: Decision, *, measured_here: bool) -> tuple[Any, Config] | None:
         """The default's launcher and config, in case the decided config does not run; None where it is known to run."""
@@ -242,9 +242,11 @@ class Dispatcher:
                         earlier=self.decisions.get(key) if _awaits_another_process(before) else None,
                     )
                     decision, measured = resolution.decision, int(measurer.measured)
-                    untried = not (measured or unmeasured) and decision.config != job.space.default
-                    if untried and (failure := tuning.refused(decision.config, measurer)) is not None:
-                        decision = self._refuse(job, decision, failure, store)
+                    may_compare = not unmeasured and decision.config != job.space.default
+                    failure = tuning.refused(decision.config, measurer) if may_compare else None
+                    if failure is not None:
+                        chosen_by = "was measured in another process" if measured else _source(decision)
+                        decision = self._refuse(job, decision, failure, store, chosen_by)
                 may_learn = how.learns is not None and not unmeasured
                 learnable = tuning.learnable() if may_learn and is_unmeasured(decision) else None
                 if learnable is not None and learnable.compares and not decision.tried:
@@ -256,7 +258,7 @@ class Dispatcher:
                 log.debug("tuning failed", exc_info=True)
                 self._warn(f"{self._door.name} is not tuned, its first config is run: {type(err).__name__}: {err}")
                 return undecided
-            if watched is not None and resolution.retry_after_s is None:
+            if watched is not None and failure is None and resolution.retry_after_s is None:
                 watched.tuned(job, decision, measured_here=measured > 0, is_stored=store is not self._memory)
         decision = self._slim(decision)
         if decision.tried or not unmeasured:  # else it is no decision of the key's, but what this call makes do with
@@ -351,12 +353,12 @@ class Dispatcher:
                 entry.launcher = learning.best()
                 entry.provisional = Provisional(look_at=-math.inf) if learning.calls.made_way else None
 
-    def _refuse(self, job: Job, decision: Decision, failure: Failure, store: Store) -> Decision:
-        """The default in the place of a config that was recalled or forecast and does not work in this process."""
+    def _refuse(self, job: Job, decision: Decision, failure: Failure, store: Store, chosen_by: str) -> Decision:
+        """The default in the place of a config that does not work in this process, where it was not measured."""
         store.record(job, decision.run, decision.config, replace(failure, transient=True), None)
         why = f"{'' if failure.stage == 'check' else 'it does not run: '}{failure.message}"
-        self._warn(f"{self._door.name} runs its first config, not {decision.config}, which {_source(decision)}: {why}")
-        return _by_default(decision, job.space.default, f"{decision.config} {_source(decision)}, but {why}")
+        self._warn(f"{self._door.name} runs its first config, not {decision.config}, which {chosen_by}: {why}")
+        return _by_default(decision, job.space.default, f"{decision.config} {chosen_by}, but {why}")
 
     def run(self, key: Hashable, entry: Entry, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make a call by the `call` of an entry's launcher.

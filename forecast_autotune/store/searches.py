@@ -1,4 +1,5 @@
-"""Archives of searches: an SQLite file beside the store's, to which rows are added and of which none is changed.
+"""Archives of searches: an SQLite file beside the store's, to which rows are added, and of which none is changed until
+`clear` removes the file.
 
 A file of its own: a search keeps thousands of programs in full, which nobody who looks up a decision should page through.
 """
@@ -141,6 +142,22 @@ class SearchFile:
         with self._open() as connection:
             selected = connection.execute("SELECT digest, value FROM search ORDER BY begun_at DESC").fetchall()
         return [(str(d), fields(from_text(v, "a search"), "a search")) for d, v in selected]
+
+    def remove(self) -> int:
+        """Forget all searches, and the skills that they taught; returns how many searches there were.
+
+        Raises:
+            StoreError: the file is none of ours, or cannot be removed.
+        """
+        if not self.path.exists():
+            return 0
+        with self._open() as connection:
+            (count,) = connection.execute("SELECT count(*) FROM search").fetchone()
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as err:
+            raise StoreError(f"the archive of searches {self.path} cannot be removed ({error_text(err)})") from None
+        return int(count)
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:

@@ -27,6 +27,7 @@ from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import MissingExtraError
 from forecast_autotune.language import named
 from forecast_autotune.language.model import ModelError, Unanswered
+from forecast_autotune.store.searches import SearchFile
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates.base import StatelessSurrogate
 from forecast_autotune.surrogates.blend import Blend
@@ -71,6 +72,7 @@ def test_list_prints_one_line_per_decision(store: Path, capsys: pytest.CaptureFi
     assert "evil[bold]\\x1b[31m" in lines[1]
     assert printed(capsys, "list", "--kernel", "rms")[0].count("\n") == 3
     assert printed(capsys, "list", "--limit", "1")[0].count("\n") == 2
+    assert printed(capsys, "list", "--limit", str(2**63))[0].count("\n") == 4
     assert printed(capsys, "list", "--superseded")[0].count("\n") == 7
 
 
@@ -234,6 +236,29 @@ def test_export_clear_and_import_bring_everything_back(
     assert printed(capsys, "list", "--json")[0] == before
     assert "3 decisions" in printed(capsys, "prune")[1]
     printed(capsys, "clear", "--yes", "--kernel", "nothing", code=1)
+
+
+def test_clear_removes_the_archive_of_searches_unless_a_kernel_is_named(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    searches = SearchFile(store)
+    searches.begin("a", {"kernel": "rmsnorm"})
+    searches.add("a", "b", {"source": "a whole program"})
+    assert "searches" not in printed(capsys, "clear", "--yes", "--kernel", "rmsnorm")[1]
+    assert len(searches.rows("a")) == 1
+    assert "removed the archive of 1 search\n" in printed(capsys, "clear", "--yes")[1]
+    assert not searches.path.exists()
+    assert "search" not in printed(capsys, "clear", "--yes")[1]
+
+
+def test_clear_removes_an_archive_of_searches_where_nothing_was_tuned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    searches = SearchFile(tmp_path / "store")
+    searches.begin("a", {"kernel": "rmsnorm"})
+    printed(capsys, "clear", "--yes", "--kernel", "rmsnorm", code=1)
+    assert "removed the archive of 1 search\n" in printed(capsys, "clear", "--yes")[1]
+    assert not searches.path.exists()
 
 
 @pytest.mark.parametrize(("words", "verb"), [(["freeze", "--json"], "freeze"), (["skills", "x"], "skills")])

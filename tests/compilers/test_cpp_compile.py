@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
-import json
 import math
 import os
 import shutil
@@ -28,7 +28,7 @@ import forecast_autotune as fa
 from forecast_autotune.compilers.cpp_build import BEGUN, _drop_what_was_cut_off
 from forecast_autotune.compilers.cpp_compile import CppCompiler
 from forecast_autotune.compilers.cpp_errors import failure_reason
-from forecast_autotune.compilers.cpp_headers import changed, drop_outdated_objects, header_digests
+from forecast_autotune.compilers.cpp_headers import changed, drop_outdated_objects, header_digests, keep_headers
 from forecast_autotune.compilers.cpp_recipe import Recipe
 from forecast_autotune.compilers.private_folders import own_root
 from forecast_autotune.core.config import Config
@@ -39,6 +39,8 @@ from forecast_autotune.processes.extension import Extension
 from forecast_autotune.processes.worker import Worker
 
 CPU = Hardware(kind="cpu", name="x")
+
+ANSWER = 'extern "C" int answer() { return ANSWER; }'
 
 OPERATORS = r"""
 #include <torch/library.h>
@@ -409,14 +411,44 @@ def test_objects_of_a_header_that_was_put_back_are_compiled_again(tmp_path: Path
     header = tmp_path / "a.h"
     header.write_text("1")
     headers = header_digests([str(header)], not_in=[], folders=[], began_ns=time.time_ns() + 10**9)
-    (tmp_path / "headers.json").write_text(json.dumps(headers))
+    keep_headers(tmp_path, headers, "reached")
     (tmp_path / "main.o").touch()
-    drop_outdated_objects(tmp_path)
+    drop_outdated_objects(tmp_path, "reached")
     assert (tmp_path / "main.o").exists()
     header.write_text("one")
     os.utime(header, (1, 1))
-    drop_outdated_objects(tmp_path)
+    drop_outdated_objects(tmp_path, "reached")
     assert not (tmp_path / "main.o").exists()
+
+
+def test_objects_go_whose_headers_an_older_version_noted(tmp_path: Path) -> None:
+    (tmp_path / "headers.json").write_text("{}")
+    (tmp_path / "main.o").touch()
+    drop_outdated_objects(tmp_path, "")
+    assert not (tmp_path / "main.o").exists()
+
+
+def test_a_header_that_shadows_another_is_compiled_with_until_it_is_gone(tmp_path: Path) -> None:
+    folders = [tmp_path / "override", tmp_path / "base"]
+    for folder in folders:
+        folder.mkdir()
+    (tmp_path / "base" / "answer.h").write_text("#define ANSWER 1\n")
+    shadow = tmp_path / "override" / "answer.h"
+    before = without_headers(tmp_path).recipe
+
+    def answer(build: int) -> int:
+        arguments = {**before.arguments, "extra_include_paths": [str(folder) for folder in folders]}
+        recipe = replace(before, cpp_sources=(f'#include "answer.h"\n{ANSWER}',), arguments=arguments)
+        compiler = CppCompiler(recipe, detect_cpp_toolchain(recipe.flags), detect_hardware(), tmp_path)
+        shutil.rmtree(compiler.builds.folder(compiler._variant(Config({}))), ignore_errors=True)
+        library = shutil.copy(compiler.extension(Config({})).path, tmp_path / f"{build}.so")
+        return int(ctypes.CDLL(str(library)).answer())
+
+    first = answer(1)
+    shadow.write_text("#define ANSWER 2\n")
+    second = answer(2)
+    shadow.unlink()
+    assert (first, second, answer(3)) == (1, 2, 1)
 
 
 def test_a_header_that_is_edited_while_it_is_compiled_counts_as_changed(tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ def test_what_a_key_says_under_other_names_can_be_stated(tmp_path: Path) -> None
     for statement, complaint in (
         ("N=two_n/3", "not a multiple of 3"),
         ("N=width", "its key has no such part"),
+        ("N=²", "its key has no such part"),
         ("N=0", "a positive whole number"),
     ):
         assert complaint in why(exported(tmp_path, where=["M=tokens", "E=8", statement]))

@@ -94,6 +94,9 @@ void scale_up_to(at::Tensor x, double a, double limit) {
   scale(x.data_ptr<float>(), x.data_ptr<float>(), a, x.numel());
   if (x.data_ptr<float>()[0] > limit) throw std::runtime_error("over the limit");
 }
+static double factor = 1.0;
+void set_factor(double a) { factor = a; }
+at::Tensor scaled_by_factor(at::Tensor x) { return scaled(x, factor); }
 at::Tensor same(at::Tensor x) { return x; }
 int64_t mode() { return which(); }
 at::Tensor marked(at::Tensor x) {
@@ -104,7 +107,9 @@ at::Tensor marked(at::Tensor x) {
 }
 """
 
-FUNCTIONS = ("scaled", "scale_into", "scale_in_place", "scale_up_to", "same", "mode", "marked")
+FUNCTIONS = (
+    "scaled", "scale_into", "scale_in_place", "scale_up_to", "same", "mode", "marked", "set_factor", "scaled_by_factor"
+)  # fmt: skip
 
 
 class Toy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...compilers.cpp_compile import CppCompiler
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from .tuned_function import Launcher, TunedFunction
 
 log = logging.getLogger(__name__)
+
+_APART = "Each variant has C++ variables of its own: pass what functions share in them as arguments instead"
 
 
 class FunctionDoor(CallableDoor["TunedFunction"]):
@@ -114,9 +117,14 @@ class FunctionTuning:
         """See `Tuning`."""
         return self._tuned.launcher(config, self._call.state.device_name)
 
-    def refused(self, config: Config, measurer: object) -> Failure | None:  # noqa: ARG002
-        """See `Tuning`. Not compared where it or the default is still to be built, which takes long."""
-        if not all(map(self.compiler.is_built, (config, self._tuned.space.default))):
+    def refused(self, config: Config, measurer: Isolated | InProcess) -> Failure | None:
+        """See `Tuning`. Not compared where it or the default is still to be built, which takes long.
+
+        Nor where the default does not run in a child process: it may end this one.
+        """
+        if measurer.measured and not (self._isolate and measurer.can_compare):
+            return None  # all ran in this process, or the default did not run in its own
+        if not all(map(self.compiler.is_built, (config, self._tuned.space.default))) or self._default_failed():
             return None
         try:
             with self._in_process() as in_process:
@@ -125,7 +133,17 @@ class FunctionTuning:
             log.debug("%s: %s is not compared with the default: %s", self._tuned.full_name, config, err)
             return None
         self._is_compared = self._tuned.check is not None  # else nothing has run
+        if failure is not None and failure.stage == "check":
+            return replace(failure, message=f"{failure.message}. {_APART}")
         return failure
+
+    def _default_failed(self) -> bool:
+        """Whether the default is known not to run."""
+        if (job := self.job) is None:
+            return False
+        store = self._tuned.dispatcher.store(job.hardware, self._how.settings)
+        outcome = store.outcomes(job).get(job.space.default)
+        return isinstance(outcome, Failure) and not outcome.transient
 
     def fallback(self, decision: Decision, *, measured_here: bool) -> tuple[Launcher, Config] | None:  # noqa: ARG002
         """See `Tuning`. A variant was measured in a child process, and may fail to load in this one.

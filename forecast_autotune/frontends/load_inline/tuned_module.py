@@ -49,6 +49,8 @@ def load_inline(
     function. With it, a function of the module builds and times variants at the first call of a key; later calls of the
     key run the variant decided for it.
 
+    Each variant is a library with C++ variables of its own, so functions must not share state in them: pass it as arguments.
+
     From `signature` on, each argument may be a mapping from function names.
 
     Args:

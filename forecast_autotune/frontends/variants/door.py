@@ -118,6 +118,8 @@ class _VariantsTuning:
 
     def refused(self, config: Config, measurer: InProcess) -> Failure | None:
         """See `Tuning`. The functions that a variant calls may have changed though its source has not."""
+        if measurer.measured:
+            return None  # in this process
         try:
             with tuning_lock.slow(True):  # both may have other threads call tuned functions, for which they wait
                 failure = measurer.verify(config)

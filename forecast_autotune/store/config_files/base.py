@@ -149,7 +149,7 @@ class Where:
                     f"its key says no {name}: state it with --where {name}=NUMBER, or {name}=PART of {_listed(parts)}"
                 )
             return _positive(in_key, name)
-        if said.isdigit():
+        if said.isdecimal():
             number = _positive(int(said), name)
             if in_key is not None and in_key != number:
                 raise InvalidInputError(f"it was tuned for another {name} than {number}")

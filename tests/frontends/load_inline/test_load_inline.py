@@ -18,6 +18,7 @@ from forecast_autotune.compilers.cpp_compile import CppCompiler
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Abstention, Forecast
+from forecast_autotune.measure.in_process import InProcess
 from forecast_autotune.measure.isolated import Isolated
 from forecast_autotune.surrogates.base import StatelessSurrogate
 
@@ -237,6 +238,30 @@ def test_a_default_that_crashes_is_replaced_by_what_runs(toy: Toy) -> None:
     module = load(toy, ["segfaults", "slow"])
     assert torch.equal(module.scaled(X, 2.0), 2 * X)
     assert "the default does not run here" in only_decision(module.scaled).reason
+
+
+def test_a_default_that_crashes_is_never_run_in_the_callers_process(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Config] = []
+    monkeypatch.setattr(InProcess, "verify", lambda _, config: compared.append(config))
+    for _ in range(2):  # measured, and recalled as a new process would
+        module = load(toy, ["segfaults", "slow"])
+        assert torch.equal(module.scaled(X, 2.0), 2 * X)
+        assert only_decision(module.scaled).config == toy.config("slow")
+    assert compared == []
+
+
+def test_what_was_set_in_the_defaults_library_keeps_the_default(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):  # measured, and recalled as a new process would
+        module = load(toy, ["slower", "plain"], mode={"set_factor": "first"})
+        module.set_factor(3.0)
+        with pytest.warns(
+            fa.TuningWarning, match="not MODE=plain, which was .*: output 0 .* elements differ.*arguments"
+        ):
+            assert torch.equal(module.scaled_by_factor(X), 3 * X)
+        assert only_decision(module.scaled_by_factor).config == toy.config("slower")
+        module.set_factor(1.0)  # the library is loaded once a process
+        assert torch.equal(module.scaled_by_factor(X), X)
+    assert "no config tried beats the default" not in capsys.readouterr().err
 
 
 def test_a_call_that_is_wrong_itself_raises_what_the_extension_raises(toy: Toy) -> None:
