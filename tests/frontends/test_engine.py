@@ -471,6 +471,19 @@ def test_who_helps_another_process_does_not_ask_beside_its_timing(tmp_path: Path
 
 
 @pytest.mark.usefixtures("own_settings")
+def test_real_calls_heed_limits_on_configs_and_none_of_time_but_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = TotalSpent(iter([0.0, 60.0]).__next__)
+    with spent.running():
+        pass
+    monkeypatch.setattr(engine, "PROCESS_TOTAL", spent)
+    monkeypatch.setattr(engine.learners, "frozen", False)
+    for budget, learns in (("8,30s,total=60s", "8"), ("2s", "16"), ("total=60s", "16"), ("all", "all")):
+        assert str(request(budget, default_budget="16,30s", mode="online").learns) == learns
+    for budget in ("0", "16,0s", "total=0s"):
+        assert request(budget, default_budget="16,30s", mode="online").learns is None
+
+
+@pytest.mark.usefixtures("own_settings")
 def test_a_rank_that_has_spent_its_total_decides_with_those_that_have_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
