@@ -47,11 +47,11 @@ class Packages:
 
 
 class Exchange(NamedTuple):
-    """A method of Triton's class that is replaced."""
+    """A method of Triton's class that is replaced, or a property that it gets."""
 
     name: str
     ours: Any
-    theirs: Any  # None: the class inherited it
+    theirs: Any  # None: the class inherited it, or had none
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,11 @@ def install(
         for kernel in list(reached.values()):
             if isinstance(vars(kernel).get(ATTRIBUTE), NotReached) or chosen.why_not(module_of(kernel)):
                 _give_back(kernel)
-        for name, make in (("run", _run), ("prune_configs", _prune_configs), ("__hash__", _hash)):
+        for name, make in (("run", _run), ("prune_configs", _prune_configs), ("__hash__", _hash), ("nargs", _nargs)):
             theirs = vars(kind).get(name)
             if not any(theirs is each.ours for each in _exchanged):
-                ours = make(getattr(kind, name))
+                found: Any = getattr(kind, name, None)
+                ours = make(found)
                 _exchanged.append(Exchange(name, ours, theirs))
                 setattr(kind, name, ours)
     if inductor or (inductor is None and wants_inductor()):
@@ -292,6 +293,22 @@ def _hash(theirs: Callable[..., Any]) -> Callable[..., Any]:
         return int(theirs(self))
 
     return __hash__
+
+
+def _nargs(_: None) -> property:
+    """The arguments of the call that a thread decides for or launches, which hooks and pruning read; else Triton's own."""
+
+    def read(self: Any) -> Any:
+        tuner = vars(self).get(ATTRIBUTE)
+        named = tuner.nargs if getattr(tuner, "kernel", None) is self else None
+        if named is None and "nargs" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'nargs'", name="nargs", obj=self)
+        return vars(self)["nargs"] if named is None else named
+
+    def write(self: Any, named: Any) -> None:
+        vars(self)["nargs"] = named
+
+    return property(read, write)
 
 
 def runs_of_its_own(kind: type[Any]) -> list[Any]:

@@ -93,7 +93,7 @@ class ReachedTuner(ForecastAutotuner):
 
     @property
     def nargs(self) -> dict[str, Any] | None:
-        """As of any tuner of ours."""
+        """As of any tuner of ours; the kernel's `nargs` are these, in this thread."""
         return getattr(self._positional, "named", None)
 
     @nargs.setter
@@ -196,11 +196,7 @@ class ReachedTuner(ForecastAutotuner):
         kernel = self.kernel
         if getattr(kernel.prune_configs, "__func__", None) is Autotuner.prune_configs:
             return super().prune_configs(kwargs)
-        before, kernel.nargs = getattr(kernel, "nargs", None), self.nargs
-        try:
-            return list(kernel.prune_configs(kwargs))
-        finally:
-            kernel.nargs = before
+        return list(kernel.prune_configs(kwargs))
 
 
 def _nothing() -> None:

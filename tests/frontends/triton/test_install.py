@@ -338,6 +338,54 @@ def test_pruning_of_a_class_and_of_the_user_comes_first() -> None:
     assert {config.kwargs["BLOCK"] for config in kernel.configs_timings} == {128, 256}
 
 
+@pytest.mark.parametrize("make", [stock, lambda: made_by(Counting)])
+def test_a_configs_hook_reads_the_arguments_of_its_call_from_the_kernel(make: Callable[[], Any]) -> None:
+    kernel, seen = make(), []
+    for config in kernel.configs:
+        config.pre_hook = lambda named: seen.append((named["n"], kernel.nargs["n"]))
+    fa.install()
+    with fa.rehearsal("H100", TIMES):
+        call(kernel)
+        call(kernel, 2000)
+        call(kernel, 2000)
+        assert set(seen) == {(1000, 1000), (2000, 2000)}
+        assert block(kernel) == BEST
+        with pytest.raises(AttributeError, match=f"'{type(kernel).__name__}' object has no attribute 'nargs'"):
+            kernel.nargs  # noqa: B018
+        fa.uninstall()
+        call(kernel, 3000)
+        call(kernel, 1000)
+        assert kernel.nargs is None
+    assert set(seen) == {(1000, 1000), (2000, 2000), (3000, 3000)}
+
+
+def test_hooks_of_two_threads_read_the_arguments_of_their_own_calls() -> None:
+    kernel, seen, both = stock(), [], threading.Barrier(2)
+
+    def hook(named: dict[str, Any]) -> None:
+        if decided:
+            both.wait(60)
+        seen.append((named["n"], kernel.nargs["n"]))
+        if decided:
+            both.wait(60)
+
+    decided = False
+    for config in kernel.configs:
+        config.pre_hook = hook
+    fa.install()
+    with fa.rehearsal("H100", TIMES):
+        for n in (1000, 2000):
+            call(kernel, n)
+        seen.clear()
+        decided = True
+        threads = [threading.Thread(target=call, args=(kernel, n)) for n in (1000, 2000)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(seen) == [(1000, 1000), (2000, 2000)]
+
+
 def test_a_benchmark_of_the_programs_own_times_the_configs() -> None:
     asked = []
 
