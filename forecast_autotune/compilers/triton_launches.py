@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -12,8 +11,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..core.config import Config
+from ..core.fork_safe_lock import fork_safe_lock
 from ..core.hardware import Hardware
-from ..core.locks import renew_in_children
 from ..core.outcome import Evidence, Failure
 from ..errors import InvalidInputError
 from ..features.launch_features import combine_launches, describe_call, distinct_elements, launch_features
@@ -41,8 +40,7 @@ class _ThisThread(threading.local):
 
 
 _this_thread = _ThisThread()
-_one_at_a_time = threading.RLock()
-renew_in_children(sys.modules[__name__], "_one_at_a_time")
+_one_at_a_time = fork_safe_lock()
 _starts: WeakKeyDictionary[Any, dict[int, int]] = WeakKeyDictionary()
 """Of fake modes that `without_data` made: where the storages of the tensors given begin, by that of the fake one."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.config import Config
-from ..core.locks import renew_in_children
+from ..core.fork_safe_lock import fork_safe_lock
 
 if TYPE_CHECKING:
     from .online.learning import Learning
@@ -65,8 +64,7 @@ class KeyTable:
     """
 
     def __init__(self, forget_shortcuts: Callable[[], None] = lambda: None, *, max_keys: int = MAX_KEYS) -> None:
-        self.lock = threading.RLock()
-        renew_in_children(self, "lock")
+        self.lock = fork_safe_lock()
         self.version = 0  # rises with every change from outside
         self._half = max(1, max_keys // 2)
         self._forget_shortcuts = forget_shortcuts

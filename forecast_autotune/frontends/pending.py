@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from ..core.budget import Budget, BudgetLimits
 from ..core.decision import Decision
+from ..core.fork_safe_lock import fork_safe_lock
 from ..core.job import Job
-from ..core.locks import renew_in_children
 from ..errors import InvalidInputError
 from ..protocols import Store
 from ..settings import Settings
@@ -25,8 +23,7 @@ class Forgetful(Protocol):
         """Forget decisions made without a measurement, so that the next call of their key is a miss."""
 
 
-_lock = threading.RLock()
-renew_in_children(sys.modules[__name__], "_lock")
+_lock = fork_safe_lock()
 _tables: weakref.WeakSet[Forgetful] = weakref.WeakSet()
 _afterwards: list[Callable[[], None]] = []
 _depth = 0

@@ -4,8 +4,13 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import sys
 import threading
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,7 +24,7 @@ from rehearsed import BEST, call, configs, launched, playing, tuned  # noqa: E40
 
 from forecast_autotune.distributed.job_channel import JobChannel  # noqa: E402
 from forecast_autotune.errors import InvalidInputError, TuningWarning  # noqa: E402
-from forecast_autotune.frontends import dispatch, engine  # noqa: E402
+from forecast_autotune.frontends import dispatch, engine, pending  # noqa: E402
 from forecast_autotune.frontends.key_table import Entry, KeyTable, Recent  # noqa: E402
 from forecast_autotune.frontends.pending import tune_pending  # noqa: E402
 from forecast_autotune.frontends.triton import door  # noqa: E402
@@ -357,6 +362,75 @@ def test_other_threads_do_not_wait_while_one_measures() -> None:
         thread.join(60)
         call(other, 2)
         assert other.best_config.kwargs == {"BLOCK": BEST}
+
+
+@triton.heuristics({"EVEN": lambda given: _even(given)})
+@triton.jit
+def with_heuristic(x_ptr, n, factor, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n) * factor, mask=offsets < n)
+
+
+_even: Callable[[Any], bool] = bool
+
+
+@contextmanager
+def beside(act: Callable[[], object], until: threading.Event, over: threading.Event) -> Iterator[None]:
+    """A thread acts meanwhile; it has come as far as `until`, and stays there."""
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        assert until.wait(60)
+        yield
+    finally:
+        over.set()
+        thread.join(60)
+
+
+def exit_status_of_child(act: Callable[[], object]) -> int:
+    """0 where the child of a fork acts within a minute."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        code = 1
+        try:
+            act()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # beside threads: they are the point
+def test_the_child_of_a_fork_does_not_wait_for_a_thread_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    deciding, over = threading.Event(), threading.Event()
+
+    def slow(_: Any) -> bool:
+        deciding.set()
+        return over.wait(60)
+
+    monkeypatch.setattr(sys.modules[__name__], "_even", slow)
+    busy, other = tuned(with_heuristic, mode="cached"), tuned(mode="cached")
+    with playing(), beside(lambda: call(busy, 1), deciding, over):
+        assert exit_status_of_child(lambda: call(other, 2)) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("of", ["the kernel", "what is pending"])
+def test_the_child_of_a_fork_does_not_wait_for_a_lock_of_its_parents(of: str) -> None:
+    held, over = threading.Event(), threading.Event()
+    kernel = tuned(mode="cached")
+    lock = kernel.dispatcher.table.lock if of == "the kernel" else pending._lock
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            over.wait(60)
+
+    with playing():
+        call(kernel, 1)
+        with beside(hold, held, over):
+            assert exit_status_of_child(lambda: call(kernel, 2)) == 0
 
 
 # What a program may change --------------------------------------------------------------------------------------------

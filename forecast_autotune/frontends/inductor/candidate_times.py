@@ -14,15 +14,13 @@ import contextlib
 import functools
 import logging
 import math
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...core.locks import renew_in_children
+from ...core.fork_safe_lock import fork_safe_lock
 from ...core.outcome import SWITCH_MARGIN
 from ...measure.clocks import EventClock, Flush, Launch, spin
 from .stragglers import is_left, wait_after_all
@@ -31,8 +29,7 @@ log = logging.getLogger(__name__)
 
 TIMED_S = 0.025  # of each candidate: as long as Inductor would at most
 LEAST_US = 0.1  # that a call adds, whatever the noise of two times says
-_CLOCK_LOCK = threading.RLock()  # whoever holds it has Inductor's benchmarker timing by our clock
-renew_in_children(sys.modules[__name__], "_CLOCK_LOCK")
+_CLOCK_LOCK = fork_safe_lock()  # whoever holds it has Inductor's benchmarker timing by our clock
 
 
 def by_our_clock(benchmark_choices: Callable[..., dict[Any, float]], is_wanted: Callable[[], bool]) -> Any:

@@ -24,8 +24,8 @@ from weakref import WeakKeyDictionary
 
 from ...core.config import Config
 from ...core.forecast import Abstention
+from ...core.fork_safe_lock import fork_safe_lock
 from ...core.job import Job, Stop
-from ...core.locks import renew_in_children
 from ...core.outcome import Failure, Measurement
 from ...core.space import Space
 from ...core.workload import Program, Workload
@@ -119,8 +119,7 @@ class GeneratedKernels:
     def __init__(self) -> None:
         self.timed = self.recalled = 0
         self._process = os.getpid()  # a fork compiles for Inductor, and may ask neither the store nor the device
-        self._lock = threading.RLock()
-        renew_in_children(self, "_lock")
+        self._lock = fork_safe_lock()
         self._times: WeakKeyDictionary[Any, dict[Config, float | None]] = WeakKeyDictionary()
         self._best: dict[tuple[str, str, str], Mapping[str, Any] | None] = {}
         self._told: set[tuple[str, str]] = set()  # kernels that took a stored config

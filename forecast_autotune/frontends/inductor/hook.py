@@ -12,7 +12,7 @@ import sys
 import threading
 from typing import Any
 
-from ...core.locks import renew_in_children
+from ...core.fork_safe_lock import fork_safe_lock
 from .assembler import share_assembler, unshare_assembler
 
 CONFIG, VIRTUALIZED = "torch._inductor.config", "torch._inductor.virtualized"
@@ -23,8 +23,7 @@ AWAITED = ("torch._inductor.codecache", "torch._inductor.compile_fx", CHOICES)
 KEY = "forecast_autotune"  # what our factory is registered as
 TABLE = "autotune_lookup_table"  # Inductor's setting that tells configs of kernels which it generates
 
-_lock = threading.RLock()
-renew_in_children(sys.modules[__name__], "_lock")
+_lock = fork_safe_lock()
 _wanted = False
 _before: Any = None  # the factory that ours took the place of
 _theirs: Any = None  # the factory whose choices ours narrows

@@ -17,8 +17,8 @@ from ...core.budget import Budget
 from ...core.config import Config
 from ...core.decision import Decision
 from ...core.forecast import Abstention, Forecast
+from ...core.fork_safe_lock import fork_safe_lock
 from ...core.job import Job, Stop
-from ...core.locks import renew_in_children
 from ...core.outcome import Failure, Measurement, Outcome
 from ...core.space import Space
 from ...core.user_warnings import warn_user
@@ -129,8 +129,7 @@ class Narrowing:
     def __init__(self) -> None:
         self.counts = Counts()
         self.listens = False
-        self._lock = threading.RLock()
-        renew_in_children(self, "_lock")
+        self._lock = fork_safe_lock()
         self._thread = threading.local()  # `ahead`: operands, and what was listed for them
         self._known: dict[tuple[object, ...], Chosen] = {}  # a model has the same product in each of its layers
 

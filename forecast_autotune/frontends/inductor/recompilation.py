@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from ...core.config import Config
+from ...core.fork_safe_lock import fork_safe_lock
 from ...core.job import Job
-from ...core.locks import renew_in_children
 from ..engine import Request, recall
 from ..pending import after_tuning, is_unmeasured
 
@@ -19,8 +17,7 @@ if TYPE_CHECKING:
 EPOCH = "_forecast_autotuner_epoch"
 """The attribute by which Dynamo guards code that holds a kernel; one with a key's digest after it guards that key's."""
 
-_lock = threading.RLock()
-renew_in_children(sys.modules[__name__], "_lock")
+_lock = fork_safe_lock()
 _unmeasured: weakref.WeakKeyDictionary[Any, dict[tuple[str, Config | None], tuple[Job, Request]]]
 _unmeasured = weakref.WeakKeyDictionary()  # by tuner, epoch and captured config: jobs decided without a measurement
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
-import threading
 from dataclasses import replace
 
 from ...core.digest import digest
-from ...core.locks import renew_in_children
+from ...core.fork_safe_lock import fork_safe_lock
 from ...core.user_warnings import warn_user
 from ...errors import TuningWarning
 from ...remote.mirror import mirror_folder
@@ -31,8 +29,7 @@ GENERATED = PREFIX + "generated"
 
 DEFAULT_BUDGET = "4"
 
-_lock = threading.RLock()
-renew_in_children(sys.modules[__name__], "_lock")
+_lock = fork_safe_lock()
 _aside = ""
 
 

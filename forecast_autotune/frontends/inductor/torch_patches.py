@@ -6,14 +6,13 @@ import functools
 import inspect
 import logging
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import as_completed
 from typing import Any
 
 import torch
 
-from ...core.locks import renew_in_children
+from ...core.fork_safe_lock import fork_safe_lock
 from .cache_key import CACHE_KEY, with_decisions
 from .candidate_times import by_our_clock, fused_by_our_clock, generated_by_our_clock
 from .capture import decide_before
@@ -31,8 +30,7 @@ SCHEDULER = "torch._inductor.scheduler"  # and so is this
 
 OWN_CLOCK = "torch %s times %s in a way unknown here: by its own clock, the host's time among it"
 
-_lock = threading.RLock()
-renew_in_children(sys.modules[__name__], "_lock")
+_lock = fork_safe_lock()
 _patched: set[str] = set()  # modules of torch that were looked at
 
 

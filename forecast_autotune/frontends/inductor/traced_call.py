@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +18,7 @@ from ...compilers.triton_source import apply_heuristics, jit_function
 from ...core.budget import NOTHING
 from ...core.config import Config
 from ...core.digest import digest
-from ...core.locks import renew_in_children
+from ...core.fork_safe_lock import fork_safe_lock
 from ...core.outcome import Failure, Measurement
 from ...core.user_warnings import warn_user
 from ...errors import CacheMissError, TuningWarning
@@ -42,8 +40,7 @@ log = logging.getLogger(__name__)
 AT_THE_CALL = ("num_warps", "num_stages", "num_consumer_groups", "num_buffers_warp_spec", "num_cpu_threads")
 """Options that torch takes out of a call and puts into every config."""
 
-_lock = threading.RLock()
-renew_in_children(sys.modules[__name__], "_lock")
+_lock = fork_safe_lock()
 captured_tuners: weakref.WeakKeyDictionary[Any, dict[str, Autotuner]] = weakref.WeakKeyDictionary()
 """By tuner: those that torch has captured in its place, by the text of their configs."""
 

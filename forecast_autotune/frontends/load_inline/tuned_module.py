@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,8 +13,8 @@ from ...compilers.cpp_compile import CppCompiler
 from ...compilers.cpp_recipe import Recipe, as_sources
 from ...core.config import Config
 from ...core.digest import Value
+from ...core.fork_safe_lock import fork_safe_lock
 from ...core.hardware import Hardware
-from ...core.locks import renew_in_children
 from ...core.outcome import Evidence, Failure
 from ...core.space import Space
 from ...errors import InvalidInputError
@@ -165,8 +164,7 @@ class TunedModule(types.ModuleType):
         self._space = space
         self._options = dict(options)
         self._compilers: dict[str, CppCompiler] = {}
-        self._lock = threading.RLock()
-        renew_in_children(self, "_lock")
+        self._lock = fork_safe_lock()
         for function in recipe.functions or ():
             self._add(function)
 

@@ -6,7 +6,6 @@ import functools
 import importlib
 import inspect
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...compilers.triton_hash import begin_hashing
-from ...core.locks import renew_in_children
+from ...core.fork_safe_lock import fork_safe_lock
 from ...core.text import shown
 from ...core.user_warnings import warn_user
 from ...errors import InvalidInputError, MissingExtraError, SettingError, TuningWarning
@@ -63,8 +62,7 @@ class NotReached:
     kernel = None
 
 
-lock = threading.RLock()
-renew_in_children(sys.modules[__name__], "lock")
+lock = fork_safe_lock()
 """Held while a kernel is reached or given back."""
 
 _packages: Packages | None = None  # None: nothing is installed

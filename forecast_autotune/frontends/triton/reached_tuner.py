@@ -98,20 +98,8 @@ class ReachedTuner(ForecastAutotuner):
 
     @nargs.setter
     def nargs(self, named: dict[str, Any] | None) -> None:
-        """Set them for this thread; on the kernel only where hooks or pruning may read them there, as Triton has them do.
-
-        Else not: a thread may be in Triton's own launch of the kernel, which reads them.
-        """
-        of_thread, kernel = self._positional, self.kernel
-        of_thread.named = named
-        has_readers = kernel.early_config_prune is not None or kernel.perf_model is not None
-        if named is None and hasattr(of_thread, "before"):
-            kernel.nargs = of_thread.before
-            del of_thread.before
-        elif named is not None and (has_readers or any(config.pre_hook is not None for config in kernel.configs)):
-            if not hasattr(of_thread, "before"):
-                of_thread.before = getattr(kernel, "nargs", None)
-            kernel.nargs = named
+        """Set them for this thread. Not on the kernel: a thread may be in Triton's own launch of it, which reads them."""
+        self._positional.named = named
 
     @property
     def user_do_bench(self) -> Any:  # type: ignore[override]  # a property alone

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 from ...compilers.triton_source import NotAheadError, gpu_target, jit_function, specialization
 from ...core.config import Config
-from ...core.locks import renew_in_children
+from ...core.fork_safe_lock import fork_safe_lock
 from .call import TritonCall, is_descriptor
 from .config_arguments import ConfigArguments
 
@@ -32,8 +31,7 @@ class Specializations:
         self._spec, self._theirs, self._default = call.spec, call.all_theirs, default
         self._kernel, self._target = jit_function(call.spec.fn), gpu_target(target)
         self._first: Mapping[Config, Any] = {default: _unhooked(call, self._theirs[default])}
-        self._lock = threading.RLock()
-        renew_in_children(self, "_lock")
+        self._lock = fork_safe_lock()
         self._others: dict[str, ConfigArguments] = {}  # by specialization
         self._apart = 0
         self.arguments = ConfigArguments.without_tensors(self._spec, self._theirs, call.args, call.kwargs)

@@ -540,26 +540,6 @@ def test_a_method_that_somebody_changed_since_is_left_to_them(monkeypatch: pytes
     assert Autotuner.__hash__ is object.__hash__
 
 
-def test_hooks_and_pruning_find_a_calls_arguments_on_the_kernel_as_under_triton() -> None:
-    seen: set[tuple[str, int]] = set()
-
-    def prune(configs: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
-        seen.add(("prune", kernel.nargs["n"]))
-        return configs
-
-    def hook(_: dict[str, Any]) -> None:
-        seen.add(("hook", kernel.nargs["n"]))
-
-    configs = [triton.Config({"BLOCK": block}, pre_hook=hook) for block in (64, 256)]
-    kernel = triton.autotune(configs=configs, key=["n"], prune_configs_by={"early_config_prune": prune})(scale)
-    fa.install()
-    with fa.rehearsal("H100", TIMES):
-        call(kernel)
-        call(kernel)
-    assert seen == {("prune", 1000), ("hook", 1000)}
-    assert kernel.nargs is None
-
-
 def test_uninstalling_ends_the_threads_that_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "online")
     kernel = stock()
